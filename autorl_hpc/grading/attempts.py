@@ -1,7 +1,7 @@
-"""One evaluation with its failures sorted: whose fault is it when an engine breaks on a checkpoint?
+"""Evaluation attempts: decide whose fault it is when an evaluation fails, write items files, measure baselines.
 
-An artifact is blamed only after it broke the engine twice and the base model is answered by a fresh engine on the same
-node. Where the base model fails too, the fault is the cluster's and the work goes back to the queue.
+An artifact is blamed only if it broke the engine twice and a fresh engine on the same node can score the base model. If the
+base model fails too, the cluster is at fault and the entry goes back to the queue.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
 from autorl_hpc.states import Fault, Split
 
-# Items files whose score may not be the one that is committed: another grader may have taken the entry over.
-#
-# A file is written under a hidden name that holds its hash, and linked to its own name only where nothing stands there. Once a
-# score is committed, its file is put in place of any other: by whoever committed it, or by whoever finds the entry after that one
-# died. What is committed is never replaced by anything else.
+# --- items files
+# Another grader may take the entry over, so the score in hand may never be committed. The file is therefore written under a
+# hidden name that holds its hash and linked to its own name only if that name is free. After the commit, the committed
+# score's file replaces any other; the committing grader does this, or any grader that finds the entry later.
 
 
 def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
-    """Writes an items file for a score that is to be committed and returns its sha256; what stands at `path` stays.
+    """Write the items file of a score that is about to be committed and return its sha256. An existing file at `path` is kept.
 
     Raises:
         OSError: the file system failed.
@@ -54,17 +53,17 @@ def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
     try:
         os.link(offered, path)
     except (FileExistsError, FileNotFoundError):
-        pass  # another one's, or our own of an earlier try; or the same file was committed and put in place meanwhile
+        pass  # another grader's file, our own from an earlier try, or the same file was committed and moved meanwhile
     atomic.fsync_directory(path.parent)
     return sha256
 
 
 def settle(path: Path, committed: str | None, own: str | None = None) -> None:
-    """Puts the file of the committed score in place. May be done by anyone, and twice.
+    """Put the items file of the committed score in place. Idempotent; any grader may call it.
 
     Args:
-        committed: the items_sha256 of the score that stands in the ledger.
-        own: that of the score that the caller offered.
+        committed: the items_sha256 of the score in the ledger.
+        own: the items_sha256 of the score that the caller offered.
 
     Raises:
         OSError: the file system failed.
@@ -97,25 +96,25 @@ def _hidden(path: Path, mark: str) -> Path:
 log = logging.getLogger("autorl_hpc.grader")
 
 DEATHS_BEFORE_BLAME = 3
-"""Graders that died while they held an entry. Three, because nodes do die; two is the design's lower limit."""
+"""Graders that die while they hold an entry before the artifact is blamed. Nodes fail too; the design requires at least two."""
 
 CHECK_ITEMS = 4
-"""Items on which the base model is tried: enough to see a broken engine, a second of work."""
+"""Items on which the base model is checked: enough to detect a broken engine, and about a second of work."""
 
 
 MISSING_PATIENCE_S = 90.0
-"""An NFS client may go on for a minute with a listing in which a folder that another node made is missing."""
+"""An NFS client may serve a stale listing for a minute, in which a folder made by another node is missing."""
 
 
 T = TypeVar("T")
 
 
 class NotReady(Exception):
-    """Something that the work needs is still being done, or not yet seen, elsewhere; try again later."""
+    """A prerequisite is still being computed elsewhere or is not visible yet; try again later."""
 
 
 class ClusterTrouble(Exception):
-    """The node can't score even the base model: the entry goes back to the queue."""
+    """This node can't score even the base model; the entry goes back to the queue."""
 
     def __init__(self, words: str, fault: Fault | None = None) -> None:
         super().__init__(words)
@@ -124,7 +123,7 @@ class ClusterTrouble(Exception):
 
 @dataclass
 class Attempts:
-    """Evaluates artifacts for one grader."""
+    """Evaluates artifacts for one grader and sorts failures by fault."""
 
     experiment: ExperimentDir
     bench: Bench
@@ -141,15 +140,15 @@ class Attempts:
         waiting_s: float | None = None,
         overdue: bool = False,
     ) -> Evaluation:
-        """The evaluation of an artifact: a score with its items file written, or null with a fault.
+        """Evaluate an artifact and return either a score, with its items file written, or a null score with a fault.
 
         Args:
-            waiting_s: how long its entry stood in the queue.
-            overdue: its answers were not rated in time just before, by `finish`: that was a first try.
+            waiting_s: seconds that the entry has waited in the queue.
+            overdue: `finish` has just failed to rate the answers in time; this counts as the first try.
 
         Raises:
-            ClusterTrouble: this node can't do it; nothing is said about the artifact.
-            NotReady: the artifact can't be seen yet.
+            ClusterTrouble: this node can't do it; this says nothing about the artifact.
+            NotReady: the artifact is not visible yet.
         """
 
         def whole(weights: Path) -> Evaluation:
@@ -160,7 +159,7 @@ class Attempts:
     def answer(
         self, science: Science, content_hash: str, split: Split, entry: str, generation: int
     ) -> SplitAnswers | Evaluation:
-        """The engine's part of `evaluate`, for `finish`; or null with a fault."""
+        """Run the engine's part of `evaluate`; return its answers for `finish`, or a null score with a fault."""
 
         def ask(weights: Path) -> SplitAnswers:
             return self.bench.answer(science, weights, content_hash, split)
@@ -168,10 +167,10 @@ class Attempts:
         return self._tried(science, content_hash, split, entry, generation, ask)
 
     def finish(self, answered: SplitAnswers, items: Path, waiting_s: float | None) -> Evaluation:
-        """The rest of `evaluate`: rates the answers and writes the items file. May be called by another thread.
+        """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread.
 
         Raises:
-            ClusterTrouble: see `evaluate`. Anything else may be the artifact's fault: `evaluate` finds out.
+            ClusterTrouble: see `evaluate`. Any other error may be the artifact's fault; `evaluate` finds out.
         """
         with _node_troubles():
             return self._offer_items(self.bench.rate(answered), items, waiting_s)
@@ -186,7 +185,7 @@ class Attempts:
         do: Callable[[Path], T],
         overdue: bool = False,
     ) -> T | Evaluation:
-        """What `do` makes of the artifact; null with a fault if it fails, and fails again, and the base model does not."""
+        """Return the result of `do`, or a null score with a fault if it fails twice while the base model succeeds."""
         if generation > DEATHS_BEFORE_BLAME:
             self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
             return self._null(
@@ -215,7 +214,7 @@ class Attempts:
                     return do(weights)
             except WeightsChanged as error:
                 if not last_try:
-                    continue  # a stale read is better the second time
+                    continue  # a second read avoids a stale NFS cache
                 return self._null(
                     science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
                 )
@@ -251,13 +250,13 @@ class Attempts:
         return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
 
     def _check_base(self, science: Science, split: Split, problem: str, whole_split: bool = False) -> None:
-        """Whether the base model can be scored here.
+        """Check that the base model can be scored on this node.
 
         Args:
-            whole_split: not on a few items: what is too slow for many says nothing of four.
+            whole_split: use the whole split, because a few items can't show that the full set is too slow.
 
         Raises:
-            ClusterTrouble: it can't.
+            ClusterTrouble: it can't be scored.
         """
         try:
             with contained():
@@ -292,7 +291,7 @@ class Attempts:
 
 @contextmanager
 def _node_troubles() -> Iterator[None]:
-    """Errors of the node, of the vault, the judge or the file system, say nothing about an artifact."""
+    """Turn errors of the node, vault, judge or file system into ClusterTrouble, because they say nothing about the artifact."""
     try:
         yield
     except AutorlError as error:
@@ -301,12 +300,12 @@ def _node_troubles() -> Iterator[None]:
         raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
 
 
-# Base models' scores: once per model, split, recipe and engine hash, measured twice for the engine's own noise.
+# --- baselines
 
 
 @dataclass
 class Baselines:
-    """The baselines folder, as one grader uses it."""
+    """Measures base models, once per model, split, recipe and engine hash; a second pass measures the engine's own noise."""
 
     experiment: ExperimentDir
     claims: Claims
@@ -315,19 +314,19 @@ class Baselines:
     _known: dict[str, Baseline] = field(default_factory=dict)
 
     def get(self, science: Science, split: Split) -> Baseline | None:
-        """The baseline by the engine that is up, if it has been measured."""
+        """Return the baseline measured by the running engine, or None."""
         engine = self.bench.engine(science.base_model, science.recipe)
         key = baseline_key(science, split, engine.identity.digest())
         if key not in self._known:
             found = read_baseline(self.experiment.baselines, key)
             if found is None:
                 return None
-            settle(self._items(key), found.evaluation.items_sha256)  # who published it may have died before this
-            self._known[key] = found  # it is measured once, and never replaced
+            settle(self._items(key), found.evaluation.items_sha256)  # its publisher may have died before doing this
+            self._known[key] = found  # a baseline is measured once and never replaced
         return self._known[key]
 
     def ensure(self, science: Science, split: Split) -> Baseline | None:
-        """The baseline, measured now if need be; None while another living grader is measuring it."""
+        """Return the baseline, measuring it if needed; None while another grader measures it."""
         found = self.get(science, split)
         if found is not None:
             return found
@@ -338,7 +337,7 @@ class Baselines:
         if generation is None:
             return None
         try:
-            if self.get(science, split) is None:  # another grader may have ended between our look and our claim
+            if self.get(science, split) is None:  # another grader may have finished between the check and the claim
                 self._measure(science, split, key)
         finally:
             self.claims.give_back(entry, generation)
@@ -353,10 +352,10 @@ class Baselines:
         second = self.bench.evaluate(science, weights, content, split, order=backwards)
         changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
         if self.get(science, split) is not None:
-            return  # we were slow and were taken over
+            return  # another grader took over because this one was slow
         items = offer(self._items(key), first.outcomes)
         identity = self.bench.identity
-        assert identity is not None  # evaluate() has just used it
+        assert identity is not None  # set by evaluate()
         record = Baseline(
             key=key,
             task=science.task,

@@ -34,15 +34,15 @@ class Closing:
     keep_all: bool
 
     def close(self, record: RunRecord, entry: str, generation: int, waiting_s: float | None = None) -> None:
-        """Closes a sealed run whose submissions are all scored and fingerprinted; does nothing on one that is closed.
+        """Close a sealed run whose submissions are all scored and fingerprinted. Does nothing if the run is closed.
+
+        All fingerprints come first, because the closing entry is the last of the ledger and artifacts are freed after it.
 
         Args:
-            waiting_s: how long its entry stood in the queue.
-
-        The closing entry is the chain's last, and artifacts are freed after it: so all fingerprints come before it.
+            waiting_s: seconds that the entry has waited in the queue.
 
         Raises:
-            NotReady: scores, fingerprints or a baseline are still due.
+            NotReady: scores, fingerprints or a baseline are missing.
         """
         run = self.experiment.run(record.run_id)
         ledger = Ledger(run)
@@ -63,7 +63,7 @@ class Closing:
         self.finish(run, ledger, view)
 
     def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:
-        """What follows from a closed ledger, and may be done twice: the items, the sealed copy, the mark, the artifacts."""
+        """Do what follows from a closed ledger (items file, sealed copy, artifacts, finished mark). Idempotent."""
         if view.closed is not None and view.closed.selected is not None:
             _settle(run, view, view.closed.selected)
         ledger.seal_file()
@@ -72,7 +72,7 @@ class Closing:
         for content in {s.content_hash for s in view.accepted()}:
             if content is not None and content != keep and not self.keep_all:
                 artifacts.release(self.experiment.artifacts, content, run.run_id)
-        (self.experiment.finished / run.run_id).touch()  # last: nobody comes back to a run that has it
+        (self.experiment.finished / run.run_id).touch()  # last, because graders skip a run that has this mark
 
     def _decide(
         self, record: RunRecord, run: RunDir, view: RunView, entry: str, generation: int, waiting_s: float | None
@@ -80,9 +80,9 @@ class Closing:
         assert view.sealed is not None
         science = record.science
         paper = science.protocol is Protocol.PAPER
-        final = None if paper else view.final()  # the paper's protocol keeps the maximum
+        final = None if paper else view.final()  # the paper's protocol takes the maximum
         chosen = final or view.best()
-        if chosen is None and view.sealed.ended_by is EndedBy.CANCELLED:  # nothing to compare: no engine is needed
+        if chosen is None and view.sealed.ended_by is EndedBy.CANCELLED:  # nothing to compare, so no engine is needed
             reason = "cancelled before anything was scored"
             return Closed(selected=None, selected_by="cancelled", reason=reason, grader=self.grader)
         report = self._baseline(record, Split.REPORT)
@@ -129,7 +129,7 @@ class Closing:
         )
 
     def _feedback_baseline(self, record: RunRecord, view: RunView, chosen: Submission | None) -> Baseline:
-        """By the engine that scored the checkpoint, if it was measured there: scores of two engines don't compare."""
+        """Return the feedback baseline, if possible by the checkpoint's engine: scores of two engines don't compare."""
         score = view.score_of(chosen) if chosen else None
         if score is not None and score.evaluation.engine_hash is not None:
             key = baseline_key(record.science, Split.FEEDBACK, score.evaluation.engine_hash)
@@ -150,14 +150,14 @@ def _items(run: RunDir, number: int) -> Path:
 
 
 def _settle(run: RunDir, view: RunView, number: int, own: str | None = None) -> None:
-    """Sees to it that a submission's items file of the report split is the one that the closing names, whoever's that is."""
+    """Put the report split's items file in place that the closing entry names, whichever grader wrote it."""
     closed = view.closed
     if closed is not None and closed.selected == number and closed.report is not None:
         settle(_items(run, number), closed.report.items_sha256, own)
 
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
-    """The closing of a run with no checkpoint that has a score."""
+    """Return the closing entry of a run without a scored checkpoint."""
     fault, reason = _why_nothing(view)
     if fault in (Fault.CLUSTER, Fault.GRADER):
         return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)
@@ -165,7 +165,7 @@ def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Cl
 
 
 def _why_nothing(view: RunView) -> tuple[Fault, str]:
-    """Whose fault it is that a run has no score."""
+    """Return the fault and the reason why a run has no score."""
     assert view.sealed is not None
     if view.sealed.fault is not None and view.sealed.fault is not Fault.AGENT:
         return view.sealed.fault, view.sealed.reason or "the run was lost to the infrastructure"

@@ -1,7 +1,8 @@
-"""The grader's main loop: look, choose, claim, score, commit. Any number of these may run.
+"""The grader daemon: main loop (list, choose, claim, score, commit), heartbeat, idle exit, artifact cleanup.
 
-`python -m autorl_hpc job grader EXPERIMENT` runs one. It ends when the experiment is over or when it has been idle for
-`idle_exit_s`; it may be killed at any moment: what it held is taken over, and a score is committed once.
+`python -m autorl_hpc job grader EXPERIMENT` runs one; any number may run. A grader ends when the experiment is over or after
+`idle_exit_s` without work. It may be killed at any moment: another grader takes its claims over, and each score is
+committed once.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EXIT_TROUBLE, Fault, QueueKind, Split
 
-# A grader's heartbeat: a counter in a file, written by a thread of its own while the grader is at work.
+# --- heartbeat: a counter in a file, written by its own thread
 
 log = logging.getLogger("autorl_hpc.grader")
 
 BEATS_PER_STALENESS = 6
-"""A heartbeat may be late five times before its claims are taken over."""
+"""Beats per staleness period: five beats may be missed before the claims are taken over."""
 
 MAX_BEAT_S = 5.0
-"""Each heartbeat is a synced write on a shared file system: no more of them than staleness needs."""
+"""Each heartbeat is a synced write on a shared file system, so write no more often than needed."""
 
 
 class Heart(threading.Thread):
-    """Writes the heartbeat; says whether it could.
+    """Writes the heartbeat file in a thread.
 
     Args:
-        look: called with each beat. It notes what has come into the queue, so that a wait is not counted from the end of a long
-            evaluation on.
+        look: called with each beat. It lists the queue, so that an entry's wait starts when it arrives and not only after a
+            long evaluation.
     """
 
     def __init__(
@@ -74,12 +75,12 @@ class Heart(threading.Thread):
         self._lock = threading.Lock()
 
     def set(self, **changes: object) -> None:
-        """Changes fields of the next beat."""
+        """Change fields of the next beat."""
         with self._lock:
             self.beat = self.beat.model_copy(update=changes)
 
     def write(self) -> None:
-        """One beat now."""
+        """Write one beat now."""
         with self._lock:
             self.beat = self.beat.model_copy(update={"counter": self.beat.counter + 1})
             try:
@@ -92,28 +93,27 @@ class Heart(threading.Thread):
             self.write()
             try:
                 self.look()
-            except Exception as error:  # the heart beats on, whatever can't be listed
+            except Exception as error:  # the heartbeat must go on even if the queue can't be listed
                 log.warning("the queue can't be looked at: %s", error)
 
     def end(self) -> None:
-        """The last beat."""
+        """Write the last beat."""
         self._ending.set()
         self.set(state="ended", working_on=None)
         self.write()
 
 
-# Whether a grader that has been idle for long may give its place free.
-#
-# On a cluster it stays while agents work. The last link of a chain stays as long as an agent's job waits, too: after it
-# nobody would come. What the watcher noted last tells; it holds for whichever grader asks.
+# --- idle exit
+# On a cluster a grader stays while agents work. The last link of a chain also stays while an agent's job waits, because no
+# other grader would follow. This uses the watcher's last notes, so any grader can decide it.
 
 LOOK_S = 15.0
 STANDS_STILL_S = 60.0
-"""A supervisor writes its clock every 10 s."""
+"""A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s."""
 
 
 class Activity:
-    """Looks at the supervisors' clocks, whose counters are judged by this process's own time."""
+    """Watches the supervisors' clocks. Counters are compared over this process's own time, not across hosts."""
 
     def __init__(self, experiment: ExperimentDir, record: ExperimentRecord) -> None:
         self.experiment = experiment
@@ -123,13 +123,13 @@ class Activity:
         self._last_move = 0.0
 
     def may_leave(self) -> bool:
-        """Whether nobody is left in the lurch; asked once the grader has been idle for `idle_exit_s`."""
+        """Return whether no agent would be left without a grader. Called after `idle_exit_s` without work."""
         return not self.agents_work() and not (
             self.record.cluster is not None and self._is_last() and self._agents_wait()
         )
 
     def _is_last(self) -> bool:
-        """Whether no other link of this grader's chain waits to follow it."""
+        """Return whether no later link of this grader's chain is queued."""
         try:
             jobs = read_submitted(self.experiment)
         except (AutorlError, OSError):
@@ -138,7 +138,7 @@ class Activity:
             return True
         me = os.environ.get("SLURM_JOB_ID")
         mine = next((job for job in jobs.submitted if job.job_id == me), None)
-        if mine is None:  # beside an agent, in `placement: step`: its job starts it over
+        if mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
             return False
         return not any(
             job.name == mine.name and job.number > mine.number and not job.taken_back for job in jobs.submitted
@@ -152,11 +152,11 @@ class Activity:
         return jobs is not None and bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
-        """Whether some clock has moved in the last minute. On one machine, where no place is taken, never asked: False."""
+        """Return whether any clock has moved in the last minute. Always False on a single machine."""
         if self.record.cluster is None:
             return False
         now = time.monotonic()
-        if self._last_look is None:  # nothing is known of the time before: as if one had moved now
+        if self._last_look is None:  # first look: assume that a clock has just moved
             self._last_move = now
         if self._last_look is None or now - self._last_look >= LOOK_S:
             self._last_look = now
@@ -179,27 +179,25 @@ class Activity:
         return moved
 
 
-# Which accepted checkpoints stay while a run is open: those that may still be selected, and those that are still needed.
-#
-# Kept are the best, the last, what the agent marked final, and whatever waits for a score or a fingerprint.
+# --- artifacts of open runs
 
 
 def kept_while_open(view: RunView) -> set[str]:
-    """Content hashes of the artifacts that an open run needs."""
+    """Return content hashes that an open run needs: best, last, marked final, or waiting for a score or fingerprint."""
     accepted = view.accepted()
     named = [view.best(), view.final(), *accepted[-1:], *view.unscored(), *view.unfingerprinted()]
-    # What could not be evaluated has no fingerprint; its artifact may be wanted by whoever looks for the reason.
+    # A failed evaluation has no fingerprint, but people may need its artifact to find the cause.
     failed = [s for s in accepted if (score := view.score_of(s)) is not None and score.evaluation.score is None]
-    # A final mark that is not scored yet may come to be the one that counts.
+    # An unscored submission that is marked final may become the selected one.
     unscored_finals = [s for s in accepted if s.final and view.score_of(s) is None]
     return {s.content_hash for s in (*named, *failed, *unscored_finals) if s is not None and s.content_hash}
 
 
 def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int:
-    """Lets go of artifacts that an open run no longer needs; how many.
+    """Release artifacts that an open run no longer needs and return how many.
 
-    Its references are looked at before the ledger is read: one that a supervisor renews meanwhile, for the same content
-    submitted again, is another one and is left alone.
+    References are read before the ledger. A reference that a supervisor renews meanwhile, because the same content was
+    submitted again, differs from the one read and is left alone.
     """
     here = set(reading.list_names(experiment.artifacts))
     seen = {content: artifacts.reference(experiment.artifacts, content, run_id) for content in here}
@@ -215,38 +213,38 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
     return released
 
 
-# What stays in the queue of an experiment that is over: a grader that is killed between its work and the entry leaves the entry.
+# --- leftover queue entries: a grader killed between its work and the removal of the entry leaves it behind
 
 
 def left_over(experiment: ExperimentDir) -> set[str]:
-    """Entries that wait or are claimed; to be asked before looking whether the experiment is over."""
+    """Return entries that wait or are claimed. Call this before checking whether the experiment is over."""
     return {*queues.waiting(experiment.queue), *claimed_entries(experiment.claims)}
 
 
 def sweep(experiment: ExperimentDir, entries: set[str]) -> None:
-    """Removes entries of an experiment all of whose runs are closed, and what is noted of them: nobody waits for them."""
+    """Remove entries, claims and trouble notes of an experiment whose runs are all closed."""
     for entry in sorted(entries):
         atomic.unlink_quietly(experiment.queue / f"{entry}{queues.SUFFIX}")
         drop(experiment.claims, entry)
-        drop_trouble(experiment.troubles, entry)  # else `status` would tell of it for ever
+        drop_trouble(experiment.troubles, entry)  # or `status` would show the trouble for ever
 
 
 POLL_BUSY_S = 0.25
-"""4 Hz while there is work: a median wait of an eighth of a second costs one listing."""
+"""Poll interval with work: the median wait is an eighth of a second, for one listing each."""
 
 POLL_IDLE_S = 1.0
-"""After a minute without work: the median wait is half a second, and a hundred idle graders don't trouble a file server."""
+"""Poll interval after a minute without work: the median wait is half a second, and 100 idle graders don't load a file server."""
 
 IDLE_AFTER_S = 60.0
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-"""USR2: the scheduler's warning before the end of the job."""
+"""SIGUSR2 is the scheduler's warning before the end of the job."""
 
 FINISH_AT_END_S = 10.0
-"""A grader that is told to stop commits what it has answers for, if it can be rated so soon: less than any scheduler's grace."""
+"""On a stop signal, time to rate and commit answers that exist already. Shorter than any scheduler's grace period."""
 
 MAX_TROUBLES = 5
-"""Cluster troubles in a row after which a grader gives its place to the next of the chain."""
+"""Consecutive cluster troubles after which the grader exits so that the next of the chain starts."""
 
 
 class Grader:
@@ -294,12 +292,12 @@ class Grader:
         self._working: set[str] = set()  # cells that were scored here
 
     def _own_claims(self) -> Claims:
-        """Of one thread: what it remembers of others' heartbeats is its own."""
+        """Return a new Claims instance. Each thread needs its own, because an instance remembers others' heartbeats."""
         watch = HeartbeatWatch(self.experiment.graders, self.record.grader.stale_after_s)
         return Claims(self.experiment.claims, self.id, self.host, watch)
 
     def run(self) -> None:
-        """Works until the experiment is over, there has been nothing to do for `idle_exit_s`, or a signal comes."""
+        """Work until the experiment is over, nothing was found for `idle_exit_s`, or a signal arrives."""
         for name in STOPPED_BY:
             signal.signal(name, self._on_signal)
         if self._is_over():
@@ -326,7 +324,7 @@ class Grader:
                     return
                 time.sleep(POLL_BUSY_S if now - last_work < IDLE_AFTER_S else POLL_IDLE_S)
         finally:
-            for name in STOPPED_BY:  # a second one must not keep the claim from being given back
+            for name in STOPPED_BY:  # a second signal must not interrupt giving the claim back
                 signal.signal(name, signal.SIG_IGN)
             each(
                 self.watcher.end if self.watcher is not None else lambda: None,
@@ -340,7 +338,7 @@ class Grader:
             )
 
     def _give_back(self) -> None:
-        """Drops the claim that is held, unless another grader has taken it over."""
+        """Drop the claim in hand, unless another grader has taken it over."""
         if self._held is not None:
             self.claims.give_back(*self._held)
         self._held = None
@@ -348,14 +346,14 @@ class Grader:
     def _step_or_trouble(self) -> bool:
         try:
             return self.step()
-        except OSError as error:  # a folder can't be listed, or a claim not be written: a full disk
+        except OSError as error:  # a folder can't be listed, or the disk is full
             log.error("the experiment's folder can't be used: %s", error)
             self._troubles += 1
             time.sleep(RETRY_AFTER_TROUBLE_S)
             return False
 
     def _is_over(self) -> bool:
-        """Whether every run has been closed, those of a later launch too; then nothing is left in the queue."""
+        """Return whether every run is closed, including those of a later launch, and sweep the queue if so."""
         entries, finished = left_over(self.experiment), set(reading.list_names(self.experiment.finished))
         if not set(self.record.runs) <= finished:
             return False
@@ -366,7 +364,7 @@ class Grader:
         return True
 
     def step(self) -> bool:
-        """Does one piece of work; False if there was none to get."""
+        """Do one piece of work; return False if there was none."""
         while self._collect():
             pass
         names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
@@ -376,11 +374,11 @@ class Grader:
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
-                if name not in current:  # another grader was faster: with what it is at now, the order may be another
+                if name not in current:  # another grader was faster, so the order may have changed
                     return True
                 continue
             done = self._work(name, generation)
-            if done is not None:  # else what it waits for may be the next in line
+            if done is not None:  # else try the next entry
                 return done
         if self.feedback.under_way:
             self._collect(POLL_BUSY_S)
@@ -391,7 +389,7 @@ class Grader:
         self.order.look(queues.waiting(self.experiment.queue))
 
     def _is_waited_for(self) -> bool:
-        """Whether there is work for this grader that the fingerprint it is at has to make way for."""
+        """Return whether an entry for this grader is more urgent than the fingerprint that it computes."""
         listed = queues.waiting(self.experiment.queue)
         current = self.claims.current() if listed else {}
         names = [
@@ -404,19 +402,18 @@ class Grader:
         return bool(names)
 
     def _work(self, name: str, generation: int) -> bool | None:
-        """Works on an entry that is claimed; False if nothing came of it, so that failing work doesn't keep a grader; None
-        if it is not ready."""
+        """Work on a claimed entry. Return True if done, None if not ready, False on failure (not counted as activity)."""
         self._held, self._held_since_s = (name, generation), time.monotonic()
         self.heart.set(state="scoring", working_on=name)
         done: bool | None = False
         try:
             with contained():
-                if generation > 1:  # graders died at it: if this one does, no other entry shall seem to be the cause
+                # Graders died on this entry: finish all others first so that the cause is clear.
+                if generation > 1:
                     self._collect_all()
                 done = self._do(name, generation)
-            if (
-                name in self.feedback.under_way
-            ):  # its score is committed beside the next evaluations, its claim held until then
+            # the score is committed in the background, and the claim is held until then
+            if name in self.feedback.under_way:
                 self._held = None
                 return True
             self._well(name)
@@ -426,7 +423,7 @@ class Grader:
             self.backoff.later(name, 1.0)
         except Exception as error:
             if not isinstance(error, PASSING):
-                self.bench.drop_engine()  # that broke on the base model, or a defect: others' entries go on
+                self.bench.drop_engine()  # the engine is broken or hit a defect; other entries need a new one
             self._failed(name, error, time.monotonic() - self._held_since_s)
             if name in self.feedback.under_way:
                 self._held = None
@@ -444,7 +441,7 @@ class Grader:
         return done
 
     def _failed(self, name: str, error: Exception, took_s: float = 0.0) -> None:
-        if limit_s := overdue_s(error):  # no more than half of the time for what may hang again
+        if limit_s := overdue_s(error):  # spend at most half of the time on what may hang again
             fault = getattr(error, "fault", None) or Fault.GRADER
             self._trouble(name, str(error), fault, max(limit_s, took_s))
         elif isinstance(error, (ClusterTrouble, AutorlError)):
@@ -456,7 +453,7 @@ class Grader:
             self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
 
     def _collect(self, timeout_s: float | None = 0.0) -> bool:
-        """Takes note of a submission that was finished beside other work; False if none is (or none within `timeout_s`)."""
+        """Handle one submission finished in the background; False if there was none within `timeout_s`."""
         found = self.feedback.collect(timeout_s)
         if found is None:
             return False
@@ -464,18 +461,18 @@ class Grader:
             self._well(found.name)
         elif isinstance(found.result, PASSING):
             self._failed(found.name, found.result)
-        else:  # whose fault it is comes out where the engine may be started over: at once
+        else:  # scored again at once, from end to end, to find whose fault it is
             log.error("%s could not be finished and is scored anew", found.name, exc_info=found.result)
         return True
 
     def _collect_all(self, timeout_s: float | None = None) -> None:
-        """Takes note of all of them (or of those that are finished within `timeout_s`)."""
+        """Handle all submissions in the background, or those that finish within `timeout_s`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._collect(None if until is None else max(0.0, until - time.monotonic())):
             pass
 
     def _may_leave(self) -> bool:
-        """Whether this grader may end idle: nobody is left in the lurch, and no wait would begin anew with the next one."""
+        """Return whether an idle exit harms nobody: no agent loses its grader, and no retry wait would start again."""
         return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
 
     def _trouble(self, name: str, problem: str, fault: Fault = Fault.CLUSTER, least_s: float = 0.0) -> None:
@@ -493,11 +490,11 @@ class Grader:
         self._working.add(self.known.cell(name))
 
     def _must_leave(self) -> bool:
-        """Whether this node, and not one cell of the matrix, is in trouble: what worked before fails, or nothing works."""
+        """Return whether the node is at fault and not one matrix cell: cells that worked now fail, or nothing works."""
         if self._troubles < MAX_TROUBLES or (self._working and not self._failing & self._working):
             return False
         open_runs = set(self.record.runs) - set(reading.list_names(self.experiment.finished))
-        return len(self._failing_runs) > 1 or len(open_runs) <= 1  # else it may be that one run's own damage
+        return len(self._failing_runs) > 1 or len(open_runs) <= 1  # otherwise one damaged run may be the cause
 
     def _do(self, name: str, generation: int) -> bool:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -527,7 +524,7 @@ class Grader:
         self.record = read_experiment(self.experiment)
         if self.record.runs != known:  # a later launch added runs
             raise NotReady
-        return True  # no run asks for it
+        return True  # no run needs it
 
     def _scored(self, name: str, evaluation: Evaluation) -> None:
         self.heart.set(scored=self.heart.beat.scored + 1)
@@ -544,7 +541,7 @@ class Grader:
         return True
 
     def _likely_next(self) -> tuple[Path, str] | None:
-        """Artifact and content hash of the submission that comes after the one that is being answered, by the engine that is up."""
+        """Return artifact and content hash of the next submission that the running engine can score, or None."""
         names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
         current = self.claims.current() if names else {}
         for name in self.order.sort(names, current, self.bench.group, under_way):
@@ -559,14 +556,14 @@ class Grader:
         return None
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """A stop that was asked for: the claim is given back at once, so that the next grader need not wait."""
-        if not self._stop:  # once: a second one must not break into the cleaning up
+        """Stop on a signal and give the claim back at once, so that the next grader need not wait."""
+        if not self._stop:  # only once: a second signal must not interrupt the cleanup
             self._stop = True
             raise Stopped
 
 
 def run_grader(experiment: ExperimentDir) -> int:
-    """The payload of a grader job; 0 when it ended as it should."""
+    """Run a grader job and return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     grader = Grader(experiment)
@@ -577,10 +574,10 @@ def run_grader(experiment: ExperimentDir) -> int:
             grader.run()
         except Stopped:
             pass
-        # Also when a library swallowed the exception:
+        # Also holds if a library swallowed the exception:
         code = 130 if grader._stop else EXIT_TROUBLE if grader._must_leave() else 0
     except Exception:
-        if _goes_on(grader):  # else whoever called says it
+        if _goes_on(grader):  # otherwise the caller reports it
             log.exception("the grader ends by an error")
         raise
     finally:
@@ -590,12 +587,12 @@ def run_grader(experiment: ExperimentDir) -> int:
 
 
 def _goes_on(grader: Grader) -> bool:
-    """Whether something is still being rated, be it that nobody waits for it any more."""
+    """Return whether any rating thread is still running, even if its result is no longer wanted."""
     return bool(grader.feedback.under_way) or bool(timeouts.under_way())
 
 
 def _leave(code: int, under_way: Sequence[str]) -> None:
-    """Ends the process at once: Python would wait for the threads of what was broken off, be it an hour."""
+    """End the process at once; Python would wait for abandoned rating threads, up to an hour."""
     for name in under_way:
         log.warning("%s is still being rated: its claim is given back, the next grader scores it", name)
     logging.shutdown()

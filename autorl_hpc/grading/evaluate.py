@@ -1,4 +1,7 @@
-"""Scoring one checkpoint on one split: prompts by the recipe, answers by the engine, outcomes by the scorer."""
+"""Evaluation of one checkpoint on one split: prompts, answers by the engine, outcomes by the scorer, items files.
+
+Also the judges of a grader (`Judging`) and the environments of interactive tasks (`Playground`).
+"""
 
 from __future__ import annotations
 
@@ -42,20 +45,19 @@ from autorl_hpc.tasks.folders import OWN_SCORER
 from autorl_hpc.tasks.heldout import Item, asked_items, load_judge_prompt, load_shots
 from autorl_hpc.tasks.loader import Task, check_played, load_task
 
-# What a grader needs for tasks with a judge: the judge of each recipe, and the answers that could not be judged yet.
-#
-# A judge that fails is the grader's fault: the entry goes back to the queue, with no word about the artifact, and other entries go
-# on. The model's answers are kept for the next try: to write them took longer than to judge them.
+# --- judges
+# A failing judge is the grader's fault: the entry returns to the queue and the artifact is not blamed. The model's answers are
+# kept for the next try, because writing them took longer than judging them.
 
 MAX_KEPT: Final = 16
-"""Evaluations whose answers are kept: a few megabytes each at most."""
+"""Evaluations whose answers are kept; a few megabytes each at most."""
 
 
 class Judging:
-    """The judges of one grader.
+    """The judges of one grader, and answers that could not be judged yet.
 
     Args:
-        spec: the experiment's judge as it stands now; a later launch may change it.
+        spec: returns the experiment's current judge; a later launch may change it.
     """
 
     def __init__(self, root: Root, spec: Callable[[], JudgeSpec | None]) -> None:
@@ -65,10 +67,10 @@ class Judging:
         self._unjudged: dict[Hashable, list[list[Answer]]] = {}
 
     def context(self, science: Science) -> Context:
-        """What the run's scorer gets.
+        """Return the scorer's context for a run.
 
         Raises:
-            AutorlError: the judge can't be made, or its prompt is not staged.
+            AutorlError: the judge can't be created, or its prompt is not staged.
         """
         recipe = science.recipe
         return Context(
@@ -81,7 +83,7 @@ class Judging:
         )
 
     def usage(self, recipe: Recipe) -> JudgeUsage:
-        """What the recipe's judge was asked so far."""
+        """Return the usage of the recipe's judge so far."""
         judge = self._judge(recipe)
         return JudgeUsage() if judge is None else judge.usage
 
@@ -96,17 +98,17 @@ class Judging:
         return self._judges[name, revision][1]
 
     def kept(self, key: Hashable) -> list[list[Answer]] | None:
-        """The answers that the judge failed to judge in the last try, once."""
+        """Return, once, the answers that the judge failed to judge in the last try."""
         return self._unjudged.pop(key, None)
 
     def keep(self, key: Hashable, answers: list[list[Answer]]) -> None:
-        """Keeps answers for the next try."""
+        """Keep answers for the next try."""
         while len(self._unjudged) >= MAX_KEPT:
             self._unjudged.pop(next(iter(self._unjudged)))
         self._unjudged[key] = answers
 
     def failed(self, key: Hashable, answers: list[list[Answer]], error: JudgeFailed) -> AutorlError:
-        """Keeps the answers; the error to raise."""
+        """Keep the answers and return the error to raise."""
         self.keep(key, answers)
         return AutorlError(
             f"the judge failed, nothing was scored: {error}",
@@ -116,31 +118,29 @@ class Judging:
         )
 
 
-# Interactive tasks: a split's items are goals, and the model's answer is an episode.
+# --- interactive tasks: items are goals, and the model's answer is an episode
 
 BY_REWARD = "episodes"
-"""The scorer that goes by episodes' rewards; others rate the answer that an episode ended with."""
+"""The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode."""
 
 MAX_WORKERS = 64
-"""Processes with environments, one a core. A split has some 140 goals: more processes would have one or two each, and every one
-takes a second to start and about 100 MB."""
+"""Environment processes at most, one per core. A split has about 140 goals; each process takes a second to start and 100 MB."""
 
 GATHER_S = 30.0
-"""How long a batch waits for slow environments, where the engine is asked in batches. Long, so that a batch is all episodes under
-way but in case of need: which prompts stand together can change a word of an answer, and the same checkpoint should get the same
-score."""
+"""How long a batch waits for slow environments if the engine answers in batches. Long enough to collect all running episodes
+normally: the batch composition can change an answer, and one checkpoint should always get the same score."""
 
 
 MAX_POOLS = 3
-"""Tasks whose environments are kept warm: a grader goes to and fro between the tasks of one engine. Each has processes of its own."""
+"""Tasks whose environments are kept warm, each with its own processes; a grader alternates between tasks of one engine."""
 
 
 class Playground:
-    """Keeps some tasks' environments warm between evaluations: what they have parsed stays parsed."""
+    """Keeps some tasks' environments warm between evaluations, so that parsed games are reused."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
-        self._pools: list[Pool] = []  # the one used last is last
+        self._pools: list[Pool] = []  # least recently used first
 
     def play(
         self,
@@ -149,13 +149,13 @@ class Playground:
         engine: ServingEngine,
         order: Sequence[int] | None = None,
     ) -> list[list[Answer]]:
-        """Each item's episodes, one a sample, as answers for the scorer, in the items' order.
+        """Play each item's episodes, one per sample; return them as answers for the scorer, in the items' order.
 
         Args:
-            order: begin them in this order: another composition of the batches.
+            order: begin the episodes in this order, for another composition of the batches.
 
         Raises:
-            AutorlError: the environment can't be used, or failed in an episode: the grader's fault, so nothing is scored.
+            AutorlError: the environment can't be used or failed in an episode. This is the grader's fault; nothing is scored.
         """
         recipe = science.recipe
         pool = self._warm(science)
@@ -186,7 +186,7 @@ class Playground:
         return [[sample[place] for sample in drawn] for place in range(len(items))]
 
     def close(self) -> None:
-        """Ends the environments' processes; the next evaluation starts new ones."""
+        """End the environments' processes; the next evaluation starts new ones."""
         while self._pools:
             self._pools.pop().close()
 
@@ -207,10 +207,10 @@ class Playground:
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:
-    """A task's environment over its vault.
+    """Return a task's environment with its vault.
 
     Raises:
-        AutorlError: the task has none.
+        AutorlError: the task has no environment.
     """
     if task.file.environment is None:
         raise AutorlError(
@@ -229,7 +229,7 @@ def source_of(root: Root, task: Task, science: Science) -> Source:
 
 
 def _answer(episode: Episode, rated: bool) -> Answer:
-    """The episode for the scorer. Where that one rates an answer, it is the observation that the environment ended with."""
+    """Return the episode as an answer. If the scorer rates answers, this is the environment's last observation."""
     answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
     text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
     return Answer(text, episode.tokens, episode.truncated > 0)
@@ -250,13 +250,13 @@ MAX_WHAT_CHARS = 500
 
 
 def engine_group(base_model: str, recipe: Recipe) -> str:
-    """Runs of one group are scored by one engine, which only swaps weights between them."""
+    """Return the engine group; runs of one group share an engine that only swaps weights between them."""
     return f"{base_model} {recipe.dtype}"
 
 
 @dataclass(frozen=True)
 class ItemOutcome:
-    """One line of an items file: no texts, no gold."""
+    """One line of an items file; holds no texts and no gold answers."""
 
     id: str
     outcome: float
@@ -271,7 +271,7 @@ class ItemOutcome:
 
 @dataclass(frozen=True)
 class SplitAnswers:
-    """What an engine answered on a split: what is left is to rate it, and needs no engine."""
+    """An engine's answers on a split; rating them needs no engine."""
 
     science: Science
     split: Split
@@ -285,14 +285,14 @@ class SplitAnswers:
 
 @dataclass(frozen=True)
 class Scored:
-    """An evaluation with its per-item outcomes."""
+    """An evaluation with its outcomes per item."""
 
     evaluation: Evaluation
     outcomes: tuple[ItemOutcome, ...]
 
 
 class Bench:
-    """Keeps the engine and the held-out items warm between evaluations."""
+    """Keeps the engine and the held-out items between evaluations."""
 
     def __init__(self, root: Root, spec: GraderSpec, judge: Callable[[], JudgeSpec | None] = lambda: None) -> None:
         self.root = root
@@ -305,24 +305,24 @@ class Bench:
         self._playground = Playground(root)
         self._judging = Judging(root, judge)
         self._rating = threading.Lock()
-        self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # weights and content hash
+        self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # returns weights and content hash
 
     def engine(self, base_model: str, recipe: Recipe) -> ServingEngine:
-        """The warm engine of a base model and dtype; another one is closed first.
+        """Return the running engine for a base model and dtype; closes another one first.
 
         Raises:
-            AutorlError, OSError: it does not start: the node's fault.
+            AutorlError, OSError: it does not start; the node is at fault.
         """
         wanted = engine_group(base_model, recipe)
         if self._engine is None or self._group != wanted:
             self.drop_engine()
-            verify_model(self.root, base_model)  # config and tokenizer too: they decide what is asked
+            verify_model(self.root, base_model)  # config and tokenizer too, because they decide the prompts
             self._engine = self._started(base_model, recipe.dtype)
             self._group = wanted
         return self._engine
 
     def _started(self, base_model: str, dtype: str) -> ServingEngine:
-        """A new engine. No artifact's weights have come near it: why it does not start says nothing about them."""
+        """Start an engine. No artifact has been loaded yet, so a failure here says nothing about artifacts."""
         from autorl_hpc.grading.engines import make_engine
 
         try:
@@ -341,16 +341,16 @@ class Bench:
 
     @property
     def group(self) -> str | None:
-        """The group of entries that the engine which is up can score."""
+        """Engine group that the running engine can score."""
         return self._group
 
     @property
     def identity(self) -> EngineIdentity | None:
-        """The engine that is up, if one is."""
+        """Identity of the running engine, if any."""
         return None if self._engine is None else self._engine.identity
 
     def drop_engine(self) -> None:
-        """Closes the engine; the next evaluation starts a new one."""
+        """Close the engine; the next evaluation starts a new one."""
         if self._engine is not None:
             self._engine.close()
         self._engine = None
@@ -358,7 +358,7 @@ class Bench:
         self._prompts.clear()
 
     def items(self, science: Science, split: Split) -> list[Item]:
-        """The split's items that the run's models are asked, from the vault."""
+        """Return the split's items for the run's models, from the vault."""
         key = (science.task, split, science.split_hash(split))
         if key not in self._items:
             self._items[key] = asked_items(self.root, science, split, load_task(science.task).file)
@@ -374,15 +374,15 @@ class Bench:
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> Scored:
-        """Scores the weights in `weights` on a split.
+        """Score the weights in `weights` on a split.
 
         Args:
-            order: ask in this order (the outcomes come back in the split's own): another batch composition.
-            limit: ask only the first items, to see whether the engine works at all.
+            order: prompt in this order, for another batch composition; outcomes return in the split's order.
+            limit: use only the first items, to check that the engine works.
 
         Raises:
-            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Anything else is a defect or an
-                engine that broke; the caller decides whose fault it is.
+            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Any other error is a defect or a broken
+                engine; the caller decides whose fault it is.
         """
         return self.rate(self.answer(science, weights, content_hash, split, order=order, limit=limit))
 
@@ -396,11 +396,11 @@ class Bench:
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> SplitAnswers:
-        """The engine's part of `evaluate`."""
+        """Run the engine's part of `evaluate`."""
         recipe = science.recipe
         items = self.items(science, split)[:limit]
         scorer(recipe.scorer, recipe.scorer_version, science.task)
-        self._judging.context(science)  # what can't be rated is not asked
+        self._judging.context(science)  # fail before the engine works if the answers can't be rated
         engine = self.engine(science.base_model, recipe)
         prompts = [] if recipe.max_steps else self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
@@ -427,10 +427,10 @@ class Bench:
         return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
     def rate(self, answered: SplitAnswers) -> Scored:
-        """The scorer's part of `evaluate`. May be called by another thread while the engine answers for the next one.
+        """Run the scorer's part of `evaluate`. May run in another thread while the engine answers the next submission.
 
         Raises:
-            RatingOverdue, GraderOverdue: it takes longer than `rating_limit_s`, and than its calls may take together.
+            RatingOverdue, GraderOverdue: it exceeds `rating_limit_s` and the sum of its calls' limits.
         """
         with self._rating if self._alone(answered) else nullcontext():
             try:
@@ -439,12 +439,12 @@ class Bench:
                 raise self._overdue(answered, error) from error
 
     def _alone(self, answered: SplitAnswers) -> bool:
-        """Whether nothing else of its kind may be rated beside it: a judge's use is counted from one evaluation to the next, and a
-        task's own scorer has the memory and the time that one of its kind needs."""
+        """Return whether no similar rating may run beside it: judge usage is counted per evaluation, and a task's own scorer gets
+        memory and time for one."""
         return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
 
     def _limit_s(self, answered: SplitAnswers) -> float:
-        """No shorter than what the limits of single calls allow: who keeps to those is not overdue."""
+        """Return the time limit in seconds, at least the sum of the single calls' limits."""
         science, recipe = answered.science, answered.science.recipe
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         if not isinstance(rater, Clocked):
@@ -453,8 +453,8 @@ class Bench:
         return max(self.spec.rating_limit_s, rater.longest_s(calls, self._judging.context(science)))
 
     def _overdue(self, answered: SplitAnswers, error: RatingOverdue) -> Exception:
-        """The error to raise. Judges and tasks' own code are others': what they fail to do says nothing about an artifact. Nor does it
-        if the base model's answers can't be rated."""
+        """Return the error to raise. The artifact is not blamed for a judge, a task's own scorer, or if the base model's answers
+        can't be rated either."""
         science, recipe = answered.science, answered.science.recipe
         if recipe.judge != "none":
             self._judging.keep(answered.asked, answered.answers)
@@ -518,8 +518,8 @@ class Bench:
         return Scored(evaluation, outcomes)
 
     def _load_ahead(self, engine: ServingEngine) -> None:
-        """Has the engine read what is likely to come next, while it answers. No more than a hint: whatever fails here is seen again,
-        and sorted, when that checkpoint's turn has come."""
+        """Prefetch the next likely checkpoint while the engine answers. Only a hint: any failure here is seen again when that
+        checkpoint is scored."""
         read_ahead = getattr(engine, "prefetch", None)
         try:
             likely = None if read_ahead is None else self.likely_next()
@@ -529,7 +529,7 @@ class Bench:
             log.info("nothing is loaded ahead: %s", error)
 
     def _clusters(self, task: str, items: Sequence[Item]) -> list[str | None]:
-        """What each item belongs to, where the task's items are not independent: the statistics' unit."""
+        """Return each item's cluster, the unit of the statistics, for tasks whose items are not independent."""
         if task not in self._cluster_fields:
             self._cluster_fields[task] = load_task(task).file.cluster_field
         name = self._cluster_fields[task]
@@ -546,7 +546,7 @@ class Bench:
 
 
 def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:
-    """The token ids that are asked. `str.replace`, not `format`: a question may hold braces."""
+    """Return the prompt's token ids. Uses `str.replace`, because a question may hold braces."""
     text = recipe.prompt.replace("{question}", question)
     if recipe.chat == "auto":
         system = [{"role": "system", "content": recipe.system}] if recipe.system else []
@@ -561,7 +561,7 @@ def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[st
 def _samples(
     engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[list[Answer]]:
-    """Each item's answers: one, or as many as the recipe draws, each draw with a seed of its own."""
+    """Return each item's answers, one per sample of the recipe; each sample has its own seed."""
     drawn = [_in_order(engine, prompts, recipe, seed + number, order) for number in range(recipe.samples)]
     return [list(answers) for answers in zip(*drawn, strict=True)]
 
@@ -580,7 +580,7 @@ def _in_order(
 
 def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster: str | None) -> ItemOutcome:
     value = outcome.value
-    if not 0.0 <= value <= 1.0:  # NaN fails this too
+    if not 0.0 <= value <= 1.0:  # also catches NaN
         raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
     digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
     tokens = sum(answer.tokens for answer in drawn)
@@ -589,7 +589,7 @@ def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster: str
 
 
 def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
-    """Writes an items file (JSON lines, gzip with no time in it) and returns its sha256."""
+    """Write an items file (gzipped JSON lines without a timestamp) and return its sha256."""
     lines = "".join(json.dumps(o.as_dict(), sort_keys=True, separators=(",", ":")) + "\n" for o in outcomes)
     data = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)

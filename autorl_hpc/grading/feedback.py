@@ -1,6 +1,6 @@
-"""Scores submissions: the engine answers here, and while it answers for the next ones, other threads rate and commit.
+"""Scoring of submissions: the engine answers in the main thread; other threads rate earlier answers and commit them.
 
-Closings and baselines need no such thing: nothing waits behind them in their run.
+Closings and baselines run without this, because nothing in their run waits behind them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,17 @@ from autorl_hpc.records.entries import Evaluation, Score
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EntryKind, Protocol, Split
 
-# What comes after an engine's answers, beside the next evaluations: rating and committing, some submissions at a time.
-#
-# Programs that hang, and judges, take seconds in which a GPU has nothing to do with them. The claim is held until the score stands in
-# the ledger. A grader that dies before loses nothing: the claim is taken over, and the submission is scored anew.
+# --- rating and committing in the background
+# Hanging programs and judges take seconds in which the GPU would idle. The claim is held until the score is in the ledger. If
+# the grader dies before, the claim is taken over and the submission is scored again.
 
 ROOM = RATED_AT_ONCE - 1
-"""Submissions beside the one that the grader's own thread may rate."""
+"""Submissions rated in the background, in addition to one in the grader's own thread."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What came of it: the evaluation that was committed, or the error."""
+    """The result: the committed evaluation or the error."""
 
     name: str
     generation: int
@@ -45,7 +44,7 @@ class Finished:
 
 
 class Finishing:
-    """Room for submissions whose answers are there. All methods are for the grader's own thread."""
+    """Submissions that are rated in the background. Use only from the grader's own thread."""
 
     def __init__(self) -> None:
         self._names: list[str] = []
@@ -53,16 +52,16 @@ class Finishing:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The entries that are being finished, or are finished and not collected."""
+        """Entries in progress, or finished and not yet collected."""
         return tuple(self._names)
 
     @property
     def full(self) -> bool:
-        """Whether one has to be collected before another one starts."""
+        """Whether one must be collected before another can start."""
         return len(self._names) >= ROOM
 
     def start(self, name: str, generation: int, work: Callable[[], Evaluation]) -> None:
-        """Finishes an entry by `work`."""
+        """Start `work` for an entry in a thread."""
         if self.full or name in self._names:
             raise RuntimeError(f"{', '.join(self._names)} are not collected yet")
 
@@ -71,7 +70,7 @@ class Finishing:
                 result: Evaluation | Exception = work()
             except Exception as error:
                 result = error
-            except BaseException as error:  # SystemExit, a panic of compiled code: it ends no grader
+            except BaseException as error:  # SystemExit or a panic of compiled code must not end the grader
                 result = RuntimeError(f"{type(error).__name__}: {error}")
                 result.__cause__ = error
             self._results.put(Finished(name, generation, result))
@@ -80,7 +79,7 @@ class Finishing:
         threading.Thread(target=finish, name="finishing", daemon=True).start()
 
     def collect(self, timeout_s: float | None = 0.0) -> Finished | None:
-        """One that has been finished; None if none is, or not within `timeout_s` (None: waits for as long as it takes)."""
+        """Return a finished one, or None if there is none within `timeout_s` (None: wait without limit)."""
         if not self._names:
             return None
         try:
@@ -92,15 +91,15 @@ class Finishing:
 
 
 PASSING: Final = (AutorlError, ClusterTrouble, OSError)
-"""Errors that say nothing about an artifact."""
+"""Errors that say nothing about the artifact."""
 
 
 class Feedback:
     """Scores submissions for one grader.
 
     Args:
-        scored: called by the grader's own thread with each score that was committed.
-        make_room: called before another one gets under way where there is no room; it collects one that is.
+        scored: called in the grader's thread with each committed score.
+        make_room: called if no more can start; it must collect one that is in progress.
     """
 
     def __init__(
@@ -125,28 +124,28 @@ class Feedback:
         self.scored = scored
         self.make_room = make_room
         self._finishing = Finishing()
-        self._in_place: set[str] = set()  # could not be finished beside another one: to be scored from end to end
-        self._overdue: set[str] = set()  # of these, what was not rated in time: that counts as the first try
+        self._in_place: set[str] = set()  # failed in the background: to be scored from end to end
+        self._overdue: set[str] = set()  # of these, the ones not rated in time: that counts as the first try
 
     @property
     def under_way(self) -> tuple[str, ...]:
-        """The entries whose answers are being rated and committed: their claims are held until that is done."""
+        """Entries being rated and committed; their claims are held until then."""
         return self._finishing.names
 
     def score(self, record: RunRecord, number: int, name: str, generation: int, waiting_s: float | None) -> None:
-        """Scores a submission and commits it, unless that is done; it may go on beside whatever comes next: see `under_way`.
+        """Score a submission and commit it, unless that is done. It may finish in the background; see `under_way`.
 
         Raises:
-            NotReady: another grader measures the base model, or the submission is not to be seen yet.
+            NotReady: another grader measures the base model, or the submission is not visible yet.
             ClusterTrouble: see `Attempts.evaluate`.
         """
         ledger = self.known.ledger(record.run_id)
         view = RunView.of(ledger.read())
         submission = view.submissions.get(number)
         if submission is None and view.sealed is None:
-            raise NotReady  # the queue's listing may be newer than the ledger's: another node wrote both
+            raise NotReady  # the queue's listing may be newer than the ledger's, because another node wrote both
         if submission is None or submission.status != "accepted" or number in view.scores or view.closed:
-            self._settle(record.run_id, number, view)  # who committed the score may have died before this
+            self._settle(record.run_id, number, view)  # the grader that committed the score may have died before this
             self.tracing.enqueue(record, view)
             return
         science, content = record.science, submission.content_hash
@@ -158,7 +157,7 @@ class Feedback:
             if baseline is None:
                 raise NotReady
             evaluation = baseline.evaluation
-        elif generation > 1 or name in self._in_place:  # graders died at it: see `Grader`
+        elif generation > 1 or name in self._in_place:  # graders died on it, see `Grader`
             overdue = name in self._overdue
             self._overdue.discard(name)
             evaluation = self.attempts.evaluate(science, content, split, items, name, generation, waiting_s, overdue)
@@ -172,15 +171,15 @@ class Feedback:
                 return
             evaluation = answered
         self._commit(record, number, evaluation, generation)
-        self.baselines.ensure(science, split)  # another engine than the one that measured it when the queue began
+        self.baselines.ensure(science, split)  # in case another engine measured it at first
         self.tracing.enqueue(record, RunView.of(ledger.read()))
         self._in_place.discard(name)
         self.scored(name, evaluation)
 
     def collect(self, timeout_s: float | None = 0.0) -> Finished | None:
-        """What became of one of those under way, once one is done (or within `timeout_s`; None: however long it takes).
+        """Return the result of one in progress, or None if there is none within `timeout_s` (None: wait without limit).
 
-        Where it failed its claim is given back. Where that may be the artifact's doing, it is scored from end to end next time.
+        After a failure its claim is given back; if the artifact may be the cause, the next try scores it from end to end.
         """
         found = self._finishing.collect(timeout_s)
         if found is None:
@@ -205,9 +204,8 @@ class Feedback:
         generation: int,
         waiting_s: float | None,
     ) -> None:
-        compares = (
-            self.baselines.get(record.science, answered.split) is not None
-        )  # else its closing queues the fingerprint
+        # Without a baseline the closing queues the fingerprint.
+        compares = self.baselines.get(record.science, answered.split) is not None
 
         def finish() -> Evaluation:
             evaluation = self.attempts.finish(answered, items, waiting_s)
@@ -229,7 +227,7 @@ class Feedback:
         self._settle(record.run_id, number, RunView.of(ledger.entries), evaluation.items_sha256)
 
     def _settle(self, run_id: str, number: int, view: RunView, own: str | None = None) -> None:
-        """Sees to it that the items file is the committed score's, whoever's that is."""
+        """Put the committed score's items file in place, whichever grader wrote it."""
         if number in view.scores:
             committed = view.scores[number].evaluation
             settle(self._items(run_id, number, committed.split), committed.items_sha256, own)

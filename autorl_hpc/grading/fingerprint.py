@@ -1,6 +1,7 @@
-"""What weights and outputs say about where a submission comes from: the rules behind the flags.
+"""Fingerprint of a submission: where its weights and outputs come from, and the rules behind the flags.
 
-A flag is no verdict: it stands in the record and in the report, and a person judges.
+Holds sorted row and column lengths (to find permuted copies), seeded sketches (distances between models), reading of
+safetensors with numpy, the exact comparison with the base model, and the flags. A flag is not a verdict; a person judges.
 """
 
 from __future__ import annotations
@@ -26,33 +27,31 @@ from autorl_hpc.records.entries import Evaluation, Fingerprint, FingerprintFlag
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# What of a model's weights stays when its hidden units change places, or signs: the lengths of rows and of columns.
-#
-# A network computes the same with its hidden units in another order: rows of one matrix and columns of the next are exchanged, and
-# a plain distance takes the copy for another model. Sorted lengths don't change by that; neither do they if a unit's sign is turned.
-# They do if units are scaled against each other or turned into each other, which is not looked for.
+# --- sorted lengths of rows and columns: unchanged if hidden units are permuted or change sign
+# A network with permuted hidden units computes the same, but a plain distance takes the copy for another model. Not detected:
+# units that are rescaled against each other or rotated into each other.
 
 UNLIKE: Final = 0.25
-"""A row is exchanged if its squared change is more than this share of what it was and what it became, together: two rows that have
-nothing to do with each other give 1, a turned sign 2. What training moves by a tenth of its length gives 0.005."""
+"""A row counts as exchanged if its squared change exceeds this share of its squared lengths before and after, added. Two
+unrelated rows give 1, a changed sign 2; training that moves a row by a tenth of its length gives 0.005."""
 
 EXCHANGED_SHARE: Final = 0.25
-"""So much of all that changed, squared, must lie in exchanged rows or columns before sorted lengths are asked. A copy hidden by
-exchange has at least 0.64: less than that hides nothing from a distance."""
+"""Sorted lengths are compared only if exchanged rows or columns hold this share of the squared change. A copy hidden by
+permutation has at least 0.64; with less, a plain distance still finds it."""
 
 AS_NEAR: Final = 0.5
-"""Lengths of a tensor tell another model if they are at most this far from its, the distance to the base's being 1. Stricter than
-for plain distances, since lengths of two trained models may grow alike."""
+"""A tensor's lengths match another model if they are at most this far from it, relative to the base's distance. Stricter than
+for plain distances, because the lengths of two trained models may grow alike."""
 
 ROUNDING: Final = 1e-6
-"""Of a length: what an order of sums changes, and float32."""
+"""Relative error of a length, from the order of summation and from float32."""
 
 
 class Energies:
-    """Sums of squares by row and by column of one tensor; of more than two axes, all but the first are columns.
+    """Sums of squares by row and column of one tensor; with more than two axes, all but the first are columns.
 
     Args:
-        shape: the tensor's. One of a single axis has rows of one value.
+        shape: the tensor's. With a single axis, each row has one value.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -63,7 +62,7 @@ class Energies:
         self.columns: NDArray[Any] = np.zeros(self.width, dtype=np.float64)
 
     def add(self, values: NDArray[Any], start: int) -> None:
-        """Adds float32 values from value `start` of the tensor on."""
+        """Add float32 values, beginning at value `start` of the tensor."""
         import numpy as np
 
         squares = values.astype(np.float64)
@@ -71,7 +70,7 @@ class Energies:
         at, width = 0, self.width
         while at < len(squares):
             row, column = divmod(start + at, width)
-            if column or len(squares) - at < width:  # a part of a row
+            if column or len(squares) - at < width:  # part of a row
                 part = squares[at : at + width - column]
                 self.rows[row] += part.sum()
                 self.columns[column : column + len(part)] += part
@@ -84,7 +83,7 @@ class Energies:
                 at += whole * width
 
     def lengths(self) -> NDArray[Any]:
-        """Sorted lengths of the rows, then of the columns; float32."""
+        """Return sorted lengths of the rows, then of the columns, as float32."""
         import numpy as np
 
         return np.concatenate([np.sort(np.sqrt(self.rows)), np.sort(np.sqrt(self.columns))]).astype(np.float32)
@@ -95,13 +94,13 @@ Profile = dict[str, "NDArray[Any]"]
 
 
 class Places:
-    """Of one tensor: the energies of both models and of their difference."""
+    """Energies of one tensor: of both models and of their difference."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.mine, self.theirs, self.difference = Energies(shape), Energies(shape), Energies(shape)
 
     def exchanged(self) -> float:
-        """The squared change in exchanged rows or, if it is more, in exchanged columns."""
+        """Return the squared change in exchanged rows or in exchanged columns, whichever is larger."""
         found = []
         for axis in ("rows", "columns"):
             change = getattr(self.difference, axis)
@@ -110,24 +109,24 @@ class Places:
         return max(found)
 
     def same_lengths(self, noise: float) -> bool:
-        """Whether sorted lengths differ by no more than noise.
+        """Return whether sorted lengths differ by no more than noise.
 
         Args:
-            noise: mean square of what noise leaves of a value; so much it leaves of a length too, whatever the row's size.
+            noise: mean square of the noise per value. It applies to a length too, whatever the row's size.
         """
         import numpy as np
 
         mine, theirs = self.mine.lengths().astype(np.float64), self.theirs.lengths()
         allowed = 2 * noise + (ROUNDING * theirs.astype(np.float64)) ** 2
-        # Clipped, as differences of values are: a few changed ones move no tensor.
+        # Clipped like differences of values, so that a few changed values don't move a tensor.
         moved = np.minimum((mine - theirs) ** 2, 16 * allowed)
         return float(moved.sum()) <= float(allowed.sum())
 
 
 def share_told(places: Mapping[str, Places], other: Profile) -> float:
-    """In what share of the model the sorted lengths are another model's rather than the base's.
+    """Return the share of the model whose sorted lengths are another model's rather than the base's.
 
-    Counted by values, over the tensors in which these two differ; one with a few huge values can't outvote the rest.
+    Counted by number of values, over tensors in which the two models differ, so that a few huge values don't dominate.
     """
     told = seen = 0
     for name, own in places.items():
@@ -141,28 +140,27 @@ def share_told(places: Mapping[str, Places], other: Profile) -> float:
     return told / seen if seen else 0.0
 
 
-# Seeded sketches: two models' distance from a few thousand numbers each, long after their weights were deleted.
-#
-# A sketch is a CountSketch (Charikar, Chen, Farach-Colton 2002) of the difference to the base model: value number i of a
-# tensor is added, with a sign by hash, to bucket i mod WIDTH. It is linear, so the difference of two sketches is the sketch of
-# the difference, and the square of its length has the right mean. Its relative standard deviation is sqrt(2/WIDTH) where the
-# energy is spread over the buckets: 2.2 % of the square, 1.1 % of the distance.
+# --- seeded sketches: distances between models whose weights may be deleted
+# A sketch is a CountSketch (Charikar, Chen, Farach-Colton 2002) of the difference to the base model: value i of a tensor is
+# added, with a hashed sign, to bucket i mod WIDTH. It is linear, so the difference of two sketches is the sketch of the
+# difference, and its squared length has the right mean. The relative standard deviation is sqrt(2/WIDTH) if the energy is
+# spread over the buckets: 2.2 % of the square, 1.1 % of the distance.
 
 WIDTH: Final = 4093
-"""A prime: layers' widths divide no multiple of it, so that a column of large values is spread over all buckets."""
+"""A prime, so that no layer width divides a multiple of it and a column of large values is spread over all buckets."""
 
 SLICE: Final = 64 * WIDTH
-"""Values that are handled at once; signs are drawn by slice, so this is part of what a sketch means."""
+"""Values handled at once. Signs are drawn by slice, so this is part of the sketch's definition."""
 
 VERSION: Final = "s1"
-"""Sketches of another version don't compare."""
+"""Version of the sketch; sketches of different versions don't compare."""
 
 
 class Sketcher:
-    """Adds up one sketch.
+    """Computes one sketch.
 
     Args:
-        seed: what all sketches that are compared share: the base model's content hash.
+        seed: shared by all sketches that are compared: the base model's content hash.
     """
 
     def __init__(self, seed: str) -> None:
@@ -172,7 +170,7 @@ class Sketcher:
         self.sums: NDArray[Any] = np.zeros(WIDTH, dtype=np.float64)
 
     def add(self, tensor: str, number: int, difference: NDArray[Any]) -> None:
-        """Adds slice `number` of a tensor, float32, at most SLICE values."""
+        """Add slice `number` of a tensor: float32, at most SLICE values."""
         import numpy as np
 
         drawn = hashlib.shake_128(f"{VERSION}\0{self.seed}\0{tensor}\0{number}".encode()).digest(
@@ -187,7 +185,7 @@ class Sketcher:
         self.sums[: len(signed) - whole] += signed[whole:]
 
     def finished(self) -> bytes:
-        """The sketch as it is stored: WIDTH float32, little endian."""
+        """Return the sketch in its stored form: WIDTH float32, little endian."""
         import numpy as np
 
         with np.errstate(over="ignore"):
@@ -195,10 +193,10 @@ class Sketcher:
 
 
 def distance(a: bytes, b: bytes) -> float:
-    """The estimated distance of two models whose sketches these are, in units of the weights.
+    """Estimate the distance of two models from their sketches, in units of the weights.
 
     Raises:
-        ValueError: one of them is no sketch.
+        ValueError: one of them is not a sketch.
     """
     import numpy as np
 
@@ -209,22 +207,22 @@ def distance(a: bytes, b: bytes) -> float:
 
 
 def nothing() -> bytes:
-    """The base model's own sketch."""
+    """Return the base model's own sketch, which is zero."""
     return bytes(4 * WIDTH)
 
 
-# Weights of ours read piece by piece with numpy alone: no model is ever whole in memory.
+# --- reading weights piece by piece; no model is ever whole in memory
 
 READ_VALUES = 4 * 1024 * 1024
-"""Values in one read: 8 to 16 MiB, which shared file systems like."""
+"""Values per read: 8 to 16 MiB, which suits shared file systems."""
 
 
 class FolderWeights:
-    """The tensors of a folder of the store or the artifacts, by name, those in `but` left out.
+    """The tensors of a folder of safetensors files, by name, without those in `but`.
 
     Raises:
-        Refused: a file is no safetensors file.
-        ValueError: a tensor stands in two files.
+        Refused: a file is not a safetensors file.
+        ValueError: two files hold the same tensor.
         OSError: the file system failed.
     """
 
@@ -237,7 +235,7 @@ class FolderWeights:
             raise ValueError(f"{folder.name}: a tensor stands in two files")
 
     def read(self, spec: TensorSpec, start: int, count: int) -> bytearray:
-        """The bytes of `count` values from value `start` of a tensor on."""
+        """Return the bytes of `count` values, beginning at value `start` of a tensor."""
         size = ITEM_BYTES[spec.dtype]
         return again(functools.partial(self._read, spec, spec.begin + start * size, count * size))
 
@@ -254,25 +252,25 @@ class FolderWeights:
         return data
 
     def close(self) -> None:
-        """Closes the files."""
+        """Close the files."""
         while self._files:
             os.close(self._files.popitem()[1])
 
 
 def values_of(spec: TensorSpec) -> int:
-    """How many values a tensor has."""
+    """Return the number of values of a tensor."""
     return math.prod(spec.shape)
 
 
 def raw(data: bytearray, dtype: str) -> NDArray[Any]:
-    """The bytes as unsigned integers, one a value."""
+    """View the bytes as unsigned integers, one per value."""
     import numpy as np
 
     return np.frombuffer(data, dtype=np.uint32 if dtype == "F32" else np.uint16)
 
 
 def as_float32(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """What `raw` gave, as float32: exact for all three types."""
+    """Convert the result of `raw` to float32; exact for all three types."""
     import numpy as np
 
     if dtype == "F32":
@@ -283,7 +281,7 @@ def as_float32(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """float32 values as they come back from a file of that type: to nearest, ties to even."""
+    """Round float32 values to the type of a file: to nearest, ties to even."""
     import numpy as np
 
     if dtype == "F32":
@@ -297,7 +295,7 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def precision(bits: NDArray[Any], dtype: str) -> str:
-    """The smallest type that holds all these values: fp32 files are often written from bf16 or fp16 weights."""
+    """Return the smallest type that holds all these values; fp32 files are often written from bf16 or fp16 weights."""
     import numpy as np
 
     if dtype != "F32":
@@ -311,24 +309,23 @@ def precision(bits: NDArray[Any], dtype: str) -> str:
     return "F16" if np.array_equal(rounded(values, "F16"), values) else "F32"
 
 
-# A submission's weights against the base model's, tensor by tensor: exact, in one pass over both.
-#
-# Both are compared as the submission's precision can hold them: a base model in fp32 that was only saved as bf16 has not
-# moved, and a file in fp32 whose values are all bf16's is taken for bf16.
+# --- comparison with the base model, tensor by tensor, in one exact pass
+# Both are compared in the submission's precision: an fp32 base model that was only saved as bf16 has not moved, and an fp32
+# file whose values are all bf16 counts as bf16.
 
 BLOCK: Final = READ_VALUES // SLICE * SLICE
-"""Values in one read: whole slices of a sketch."""
+"""Values per read: whole slices of a sketch."""
 
 NOISE: Final = 1.5e-6
-"""What a single step of Adam at the lowest learning rate in use, 1e-6, moves a value, and half as much again. Training adds
-up: ten steps at 1e-6 move by 3e-6 even if no two agree (a random walk), thirty by 5e-6. An absolute size, since Adam's
-steps don't scale with the weights: 2e-5 of a model whose weights are 0.1 large, 1e-4 of one whose weights are 0.02 large."""
+"""1.5 times what one step of Adam moves a value at 1e-6, the lowest learning rate in use. Training adds up: ten steps move by
+3e-6 even as a random walk, thirty by 5e-6. Absolute, because Adam's steps don't scale with the weights: 2e-5 of weights of
+size 0.1, 1e-4 of weights of size 0.02."""
 
 CLIP: Final = 4 * NOISE
-"""A single value counts at most so much: one changed byte may make a weight 1e38, and moves no tensor by that."""
+"""Limit of one value's difference, because one changed byte may make a weight 1e38 without moving the tensor."""
 
 RESOLVES: Final = {"BF16": NOISE * 2**9, "F16": NOISE * 2**12}
-"""Larger values swallow a change of NOISE: it is less than half of the step between two numbers of the type."""
+"""Values above this absorb a change of NOISE: it is less than half of the step between two numbers of the type."""
 
 
 @dataclass
@@ -336,10 +333,10 @@ class TensorSums:
     """Sums over one tensor.
 
     Attributes:
-        delta: sum of the squared differences; `moved` the same with each difference clipped, `noise` what a change of NOISE
-            on every value would leave in this precision; `base` of the base model's values.
-        raw_delta: without regard to precision, as sketches see it.
-        tipped: as `noise`, unclipped: where rounding tips a value over, all of the step.
+        delta: sum of squared differences; `moved` with each difference clipped; `noise` what a change of NOISE on every value
+            would leave in this precision; `base` of the base model's values.
+        raw_delta: `delta` without rounding to the submission's precision, as in sketches.
+        tipped: like `noise`, unclipped: a full step where rounding changes a value.
     """
 
     name: str
@@ -354,25 +351,25 @@ class TensorSums:
 
     @property
     def has_moved(self) -> bool:
-        """Whether it changed by more than noise."""
+        """Return whether the tensor changed by more than noise."""
         return self.moved > self.noise
 
     @property
     def relative_delta(self) -> float | None:
-        """|submission - base| / |base|; None where the base is zero."""
+        """|submission - base| / |base|; None if the base is zero."""
         return math.sqrt(self.delta / self.base) if self.base > 0 else None
 
 
 @dataclass
 class WeightComparison:
-    """What the pass over both models gave."""
+    """The result of a comparison of both models."""
 
     tensors: list[TensorSums] = field(default_factory=list)
     places: dict[str, Places] = field(default_factory=dict)
     sketch: bytes = b""
 
     def total(self, name: str) -> float:
-        """A sum over all tensors."""
+        """Return a sum over all tensors."""
         return math.fsum(getattr(tensor, name) for tensor in self.tensors)
 
     @property
@@ -387,17 +384,17 @@ class WeightComparison:
 
     @property
     def exchanged_share(self) -> float:
-        """Of the squared change, what lies in rows or columns that have become others."""
+        """Share of the squared change in exchanged rows or columns."""
         change = self.total("raw_delta")
         return math.fsum(places.exchanged() for places in self.places.values()) / change if change > 0 else 0.0
 
     def has_same_lengths(self) -> bool:
-        """Whether, in whatever order, all rows and columns are as long as the base model's, but for noise."""
+        """Return whether all rows and columns are as long as the base model's in any order, up to noise."""
         return all(self.places[tensor.name].same_lengths(tensor.tipped / tensor.values) for tensor in self.tensors)
 
     @property
     def largest(self) -> TensorSums | None:
-        """The tensor that moved farthest for its size."""
+        """The tensor with the largest relative change."""
         known = [tensor for tensor in self.tensors if tensor.relative_delta is not None]
         return max(known, key=lambda tensor: tensor.relative_delta or 0.0, default=None)
 
@@ -405,16 +402,16 @@ class WeightComparison:
 def compare(
     new: FolderWeights, base: FolderWeights, content_hash: str, seed: str
 ) -> Generator[None, None, WeightComparison]:
-    """Compares a submission with its base model; may be paused between reads.
+    """Compare a submission with its base model; may pause between reads.
 
     Raises:
-        ValueError: names or shapes differ, a base of zeros, or `new` no longer has the content that was accepted.
+        ValueError: names or shapes differ, the base is zero, or the content of `new` is not the accepted one.
         OSError: the file system failed.
     """
     found, sketcher, parts = WeightComparison(), Sketcher(seed), []
     for spec in new.specs.values():
         other = base.specs.get(spec.name)
-        if other is None:  # a tied head that intake left out of the content hash
+        if other is None:  # a tied head, which intake leaves out of the content hash
             continue
         if other.shape != spec.shape:
             raise ValueError(f"tensor {spec.name} has another shape than the base model's")
@@ -442,7 +439,7 @@ def compare(
 
 
 def sketch_of(other: FolderWeights, base: FolderWeights, seed: str, profile: Profile) -> Generator[None, None, bytes]:
-    """The sketch of another staged model with the same tensors; may be paused between reads. Its lengths go to `profile`."""
+    """Compute the sketch of a staged model with the same tensors; may pause between reads. Puts its lengths into `profile`."""
     sketcher = Sketcher(seed)
     for spec in other.specs.values():
         own = base.specs.get(spec.name)
@@ -471,7 +468,7 @@ def _add_block(
     base: tuple[NDArray[Any], TensorSpec],
     start: int,
 ) -> None:
-    """Adds a block to the sums. In slices, which fit the processor's caches."""
+    """Add a block to the sums, in slices that fit the processor's caches."""
     kept_as = precision(new[0], new[1].dtype)
     for at in range(0, len(new[0]), SLICE):
         bits, base_bits = new[0][at : at + SLICE], base[0][at : at + SLICE]
@@ -507,7 +504,7 @@ def _count(values: NDArray[Any]) -> int:
 
 
 def _energy(values: NDArray[Any]) -> float:
-    """The sum of squares; in double precision only where single would not hold it."""
+    """Return the sum of squares, in double precision only if single precision overflows."""
     import numpy as np
 
     with np.errstate(over="ignore"):
@@ -526,15 +523,15 @@ def _clipped_energy(difference: NDArray[Any]) -> float:
 
 
 def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[float, float]:
-    """What a change of NOISE on every value leaves after rounding, clipped and unclipped: all in fp32, little in 16 bits.
+    """Return the energy that a change of NOISE on every value leaves after rounding, clipped and unclipped.
 
     Args:
-        as_stored: the values are numbers of that type already; else one that lies near the middle of two may tip over
+        as_stored: the values are already numbers of that type. Otherwise a value near the middle of two numbers may change
             whatever its size.
     """
     import numpy as np
 
-    if dtype == "F32":  # of large values, such as norms', a share: noise is drawn either way
+    if dtype == "F32":  # NOISE is absolute, but relative for large values such as norms
         found = max(len(values), _energy(values)) * NOISE**2
         return found, found
     small = values[np.abs(values) < np.float32(RESOLVES[dtype])] if as_stored else values
@@ -546,36 +543,36 @@ def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[fl
 
 FEW_VALUES: Final = 16
 FEW_SHARE: Final = 1e-5
-"""Changed values in tensors that moved: with no more than that nothing was trained. One layer norm of a 7B model is half of
-its share; training moves whole tensors, and all at once most often."""
+"""Share of changed values in moved tensors up to which nothing was trained. One layer norm of a 7B model is half of this share;
+training usually moves whole tensors, and all of them."""
 
 NEARER: Final = 0.8
-"""A model is foreign if it is at most this far from another staged model, the distance to the base being 1. Training from the
-base leads away from every other model, too: in so many dimensions two ways agree by chance in nothing, and both distances
-grow alike. Even training on that model's own data, half of which way is the same, gives 1.0; two thirds, 0.8. A copy to which as
-much was added as the two models differ by has 0.7, a mixture 0.8 from 5 parts in 9 on."""
+"""A model is foreign if its distance to another staged model is at most this, relative to the base. Training from the base leads
+away from every other model: random directions don't agree in so many dimensions, so both distances grow alike. Training on
+the other model's own data, with half of its direction, gives 1.0; two thirds 0.8. A copy with added noise as large as the
+models' difference has 0.7; a mixture 0.8 from 5/9 on."""
 
 TOLD: Final = 0.5
-"""More than half of a model must have another's lengths."""
+"""More than this share of a model must have another model's lengths."""
 
 PARENT_NEARER: Final = 0.95
 """An earlier submission is the parent if it is nearer than the base by more than four standard deviations of the sketch."""
 
 REPEATS: Final = 0.5
-"""More than half of the answers one and the same long text: no model that reads its questions."""
+"""If more than this share of answers are the same long text, the model does not read its questions."""
 
 REPEATS_SHORT: Final = 0.9
 SHORT_TOKENS: Final = 16
-"""A short answer (`yes`, an action, a class) may honestly be right for most items; above nine tenths it is a constant."""
+"""A short answer (`yes`, an action, a class) may be right for most items; above nine tenths it is a constant."""
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The commonest output of an evaluation.
+    """The most common output of an evaluation.
 
     Attributes:
         share: of the items.
-        tokens: how long it is.
+        tokens: its length.
     """
 
     share: float
@@ -583,7 +580,7 @@ class Outputs:
 
 
 def outputs_of(path: Path, evaluation: Evaluation) -> Outputs | None:
-    """From the items file; None where it is not the one that was recorded."""
+    """Read the outputs from the items file; None if its hash is not the recorded one."""
     try:
         data = reading.read_bytes(path)
         if hashlib.sha256(data).hexdigest() != evaluation.items_sha256:
@@ -596,10 +593,10 @@ def outputs_of(path: Path, evaluation: Evaluation) -> Outputs | None:
 
 
 def is_degenerate(outputs: Outputs, base: Outputs | None) -> bool:
-    """Whether one output is so common that it can't be an answer to what was asked.
+    """Return whether one output is so common that it can't answer the questions.
 
-    Where the base model repeats itself (games whose first action is always the same), half of what it left varied must be
-    gone before the limit is passed: such a task's honest answers repeat.
+    If the base model repeats itself (games with a constant first action), honest answers repeat too. The limit then rises so
+    that half of the base's remaining variety must be gone.
     """
     limit = REPEATS_SHORT if outputs.tokens <= SHORT_TOKENS else REPEATS
     if base is not None:
@@ -608,13 +605,13 @@ def is_degenerate(outputs: Outputs, base: Outputs | None) -> bool:
 
 
 def is_untrained(found: WeightComparison) -> bool:
-    """Whether nothing moved by more than noise, but for a few values."""
+    """Return whether nothing but a few values moved by more than noise."""
     moved = sum(tensor.changed for tensor in found.tensors if tensor.has_moved)
     return moved <= max(FEW_VALUES, FEW_SHARE * found.total("values"))
 
 
 def exchanged_of(found: WeightComparison, base_model: str, profiles: Mapping[str, Profile]) -> str | None:
-    """The staged model whose hidden units, in another order or with other signs, these weights are; None for weights of their own.
+    """Return the staged model whose hidden units were permuted or changed sign to give these weights; None if there is none.
 
     Args:
         profiles: of the other staged models with the same tensors.
@@ -631,7 +628,7 @@ def exchanged_of(found: WeightComparison, base_model: str, profiles: Mapping[str
 def about_weights(
     found: WeightComparison, base_model: str, others: dict[str, float], profiles: Mapping[str, Profile] | None = None
 ) -> dict[str, Any]:
-    """Fields of a Fingerprint.
+    """Return the fields of a Fingerprint that describe the weights.
 
     Args:
         others: estimated distance to each other staged model with the same tensors, in units of the weights.
@@ -667,7 +664,7 @@ def about_weights(
 
 
 def parent_of(found: WeightComparison, earlier: dict[int, float]) -> tuple[int | None, float]:
-    """The earlier submission that this one is nearest to, None for the base model; and the relative distance.
+    """Return the nearest earlier submission (None: the base model) and the relative distance to it.
 
     Args:
         earlier: estimated distance to each earlier submission, in units of the weights.
@@ -680,7 +677,7 @@ def parent_of(found: WeightComparison, earlier: dict[int, float]) -> tuple[int |
 
 
 def about_outputs(outputs: Outputs | None, base: Outputs | None) -> dict[str, Any]:
-    """Fields of a Fingerprint, but for the flag."""
+    """Return the fields of a Fingerprint that describe the outputs, without the flag."""
     return {
         "commonest_output_share": None if outputs is None else outputs.share,
         "commonest_output_tokens": None if outputs is None else outputs.tokens,
@@ -689,7 +686,7 @@ def about_outputs(outputs: Outputs | None, base: Outputs | None) -> dict[str, An
 
 
 def of_base(number: int, content_hash: str, base_model: str, outputs: Outputs | None) -> Fingerprint:
-    """Of a submission whose content is the base model's: known without reading a byte."""
+    """Return the fingerprint of a submission with the base model's content, without reading weights."""
     return Fingerprint(
         submission_id=number,
         content_hash=content_hash,

@@ -1,8 +1,8 @@
-"""Fingerprints as work of the queue: done at least once, committed once, and given up for whoever waits.
+"""Fingerprints as queue work: computed at least once, committed once, and paused for urgent work.
 
-No agent waits for a fingerprint. It is computed when nothing urgent waits, and put aside between two reads as soon as
-something does; what was computed so far is kept. What can't be computed is a fingerprint with a reason, so that no closing
-waits for ever.
+No agent waits for a fingerprint. It is computed when nothing urgent waits and pauses between two reads when something
+arrives; partial work is kept. If it can't be computed, a fingerprint with a reason is committed, so that no closing waits
+for ever.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from autorl_hpc.states import EntryKind, QueueKind
 log = logging.getLogger("autorl_hpc.grader")
 
 LOOK_S: Final = 0.25
-"""How often it looks whether something urgent waits: as often as a grader without work does."""
+"""Seconds between checks for urgent work, the same as an idle grader's poll interval."""
 
 TRIES: Final = 2
-"""A stale read is better the second time; what fails again without the file system's doing fails always."""
+"""A second try avoids a stale read; a failure without a file system error is permanent after that."""
 
 HEAD_NAME: Final = "lm_head.weight"
 
 Steps = Generator[None, None, Fingerprint]
-"""A computation that may be paused at each step."""
+"""A computation that can pause at each step."""
 
 
 @dataclass
 class _Work:
-    """A fingerprint in the making."""
+    """A fingerprint in progress."""
 
     name: str
     steps: Steps
@@ -61,7 +61,7 @@ class Tracing:
     """Computes fingerprints for one grader.
 
     Args:
-        urgent: whether an agent waits for something that this grader could do.
+        urgent: returns whether an agent waits for something that this grader can do.
     """
 
     experiment: ExperimentDir
@@ -74,7 +74,7 @@ class Tracing:
     _profiles: dict[tuple[str, str], Profile] = field(default_factory=dict)
 
     def enqueue(self, record: RunRecord, view: RunView) -> bool:
-        """Queues what is due of a run; one that is queued already is the same work. Whether something is due."""
+        """Queue the missing fingerprints of a run, except those queued already; return whether any is missing."""
         due = [] if view.closed else view.unfingerprinted()
         queued = set(waiting(self.experiment.queue)) if due else set()
         for submission in due:
@@ -91,10 +91,10 @@ class Tracing:
         return bool(due)
 
     def work(self, record: RunRecord, ledger: Ledger, number: int, name: str, generation: int) -> RunView | None:
-        """Commits the fingerprint of a scored submission; the view after it, None if there was nothing to do.
+        """Commit the fingerprint of a scored submission; return the new view, or None if there was nothing to do.
 
         Raises:
-            NotReady: put aside for urgent work, or to be tried again.
+            NotReady: paused for urgent work, or to be tried again.
             OSError: the ledger can't be written.
         """
         view = RunView.of(ledger.read())
@@ -102,7 +102,7 @@ class Tracing:
         submission = view.submissions.get(number)
         if view.closed or submission is None or submission not in due:
             return None
-        if due[0].submission_id < number:  # its parent may be one whose sketch is still to come
+        if due[0].submission_id < number:  # an earlier submission may be its parent, and needs its sketch first
             raise NotReady
         if self._aside is None or self._aside.name != name:
             self.drop()
@@ -120,16 +120,16 @@ class Tracing:
         return RunView.of(ledger.read())
 
     def drop(self) -> None:
-        """Forgets the work that was put aside."""
+        """Discard paused work."""
         if self._aside is not None:
             self._aside.steps.close()
         self._aside = None
 
     def _advance(self, work: _Work, submission: Submission, generation: int) -> Fingerprint:
-        """Goes on until the work is done.
+        """Continue until the fingerprint is done.
 
         Raises:
-            NotReady: something urgent waits, or it failed in a way that may pass.
+            NotReady: something urgent waits, or a failure may be temporary.
         """
         if generation > DEATHS_BEFORE_BLAME:
             return self._unknown(submission, f"{generation - 1} graders died while they computed it")
@@ -158,7 +158,7 @@ class Tracing:
             return self._unknown(submission, reason[:500])
 
     def _is_final(self, name: str, may_pass: bool) -> bool:
-        """Whether a failure is the last: the file system gets the time in which an NFS client comes to its senses."""
+        """Return whether a failure is final; file system errors get time, because an NFS client may see stale data."""
         times = self._failures.setdefault(name, [])
         times.append(time.monotonic())
         return times[-1] - times[0] > MISSING_PATIENCE_S if may_pass else len(times) >= TRIES
@@ -172,7 +172,7 @@ class Tracing:
         )
 
     def _steps(self, record: RunRecord, view: RunView, submission: Submission) -> Steps:
-        """The computation, to be paused at each step."""
+        """Compute the fingerprint; may pause at each step."""
         science, number = record.science, submission.submission_id
         run, content = self.experiment.run(record.run_id), submission.content_hash
         assert content is not None
@@ -212,7 +212,7 @@ class Tracing:
         return FolderWeights(folder, own_tensors(folder)[1])
 
     def _base_outputs(self, science: Science, score: Score) -> fingerprint.Outputs | None:
-        """The base model's outputs on the same split, by the same engine."""
+        """Return the base model's outputs on the same split by the same engine."""
         evaluation = score.evaluation
         if evaluation.engine_hash is None:
             return None
@@ -225,9 +225,9 @@ class Tracing:
     def _others(
         self, science: Science, base: FolderWeights, found: WeightComparison
     ) -> Generator[None, None, tuple[dict[str, float], dict[str, Profile]]]:
-        """Estimated distance to each other staged model with the same tensors, and these models' lengths of rows and columns.
+        """Return estimated distances to other staged models with the same tensors, and their row and column lengths.
 
-        Each is read once by a grader.
+        A grader reads each model once.
         """
         seed, far, profiles = science.base_model_content_hash, dict[str, float](), dict[str, Profile]()
         for name in staged_models(self.root):
@@ -251,7 +251,7 @@ class Tracing:
         return far, profiles
 
     def _earlier(self, run: RunDir, view: RunView, number: int, found: WeightComparison) -> dict[int, float]:
-        """Estimated distance to each earlier submission whose sketch is the one that its fingerprint names."""
+        """Return the estimated distance to each earlier submission whose sketch matches its fingerprint."""
         far = {}
         for other, known in view.fingerprints.items():
             if other >= number or known.sketch_sha256 is None:
@@ -272,12 +272,12 @@ class Tracing:
 
 
 def sketch_file(run: RunDir, number: int) -> Path:
-    """Where a submission's sketch lies."""
+    """Return the path of a submission's sketch."""
     return run.sketches / f"{number:06d}.{fingerprint.VERSION}"
 
 
 def staged_models(root: Root) -> list[str]:
-    """Names of the staged base models: `name` or `org/name`."""
+    """Return names of staged base models: `name` or `org/name`."""
     found = []
     for first in reading.list_names(root.models):
         if (root.models / first / MANIFEST_NAME).is_file():
@@ -293,7 +293,7 @@ def _manifest(root: Root, name: str) -> StoreManifest:
 
 
 def _sketch_of_like(folder: Path, base: FolderWeights, seed: str, profile: Profile) -> Generator[None, None, bytes]:
-    """The sketch of another model; empty where its tensors are not the base model's, but for a tied head."""
+    """Return another model's sketch; empty if its tensors differ from the base model's in more than a tied head."""
     shapes = {spec.name: spec.shape for spec in tensors_of(folder) if spec.name in base.specs or spec.name != HEAD_NAME}
     if shapes != {spec.name: spec.shape for spec in base.specs.values()}:
         return b""
@@ -305,7 +305,7 @@ def _sketch_of_like(folder: Path, base: FolderWeights, seed: str, profile: Profi
 
 
 def _distance(a: bytes, b: bytes) -> float | None:
-    """The estimated distance; None where there is no sketch, or weights are too large for one."""
+    """Return the estimated distance; None if there is no sketch or the weights are too large for one."""
     if not b:
         return None
     away = fingerprint.distance(a, b)

@@ -1,8 +1,8 @@
-"""Which entry of the queue a grader takes next. No leader: each grader orders what it lists by the same rules.
+"""Scheduling of a grader: order of queue entries, retry with backoff, catalog of runs and their ledgers.
 
-Agents wait for feedback while their budget runs; ended runs wait for their closing, for the sake of people and disks. Neither may
-starve the other. An engine is dear to change and cheap to keep: so a grader stays with what its engine can do, for a while.
-All waits are measured by this process's own clock from when it first listed an entry.
+There is no leader; each grader sorts its listing by the same rules. Agents wait for feedback while their budget runs, and
+ended runs wait for their closing (people and disk space); neither may starve the other. Changing the engine is slow, so a
+grader stays with its engine for a while. Waits are measured by this process's clock from when it first listed an entry.
 """
 
 from __future__ import annotations
@@ -35,51 +35,51 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Fault
 
 CLOSINGS_FIRST_S: Final = 30.0
-"""Closings come first as long as no submission waits longer than this: half of the minute after which an agent's waiting is given
-back to its budget, so that what is under way can end before that."""
+"""Closings come first while no submission has waited longer. Half of the minute after which waiting is credited to an
+agent's budget, so that work in progress can end before that."""
 
 CLOSING_EVERY: Final = 4
-"""While submissions wait longer, every so many turns are a closing's (or of a fingerprint that one waits for): a quarter of a busy
-grader closes runs at the pace at which they end, most often, and costs those who wait a third more."""
+"""While submissions wait longer, every fourth turn goes to a closing (or a fingerprint that one waits for). A busy grader
+then usually closes runs as fast as they end, and submissions wait a third longer."""
 
 BACKGROUND_EVERY: Final = 16
-"""And so many are of what nobody waits for: artifacts on the disk go only once they are fingerprinted."""
+"""Every 16th turn goes to work that nobody waits for, because artifacts are deleted only after they are fingerprinted."""
 
 FINGERPRINT_TURN_S: Final = 10.0
-"""A fingerprint that a closing waits for may keep submissions that wait too long from their turn for so long; then it goes on at its
-next one. What is computed stays."""
+"""Seconds for which a fingerprint that a closing waits for may delay overdue submissions. It continues at its next turn; what
+is computed is kept."""
 
 ENGINE_PATIENCE_S: Final = 120.0
-"""A grader stays with its engine until somebody who needs another one has waited for so long, and it with the next one for as long:
-an engine takes up to a minute to start, so at most a third of the time goes into changes."""
+"""A grader changes its engine only after an entry for another one has waited this long. An engine takes up to a minute to
+start, so at most a third of the time goes into changes."""
 
 ATTENDED_FACTOR: Final = 3
-"""So much more patience where another grader is at such entries already. It may have died: never for ever."""
+"""Patience is longer by this factor if another grader works on such entries. Not unlimited, because it may have died."""
 
 LEAD: Final = 3
-"""A run that was served less than another over the life of the queue is at most so many turns ahead of it. Without a limit a run
-that began late kept all others waiting until it had caught up."""
+"""Turns by which a run that was served less may be ahead of another. Without a limit, a run that began late would block all
+others until it had caught up."""
 
 CLAIM_OF_CLOSING, CLAIM_OF_SUBMISSION, CLAIM_OF_BACKGROUND = 0, 1, 2
 
 
 @dataclass
 class _Seen:
-    """An entry that is listed."""
+    """A listed entry."""
 
     since_s: float
     serial: int
-    turn: float = 0.0  # a submission's: the lower, the sooner
+    turn: float = 0.0  # of a submission; lower is sooner
 
 
 @dataclass
 class Order:
-    """The order of one grader. Thread-safe: the heartbeat looks at the queue, too, while the grader is at work.
+    """The order of one grader's entries. Thread-safe, because the heartbeat thread lists the queue too.
 
     Args:
-        group_of: the engine that an entry needs, None for none (or if that can't be told).
-        served_before: how many submissions of a run were scored before this grader knew of it.
-        salt: tells graders apart, so that they begin at different groups.
+        group_of: returns the engine group of an entry, None if it needs none or it is unknown.
+        served_before: returns how many submissions of a run were scored before this grader knew the run.
+        salt: differs between graders, so that they begin with different groups.
     """
 
     group_of: Callable[[str], str | None] = lambda name: None
@@ -88,8 +88,8 @@ class Order:
     clock: Callable[[], float] = time.monotonic
     _seen: dict[str, _Seen] = field(default_factory=dict)
     _served: dict[str, int] = field(default_factory=dict)
-    _last_turn: dict[str, float] = field(default_factory=dict)  # by run: of its newest submission
-    _now: dict[str | None, float] = field(default_factory=dict)  # by group: the turn that it has come to
+    _last_turn: dict[str, float] = field(default_factory=dict)  # by run: turn of its newest submission
+    _now: dict[str | None, float] = field(default_factory=dict)  # by group: the current turn
     _serial: int = 0
     _without_closing: int = 0
     _without_background: int = 0
@@ -98,7 +98,7 @@ class Order:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def look(self, names: Collection[str]) -> None:
-        """Notes what has come since the last look, and what is gone: some grader has done it."""
+        """Note new entries, and entries that are gone because a grader has done them."""
         with self._lock:
             for name in self._seen.keys() - set(names):
                 self._gone(name)
@@ -113,13 +113,13 @@ class Order:
                 self._seen[name] = _Seen(self.clock(), self._serial, turn)
 
     def waited_s(self, name: str) -> float | None:
-        """Since this grader first listed it; None if it has not, or no longer."""
+        """Return the seconds since this grader first listed the entry; None if it is not listed."""
         with self._lock:
             seen = self._seen.get(name)
             return None if seen is None else self.clock() - seen.since_s
 
     def began(self, name: str) -> None:
-        """Notes a turn that this grader gave to an entry."""
+        """Note that this grader gave an entry a turn."""
         with self._lock:
             if name.startswith(("c-", "p-")):
                 self._without_closing = 0
@@ -129,7 +129,7 @@ class Order:
             self._come_to(name)
 
     def presses(self, names: Iterable[str]) -> bool:
-        """Whether a submission or its baseline has waited for too long for closings to come first."""
+        """Return whether a submission or its baseline has waited too long for closings to come first."""
         with self._lock:
             return any(
                 is_waited_for(name) and self.clock() - self._seen[name].since_s > CLOSINGS_FIRST_S
@@ -144,12 +144,12 @@ class Order:
         warm: str | None = None,
         under_way: Collection[str] = (),
     ) -> list[str]:
-        """The names in the order they should be tried; closings that can't be ready yet are left out.
+        """Return the names in the order to try them, without closings that can't be ready yet.
 
         Args:
-            claimed: entries that graders are at.
-            warm: the group of the engine that is up.
-            under_way: entries that this grader itself is finishing; they are listed until they are done, and counted once.
+            claimed: entries that graders work on.
+            warm: engine group of the running engine.
+            under_way: entries that this grader finishes in the background. They stay listed until done and count once.
         """
         with self._lock:
             self.look(names)
@@ -171,7 +171,7 @@ class Order:
             return sorted((n for n in names if not (n.startswith("c-") and run_of(n) in due)), key=rank)
 
     def _kind_ranks(self, pressed: bool) -> dict[int, tuple[int, int]]:
-        """Of closings, submissions and the rest: the rank inside of a group, and whether they come after all groups."""
+        """Return for each kind its rank within a group, and whether it comes after all groups."""
         closings_first = not pressed or self._without_closing >= CLOSING_EVERY - 1
         background_first = self._without_background >= BACKGROUND_EVERY - 1
         return {
@@ -183,7 +183,7 @@ class Order:
     def _group_ranks(
         self, free: Iterable[str], groups: Mapping[str, str | None], attended: Collection[str | None]
     ) -> dict[str | None, int]:
-        """Which engine's entries come first: the one that is up, but for those who have waited too long for another."""
+        """Rank the engine groups: the running engine first, unless entries for another have waited too long."""
         longest: dict[str, float] = {}
         for name in free:
             group = groups.get(name)
@@ -232,7 +232,7 @@ def _is_submission(name: str) -> bool:
 
 
 def _kind(name: str, ending: Collection[str]) -> int:
-    """Whose claim an entry is.
+    """Return the kind of an entry: closing, submission or background.
 
     Args:
         ending: runs that wait for their closing.
@@ -248,45 +248,45 @@ def _draw(salt: str, group: str) -> str:
     return hashlib.sha256(f"{salt} {group}".encode()).hexdigest()
 
 
-# When an entry that failed is tried again: less and less often, whichever grader tries it.
-#
-# How often it failed stands on disk; the wait is measured by each grader's own clock from when it first saw the entry, or failed at
-# it. Nothing is decided by another host's clock.
+# --- retry with backoff
+# Failures are counted on disk. Each grader measures the wait by its own clock, from when it first saw the entry or failed on
+# it, so no other host's clock decides anything.
 
 RETRY_AFTER_TROUBLE_S = 5.0
 MAX_RETRY_S = 120.0
-"""An entry that fails again and again is tried less and less often: one bad cell must not cost the others their grader."""
+"""Maximum wait. Repeated failures are retried more and more rarely, so that one bad cell does not block the others."""
 
 DEATHS_BEFORE_LAST = 2
-"""Graders that died at an entry before it waits behind all others. One may have been preempted."""
+"""Graders that died on an entry before it waits behind all others. One may have been preempted."""
 
 
 def pause_s(failures: int) -> float:
-    """The wait after that many failures."""
+    """Return the wait in seconds after this many failures."""
     return min(MAX_RETRY_S, RETRY_AFTER_TROUBLE_S * 2.0 ** min(failures - 1, 10)) if failures > 0 else 0.0
 
 
 @dataclass
 class Backoff:
-    """The waits of one grader's entries."""
+    """Retry waits of one grader's entries."""
 
     folder: Path
     grader: str
     _not_before: dict[str, float] = field(default_factory=dict)
     _failures: dict[str, int] = field(default_factory=dict)
     _seen: set[str] = field(default_factory=set)
-    _owed: set[str] = field(default_factory=set)  # waits that began before this grader: it has not tried them yet
+    # waits begun before this grader, which has not tried these entries yet
+    _owed: set[str] = field(default_factory=set)
 
     def order(self, names: list[str], deaths: dict[str, int]) -> list[str]:
-        """Entries at which graders died again and again come last, else the order stays.
+        """Move entries on which graders died repeatedly to the end.
 
         Args:
-            deaths: graders that hold an entry or died at it.
+            deaths: graders that hold or died on each entry.
         """
         return sorted(names, key=lambda name: max(0, deaths.get(name, 0) - DEATHS_BEFORE_LAST + 1))
 
     def waits(self, name: str, deaths: int) -> bool:
-        """Whether the entry is not to be tried yet."""
+        """Return whether the entry must not be tried yet."""
         if name not in self._seen:
             self._seen.add(name)
             known = read_trouble(self.folder, name)
@@ -298,20 +298,20 @@ class Backoff:
         return self._not_before.get(name, 0.0) > time.monotonic()
 
     def owes(self, names: list[str]) -> bool:
-        """Whether a wait that an earlier grader began is not over: a grader that ended now would only begin it anew."""
+        """Return whether a wait of an earlier grader is not over. If this grader ended now, the next one would start it again."""
         self._owed &= set(names)
         return bool(self._owed)
 
     def later(self, name: str, wait_s: float) -> None:
-        """Not before so many seconds."""
+        """Don't try the entry for this many seconds."""
         self._not_before[name] = time.monotonic() + wait_s
 
     def now(self, name: str) -> None:
-        """It may be tried at once: what it waited for is there."""
+        """Allow the entry at once, because its prerequisite is ready."""
         self._not_before.pop(name, None)
 
     def failed(self, name: str, problem: str, fault: Fault, least_s: float = 0.0) -> float:
-        """Notes a failure, here and on disk; the wait in seconds, `least_s` at least."""
+        """Record a failure here and on disk; return the wait in seconds, at least `least_s`."""
         known = read_trouble(self.folder, name)  # another grader may have tried meanwhile
         self._failures[name] = max(self._failures.get(name, 0), known.failures if known else 0) + 1
         self._seen.add(name)
@@ -325,11 +325,11 @@ class Backoff:
         return wait_s
 
     def tried(self, name: str) -> None:
-        """It was tried, and neither failed nor came through."""
+        """Note that the entry was tried and neither failed nor succeeded."""
         self._owed.discard(name)
 
     def well(self, name: str) -> None:
-        """It came through."""
+        """Note that the entry succeeded."""
         self._failures.pop(name, None)
         drop_trouble(self.folder, name)
         self._not_before.pop(name, None)
@@ -337,14 +337,14 @@ class Backoff:
         self._seen.discard(name)
 
 
-# What a grader knows of the runs: their frozen records, read once, and their ledgers, of which only new entries are read.
+# --- catalog of runs
 
 
 class RunCatalog:
-    """The runs of an experiment, as one grader knows them.
+    """Frozen records and ledgers of an experiment's runs; records are read once, ledgers incrementally.
 
     Args:
-        runs: their ids; a later launch may add some.
+        runs: returns the run ids; a later launch may add some.
     """
 
     def __init__(self, experiment: ExperimentDir, runs: Callable[[], Sequence[str]]) -> None:
@@ -356,25 +356,25 @@ class RunCatalog:
         self._groups_of_cells: tuple[Sequence[str], dict[str, str]] = ((), {})
 
     def record(self, run_id: str) -> RunRecord:
-        """run.json."""
+        """Return the record in run.json."""
         if run_id not in self._records:
             self._records[run_id] = read_run(self.experiment.run(run_id))
         return self._records[run_id]
 
     def ledger(self, run_id: str) -> Ledger:
-        """The run's ledger."""
+        """Return the run's ledger."""
         return self._ledgers.setdefault(run_id, Ledger(self.experiment.run(run_id)))
 
     def forget_ledger(self, run_id: str) -> None:
-        """Of a run that is closed."""
+        """Drop the cached ledger of a closed run."""
         self._ledgers.pop(run_id, None)
 
     def served(self, run_id: str) -> int:
-        """How many of its submissions have outcomes: a file each."""
+        """Return how many submissions of the run have items files."""
         return len({name.split(".", 1)[0] for name in reading.list_names(self.experiment.run(run_id).items)})
 
     def cell(self, name: str) -> str:
-        """Task, base model and recipe of an entry, as baselines are named by them."""
+        """Return the cell of an entry (task, base model and recipe), in the form used in names of baselines."""
         if name.startswith("b"):
             return name.split("-", 1)[1]
         try:
@@ -383,7 +383,7 @@ class RunCatalog:
             return name
 
     def group(self, name: str) -> str | None:
-        """The engine that an entry needs; None where that can't be told."""
+        """Return the engine group that an entry needs; None if unknown."""
         try:
             if not name.startswith("b"):
                 return self._group(run_of(name))

@@ -1,4 +1,4 @@
-"""What may end a grader, and what may not."""
+"""Timeouts of ratings, and containment of errors that would end the grader."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ log = logging.getLogger("autorl_hpc.grader")
 
 
 class Stopped(BaseException):
-    """A signal asks the grader to stop. Not KeyboardInterrupt: raised inside an import of torch, that one makes Python
-    kill itself at its end though it was caught."""
+    """A signal asks the grader to stop. KeyboardInterrupt is not used: raised while torch is imported, it makes Python kill
+    itself at exit even if it was caught."""
 
 
 class WouldEnd(Exception):
-    """Something that the grader called would have ended it: SystemExit, a panic of compiled code."""
+    """Called code would have ended the grader: SystemExit, or a panic of compiled code."""
 
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Lets nothing but a signal end the grader.
+    """Let nothing but a stop signal end the grader.
 
     Raises:
-        WouldEnd: in place of an error that is no Exception.
+        WouldEnd: instead of an error that is not an Exception.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def contained() -> Iterator[None]:
 
 
 def each(*steps: Callable[[], object]) -> None:
-    """Takes all steps; one that fails is told in the log and keeps none from being taken."""
+    """Run all steps; log a failing step and go on."""
     for step in steps:
         try:
             with contained():
@@ -49,27 +49,25 @@ def each(*steps: Callable[[], object]) -> None:
             log.exception("while ending")
 
 
-# A rating that may never end, waited for no longer than a limit.
-#
-# Ratings have limits of their own: of a program, of a judge's answer, of one call of a task's `evaluate`. Should one of these not hold,
-# all runs would wait behind one submission, for a grader whose heart beats on. So each rating as a whole has a limit too. What is
-# overdue is given up: what it has running is ended (scoring/giving_up.py), and if its thread goes on all the same, nobody takes what
-# it may still find.
+# --- time limit of a rating
+# Programs, judge requests and single calls of a task's `evaluate` have their own limits. If one of these fails to act, all runs
+# would wait behind one submission while the heartbeat goes on, so each rating has a limit as a whole too. An overdue rating is
+# abandoned: its processes are ended (`Cancellable`), and if its thread goes on, its result is ignored.
 
 TICK_S = 1.0
-"""The wait is counted in ticks of this length: a job that was suspended and goes on has not waited all the while."""
+"""The wait is counted in ticks of this length, so that the time of a suspended job does not count."""
 
 RATED_AT_ONCE = 4
-"""Ratings at once at most, those of the suite's own scorers: they share the cores, so each may take so many times as long."""
+"""Parallel ratings by the suite's own scorers. They share the cores, so each limit is longer by this factor."""
 
 END_S = 5.0
-"""For a rating that is given up, to end what it has running and to remove its files: a moment, unless it hangs."""
+"""Seconds for an abandoned rating to end its processes and remove its files."""
 
 T = TypeVar("T")
 
 
 class RatingOverdue(Exception):
-    """A scorer of the suite did not come to an end: by the artifact's doing, or the node's; who is to blame has to be found out."""
+    """A scorer of the suite exceeded its limit; the artifact or the node may be the cause."""
 
     def __init__(self, limit_s: float) -> None:
         super().__init__(f"the answers were not rated within {limit_s:g} s")
@@ -77,12 +75,12 @@ class RatingOverdue(Exception):
 
 
 class GraderOverdue(AutorlError):
-    """A judge, a task's own scorer, or the rating of the base model's answers did not come to an end: never an artifact's fault.
+    """A judge, a task's own scorer, or a rating of the base model exceeded its limit; never the artifact's fault.
     Its cause is the `RatingOverdue`."""
 
 
 def overdue_s(error: BaseException | None) -> float:
-    """The limit that a rating exceeded, if the error came of that, be it by way of others; else 0."""
+    """Return the limit in seconds if the error was caused by a RatingOverdue; otherwise 0."""
     while error is not None and not isinstance(error, RatingOverdue):
         error = error.__cause__
     return 0.0 if error is None else error.limit_s
@@ -102,21 +100,22 @@ class _Rating(threading.Thread, Generic[T]):
         self._ending.of_this_thread()
         try:
             self.found.append(self._work())
-        except BaseException as error:  # SystemExit too: the caller is told
+        except BaseException as error:  # SystemExit too: the caller raises it
             self.problem = error
 
     def give_up(self) -> None:
-        """Ends what it has running, and waits a moment for its own end."""
-        threading.Thread(target=self._ending.end, name="ending", daemon=True).start()  # that may hang, too
-        if self.is_alive():  # a signal may come before its start
+        """End the rating's processes and wait briefly for its thread."""
+        # in a thread, because this may hang too
+        threading.Thread(target=self._ending.end, name="ending", daemon=True).start()
+        if self.is_alive():  # a signal may arrive before its start
             self.join(END_S)
 
 
 def within(limit_s: float, work: Callable[[], T]) -> T:
-    """What `work` returns or raises, by a thread of its own. It is given up when it is overdue, and when the caller is broken off.
+    """Run `work` in a thread and return its result or raise its error. Abandons it at the limit or if the caller is interrupted.
 
     Raises:
-        RatingOverdue: it takes longer.
+        RatingOverdue: it exceeds the limit.
     """
     rating = _Rating(work)
     try:
@@ -128,7 +127,7 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
             began = time.monotonic()
             rating.join(min(TICK_S, limit_s - waited_s))
             waited_s += min(time.monotonic() - began, 2 * TICK_S)
-    except BaseException:  # a signal's too
+    except BaseException:  # also a stop signal
         rating.give_up()
         raise
     if rating.problem is not None:
@@ -137,11 +136,11 @@ def within(limit_s: float, work: Callable[[], T]) -> T:
 
 
 def under_way() -> list[_Rating[object]]:
-    """The ratings of this process that go on, also those that were given up and do not end."""
+    """Return this process's running ratings, including abandoned ones."""
     return [thread for thread in threading.enumerate() if isinstance(thread, _Rating)]
 
 
 def give_up_all() -> None:
-    """Gives up whatever is being rated."""
+    """Abandon all running ratings."""
     for rating in under_way():
         rating.give_up()

@@ -1,8 +1,7 @@
-"""The watcher: one grader at a time asks the scheduler about the experiment's jobs, notes what it says for `status`, and has
-the runs sealed whose jobs are gone for good.
+"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and seals runs whose jobs are gone.
 
-It runs beside the grading in a thread of its own, asks the scheduler once a period (of several questions, one), and seals
-nothing on one look alone: two looks in a row must agree, and the run's clock must stand still.
+One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if two
+looks in a row agree and the run's clock has stopped.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ LOOKS_BEFORE_SEALING = 2
 LOST_LOOKS = 2
 FINISH_LOOKS = 6
 FINISH_PAUSE_S = 3.0
-"""Of the last job: enough looks for exit codes too."""
+"""Poll interval of the last job: enough looks, also for exit codes."""
 
 FINISH_PATIENCE_S = 120.0
-"""Of the last job, beside the time after which a dead watcher's claim is free: for a scheduler that doesn't answer."""
+"""How long the last job waits for a silent scheduler, beyond the time until a dead watcher's claim is free."""
 
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0
-"""A job that sbatch has just taken may not be in squeue's answer yet."""
+"""A job that sbatch has just accepted may be missing in squeue's answer."""
 
 
 class Watcher(threading.Thread):
-    """The watcher of one grader; it works while it holds the claim."""
+    """The watcher of one grader; works while it holds the claim."""
 
     def __init__(self, experiment: ExperimentDir, claims: Claims, period_s: float) -> None:
         super().__init__(name="watcher", daemon=True)
@@ -66,10 +65,10 @@ class Watcher(threading.Thread):
         self.claims = claims
         self.period_s = period_s
         self._ending = threading.Event()
-        self._seen: dict[tuple[str, str], SeenJob] = {}  # by name and number, with what was learned of the ended ones
-        self._asked: set[tuple[str, str]] = set()  # whose exit code was asked for
-        self._lost: dict[tuple[str, str], int] = {}  # forgotten by squeue: how often accounting was asked
-        self._missing: dict[str, int] = {}  # looks in a row in which a run had no job left
+        self._seen: dict[tuple[str, str], SeenJob] = {}  # by name and job id, with what was learned about ended jobs
+        self._asked: set[tuple[str, str]] = set()  # jobs whose exit code was requested
+        self._lost: dict[tuple[str, str], int] = {}  # jobs missing in squeue: number of accounting requests
+        self._missing: dict[str, int] = {}  # consecutive looks in which a run had no job
         self._clocks: dict[str, int] = {}
         self._sealed: set[str] = set()
         self._first_seen: dict[int, float] = {}
@@ -85,22 +84,23 @@ class Watcher(threading.Thread):
             try:
                 self.step()
             except SchedulerError as error:
-                if error.what != self._trouble:  # a site whose nodes have no squeue would fill the log
+                # log each problem once, or a site whose nodes have no squeue fills the log
+                if error.what != self._trouble:
                     log.warning("the scheduler can't be asked: %s", error.what)
                 self._trouble = error.what
                 self._note(error.what)
             except (AutorlError, OSError) as error:
                 log.warning("watching failed, trying again: %s", error)
-            except Exception:  # watching must outlive a defect: without it, orphans stay open
+            except Exception:  # watching must survive a defect, or orphaned runs would stay open
                 log.exception("watching failed")
 
     def end(self) -> None:
-        """Stops it: it claims nothing any more. What it holds is given back with the grader's other claims."""
+        """Stop the watcher: it takes no more claims. Its claim is given back with the grader's other claims."""
         with self._claiming:
             self._ending.set()
 
     def step(self) -> bool:
-        """One period: at most one question to the scheduler; False if another watcher has the claim.
+        """Run one period with at most one question to the scheduler; return False if another watcher has the claim.
 
         Raises:
             SchedulerError: the scheduler doesn't answer.
@@ -125,7 +125,7 @@ class Watcher(threading.Thread):
                 return True
             self._generation = self.claims.take(ENTRY, current)
         if self._generation is not None:
-            for job in read_seen(self.experiment).jobs:  # what the watcher before this one knew
+            for job in read_seen(self.experiment).jobs:  # notes of the previous watcher
                 self._seen.setdefault((job.name, job.job_id), job)
         return self._generation is not None
 
@@ -135,19 +135,19 @@ class Watcher(threading.Thread):
         for key, job in now.items():
             known = self._seen.get(key)
             if known is not None and known.state == job.state and known.exit_code is not None:
-                continue  # squeue tells no exit code: what was learned stands
+                continue  # squeue reports no exit code, so keep the known one
             self._seen[key] = job
             self._asked.discard(key)
         for key, job in list(self._seen.items()):
-            if key not in now and not job_state(job.state).over:  # ended and forgotten between two looks, or lost
+            if key not in now and not job_state(job.state).over:  # ended between two looks, or lost
                 self._lost.setdefault(key, 0)
             else:
                 self._lost.pop(key, None)
 
     def _ask_accounting(self) -> bool:
-        """One question about the jobs that squeue has forgotten before their end was seen; False if there are none.
+        """Ask accounting about jobs that left squeue before their end was seen; return False if there are none.
 
-        What accounting doesn't know either, twice, or can't be asked about, is gone.
+        A job that accounting does not know in two tries, or that can't be queried, counts as gone.
         """
         lost = {key: job for key, job in self._seen.items() if key in self._lost}
         if not lost:
@@ -171,20 +171,20 @@ class Watcher(threading.Thread):
         return True
 
     def _ask_for_exit_code(self) -> bool:
-        """One question for the exit codes of ended jobs; False if there was none to ask."""
+        """Ask once for exit codes of ended jobs; return False if none was needed."""
         for key, job in self._seen.items():
             ended_badly = job_state(job.state) in (JobState.ENDED, JobState.DONE) and job.exit_code is None
             if ended_badly and key not in self._asked and self._matters(job):
                 told = slurm.with_exit_codes(list(self._seen.values()), job.job_id)
                 base = job.job_id.partition("_")[0]
                 self._seen = {(other.name, other.job_id): other for other in told}
-                # Those that scontrol has forgotten too are not asked for again.
+                # If scontrol has lost them too, don't ask again.
                 self._asked |= {k for k, other in self._seen.items() if other.job_id.partition("_")[0] == base}
                 return True
         return False
 
     def all_sealed(self) -> bool:
-        """Whether nothing is left to be sealed."""
+        """Return whether every run is sealed."""
         try:
             runs = [self.experiment.run(run_id) for run_id in read_experiment(self.experiment).runs]
             return all(RunView.of(Ledger(run).read()).sealed is not None for run in runs)
@@ -192,11 +192,11 @@ class Watcher(threading.Thread):
             return False
 
     def _matters(self, job: SeenJob) -> bool:
-        """Whether it stands for an array of agents, one of which ended badly."""
+        """Return whether the job is an agents' array with a task that ended badly."""
         return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
 
     def _orphans(self, jobs: SlurmJobs, board: JobTable) -> list[str]:
-        """Unsealed runs of which no job is left, seen so in looks in a row with the clock standing still."""
+        """Return unsealed runs without a job in enough consecutive looks, whose clock has stopped."""
         record = read_experiment(self.experiment)
         alive = board.alive_runs() | self._just_submitted(jobs)
         closed = set(reading.list_names(self.experiment.finished))
@@ -221,7 +221,7 @@ class Watcher(threading.Thread):
         return found
 
     def _just_submitted(self, jobs: SlurmJobs) -> set[str]:
-        """Runs of sbatch calls that this watcher has known for less than a minute and the scheduler doesn't show yet."""
+        """Return runs of sbatch calls noticed less than a minute ago that the scheduler doesn't show yet."""
         shown = {job.name for job in self._seen.values()}
         now = time.monotonic()
         runs: set[str] = set()
@@ -232,7 +232,7 @@ class Watcher(threading.Thread):
         return runs
 
     def _seal_orphans(self, runs: list[str], board: JobTable) -> None:
-        """By the supervisors' own command, in a process: seals are theirs to write."""
+        """Seal runs with the supervisors' own command in a process, because only supervisors write seals."""
         rows = []
         for run_id in runs:
             ending = self._ending_of(run_id, board.of_run(run_id))
@@ -250,10 +250,10 @@ class Watcher(threading.Thread):
         command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]
         subprocess.run(command, input=json.dumps(rows).encode(), timeout=SEAL_LIMIT_S, check=False)
         for run_id in runs:
-            self._missing.pop(run_id, None)  # one that could not be sealed is tried again after more looks
+            self._missing.pop(run_id, None)  # a failed one is tried again after more looks
 
     def _ending_of(self, run_id: str, tasks: list[ListedJob]) -> OrphanEnding:
-        """By the last job that was seen to end badly; else by the last one."""
+        """Return how a run ended, by the last job seen to end badly, otherwise by the last job."""
         known = [task for task in tasks if task.seen is not None]
         bad = [task for task in known if task.state is JobState.ENDED]
         task = (bad or known or tasks)[-1]
@@ -273,7 +273,7 @@ class Watcher(threading.Thread):
             return None
 
     def _note(self, trouble: str | None) -> None:
-        """Writes seen.json where something changed."""
+        """Write seen.json if something changed."""
         if self._generation is None:
             return
         jobs = tuple(sorted(self._seen.values(), key=lambda job: (job.name, job.number or 0, job.index or 0)))
@@ -289,7 +289,7 @@ class Watcher(threading.Thread):
 
 
 def seal_what_is_lost(experiment: ExperimentDir, pause_s: float = FINISH_PAUSE_S) -> None:
-    """Once, by the last job of an experiment: seals the runs that have no job left, should no grader have lived to do it."""
+    """Seal the runs that have no job left. Called once by an experiment's last job, in case no grader lived to do it."""
     record = read_experiment(experiment)
     if record.cluster is None:
         return

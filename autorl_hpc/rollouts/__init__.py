@@ -1,4 +1,4 @@
 """Engines, environments and the episode scheduler, for graders and for agents that train. Holds no held-out data.
 
-Nothing in this room imports the rest of the suite at run time: agents get a copy of it.
+Agents get a copy of this package, so at run time it imports nothing from the rest of the suite.
 """

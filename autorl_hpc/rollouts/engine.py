@@ -1,4 +1,4 @@
-"""The engine Protocol: who answers prompts. Token ids go in, so that the prompt is the recipe's alone."""
+"""The engine Protocol. Prompts are passed as token ids, so that only the recipe decides them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-if TYPE_CHECKING:  # agents get this room without the records
+if TYPE_CHECKING:  # agents get this package without the records
     from autorl_hpc.records.exchange import Engine as EngineIdentity
     from autorl_hpc.records.task import Sampling
 
 
 CONVERSATION = 1 << 16
-"""Keys of prompts with the same `key // CONVERSATION` are one conversation's, whose prompts mostly begin with the last one: an engine with
-several workers gives them to the same one, whose cache knows that beginning."""
+"""Prompts whose keys have the same `key // CONVERSATION` are one conversation and mostly share a prefix. An engine with several
+workers sends them to the same one to reuse its prefix cache."""
 
 
 class Answer(NamedTuple):
@@ -27,84 +27,84 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Loaded:
-    """How long it took to bring weights in."""
+    """Times of loading weights, in seconds."""
 
-    load_s: float  # that the caller waited for files to be read and checked: less than that took, where they were read ahead
-    swap_s: float  # putting them into the model
+    load_s: float  # time the caller waited for reading and checking files; shorter after a prefetch
+    swap_s: float  # time to put them into the model
 
 
 class WeightsChanged(Exception):
-    """The artifact's data no longer have the content hash that the ledger names."""
+    """The artifact's data no longer have the content hash in the ledger."""
 
 
 class EngineFailed(Exception):
-    """The engine could not answer: the grader's or the artifact's fault, which the caller finds out."""
+    """The engine could not answer. The caller finds out whether the grader or the artifact is at fault."""
 
 
 class ServingEngine(Protocol):
-    """An engine stays up between submissions; only weights are swapped."""
+    """An engine that stays up between submissions; only weights are swapped."""
 
     @property
     def identity(self) -> EngineIdentity:
-        """Backend, versions, device, dtype: hashed into every score."""
+        """Backend, versions, device and dtype; hashed into every score."""
         ...
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
-        """Has a folder read and checked ahead, into host memory, while the engine works. Returns at once and raises nothing: what goes
-        wrong comes out at `load`. More than the engine's cache holds is not read ahead."""
+        """Start to read and check a folder into host memory while the engine works. Returns at once and raises nothing; errors
+        appear at `load`. Does nothing for more than the cache holds."""
         ...
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
-        """Swaps in the weights of a folder of safetensors whose names and shapes equal the base model's.
+        """Load the weights in a folder of safetensors; names and shapes must equal the base model's.
 
         Raises:
             WeightsChanged: the data don't have `content_hash`.
             OSError: they can't be read.
-            EngineFailed: they did not get into the model; the engine is of no use any more.
+            EngineFailed: loading into the model failed; the engine can't be used any more.
         """
         ...
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text by the base model's tokenizer, without special tokens added."""
+        """Return the token ids of plain text by the base model's tokenizer, without special tokens."""
         ...
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """Token ids of a conversation in the base model's template with the answer's beginning, None without one."""
+        """Return the token ids of a conversation in the base model's template with generation prompt; None without a template."""
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        """One answer a prompt, in the order given."""
+        """Return one answer per prompt, in order."""
         ...
 
     def close(self) -> None:
-        """Gives memory back."""
+        """Free the memory."""
         ...
 
 
 class Stream(Protocol):
-    """Prompts that go in while others are being answered."""
+    """An open stream: prompts can be added while others are being answered."""
 
     def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Hands in prompts, each with a key that is used once in a stream. Draws follow from the stream's seed and the key alone,
-        as far as the engine can. Prompts of one conversation have keys of one block of CONVERSATION, others keys of other blocks: what
-        is answered does not depend on it, how fast does."""
+        """Add prompts, each with a key that is unique in the stream. Sampling depends only on the stream's seed and the key, as
+        far as the engine can. Prompts of one conversation use keys of one block of CONVERSATION; this affects speed, not
+        answers."""
         ...
 
     def close(self) -> None:
-        """Gives up what is not answered yet; nothing is delivered after it returns. Not to be called under a lock that `deliver`
-        takes: it waits for a delivery that is under way."""
+        """Drop unanswered prompts; nothing is delivered after it returns. It waits for a delivery in progress, so don't call it
+        under a lock that `deliver` takes."""
         ...
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """What an engine offers beside the Protocol above if it needs no batches: episodes then ask as soon as they can."""
+    """Optional for engines that need no batches: episodes then ask as soon as they can."""
 
     def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
-        """Opens the engine's one stream.
+        """Open the engine's one stream.
 
         Args:
-            deliver: called by a thread of the engine with each key and its answer, in any order; with -1 and an exception, once,
-                where the engine failed.
+            deliver: called by an engine thread with each key and its answer, in any order; if the engine fails, once with -1 and
+                an exception.
         """
         ...

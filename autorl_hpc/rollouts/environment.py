@@ -1,9 +1,9 @@
-"""The environment Protocol of interactive tasks. Nothing in this room knows of held-out data: goals are handed in.
+"""The environment and dialogue Protocols of interactive tasks, and the state and result of one episode.
 
-A task's class stands in its folder (`environment: environment.py:Environment` in task.yaml) and is used by graders and, for
-training, by agents. It must not import anything of the suite but `autorl_hpc.rollouts`. Both classes are made with those of
-these keyword arguments that they name: `data` (Path: the task's training data, or its vault for graders), `held_out` (bool:
-which of the two), `options` (dict: the recipe's).
+A task's class is in its folder (`environment: environment.py:Environment` in task.yaml); graders use it, and agents for
+training. It must import nothing of the suite but `autorl_hpc.rollouts`. Both classes are created with those of these keyword
+arguments that they accept: `data` (Path: training data, or the vault for graders), `held_out` (bool: which of the two),
+`options` (dict: the recipe's).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from autorl_hpc.rollouts.engine import CONVERSATION
 
 
 class Step(NamedTuple):
-    """What follows on an action.
+    """The result of an action.
 
     Attributes:
         observation: the text that the model sees next.
@@ -32,27 +32,27 @@ class Step(NamedTuple):
 
 
 class Environment(Protocol):
-    """One environment, in a process of its own; it serves one episode after the other.
+    """One environment, in a worker process; it serves one episode after another.
 
-    A class may set `replays = False`: its episodes are never played again up to where they stand, which is done to get them away
-    from one that hangs. Right where a step costs money or the world outside answers.
+    An episode that waits behind a hanging one is replayed in another process. A class may forbid this with `replays = False`,
+    which is right if a step costs money or has effects outside.
     """
 
     def reset(self, goal: Mapping[str, Any], seed: int) -> str:
-        """Begins an episode and returns the first observation."""
+        """Begin an episode and return the first observation."""
         ...
 
     def step(self, action: str) -> Step:
-        """One action of the model, already cleaned by the dialogue."""
+        """Perform one action of the model, as extracted by the dialogue."""
         ...
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Release all resources."""
         ...
 
 
 class Turn(NamedTuple):
-    """One exchange: what the model did, and what it saw then."""
+    """One exchange: the model's action and the observation that followed."""
 
     action: str
     observation: str
@@ -60,7 +60,7 @@ class Turn(NamedTuple):
 
 @dataclass
 class Transcript:
-    """An episode as it stands."""
+    """An episode so far."""
 
     goal: Mapping[str, Any]
     first: str
@@ -68,43 +68,42 @@ class Transcript:
 
 
 class Unavailable(Exception):
-    """Something that an environment asks can't be reached. Raised by environments that have tried again themselves: the episode
-    is not begun anew."""
+    """A resource of the environment can't be reached. Raised after the environment's own retries, so the episode is not
+    retried."""
 
 
 class Dialogue(Protocol):
-    """How a task turns an episode into a prompt and a completion into an action. Stands in the task's folder, beside the
-    environment, as class `Dialogue` of the same file. One is made in each process with environments, and serves all of them: what
-    it says depends on its arguments alone."""
+    """Turns an episode into a prompt, and a completion into an action. Defined in the task's folder as class `Dialogue` in the
+    environment's file. One instance per process serves all environments, so its results must depend on its arguments alone."""
 
     def prompt(self, transcript: Transcript) -> str | Sequence[Mapping[str, str]]:
-        """What the model is asked: plain text, or chat messages."""
+        """Return the prompt: plain text, or chat messages."""
         ...
 
     def action(self, completion: str) -> str:
-        """The action in the model's words; what is no action is passed on as it stands, for the environment to refuse."""
+        """Return the action in the completion. Invalid actions are passed on unchanged, for the environment to refuse."""
         ...
 
 
-# One episode: under way, and what came out of it.
+# --- one episode: its state and its result
 
 MAX_ATTEMPTS = 64
-"""Above all beginnings of one episode, counted or not: bounds on losses, errors and moves keep it below."""
+"""Exceeds every possible number of attempts at one episode, which limits on losses, errors and moves keep below."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """What came out of one goal.
+    """The result of one goal.
 
     Attributes:
         goal: its id.
-        reward: at the end, 0 to 1; None where the environment failed: the grader's fault, and no score.
-        done: the environment ended it; else the steps or the context were used up.
-        steps: actions of the model.
-        tokens: that the model wrote.
-        truncated: completions that were cut off by the token limit.
-        transcript: first observation and turns; `completions` are the model's words behind each.
-        problem: why there is no reward, or what ended the episode before its time.
+        reward: at the end, 0 to 1; None if the environment failed, which is the grader's fault and gives no score.
+        done: the environment ended it; otherwise steps or context were used up.
+        steps: number of the model's actions.
+        tokens: number of tokens that the model wrote.
+        truncated: completions cut off by the token limit.
+        transcript: first observation and turns; `completions` are the model's texts for each turn.
+        problem: why there is no reward, or what ended the episode early.
     """
 
     goal: str
@@ -121,14 +120,14 @@ class Episode:
 
 @dataclass(eq=False)
 class Live:
-    """An episode under way.
+    """An episode in progress.
 
     Attributes:
         index: of its goal.
-        ticket: of the call that it waits for; 0: it waits for the model.
-        key: of the prompt that the engine was asked, None where it was not.
-        beginnings: that count against the bound; `attempts` are all of them.
-        known: the transcript up to which it is played again, after it was moved.
+        ticket: of the call that it waits for; 0 if it waits for the model.
+        key: of the pending prompt, or None.
+        beginnings: attempts that count against the limit; `attempts` counts all.
+        known: the transcript to replay after a move.
     """
 
     index: int
@@ -149,18 +148,18 @@ class Live:
     completions: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Back to nothing, for another beginning."""
+        """Reset for another attempt."""
         self.begun, self.reward, self.done, self.tokens, self.truncated = False, 0.0, False, 0, 0
         self.completions, self.known, self.key = [], None, None
         self.attempts += 1
 
     def next_key(self) -> int:
-        """The key of the next prompt: by goal, beginning and turn, so that draws don't depend on the timing. A beginning is one
-        conversation."""
+        """Return the key of the next prompt, from goal, attempt and turn, so that sampling does not depend on timing. An
+        attempt is one conversation."""
         return (self.index * MAX_ATTEMPTS + self.attempts) * CONVERSATION + len(self.completions)
 
     def over(self, goal: Mapping[str, Any], reward: float | None, problem: str | None) -> Episode:
-        """What came out of it."""
+        """Return the episode's result."""
         return Episode(
             goal=str(goal["id"]),
             reward=reward,

@@ -1,11 +1,9 @@
-"""The episode scheduler: all episodes are played together.
+"""The episode scheduler (`run_episodes`), and an encoder that tokenizes growing texts incrementally (`Encoder`).
 
-An engine that is `Streaming` is asked as soon as an environment is ready, and each answer goes to its environment as it comes.
-Any other engine is asked in batches of all that are ready.
-
-An episode's prompts depend on its own transcript alone. With a greedy engine and deterministic environments its outcome is
-therefore the same whatever the timing, the number of workers and the other episodes. With sampling a stream's draws follow from
-goal, beginning and turn; a batch's depend on the batch.
+A `Streaming` engine gets a prompt as soon as an environment is ready, and each answer goes to its environment at once; any
+other engine gets batches of all ready prompts. Prompts depend on their own transcript alone, so with a greedy engine and
+deterministic environments, results don't depend on timing, workers or other episodes. With sampling, a stream's draws depend
+on goal, attempt and turn; a batch's also on the batch.
 """
 
 from __future__ import annotations
@@ -25,38 +23,38 @@ if TYPE_CHECKING:
     from autorl_hpc.records.task import Sampling
 
 GATHER_S = 1.0
-"""How long a batch waits for slow environments once the first is ready: about what a batch takes, so at most half is lost."""
+"""How long a batch waits for slow environments after the first is ready: about a batch's duration, so at most half is lost."""
 
 IN_FLIGHT = 256
-"""Episodes at a time: a batch that fills a GPU; an environment of each lives in some worker's memory."""
+"""Parallel episodes: enough to fill a GPU; each has an environment in some worker's memory."""
 
 MAX_BEGINNINGS = 3
-"""Of one episode. What killed a worker three times is no accident."""
+"""Attempts at one episode. If it killed a worker three times, this is no accident."""
 
 MAX_LOSSES = 12
-"""Workers lost in one run of episodes, and calls that raised. An environment that fails everywhere ends the run, not after hours of
-new beginnings."""
+"""Lost workers and failed calls in one run. An environment that always fails should end the run soon, not after hours of
+retries."""
 
 MAX_MOVES = 3
-"""Of one episode, away from others that are slow: then it waits."""
+"""Moves of one episode away from slow ones; after that it waits."""
 
 LOOK_S = 0.5
-"""How often it is looked for episodes that wait behind slow ones."""
+"""Interval of checks for episodes that wait behind slow ones."""
 
 
 class Answers(Protocol):
-    """The part of an engine that episodes need; agents write one over the model that they train. It may be `Streaming` too."""
+    """The part of an engine that episodes need; agents write one for the model that they train. It may be `Streaming` too."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         ...
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """Token ids of a conversation with the answer's beginning, None where the model has no template."""
+        """Return the token ids of a conversation with generation prompt; None if the model has no template."""
         ...
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        """One answer a prompt, in order."""
+        """Return one answer per prompt, in order."""
         ...
 
 
@@ -75,19 +73,18 @@ def run_episodes(
     max_prompt_tokens: int | None = None,
     all_or_none: bool = False,
 ) -> list[Episode]:
-    """One episode a goal, in the goals' order. A goal is a JSON object with an `id`.
+    """Play one episode per goal and return the results in the goals' order. A goal is a JSON object with an `id`.
 
     Args:
-        pool: a warm one of the same source; without one a pool of `workers` processes is made for this run.
-        in_flight: episodes at a time; a finished one makes room for the next goal at once.
-        gather_s: a slow environment never keeps ready ones waiting for longer than this. Nothing is gathered for a `Streaming`
-            engine.
-        max_prompt_tokens: an episode whose prompt grows longer ends there, with the reward that it has.
+        pool: a running pool of the same source; otherwise one with `workers` processes is created for this run.
+        in_flight: parallel episodes; a finished one makes room for the next goal at once.
+        gather_s: maximum time that ready episodes wait for slow ones. Not used for a `Streaming` engine.
+        max_prompt_tokens: an episode with a longer prompt ends with its current reward.
         all_or_none: stop at the first episode that can have no reward.
 
     Raises:
-        EnvironmentBroken: environment or dialogue can't be made, or fail one time after the other; with `all_or_none`, they
-            failed in one episode.
+        EnvironmentBroken: environment or dialogue can't be created or fail repeatedly; with `all_or_none`, they failed in one
+            episode.
         Exception: the engine's own.
     """
     if max_steps > CONVERSATION:
@@ -136,26 +133,26 @@ class _Run:
                     self._ask()
             return [self._finished[index] for index in range(len(self.goals))]
         finally:
-            for slot in self._live:  # of a run that ends by an exception
+            for slot in self._live:  # after an exception
                 self.pool.release(slot)
 
     # --- waiting ---
 
     def _stream(self, engine: Streaming) -> None:
-        """Asks for whatever is ready, waits for what comes, from environments and the engine, and takes all that is there."""
+        """Submit ready prompts, wait for an event from environments or engine, and handle all pending events."""
         stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
         try:
             while self._live:
                 self._hand_in(stream)
                 if self._hear(LOOK_S):
-                    for _ in range(len(self._live)):  # bounded: prompts must leave
+                    for _ in range(len(self._live)):  # bounded, so that prompts are submitted
                         if not self._hear(0.0):
                             break
         finally:
             stream.close()
 
     def _gather(self) -> None:
-        """Waits until all episodes are ready, or some have been for `gather_s`."""
+        """Wait until all episodes are ready, or some have been ready for `gather_s`."""
         deadline: float | None = None
         while self._waiting:
             if self._ready and deadline is None:
@@ -165,14 +162,15 @@ class _Run:
                 return
 
     def _hear(self, timeout_s: float) -> bool:
-        """Takes the next event, False if there was none in time."""
+        """Handle the next event; False if there was none in time."""
         event = self.pool.hear(timeout_s)
         if isinstance(event, Lost):
             self._lost(event)
         elif isinstance(event, Note):
-            if event.sender is self:  # else of a run that was given up
+            if event.sender is self:  # else from an earlier, abandoned run
                 self._answered(event)
-        elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:  # else the same
+        # else from an abandoned call
+        elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:
             self._take(live, event)
         if (now := time.monotonic()) >= self._look_at:
             self._look_at = now + LOOK_S
@@ -189,7 +187,7 @@ class _Run:
             self._begin(self._live[slot])
 
     def _begin(self, live: Live) -> None:
-        """Begins an episode, or begins it again from nothing."""
+        """Begin an episode, or begin it again."""
         live.clear()
         self._wait(live, self.pool.begin(live.slot, self.goals[live.index], self.seed))
 
@@ -199,7 +197,7 @@ class _Run:
         self._waiting[ticket] = live
 
     def _act(self, live: Live) -> None:
-        """The model's last words go to the environment."""
+        """Pass the model's last completion to the environment."""
         last = len(live.completions) >= self.max_steps
         self._wait(live, self.pool.act(live.slot, live.completions[-1], last=last))
 
@@ -226,7 +224,7 @@ class _Run:
             self._ready.append(live)
 
     def _move(self, slot: int) -> None:
-        """An episode that waits behind a slow one is begun elsewhere and played up to where it stands by the same words."""
+        """Replay an episode that waits behind a slow one on another worker, with the same completions."""
         live = self._live.get(slot)
         if live is None or live.ticket not in self._waiting or live.moves >= MAX_MOVES:
             return
@@ -235,7 +233,7 @@ class _Run:
         self._wait(live, self.pool.begin(slot, self.goals[live.index], self.seed))
 
     def _replay(self, live: Live, known: Transcript) -> None:
-        """The next of the known turns. An environment that tells another story now has its episode begun from nothing."""
+        """Replay the next known turn. If the environment behaves differently, the episode begins again."""
         turns = live.transcript.turns
         if live.transcript.first != known.first or turns != known.turns[: len(turns)]:
             self._begin(live)
@@ -246,7 +244,7 @@ class _Run:
             self._act(live)
 
     def _lost(self, lost: Lost) -> None:
-        """All episodes of a lost worker begin again; only the one that it was at is counted."""
+        """Begin all episodes of a lost worker again; only the one that it was working on counts as an attempt."""
         self._losses += 1
         if self._losses > MAX_LOSSES:
             raise EnvironmentBroken(f"{self._losses} workers were lost in one run; the last one: {lost.reason}")
@@ -271,7 +269,7 @@ class _Run:
     # --- the engine's side ---
 
     def _ask(self) -> None:
-        """One batch: the prompts of all that are ready, in the goals' order."""
+        """Run one batch: the prompts of all ready episodes, in the goals' order."""
         asked = self._prompts()
         if asked:
             answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
@@ -279,7 +277,7 @@ class _Run:
                 self._hand_on(live, answer)
 
     def _hand_in(self, stream: Stream) -> None:
-        """The prompts of all that are ready, at once."""
+        """Submit the prompts of all ready episodes."""
         keyed: list[tuple[int, list[int]]] = []
         for live, tokens in self._prompts():
             live.key = live.next_key()
@@ -292,7 +290,7 @@ class _Run:
         if isinstance(note.content, BaseException):
             raise note.content
         live = self._asked.pop(note.key, None)
-        if live is not None and live.key == note.key:  # else its environment was lost meanwhile
+        if live is not None and live.key == note.key:  # otherwise its environment was lost meanwhile
             live.key = None
             self._hand_on(live, note.content)
 
@@ -303,7 +301,7 @@ class _Run:
         self._act(live)
 
     def _prompts(self) -> list[tuple[Live, list[int]]]:
-        """All that are ready, with their prompts' token ids, in the goals' order; those that grew too long end."""
+        """Return all ready episodes with their prompts' token ids, in the goals' order. Episodes with too long prompts end."""
         ready, self._ready = sorted(self._ready, key=lambda live: live.index), []
         asked: list[tuple[Live, list[int]]] = []
         for live in ready:
@@ -332,16 +330,15 @@ class _Run:
         self._begin_next(live.slot)
 
 
-# Token ids of texts that grow, without cutting all of them into tokens again at each turn.
-#
-# A text is cut before each line feed that follows on an ASCII letter or digit, the pieces are encoded alone, and their ids are
-# kept. That equals encoding the whole text wherever a tokenizer splits there before it forms tokens. Whether it does is read from
-# its definition: normal forms or nothing before, the splitting rules of the families below, byte-level BPE without dropout, and
-# no added token over such a place. None of these rules puts a letter or digit and a line feed into one part, and none looks
-# past that place. With any other tokenizer (SentencePiece's, say) whole texts are encoded.
+# --- incremental tokenizing: growing texts are not tokenized as a whole at each turn
+# A text is cut before each line feed that follows an ASCII letter or digit; the pieces are encoded separately and their ids
+# cached. This equals encoding the whole text if the tokenizer splits there before it forms tokens, as its definition shows:
+# normal forms or no normalization, the splitting rules listed below, byte-level BPE without dropout, and no added token across
+# such a place. None of these rules joins a letter or digit with a line feed or looks beyond that place. With other tokenizers
+# (such as SentencePiece) whole texts are encoded.
 
 KEPT_CHARS = 8_000_000
-"""Of pieces, about 100 MB with their ids; then the cache begins anew. A split's episodes have a tenth of it."""
+"""Characters of cached pieces (about 100 MB with ids) after which the cache is cleared. A split's episodes use a tenth of it."""
 
 NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
@@ -354,11 +351,11 @@ SPLITS = {
     "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     r"\d{1,2}",
 }
-"""Regular expressions by which tokenizers split texts first, all looked at for the sentence above."""
+"""Regular expressions by which tokenizers split texts first; all were checked for the property above."""
 
 
 class Encoder:
-    """A transformers tokenizer's `encode`: plain text to token ids, no special tokens added. Safe for several threads.
+    """Encodes plain text like a transformers tokenizer, without special tokens. Thread-safe.
 
     Attributes:
         by_pieces: whether texts are encoded piece by piece.
@@ -371,7 +368,7 @@ class Encoder:
         self._kept_chars = 0
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text, always those of encoding it as a whole."""
+        """Return the token ids of the text, always equal to those of encoding it as a whole."""
         if not self.by_pieces:
             return list(self._tokenizer(text, add_special_tokens=False).input_ids)
         ids: list[int] = []
@@ -390,7 +387,7 @@ class Encoder:
 
 
 def pieces(text: str) -> list[str]:
-    """The text cut before each line feed that follows on an ASCII letter or digit."""
+    """Cut the text before each line feed that follows an ASCII letter or digit."""
     lines = text.split("\n")
     made, start = [], 0
     for place, line in enumerate(lines):
@@ -405,7 +402,7 @@ def pieces(text: str) -> list[str]:
 
 
 def splits_at_line_ends(tokenizer: Any) -> bool:
-    """Whether texts may be encoded by `pieces`, as far as the tokenizer's definition shows; False where it doesn't."""
+    """Return whether `pieces` is valid for a tokenizer by its definition; False if that is unknown."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or getattr(tokenizer, "split_special_tokens", False):
         return False
@@ -426,7 +423,7 @@ def splits_at_line_ends(tokenizer: Any) -> bool:
 
 
 def _splitting(rules: list[Mapping[str, Any]]) -> bool:
-    """Whether these rules, one after the other, split before a line feed after a letter or digit."""
+    """Return whether these rules in sequence split before a line feed after a letter or digit."""
     splits = False
     for rule in rules:
         if rule.get("type") == "ByteLevel":

@@ -1,6 +1,6 @@
-"""A pool of worker processes, each the host of some environments, with a thread each and one queue of what came of it.
+"""A pool of worker processes that host environments: scheduling of calls, one thread per process, one queue of events.
 
-The caller's engine may put its answers into the same queue (`post`), so that one thread waits for both.
+The caller's engine may post its answers into the same queue (`post`), so that one thread waits for both.
 """
 
 from __future__ import annotations
@@ -23,36 +23,35 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
-# Which worker takes which call. An episode can be begun by any worker, and goes on where it was begun.
-#
-# Beginnings wait in one line for whichever worker is free first, so a slow worker gets fewer of them. A goal that a worker has
-# played before goes to this one again, unless it has much more to do than others: what it has parsed stays parsed. Each worker
-# takes the oldest call that it may. One that is stuck, or hosts an episode whose steps are slow, gets no more beginnings; `held_up`
-# names the episodes that wait for others there, to be moved away.
+# --- scheduling: which worker takes which call
+# Any worker can begin an episode; it then stays there. New episodes wait in one line for the first free worker, so a slow worker
+# gets fewer. A goal returns to the worker that has played it and has its data parsed, unless that one is much busier. Workers
+# take the oldest call that suits them. One that is stuck, or hosts an episode with slow steps, gets no new episodes; `held_up`
+# names the episodes that wait behind such calls and should move.
 
 SLOW_S = 1.0
-"""A step that takes longer is slow: hundreds of times a usual one. Others that wait behind it are better off elsewhere."""
+"""A step that takes longer is slow (usual steps are hundreds of times faster); episodes waiting behind it should move."""
 
 SLOW_BEGINNING_S = 10.0
-"""The same of a beginning, in which games are translated and data read."""
+"""The same for the beginning of an episode, in which games are translated and data read."""
 
 LEAD = 4
-"""Episodes that the worker which knows a goal may have more than another one that is free: a beginning anew costs some ten
-steps, waiting in a line of five costs more."""
+"""Episodes that the worker which knows a goal may have more than a free one. Beginning without its cache costs about ten steps;
+waiting in a line of five costs more."""
 
 KNOWN_GOALS = 8192
-"""Whose workers are remembered."""
+"""Goals whose workers are remembered."""
 
 LOOK_AGAIN_S = 0.25
-"""How soon a free worker looks again at beginnings that are another's, who may get stuck."""
+"""Interval at which a free worker checks for episodes reserved for another worker, which may be stuck."""
 
 
 class WorkerCall(NamedTuple):
-    """What a worker is to do.
+    """One call for a worker.
 
     Attributes:
-        ticket: counts up over all calls.
-        slot: the episode's, by the caller's count.
+        ticket: increases over all calls.
+        slot: the episode's slot as counted by the caller.
         request: for the worker's process, which counts its own slots.
     """
 
@@ -74,20 +73,20 @@ class _Beginning(NamedTuple):
 
 @dataclass
 class _Place:
-    """A worker as the desk sees it."""
+    """A worker as the scheduler sees it."""
 
     wake: threading.Condition
     calls: deque[WorkerCall] = field(default_factory=deque)
-    hosted: dict[int, int] = field(default_factory=dict)  # its process's slot by the caller's
-    free: list[int] = field(default_factory=list)  # slots of its process that hosted an episode once
+    hosted: dict[int, int] = field(default_factory=dict)  # the process's slot by the caller's
+    free: list[int] = field(default_factory=list)  # slots of the process that once hosted an episode
     slow: set[int] = field(default_factory=set)  # the caller's slots
     at: WorkerCall | None = None
     since: float = 0.0
-    dozes: bool = False  # until it is woken: there was nothing to look at again
+    dozes: bool = False  # waits without timeout, because there was nothing to check again
 
 
 class Desk:
-    """The calls of one pool. Safe for threads."""
+    """Schedules the calls of one pool. Thread-safe."""
 
     def __init__(self, workers: int) -> None:
         self._lock = threading.Lock()
@@ -99,7 +98,7 @@ class Desk:
         self._ended = False
 
     def begin(self, slot: int, goal: Mapping[str, Any], seed: int) -> int:
-        """A beginning in a slot; what was there is given up. Returns its ticket."""
+        """Begin an episode in a slot, replacing the previous one; return the ticket."""
         with self._lock:
             self._release(slot)
             beginning = _Beginning(self._ticket(), slot, goal, seed)
@@ -112,7 +111,7 @@ class Desk:
             return beginning.ticket
 
     def act(self, slot: int, request: Mapping[str, Any]) -> int:
-        """A step of the episode in a slot. One of an episode that is lost by now is dropped: that it is lost is being told."""
+        """Step the episode in a slot. Dropped if the episode is lost; the loss is reported separately."""
         with self._lock:
             ticket, number = self._ticket(), self._where.get(slot)
             if number is not None:
@@ -122,12 +121,12 @@ class Desk:
             return ticket
 
     def release(self, slot: int) -> None:
-        """The episode in a slot is over or given up; its calls that are not begun are dropped."""
+        """Release a slot whose episode has ended or is abandoned; its pending calls are dropped."""
         with self._lock:
             self._release(slot)
 
     def take(self, number: int) -> WorkerCall | None:
-        """The next call for a worker, when there is one; None: the desk is closed."""
+        """Wait for the next call for a worker; None if the scheduler is closed."""
         place = self._places[number]
         with self._lock:
             while not self._ended:
@@ -141,7 +140,7 @@ class Desk:
             return None
 
     def done(self, number: int) -> None:
-        """The worker's call was answered."""
+        """Note that the worker's call was answered."""
         with self._lock:
             place = self._places[number]
             call, took_s = place.at, time.monotonic() - place.since
@@ -150,7 +149,7 @@ class Desk:
                 (place.slow.add if took_s > SLOW_S else place.slow.discard)(call.slot)
 
     def lose(self, number: int) -> tuple[int, ...]:
-        """The worker's process is gone; the slots of the episodes that went with it."""
+        """Note that the worker's process is gone; return the slots of its episodes."""
         with self._lock:
             place = self._places[number]
             lost = tuple(place.hosted)
@@ -161,11 +160,11 @@ class Desk:
             return lost
 
     def worker_of(self, slot: int) -> int | None:
-        """The number of the worker that hosts a slot's episode, None before it is begun."""
+        """Return the number of the worker that hosts a slot's episode; None before it has begun."""
         return self._where.get(slot)
 
     def held_up(self) -> list[int]:
-        """Slots whose calls wait behind slow ones of others, where some worker is free of such."""
+        """Return slots whose calls wait behind others' slow ones while another worker is free of such."""
         with self._lock:
             now = time.monotonic()
             slow = [bool(self._slow_here(place, now)) for place in self._places]
@@ -178,7 +177,7 @@ class Desk:
             return found
 
     def close(self) -> None:
-        """No more calls; those that wait for one are told."""
+        """Accept no more calls and wake all waiting workers."""
         with self._lock:
             self._ended = True
             for place in self._places:
@@ -227,7 +226,7 @@ class Desk:
         self._knows[beginning.key] = number
         if len(self._knows) > KNOWN_GOALS:
             del self._knows[next(iter(self._knows))]
-        if self._beginnings and len(place.hosted) > LEAD:  # others may take from what this one knows
+        if self._beginnings and len(place.hosted) > LEAD:  # others may now take goals that this one knows
             for other in self._places:
                 if other.at is None and other is not place:
                     other.wake.notify()
@@ -235,7 +234,7 @@ class Desk:
         return WorkerCall(beginning.ticket, beginning.slot, request)
 
     def _slow_here(self, place: _Place, now: float) -> set[int]:
-        """The slots that hold others up on this worker."""
+        """Return the slots that hold others up on this worker."""
         found = set(place.slow)
         if place.at is not None:
             limit_s = SLOW_BEGINNING_S if "goal" in place.at.request else SLOW_S
@@ -244,30 +243,29 @@ class Desk:
         return found
 
 
-# The thread that owns a worker's process; JSON lines over pipes.
-#
-# It sends a call, waits for its answer within the time limit, and replaces the process when it dies or hangs. Processes are
-# groups of their own: an environment's children end with it. They end with their starter, however that one ends: by
-# PR_SET_PDEATHSIG, and by the end of their stdin.
+# --- the thread that owns a worker's process; JSON lines over pipes
+# It sends a call, waits for the answer within the time limit, and replaces a process that dies or hangs. Each process is a
+# process group, so an environment's children end with it. Workers end with their starter, by PR_SET_PDEATHSIG and by the end of
+# their stdin.
 
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Of one line from a worker: observations and prompts are cut well below."""
+"""Limit of one line from a worker; observations and prompts are cut well below."""
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
-"""Names of variables that a worker beside a vault does not get: as in files/secrets.py, which agents don't have."""
+"""Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
-"""The folder that this package is imported from; workers get it first in PYTHONPATH."""
+"""The folder that this package is imported from; first in the workers' PYTHONPATH."""
 
 
 class Reply(NamedTuple):
-    """An environment's answer to a call; `error` in place of the rest, where it or the dialogue raised or gave garbage.
+    """A worker's answer to a call. If environment or dialogue failed, `error` replaces the rest.
 
     Attributes:
-        action: what the dialogue took the model's words for; "" at an episode's beginning.
-        prompt: what the model is asked next, text or messages; None where the episode is over.
-        final: the error would come again.
+        action: the action that the dialogue extracted; "" at the beginning of an episode.
+        prompt: the next prompt, text or messages; None if the episode is over.
+        final: a retry would give the same error.
     """
 
     ticket: int
@@ -281,13 +279,13 @@ class Reply(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker died or was killed for hanging: all episodes on it are gone.
+    """A worker died, or was killed because it hung; all its episodes are gone.
 
     Attributes:
         worker: its number.
-        ticket: the call that it was at.
-        reason: in words.
-        slots: of the episodes that it hosted.
+        ticket: the call that it worked on.
+        reason: a description.
+        slots: of its episodes.
     """
 
     worker: int
@@ -297,19 +295,19 @@ class Lost(NamedTuple):
 
 
 EPITAPH_S = 5.0
-"""A process that ends closes its pipes first; on a busy node it takes a while until how it ended can be told."""
+"""An ending process closes its pipes first; on a busy node its exit status comes later."""
 
 
 class _Dead(Exception):
-    """The worker's process is of no use any more."""
+    """The worker's process can't be used any more."""
 
 
 class _Closed(_Dead):
-    """It closed its pipe: most likely it ended."""
+    """It closed its pipe; most likely it ended."""
 
 
 class EnvironmentProcess(threading.Thread):
-    """Owns one process at a time. A daemon: its process dies with the interpreter."""
+    """Owns one process at a time. A daemon thread; its process dies with the interpreter."""
 
     def __init__(
         self,
@@ -339,14 +337,14 @@ class EnvironmentProcess(threading.Thread):
                 self._kill()
                 self._desk.lose(self.number)
                 self._tell(error)
-            except Exception as error:  # whatever it is: a call that is not answered would be waited for, for ever
+            except Exception as error:  # any error must be reported, or the caller would wait for ever
                 reason = self._epitaph(error)
                 self._kill()
                 self._tell(Lost(self.number, call.ticket, reason, self._desk.lose(self.number)))
         self._kill()
 
     def end(self) -> None:
-        """Ends the process, also in the midst of a call, and so the thread, once the desk is closed."""
+        """Kill the process, even during a call. The thread then ends once the scheduler is closed."""
         self._ended = True
         self._signal()
 
@@ -355,7 +353,7 @@ class EnvironmentProcess(threading.Thread):
         env = {**_inherited(self._source.held_out), "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         env["AUTORL_POOL_PID"] = str(os.getpid())
         env.setdefault("OMP_NUM_THREADS", "1")
-        # In this thread, which lives as long as the process is needed: PR_SET_PDEATHSIG looks at the thread.
+        # Started in this thread, which lives as long as the process, because PR_SET_PDEATHSIG refers to the thread.
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"{PACKAGE}.worker"],
             stdin=subprocess.PIPE,
@@ -386,7 +384,7 @@ class EnvironmentProcess(threading.Thread):
         return self.process
 
     def _epitaph(self, error: Exception) -> str:
-        """Why the process is lost, with its end in words."""
+        """Describe why the process was lost and how it ended."""
         process = self.process
         try:
             code = None if process is None else process.wait(EPITAPH_S if isinstance(error, (_Closed, OSError)) else 0)
@@ -412,7 +410,7 @@ class EnvironmentProcess(threading.Thread):
         process, self.process = self.process, None
         if process is None:
             return
-        try:  # also after its own end: its children are of its group
+        try:  # even if it has ended: its children are in its group
             os.killpg(process.pid, signal.SIGKILL)
         except OSError:
             pass
@@ -423,7 +421,7 @@ class EnvironmentProcess(threading.Thread):
 
 
 def _inherited(held_out: bool) -> dict[str, str]:
-    """The starter's environment. A grader's without what looks like a secret, and without its GPUs: those are the engine's."""
+    """Return our environment; for a grader without secrets and without GPUs, which belong to the engine."""
     if not held_out:
         return dict(os.environ)
     return {
@@ -433,7 +431,7 @@ def _inherited(held_out: bool) -> dict[str, str]:
 
 
 def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Writes one line and reads one. A worker that reads or writes nothing can't hold this up longer than `limit_s`."""
+    """Write one line and read one. The worker can't delay this beyond `limit_s` by not reading or writing."""
     assert process.stdin is not None and process.stdout is not None
     out, into = process.stdin.fileno(), process.stdout.fileno()
     os.set_blocking(out, False)
@@ -468,21 +466,21 @@ def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limi
 
 
 CALL_LIMIT_S = 120.0
-"""Of one call. A step takes milliseconds and the slowest reset known (a game's translation) seconds; a machine may be busy."""
+"""Limit of one call. A step takes milliseconds, the slowest known reset (translating a game) seconds, on an idle machine."""
 
 START_LIMIT_S = 300.0
-"""Until a new worker is ready: Python and libraries cold from a busy shared file system."""
+"""Limit until a new worker is ready, with Python and libraries cold on a busy shared file system."""
 
 
 CLOSING_S = 10.0
-"""For all threads together to end once their processes are killed."""
+"""Time for all threads together to end after their processes are killed."""
 
 
 class Note(NamedTuple):
-    """Something that another than the pool's workers has posted.
+    """An event from outside the pool's workers.
 
     Attributes:
-        sender: who; notes of an earlier run are known by it.
+        sender: who posted it, to recognise notes of an earlier run.
         key, content: as posted.
     """
 
@@ -492,10 +490,10 @@ class Note(NamedTuple):
 
 
 class Pool:
-    """Environments of one source in up to `workers` processes, which start when they are first needed.
+    """Environments of one source in up to `workers` processes, which start when needed.
 
     Attributes:
-        size: how many processes at most.
+        size: maximum number of processes.
     """
 
     def __init__(
@@ -518,46 +516,46 @@ class Pool:
 
     @property
     def pids(self) -> list[int]:
-        """Processes that are up."""
+        """Ids of the running processes."""
         return [process.pid for worker in self._workers if (process := worker.process) is not None]
 
     def worker_of(self, slot: int) -> int | None:
-        """The number of the worker that hosts a slot's episode, None where it is not begun."""
+        """Return the number of the worker that hosts a slot's episode; None if it has not begun."""
         return self._desk.worker_of(slot)
 
     def begin(self, slot: int, goal: Mapping[str, Any], seed: int) -> int:
-        """Asks for an episode's beginning in a slot; the ticket comes back in the event."""
+        """Request the beginning of an episode in a slot; return the ticket, which the event repeats."""
         return self._desk.begin(slot, goal, seed)
 
     def act(self, slot: int, completion: str, *, last: bool = False) -> int:
-        """Asks for one step of the episode in a slot, by the model's words. `last`: no prompt is wanted after it."""
+        """Request one step of the episode in a slot with the model's completion. `last`: no further prompt is needed."""
         return self._desk.act(slot, {"completion": completion, "last": last})
 
     def release(self, slot: int) -> None:
-        """Gives a slot's episode up; what was asked for it and is not begun is dropped."""
+        """Abandon a slot's episode and drop its pending calls."""
         self._desk.release(slot)
 
     def held_up(self) -> list[int]:
-        """Slots that wait behind slow or hanging episodes of others, and would not elsewhere. None where the environment says
-        that it can't be played again (`replays = False`)."""
+        """Return slots that wait behind slow or hanging episodes and would not elsewhere; none if the environment has
+        `replays = False`."""
         return self._desk.held_up() if all(worker.replays for worker in self._workers) else []
 
     def post(self, note: Note) -> None:
-        """Puts a note into the queue of events, from any thread."""
+        """Put a note into the event queue, from any thread."""
         self._events.put(note)
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
-        """The next event of a worker, None if there was none in time. Notes are passed over.
+        """Return the next event of a worker, skipping notes; None if there was none in time.
 
         Raises:
-            EnvironmentBroken: a worker could not make an environment.
+            EnvironmentBroken: a worker could not create an environment.
         """
         while isinstance(event := self.hear(timeout_s), Note):
             pass
         return event
 
     def hear(self, timeout_s: float | None = None) -> Reply | Lost | Note | None:
-        """The same with notes."""
+        """Return the next event or note; otherwise like `next`."""
         try:
             event = self._events.get_nowait() if timeout_s == 0.0 else self._events.get(timeout=timeout_s)
         except queue.Empty:
@@ -567,7 +565,7 @@ class Pool:
         return event
 
     def close(self) -> None:
-        """Ends all processes."""
+        """End all processes."""
         self._desk.close()
         for worker in self._workers:
             worker.end()

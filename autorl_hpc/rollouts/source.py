@@ -1,4 +1,4 @@
-"""Where an environment comes from: a Python file, a class in it, and the folder with its data."""
+"""Where an environment comes from: its Python file, the class in it, and its data folder."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 from autorl_hpc.rollouts.environment import Dialogue, Environment
 
 DIALOGUE = "Dialogue"
-"""Name of the dialogue's class in the environment's file."""
+"""Class name of the dialogue in the environment's file."""
 
 
 class EnvironmentBroken(Exception):
-    """The environment can't be used at all: its file can't be loaded, or its workers die one after the other."""
+    """The environment can't be used: its file can't be loaded, or its workers die repeatedly."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """An environment's file and what its classes are made with.
+    """An environment's file and the arguments of its classes.
 
     Attributes:
         file: of the task's folder, or an agent's copy of it.
-        name: the environment's class; the dialogue's is `Dialogue` in the same file.
+        name: the environment's class; the dialogue is `Dialogue` in the same file.
         data: folder with the task's data: training data for agents, the vault for graders.
         held_out: whether `data` is the vault.
         options: the recipe's.
@@ -40,7 +40,7 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def environment(self) -> Environment:
-        """A new environment.
+        """Create an environment.
 
         Raises:
             EnvironmentBroken: the file or the class can't be used.
@@ -49,7 +49,7 @@ class Source:
         return made
 
     def dialogue(self) -> Dialogue:
-        """A new dialogue; errors as for `environment`."""
+        """Create a dialogue; errors as for `environment`."""
         made: Dialogue = self._make(DIALOGUE)
         return made
 
@@ -63,12 +63,12 @@ class Source:
             return kind(**{key: value for key, value in offered.items() if key in taken})
         except KeyboardInterrupt:
             raise
-        except BaseException as error:  # SystemExit too: the task's file must not end the process that it is loaded in
+        except BaseException as error:  # SystemExit too: the task's file must not end this process
             raise EnvironmentBroken(f"{name} of {self.file} can't be made: {_words(error)}") from error
 
 
 def load(file: Path | str) -> ModuleType:
-    """The module in `file`, loaded once a process.
+    """Load the module in `file`, once per process.
 
     Raises:
         EnvironmentBroken: it can't be loaded.
@@ -80,7 +80,7 @@ def load(file: Path | str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise EnvironmentBroken(f"{file} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""One worker process: hosts environments and their dialogue and answers calls, one JSON object a line, no pickle.
+"""Worker process: hosts environments and their dialogue and answers calls, one JSON object per line, no pickle.
 
-First line in: the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and
-`{"slot": 3, "completion": "...", "last": false}` goes on with it by the model's words. Each line is answered by
-`{"observation", "done", "reward", "action", "prompt"}` or by `{"error"}`. A task's code runs here alone: the process that asks
-the engine loads none of it, so nothing that it does can stop or end that one. The end of stdin ends the process, and so does the death of the one that started it.
+The first line in holds the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and `{"slot": 3,
+"completion": "...", "last": false}` continues it. Each line is answered by `{"observation", "done", "reward", "action",
+"prompt"}` or `{"error"}`. A task's code runs only here, so it can't stop the process that runs the engine. The worker ends with
+stdin or with its parent.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, T
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 MAX_PROMPT_CHARS = 8_000_000
-"""No model reads more; it would only be sent and cut into tokens."""
+"""No model reads more; a longer prompt would be sent and tokenized for nothing."""
 
 MAX_OBSERVATION_CHARS = 200_000
-"""More than any context window holds; what is longer is cut, so that one mad environment doesn't fill the memory."""
+"""Longer observations are cut, so that a faulty environment does not fill the memory. No context window holds more."""
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 
 
 class InvalidStep(Exception):
-    """The environment gave something that is no observation or no step."""
+    """The environment returned an invalid observation or step."""
 
 
 def main() -> int:
-    """Runs until stdin ends."""
+    """Run until stdin ends; return the exit code."""
     _die_with_parent()
     calls, answers = _private_channels()
     host: Host | None = None
@@ -66,7 +66,7 @@ class _Seat:
 
 
 class Host:
-    """The environments of this process by slot."""
+    """This process's environments by slot."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -75,7 +75,7 @@ class Host:
         self._dialogue: Dialogue | None = None
 
     def probe(self) -> dict[str, Any]:
-        """Whether environment and dialogue can be made at all; the first environment is kept for the first slot."""
+        """Check that environment and dialogue can be created; the first slot uses this environment."""
         try:
             self._dialogue, self._spare = self._source.dialogue(), self._source.environment()
         except EnvironmentBroken as error:
@@ -83,7 +83,7 @@ class Host:
         return {"ready": True, "replays": getattr(self._spare, "replays", True) is not False}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What follows on a call. An environment that raised is thrown away."""
+        """Answer a call. An environment that raised is discarded."""
         slot = int(request["slot"])
         try:
             if "completion" in request:
@@ -143,16 +143,16 @@ class Host:
             try:
                 seat.environment.close()
             except Exception:
-                pass  # it has raised already; that is what is told
+                pass  # its first error is the one reported
 
 
 class DialogueFailed(Exception):
-    """The task's dialogue raised: the task's fault, whatever the model's words were."""
+    """The task's dialogue raised. The task is at fault, whatever the model wrote."""
 
 
 @contextmanager
 def _named(method: str) -> Iterator[None]:
-    """Says of an error that it is the dialogue's.
+    """Attribute errors to the dialogue.
 
     Raises:
         DialogueFailed: something was raised inside.
@@ -168,7 +168,7 @@ def _named(method: str) -> Iterator[None]:
 def _step(value: Any) -> dict[str, Any]:
     try:
         if isinstance(value, (str, bytes)):
-            raise TypeError  # one of three characters would come apart
+            raise TypeError  # otherwise a text of three characters would be unpacked
         observation, done, reward = value
     except (TypeError, ValueError):
         raise InvalidStep(f"a step is (observation, done, reward), not {value!r:.200}") from None
@@ -183,7 +183,7 @@ def _step(value: Any) -> dict[str, Any]:
 
 
 def _is_bool(value: Any) -> bool:
-    """Also numpy's own, which is no bool for Python."""
+    """Accept numpy's bool too, which Python does not count as bool."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
 
 
@@ -194,7 +194,7 @@ def _text(value: Any, name: str, limit: int = MAX_OBSERVATION_CHARS) -> str:
 
 
 def _private_channels() -> tuple[BinaryIO, BinaryIO]:
-    """stdin and stdout for this protocol alone: what an environment prints goes to stderr."""
+    """Reserve stdin and stdout for this protocol; an environment's own output goes to stderr."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -204,7 +204,7 @@ def _private_channels() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _deny_inspection() -> None:
-    """The vault's goals are in this process: no other one of the user may read its memory or its environment in /proc."""
+    """Forbid other processes of the user to read memory and environment, because the vault's goals are here."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     except (OSError, AttributeError):
@@ -212,12 +212,12 @@ def _deny_inspection() -> None:
 
 
 def _die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it is gone, also in the midst of a call."""
+    """Let the kernel kill this process when the thread that started it ends, even during a call."""
     starter = int(os.environ.get("AUTORL_POOL_PID", os.getppid()))
     try:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
-        pass  # not Linux: the end of stdin ends it, if later
+        pass  # not Linux: it ends with stdin, perhaps later
     if os.getppid() != starter:
         sys.exit(0)
 

@@ -1,1 +1,1 @@
-"""Keeps an agent from everything but its workspace. See docs/threat-model.md."""
+"""Restricts an agent to its workspace. See docs/threat-model.md."""

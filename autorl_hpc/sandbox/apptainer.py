@@ -1,4 +1,4 @@
-"""Level `apptainer`: the image that a run's environment is, started without anything of the machine but the plan."""
+"""Level `apptainer`: starts the image of a run's environment with nothing of the machine but the plan's folders."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ name = SandboxLevel.APPTAINER
 
 
 def program() -> str | None:
-    """Apptainer, or Singularity, which it was called before."""
+    """Return the path of Apptainer, or of Singularity, its older name."""
     return shutil.which("apptainer") or shutil.which("singularity")
 
 
 def why_not(plan: SandboxPlan) -> str | None:
-    """Why this level can't even be tried here; None: it can."""
+    """Return why this level can't be tried here; None if it can."""
     if plan.image is None:
         return "the run's environment is no image"
     return None if program() else "no apptainer here"
 
 
 def known_holes(plan: SandboxPlan) -> tuple[str, ...]:
-    """None but those that are found by trying."""
+    """Return no holes beyond those that a trial finds."""
     return ()
 
 
 def argv(plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-    """The command that runs `command` in the image. The image's own software is used, not the machine's."""
+    """Return the command that runs `command` in the image. Uses the image's own software, not the machine's."""
     assert plan.image is not None
     made = [
         program() or "apptainer",

@@ -1,4 +1,4 @@
-"""Level `bwrap`: bubblewrap, which needs user namespaces (or its setuid bit) and nothing else. Options of version 0.4."""
+"""Level `bwrap`: bubblewrap with options of version 0.4. Needs user namespaces or bwrap's setuid bit."""
 
 from __future__ import annotations
 
@@ -15,21 +15,17 @@ name = SandboxLevel.BWRAP
 
 
 def why_not(plan: SandboxPlan) -> str | None:
-    """Why this level can't even be tried here; None: it can."""
+    """Return why this level can't be tried here; None if it can."""
     return None if shutil.which("bwrap") else "no bwrap here"
 
 
 def known_holes(plan: SandboxPlan) -> tuple[str, ...]:
-    """None but those that are found by trying."""
+    """Return no holes beyond those that a trial finds."""
     return ()
 
 
 def argv(plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-    """The command that runs `command` inside.
-
-    Args:
-        plan: of the agent.
-    """
+    """Return the command that runs `command` inside."""
     made = [
         shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
         "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", HOST,
@@ -52,5 +48,5 @@ def argv(plan: SandboxPlan, command: Sequence[str]) -> list[str]:
 
 
 def _settings() -> list[str]:
-    """The node's settings, which root may write to without any capability: `core_pattern` names a program that the kernel runs."""
+    """Bind the node's settings read-only: root can write them without capabilities, and `core_pattern` runs a program."""
     return [word for path in SETTINGS if os.path.exists(path) for word in ("--ro-bind", path, path)]

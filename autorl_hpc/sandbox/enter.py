@@ -1,6 +1,6 @@
-"""Puts this process into a sandbox by system calls and becomes the agent: levels `namespaces` and `landlock`.
+"""Enters a sandbox by system calls and executes the agent: levels `namespaces` and `landlock`.
 
-`python -I -B enter.py JSON`. It starts outside, where all of the suite can be read; what it imports is loaded before the door shuts.
+`python -I -B enter.py JSON`. It starts outside and imports what it needs before the sandbox closes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if __name__ == "__main__":
 from autorl_hpc.sandbox import linux
 
 FAILED = 126
-"""Exit code when the sandbox could not be made: the agent never ran."""
+"""Exit code if the sandbox could not be made; the agent did not run."""
 
 USER_AND_MORE = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 def main() -> None:
-    """Enters and becomes the command; says why on standard error if it can't."""
+    """Enter and execute the command; print the reason on standard error if that fails."""
     job = json.loads(sys.argv[1])
     try:
         if job["level"] == "landlock":
@@ -44,17 +44,16 @@ def _landlock(job: dict[str, Any]) -> None:
     from autorl_hpc.sandbox import forward
     from autorl_hpc.sandbox.sandbox_plan import carved
 
-    # Real paths before anything is carved out: a link (/bin) would let in again what was left out under its real name (/usr/bin).
-    # Here and not before: a folder of programs without a few has more names than a command line has room for.
+    # Resolve links before hidden folders are cut out: a link (/bin) would allow what is hidden under its real name (/usr/bin).
+    # Done here because the list for a folder with a few exceptions can exceed the limit of a command line.
     readable = carved(sorted({os.path.realpath(path) for path in job["readable"]}), job["hidden"])
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     rules = [(path, linux.ALL_ACCESS if os.path.isdir(path) else linux.OF_A_FILE) for path in job["writable"]]
     read = linux.READ | linux.EXECUTE
     for path in [*readable, *job["placed"]]:
         rules.append((path, read if os.path.isdir(path) else read & linux.OF_A_FILE))
-    rules.append(
-        ("/proc", read | linux.WRITE_FILE | linux.TRUNCATE)
-    )  # CUDA names its threads there, and doesn't start without
+    # CUDA writes its threads' names there and fails to start without.
+    rules.append(("/proc", read | linux.WRITE_FILE | linux.TRUNCATE))
     os.environ["TMPDIR"] = job["tmp"]
     if not os.geteuid():
         linux.drop_capabilities()
@@ -91,7 +90,7 @@ def _namespaces(job: dict[str, Any]) -> None:
 
 
 def _outside(child: int) -> None:
-    """Waits for the sandbox's first process, deaf to what a scheduler sends to all, and ends as it did."""
+    """Wait for the sandbox's first process, ignoring signals that a scheduler sends to all processes; exit as it did."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     os.closerange(0, 256)
@@ -100,7 +99,7 @@ def _outside(child: int) -> None:
 
 
 def _first_process(agent: int) -> None:
-    """The first process inside: adopts and collects what is left behind; with its end everything inside ends."""
+    """Run as first process inside: reap orphans. When it ends, everything inside ends."""
     os.closerange(0, 256)
     while True:
         pid, status = os.wait()
@@ -125,7 +124,7 @@ def _loopback() -> None:
 
 
 def _mount(job: dict[str, Any]) -> None:
-    """The sandbox's own file system, in the place of the machine's."""
+    """Replace the machine's file system by the sandbox's own."""
     mount, bind = linux.mount, linux.bind
     quiet = linux.MS_NOSUID | linux.MS_NODEV
     mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE, None)
@@ -161,7 +160,8 @@ def _mount(job: dict[str, Any]) -> None:
             os.symlink(source, where)
         elif kind == "empty":
             os.makedirs(where, exist_ok=True)
-            mount("tmpfs", where, "tmpfs", quiet, "size=1m,nr_inodes=1024,mode=755")  # places below are made in it
+            # mount points below are created in it
+            mount("tmpfs", where, "tmpfs", quiet, "size=1m,nr_inodes=1024,mode=755")
         else:
             bind(source, where, read_only=kind == "readable")
     os.symlink("/tmp", f"{root}/var/tmp")

@@ -1,8 +1,8 @@
-"""Closes, by seccomp, what Landlock leaves open: it knows of the network TCP alone, and nothing of other processes' limits.
+"""Seccomp filter for level `landlock`: closes network and process limits, which Landlock leaves open.
 
-Refused are sockets of the internet families other than plain TCP (UDP, SCTP, MPTCP, raw), those to virtual machines, TCP fast open
-(which sends without connecting), and io_uring, whose requests no filter sees. Unix sockets stay: programs need them.
-So is setting limits of another process: without CPU time or files a supervisor of the same user would end, or write no clock.
+Landlock controls TCP only. Refused: internet sockets other than plain TCP (UDP, SCTP, MPTCP, raw), sockets to virtual machines,
+TCP fast open (sends without connect), and io_uring (not visible to filters). Unix sockets stay, because programs need them.
+Also refused: limits of other processes; without CPU time or files the user's supervisor would end or stop writing its clock.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ AND = 0x54
 
 
 def instructions(machine: str) -> list[linux.Instruction]:
-    """The filter.
+    """Return the filter.
 
     Raises:
-        OSError: the architecture is not one of those whose numbers are known.
+        OSError: the architecture's system call numbers are unknown.
     """
     if machine not in CALLS:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
@@ -37,7 +37,7 @@ def instructions(machine: str) -> list[linux.Instruction]:
     load, equal, ret = linux.LOAD, linux.EQUAL, linux.RETURN
     at = linux.ARGUMENTS_AT
     refuse, allow = (ret, 0, 0, linux.REFUSE), (ret, 0, 0, linux.ALLOW)
-    family = [  # jumps: 11 refuses, 12 allows
+    family = [  # jump targets: 11 refuses, 12 allows
         (load, 0, 0, at),
         (equal, 9, 0, VSOCK),
         (equal, 8, 0, SMC),
@@ -72,7 +72,7 @@ def instructions(machine: str) -> list[linux.Instruction]:
             refuse,
             allow,
         ]
-    limits = [  # prlimit(pid, which, new, old): pid 0 is oneself, and without `new` nothing is set
+    limits = [  # prlimit(pid, which, new, old): pid 0 is the caller; without `new` nothing is set
         (load, 0, 0, at),
         (equal, 5, 0, 0),
         (load, 0, 0, at + 16),
@@ -86,11 +86,10 @@ def instructions(machine: str) -> list[linux.Instruction]:
 
 
 def only_tcp() -> None:
-    """From now on this process and its children open no other sockets to the internet and set no limits but their own. Sets
-    PR_SET_NO_NEW_PRIVS before.
+    """Limit this process and its children to TCP sockets and to setting their own limits. Sets PR_SET_NO_NEW_PRIVS first.
 
     Raises:
-        OSError: the kernel refuses, or the architecture is not known.
+        OSError: the kernel refuses, or the architecture is unknown.
     """
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     linux.load(instructions(os.uname().machine))

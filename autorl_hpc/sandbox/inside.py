@@ -1,8 +1,8 @@
-"""What runs first inside a sandbox: forwards TCP ports to the sockets that lead out, then becomes the agent.
+"""First program inside a sandbox: forwards TCP ports to Unix sockets that lead out, then executes the agent.
 
-`python -I inside.py JSON` with `command` and `ways`, pairs of port and socket. One file, standard library
-only: nothing else of the suite is to be seen in there. The forwarder is a process of the agent's: it may be killed by it,
-which costs the agent its bridge and its driver, and nobody else anything.
+`python -I inside.py JSON` with `command` and `ways`, pairs of port and socket. One file with the standard library only, because
+nothing else of the suite is visible inside. The forwarder is the agent's process: if the agent kills it, only the agent loses
+its bridge and driver.
 """
 
 import json
@@ -19,7 +19,7 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     listeners = [(socket.create_server(("127.0.0.1", port), backlog=BACKLOG), path) for port, path in job["ways"]]
     if listeners:
-        # Twice: the command, which this process becomes, must not find a child that it doesn't know.
+        # Fork twice: this process becomes the command, which must not have an unknown child.
         child = os.fork()
         if child == 0:
             if os.fork():

@@ -1,4 +1,4 @@
-"""The levels, strongest first, behind one small Protocol."""
+"""Sandbox levels, strongest first, behind one Protocol; the levels `namespaces`, `landlock` and `none` are here."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from autorl_hpc.sandbox import apptainer, bwrap, linux, sandbox_plan
 from autorl_hpc.sandbox.sandbox_plan import HOST, SETTINGS, TORCH_PORTS, SandboxPlan, handed_out, inner_command
 from autorl_hpc.states import Network, SandboxLevel
 
-# Levels `namespaces` and `landlock`: by system calls alone (enter.py), so they need no program and no rights.
+# --- `namespaces` and `landlock`: by system calls alone (enter.py), so they need no program and no privileges
 
 WRITABLE_DEVICES = ("/dev/shm", "/dev/pts", "/dev/ptmx")
 
 
 class Namespaces:
-    """User, mount, process, IPC and network namespaces, made by the suite itself: where there is no bwrap."""
+    """User, mount, process, IPC and network namespaces without bwrap."""
 
     name = SandboxLevel.NAMESPACES
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """None: it can be tried."""
+        """Return None if this level can be tried."""
         return None if sys.platform == "linux" else "not Linux"
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """None but those that are found by trying."""
+        """Return no holes beyond those that a trial finds."""
         return ()
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """See the Protocol in levels.py."""
+        """See the Protocol `Level`."""
         job: dict[str, object] = {
             "level": "namespaces",
             "root": _mount_point(),
@@ -50,12 +50,12 @@ class Namespaces:
 
 
 class Landlock:
-    """Rules on this process and its children, by the kernel's Landlock: where there are no user namespaces."""
+    """Rules of the kernel's Landlock on this process and its children, for hosts without user namespaces."""
 
     name = SandboxLevel.LANDLOCK
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """What of the plan this kernel's version can't do."""
+        """Return what this kernel's Landlock can't do of the plan."""
         try:
             version = linux.version()
         except OSError as error:
@@ -67,14 +67,14 @@ class Landlock:
         return None
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Rules name ports and not addresses."""
+        """Return the holes; rules name ports, not addresses."""
         if plan.network is Network.OPEN:
             return ()
         free = handed_out()
         return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """See the Protocol in levels.py."""
+        """See the Protocol `Level`."""
         job: dict[str, object] = {
             "level": "landlock",
             "readable": list(plan.readable),
@@ -90,57 +90,57 @@ class Landlock:
 
 
 def _spans(plan: SandboxPlan) -> list[tuple[int, int]]:
-    """First and last port of each span that stays usable; 0 is what asks for a free one."""
+    """Return first and last port of each allowed span; port 0 requests a free port."""
     free = handed_out()
     return [(0, 0), *((port, port) for port, _ in plan.ways), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
 
 
 def _enter(job: dict[str, object]) -> list[str]:
-    # -B: it has the agent's variables, and would leave compiled code in the frozen folder, which no hash covers.
+    # -B: with the agent's environment it would write compiled code into the frozen folder, which no hash covers.
     return [sys.executable, "-I", "-B", str(Path(__file__).with_name("enter.py")), json.dumps(job)]
 
 
 def _mount_point() -> str:
-    """An empty folder that every mount of the sandbox's own root is made on; it stays empty outside, so one serves all."""
+    """Return an empty folder as mount point of sandbox roots. It stays empty outside, so all sandboxes share it."""
     path = Path(tempfile.gettempdir()) / f"autorl-root-{os.getuid()}"
     path.mkdir(mode=0o700, exist_ok=True)
     return str(path)
 
 
 class Level(Protocol):
-    """One way to keep an agent to its plan."""
+    """One way to enforce an agent's plan."""
 
     @property
     def name(self) -> SandboxLevel: ...
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """Why it can't even be tried on this node; None: it can, which doesn't say that it works."""
+        """Return why it can't be tried on this node; None if it can, which does not mean that it works."""
         ...
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """What it does not stop by its very nature, beside what is found by trying."""
+        """Return what it can't stop by design, in addition to what a trial finds."""
         ...
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """The command that runs `command` inside. No secret stands in it: the environment is handed on as it is."""
+        """Return the command that runs `command` inside. It holds no secrets; the environment is inherited."""
         ...
 
 
 class Nothing:
-    """Level `none`: the agent is the user."""
+    """Level `none`: the agent has all rights of the user."""
 
     name = SandboxLevel.NONE
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """None, unless the network is to be closed."""
+        """Return None, unless the network must be closed."""
         return None if plan.network is Network.OPEN else "nothing closes the network"
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Everything."""
+        """Return everything."""
         return ("everything that the user may do",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """The command itself."""
+        """Return the command itself."""
         return list(command)
 
 
@@ -148,5 +148,5 @@ LEVELS: tuple[Level, ...] = (apptainer, bwrap, Namespaces(), Landlock(), Nothing
 
 
 def level(name: SandboxLevel) -> Level:
-    """The level of that name."""
+    """Return the level of that name."""
     return next(each for each in LEVELS if each.name is name)

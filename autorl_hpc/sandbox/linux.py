@@ -1,4 +1,4 @@
-"""The few system calls that Python has no function for, by the C library."""
+"""Linux system calls without a Python function, by the C library: seccomp, Landlock, namespaces and mounts, prctl."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> int:
-    """Calls a function of the C library.
+    """Call a function of the C library.
 
     Raises:
         OSError: it failed, or the library has no such function.
@@ -35,7 +35,7 @@ def call(name: str, *arguments: object) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """One option of this process.
+    """Set one option of this process.
 
     Raises:
         OSError: the kernel refuses.
@@ -45,7 +45,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Leaves this process no right of root's, whoever it is.
+    """Drop all capabilities of this process.
 
     Raises:
         OSError: the kernel refuses.
@@ -55,11 +55,9 @@ def drop_capabilities() -> None:
     call("capset", header, (ctypes.c_uint32 * 6)())
 
 
-# Confines the system calls by seccomp: a list of what one Python process with one thread needs, and nothing else.
-#
-# No new process or thread, no exec, no socket, no signal to anybody, no change of modes, owners or times, no limit of another
-# process. Works for ordinary users on every kernel with filters, inside most containers too. The list is known for x86-64 and
-# 64-bit ARM; elsewhere this layer is not there.
+# --- seccomp: allow only the calls that one Python process with one thread needs
+# No new process or thread, exec, socket, signal to others, change of modes, owners or times, or limit of another process. Works
+# for ordinary users on every kernel with filters, also in most containers. Known for x86-64 and 64-bit ARM only.
 
 ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """AUDIT_ARCH_* of linux/audit.h and the column in the lists below."""
@@ -83,18 +81,18 @@ copy_file_range 326 285, fadvise64 221 223
 """Name, number on x86-64, number on 64-bit ARM (asm/unistd_64.h, asm-generic/unistd.h)."""
 
 OPEN = "openat 257 56 2, open 2 - 1"
-"""The last number: which argument holds the flags."""
+"""The last number is the argument with the flags."""
 IN_A_FOLDER = "unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, fallocate 285 47"
-"""Only where another layer keeps writes to one folder."""
+"""Allowed only if another layer limits writes to one folder."""
 FCNTL, FCNTL_COMMANDS = "fcntl 72 25", (0, 1, 2, 3, 4, 1030)
-"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: F_SETOWN and F_SETSIG could send signals to others."""
+"""F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Not F_SETOWN and F_SETSIG, which can send signals to others."""
 PRLIMIT = "prlimit64 302 261"
-"""Of this process alone: those of others could be lowered."""
+"""Only for this process, because limits of others could be lowered."""
 
 ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
-"""Of struct seccomp_data; the low word of argument n lies at ARGUMENTS_AT + 8 n (both are little-endian)."""
+"""Offset in struct seccomp_data; the low word of argument n is at ARGUMENTS_AT + 8 n (both architectures are little-endian)."""
 X32_BIT = 0x40000000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
@@ -110,10 +108,10 @@ class _Program(ctypes.Structure):
 
 
 def instructions(machine: str, *, may_write: bool) -> list[Instruction]:
-    """The filter for one architecture: (code, jump if so, jump if not, value).
+    """Return the filter for one architecture: (code, jump if true, jump if false, value).
 
     Raises:
-        OSError: the architecture is not one of those whose numbers are known.
+        OSError: the architecture's system call numbers are unknown.
     """
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
@@ -144,19 +142,19 @@ def instructions(machine: str, *, may_write: bool) -> list[Instruction]:
 
 
 def restrict_calls(*, may_write: bool) -> None:
-    """From now on this process makes only the calls of the list. It must have set PR_SET_NO_NEW_PRIVS.
+    """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS.
 
     Args:
-        may_write: files may be opened for writing, since another layer says where.
+        may_write: allow opening files for writing, because another layer restricts where.
 
     Raises:
-        OSError: the kernel refuses, or the architecture is not known.
+        OSError: the kernel refuses, or the architecture is unknown.
     """
     load(instructions(os.uname().machine, may_write=may_write))
 
 
 def load(made: Sequence[Instruction]) -> None:
-    """Puts a filter on this process. It must have set PR_SET_NO_NEW_PRIVS.
+    """Install a filter on this process. It must have set PR_SET_NO_NEW_PRIVS.
 
     Raises:
         OSError: the kernel refuses.
@@ -168,21 +166,20 @@ def load(made: Sequence[Instruction]) -> None:
 
 
 def _looked_at(number: int, argument: int, steps: list[Instruction]) -> list[Instruction]:
-    """For one call: load the low word of an argument and decide by it. Every path through `steps` must return."""
+    """Load the low word of one call's argument and decide by it. Every path through `steps` must return."""
     return [(EQUAL, 0, len(steps) + 1, number), (LOAD, 0, 0, ARGUMENTS_AT + 8 * argument), *steps]
 
 
 def _numbers(table: str, column: int) -> list[list[int]]:
-    """Of each call in a list that the architecture has: its number, and what stands behind the two numbers."""
+    """Return for each listed call of the architecture its number and the values after the two numbers."""
     rows = [row.split() for row in table.split(",")]
     return [[int(row[1 + column]), *map(int, row[3:])] for row in rows if row[1 + column] != "-"]
 
 
-# Confines the file system by Landlock (Linux 5.13): reads by a list, writes in one folder, TCP from 6.7 on.
-#
-# The numbers are those of linux/landlock.h. Landlock hides no names: `stat` of a file that can't be read still answers.
+# --- Landlock (Linux 5.13): read a list of paths, write in one folder, TCP from 6.7 on
+# Numbers from linux/landlock.h. Landlock hides no names: `stat` of an unreadable file still works.
 
-# The same numbers on every architecture.
+# The same on every architecture.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION_FLAG = 1
 PATH_BENEATH, NET_PORT = 1, 2
@@ -191,10 +188,10 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_REG = 1 << 0, 1 << 1
 TRUNCATE, IOCTL = 1 << 14, 1 << 15
 ALL_ACCESS = (1 << 16) - 1
 OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL
-"""What the kernel takes in a rule for a file that is no folder."""
+"""Access rights that the kernel accepts in a rule for a plain file."""
 READ = READ_FILE | READ_DIR
 FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many kinds of access each version knows; later ones know those of 5."""
+"""Number of access rights that each version knows; later versions know those of 5."""
 NET_TCP = 0b11
 SCOPES = 0b11
 """From version 6 on: no abstract sockets of others, no signals to others."""
@@ -214,16 +211,16 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Of this kernel's Landlock.
+    """Return the version of this kernel's Landlock.
 
     Raises:
-        OSError: there is none, or it is off.
+        OSError: there is none, or it is disabled.
     """
     return _syscall(CREATE_RULESET, None, 0, VERSION_FLAG)
 
 
 def restrict_paths(readable: Sequence[str], listable: Sequence[str], private: str) -> None:
-    """From now on this process reads `readable`, lists `listable`, and writes plain files below `private`.
+    """Limit this process to reading `readable`, listing `listable`, and writing plain files below `private`.
 
     Raises:
         OSError: the kernel refuses.
@@ -234,12 +231,12 @@ def restrict_paths(readable: Sequence[str], listable: Sequence[str], private: st
 
 
 def apply(rules: Sequence[tuple[str, int]], ports: Sequence[int] | None) -> None:
-    """From now on this process and its children do with files only what `rules` allow: (folder or file, kinds of access).
+    """Limit file access of this process and its children to `rules`: (folder or file, access rights).
 
-    Kinds that this kernel's version doesn't know are left out. From version 6 on, no signals and abstract sockets reach out.
+    Rights unknown to this kernel's version are left out. From version 6 on, signals and abstract sockets can't reach out.
 
     Args:
-        ports: the only ones that TCP may connect to or listen at (version 4 on); None: any.
+        ports: the only ports for TCP connect and listen (from version 4 on); None allows all.
 
     Raises:
         OSError: the kernel refuses.
@@ -276,10 +273,9 @@ def _syscall(number: int, *arguments: object) -> int:
     return call("syscall", ctypes.c_long(number), *words)
 
 
-# Confines a process by namespaces of its own: users, mounts, processes, network, IPC (user_namespaces(7)).
-#
-# Works for ordinary users where the site allows user namespaces. Inside there is a small file system of nothing but the
-# interpreter's libraries, read-only, and one folder in memory; no network device that is up; no other process.
+# --- namespaces: users, mounts, processes, network, IPC (user_namespaces(7))
+# Works for ordinary users where the site allows user namespaces. Inside are only a small read-only file system with the
+# interpreter's libraries and one folder in memory; no network device that is up, and no other process.
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -295,7 +291,7 @@ MS_NOATIME, MS_NODIRATIME, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = (
     1 << 21,
 )
 KEPT_FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME | MS_RELATIME
-"""Flags that a read-only remount must repeat, or the kernel refuses; `statvfs` gives them with the same numbers but the last."""
+"""Flags that a read-only remount must repeat. `statvfs` uses the same numbers, except for the last."""
 ST_RELATIME = 1 << 12
 MNT_DETACH = 2
 SIGKILL = 9
@@ -305,23 +301,23 @@ PRIVATE = "/private"
 
 
 def enter(folder: str, roots: Sequence[str], hidden: Sequence[str], folder_bytes: int, files: int) -> str:
-    """Goes on in a child of this process that lives in namespaces of its own, and returns its private folder.
+    """Continue in a child process in its own namespaces and return its private folder.
 
-    The process that calls this waits for the child and ends as it did; it never returns.
+    The calling process waits for the child and exits as it did; it never returns.
 
     Args:
-        folder: an empty folder outside, that the new file system is mounted on.
+        folder: empty folder outside on which the new file system is mounted.
         roots: folders and files that stay, read-only, under their names.
-        hidden: folders below them that look empty.
-        folder_bytes, files: bounds of the private folder.
+        hidden: folders below them that appear empty.
+        folder_bytes, files: limits of the private folder.
 
     Raises:
         OSError: the kernel or the site refuses. In the calling process or in the child.
     """
     user, group = os.geteuid(), os.getegid()
     call("unshare", ALL_NAMESPACES)
-    prctl(PR_SET_PDEATHSIG, SIGKILL)  # it may have been cleared with the change of rights
-    # Under a number of no rights inside, so that nothing is regained there.
+    prctl(PR_SET_PDEATHSIG, SIGKILL)  # the change of credentials may have cleared it
+    # Use an unprivileged id inside, so that no rights can be regained there.
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{NOBODY} {user} 1")
     _write("/proc/self/gid_map", f"{NOBODY} {group} 1")
@@ -358,9 +354,9 @@ def _file_system(folder: str, roots: Sequence[str], hidden: Sequence[str], folde
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Puts a folder, a file, a device or a link under `target`, with all that is mounted below it.
+    """Bind a folder, file, device or link at `target`, with everything mounted below it.
 
-    What is not there outside is left out. Read-only applies to every mount below, too.
+    A missing source is skipped. Read-only applies to every mount below too.
 
     Raises:
         OSError: the kernel refuses.
@@ -392,10 +388,10 @@ def _mounts_below(target: str) -> list[str]:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-    """mount(2).
+    """Call mount(2).
 
     Raises:
-        OSError: the kernel refuses; says what was mounted.
+        OSError: the kernel refuses; the message says what was mounted.
     """
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     try:

@@ -1,7 +1,8 @@
-"""The checker's process: forks the candidate, then reads the test, runs its `check`, and tells the package the outcome.
+"""Checker and candidate: run one program against its test in forked, confined processes (HumanEval's scorers).
 
-A process of its own for each program, forked by the nursery. It is trusted; its memory holds the test, so no other process of
-the user may look into it, and the candidate is forked before the test is read.
+A warm interpreter (`main`) forks a checker per program. The checker is trusted: it forks and confines the candidate, then reads
+the test, runs its `check` and reports the outcome. The test is read after the fork, and no other process of the user can read
+the checker's memory. Also here: the pipe protocol (`encode`, `read`, `write`) and the measurement of idle time.
 """
 
 from __future__ import annotations
@@ -26,16 +27,15 @@ from autorl_hpc.sandbox.program_limits import confine
 if TYPE_CHECKING:
     from autorl_hpc.sandbox.program_limits import Plan
 
-# What goes between checker and candidate: plain data as JSON in frames of a length and that many bytes.
-#
-# Both directions use one form. Nothing that is read runs code or becomes an object of the sender's making: an answer arrives as
-# None, a bool, a number, text, bytes, or a container of these, and all else as something that equals nothing. A subclass arrives
-# as what it is a subclass of, so that an `__eq__` of its own stays behind.
+# --- protocol between checker and candidate: JSON in frames with a length
+# Reading runs no code and creates no object of the sender's choice: an answer arrives as None, a bool, number, text, bytes or a
+# container of these; anything else as an object that equals nothing. A subclass arrives as its plain base type, so that its
+# own `__eq__` has no effect.
 
 HEAD_BYTES = 4
 JSON_SAFE = 1 << 53
 MOST_DRAWN = 100_000
-"""Items taken of an iterator."""
+"""Maximum number of items read from an iterator."""
 
 
 class Ended(Exception):
@@ -43,15 +43,15 @@ class Ended(Exception):
 
 
 class NotPlain(Exception):
-    """A frame is too long, or no plain data."""
+    """A frame is too long or not plain data."""
 
 
 class Opaque:
-    """Stands for an answer that is no plain data; equals nothing but itself."""
+    """Replaces an answer that is not plain data; equals nothing but itself."""
 
 
 class _Drawn:
-    """An iterator's items: may be iterated over, and equals nothing, as the iterator did."""
+    """An iterator's items. Can be iterated and equals nothing, like the iterator."""
 
     def __init__(self, items: list[object]) -> None:
         self._items = items
@@ -61,13 +61,13 @@ class _Drawn:
 
 
 def encode(value: object, *, whole: bool = False) -> object:
-    """`value` as JSON's types.
+    """Encode `value` in JSON's types.
 
     Args:
-        whole: what is no plain data is an error; else it arrives as `Opaque`.
+        whole: refuse what is not plain data; otherwise it arrives as `Opaque`.
 
     Raises:
-        NotPlain: it is nested too deeply, holds itself, or is no plain data though it has to be.
+        NotPlain: it is nested too deeply, contains itself, or is not plain data although `whole`.
     """
     try:
         encoded = _encode(value)
@@ -127,10 +127,10 @@ def _holds_opaque(encoded: object) -> bool:
 
 
 def decode(value: object) -> object:
-    """The plain data behind what `encode` made.
+    """Decode the result of `encode`.
 
     Raises:
-        NotPlain: it was made by something else.
+        NotPlain: it was not made by `encode`.
     """
     try:
         return _decode(value)
@@ -163,7 +163,7 @@ def _fraction(parts: list[str]) -> object:
 
 
 def _range(parts: list[object]) -> object:
-    start, stop, step = (int(_decode(part)) for part in parts)  # type: ignore[call-overload]  # else it raises
+    start, stop, step = (int(_decode(part)) for part in parts)  # type: ignore[call-overload]  # otherwise it raises
     return range(start, stop, step)
 
 
@@ -185,7 +185,7 @@ _DECODERS: dict[str, Callable[..., object]] = {
 
 
 def framed(message: object) -> bytes:
-    """A frame's bytes.
+    """Return the bytes of a frame.
 
     Raises:
         NotPlain: it can't be written as JSON.
@@ -198,10 +198,10 @@ def framed(message: object) -> bytes:
 
 
 def write(pipe: int, message: object) -> None:
-    """Writes one frame.
+    """Write one frame.
 
     Raises:
-        Ended, NotPlain: nobody reads; it can't be written as JSON.
+        Ended, NotPlain: the other side is gone; it can't be written as JSON.
     """
     data = framed(message)
     try:
@@ -212,13 +212,13 @@ def write(pipe: int, message: object) -> None:
 
 
 def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: None) -> object:
-    """Reads one frame, never a byte of the next.
+    """Read one frame and no byte of the next.
 
     Args:
-        wait: called with the pipe before each read, which may block.
+        wait: called with the pipe before each read that may block.
 
     Raises:
-        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes` or no JSON.
+        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes` or not JSON.
     """
     following = int.from_bytes(_read(pipe, HEAD_BYTES, wait), "big")
     if following > most_bytes:
@@ -227,15 +227,15 @@ def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: Non
 
 
 def length(data: bytes) -> int:
-    """Of the whole frame that begins so."""
+    """Return the length of the whole frame that begins with these bytes."""
     return HEAD_BYTES + int.from_bytes(data[:HEAD_BYTES], "big")
 
 
 def unframed(data: bytes) -> dict[str, object]:
-    """The object in a frame's bytes.
+    """Return the object in the bytes of one frame.
 
     Raises:
-        NotPlain: these are not the bytes of one frame with an object.
+        NotPlain: they are not one frame with an object.
     """
     value = _loaded(data[HEAD_BYTES:])
     if not isinstance(value, dict) or len(data) != length(data):
@@ -263,9 +263,8 @@ def _read(pipe: int, missing: int, wait: Callable[[int], None]) -> bytes:
     return b"".join(parts)
 
 
-# The candidate's process, after it was confined: defines the program and answers calls until the pipe closes.
-#
-# Nothing here is trusted once the program's text runs: whatever it does to this process, it can only answer.
+# --- the candidate, after it was confined: defines the program and answers calls until the pipe closes
+# Nothing here is trusted once the program runs; whatever it does to this process, it can only answer.
 
 MODULE = "program"
 MOST_REQUEST_BYTES = 64 * 1024 * 1024
@@ -273,11 +272,11 @@ SYNTAX, RAISED, UNDEFINED, NOT_PLAIN = "syntax", "raised", "undefined", "not_pla
 
 
 def serve(source: str, entry_point: str, requests: int, answers: int) -> None:
-    """Defines the program and answers `[arguments, named]` with `{"value": ...}` or `{"raised": name}`.
+    """Define the program and answer `[arguments, named]` with `{"value": ...}` or `{"raised": name}`.
 
-    The first answer is `{"ready": true}` or says why it is not. Returns when nobody asks any more.
+    The first answer is `{"ready": true}` or says why not. Returns when the pipe closes.
     """
-    random.seed(1)  # what a program draws is the same every time, too
+    random.seed(1)  # a program's random numbers are the same every time, too
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
     try:
@@ -313,25 +312,24 @@ def _answer(function: Callable[..., object], request: object) -> object:
         return {RAISED: type(error).__name__}
 
 
-# How long a candidate did nothing while an answer was waited for: neither on a core nor in line for one.
-#
-# A limit on CPU time never ends one that sleeps, and a clock on the wall that load must not decide has to be long. In between stands
-# this: the time waited, less the candidate's CPU time and its time in line for a core (/proc/PID/schedstat, or its state where
-# there is no such file), less waits for a disk. A machine's load lengthens none of what is left.
+# --- idle time of a candidate: neither on a core nor waiting for one
+# A limit on CPU time never ends a sleeping program, and a limit on wall time must be long so that machine load decides nothing.
+# Idle time is the time waited minus the candidate's CPU time, its time on the run queue (/proc/PID/schedstat, or its state if
+# there is no such file) and disk waits. Machine load does not lengthen it.
 
 LOOK_S = 0.1
-"""Between two looks."""
+"""Interval between two looks."""
 
 IN_LINE, DISK = "R", "D"
-"""States of /proc/PID/stat: on a core or in line for one; in an uninterruptible wait, as for a cold file."""
+"""States in /proc/PID/stat: running or runnable; in an uninterruptible wait, as for an uncached file."""
 
 
 class Idleness:
-    """Of one candidate and its children.
+    """Idle time of one candidate and its children.
 
     Args:
-        pid: of the process that was forked for it.
-        limit_s: how much is allowed.
+        pid: of the candidate's forked process.
+        limit_s: allowed idle time.
     """
 
     def __init__(self, pid: int, limit_s: float) -> None:
@@ -345,18 +343,18 @@ class Idleness:
         """As of the last look."""
 
     def begin(self) -> None:
-        """The wait for an answer begins."""
+        """Begin a wait for an answer."""
         self._from = self._last = time.monotonic()
 
     def end(self) -> bool:
-        """The wait is over; whether the candidate has been idle for too long, all waits together."""
+        """End the wait; return whether the candidate's total idle time exceeds the limit."""
         if self._from is not None:
             self._waited_s += time.monotonic() - self._from
             self._from = None
         return self._waited_s > self._next_look_s and self._is_over(self._waited_s)
 
     def goes_on(self) -> bool:
-        """In the midst of a wait, about every `LOOK_S`: whether the candidate has been idle for too long."""
+        """Check during a wait, about every `LOOK_S`; return whether the candidate's idle time exceeds the limit."""
         now = time.monotonic()
         begun = now if self._from is None else self._from
         passed_s, self._last = now - self._last, now
@@ -364,19 +362,19 @@ class Idleness:
         if DISK in states or (IN_LINE in states and not _has_schedstat()):
             self._excused_s += passed_s
         if IN_LINE in states:
-            return False  # what it waits in line is counted once it gets a core
+            return False  # its time on the run queue is counted once it gets a core
         return self._is_over(self._waited_s + now - begun)
 
     def _is_over(self, waited_s: float) -> bool:
         idle_s = waited_s - self._excused_s - _busy_s(_family(self._pid))
         self.idle_s = idle_s
-        # It can't be idle for longer than it was waited for: no look is needed until then.
+        # Idle time can't exceed the time waited, so no look is needed until then.
         self._next_look_s = waited_s + max(0.0, self._limit_s - idle_s)
         return idle_s > self._limit_s
 
 
 def _family(pid: int) -> list[int]:
-    """The process and those below it: with namespaces the candidate is a child of the one that was forked."""
+    """Return the process and its descendants; with namespaces the candidate is a child of the forked process."""
     found = [pid]
     for parent in found:
         try:
@@ -392,7 +390,7 @@ def _states(pids: list[int]) -> set[str]:
 
 
 def _busy_s(pids: list[int]) -> float:
-    """CPU time and time in line of all threads; where the kernel doesn't tell the latter, CPU time."""
+    """Return CPU time plus run queue time of all threads; CPU time alone if the kernel doesn't report the latter."""
     total = 0.0
     for pid in pids:
         if _has_schedstat():
@@ -417,7 +415,7 @@ def _has_schedstat() -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; none for a process that is gone."""
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].decode().split()
@@ -430,18 +428,18 @@ KILL_ROUNDS = 500
 PATIENT_ROUNDS = 20
 ROUND_PAUSE_S = 0.002
 ROOM_S = 0.5
-"""A candidate that was idle for so long leaves its core to another: thousands of them would else take hours."""
+"""A candidate idle for this long gives its core to another; otherwise thousands of sleeping programs would take hours."""
 IDLE = "idle"
-"""The message that says so; the outcome follows it."""
+"""The message that reports this; the outcome follows it."""
 CONFINED, REFUSED = "confined", "refused"
 NEARLY_S = 0.5
-"""A process that was killed within this of its limit on CPU time was killed by it."""
+"""If a process was killed within this of its CPU limit, the limit killed it."""
 
 Message = dict[str, object]
 
 
 class Stop(BaseException):
-    """The outcome is known. No Exception, so that no `except` of a test takes it."""
+    """The outcome is known. Not an Exception, so that no `except` in a test catches it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -449,7 +447,7 @@ class Stop(BaseException):
 
 
 class ProgramRaised(Exception):
-    """The program raised what no built-in exception stands for."""
+    """The program raised an exception without a built-in counterpart."""
 
 
 class Checker:
@@ -457,16 +455,16 @@ class Checker:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.detail = ""  # for `refused` and `defect`, in words of this side
-        self._raised = ""  # the name of the exception that the last call ended with, in words of the program's
-        self._output = os.memfd_create("output")  # bounded by RLIMIT_FSIZE, as files are; nobody has to read it
+        self.detail = ""  # for `refused` and `defect`, in the checker's own words
+        self._raised = ""  # name of the exception that ended the last call, from the program
+        self._output = os.memfd_create("output")  # limited by RLIMIT_FSIZE like files; no reader needed
         self._pid = 0
-        self._told = False  # that the candidate is idle
-        self._idleness: Idleness | None = None  # from the moment that the program's text may run
+        self._told = False  # whether idleness was reported
+        self._idleness: Idleness | None = None  # set when the program may start to run
         self._requests = self._answers = -1
 
     def start(self) -> None:
-        """Forks the candidate and waits until it is confined, before any of the program's text runs.
+        """Fork the candidate and wait until it is confined, before any of the program runs.
 
         Raises:
             Stop: `refused`: it could not be confined.
@@ -488,7 +486,7 @@ class Checker:
         self._idleness = Idleness(self._pid, self.plan["idle_s"])
 
     def check(self, test: str) -> None:
-        """Runs the test. Returns if it passes.
+        """Run the test; return if it passes.
 
         Raises:
             Stop: with any other outcome.
@@ -500,14 +498,14 @@ class Checker:
             except Exception:
                 raise Stop("raised") from None
         names: dict[str, object] = {"__name__": "test"}
-        random.seed(0)  # forking has seeded it anew; tests draw the same inputs every time
+        random.seed(0)  # forking has reseeded it; tests draw the same inputs every time
         try:
             exec(compile(self.plan["helpers"], "<helpers>", "exec", dont_inherit=True), names)
             names[self.plan["entry_point"]] = self.call
             exec(compile(test, "<test>", "exec", dont_inherit=True), names)
             check = names["check"]
         except Exception as error:
-            self.detail = type(error).__name__  # not its words: they may hold what is expected
+            self.detail = type(error).__name__  # without its message, which may hold expected answers
             raise Stop("defect") from None
         try:
             check(self.call)  # type: ignore[operator]
@@ -518,7 +516,7 @@ class Checker:
             raise Stop("output")
 
     def call(self, *arguments: object, **named: object) -> object:
-        """Stands for the program's function in the test."""
+        """Call the program's function on behalf of the test."""
         self._raised = ""
         try:
             write(self._requests, encode([list(arguments), dict(named)], whole=True))
@@ -536,7 +534,7 @@ class Checker:
             raise Stop("answer") from None
 
     def end(self) -> None:
-        """Leaves no process of the candidate's: it ends as nobody asks any more, or is ended with all that it left behind."""
+        """End the candidate with all processes that it left behind. Usually it ends by itself when the pipe closes."""
         if self._requests >= 0:
             os.close(self._requests)
         for number in range(KILL_ROUNDS):
@@ -545,7 +543,7 @@ class Checker:
                     pass
             except ChildProcessError:
                 return
-            if number >= PATIENT_ROUNDS:  # again and again while they fork
+            if number >= PATIENT_ROUNDS:  # repeatedly, while they fork
                 for sent in (signal.SIGSTOP, signal.SIGKILL):
                     for pid in _descendants(os.getpid()):
                         try:
@@ -569,7 +567,7 @@ class Checker:
         idle = self._idleness
         if idle is not None:
             idle.begin()
-        # The private folder is looked at too, where it lies on a disk.
+        # Also check the private folder if it is on a disk.
         while not select.select([pipe], [], [], LOOK_S)[0]:
             self._look()
             if idle is not None and idle.goes_on():
@@ -581,7 +579,7 @@ class Checker:
             raise Stop("time")
 
     def _look(self) -> None:
-        """At the private folder, where no file system of its own bounds it."""
+        """Check the size of the private folder, if no file system of its own limits it."""
         used, files = 0, 0
         try:
             with os.scandir(self.plan["folder"]) as entries:
@@ -594,7 +592,7 @@ class Checker:
             raise Stop("output")
 
     def _not_an_answer(self, told: Message) -> None:
-        """Raises what the candidate's message stands for; of its words only these are known."""
+        """Raise what the candidate's message means; only the messages listed here are accepted."""
         if RAISED not in told:
             known = {SYNTAX: "syntax", UNDEFINED: "undefined", NOT_PLAIN: "answer"}
             raise Stop(next((reason for word, reason in known.items() if word in told), "answer"))
@@ -619,7 +617,7 @@ class Checker:
 
 
 def _be_candidate(plan: Plan, output: int, requests: int, answers: int) -> None:
-    """The child's part; never returns."""
+    """Run the child's part; never returns."""
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         try:
@@ -654,7 +652,7 @@ def _out_of_time(*_: object) -> None:
 
 
 def check_one() -> None:
-    """One program: reads it, its plan and its test from descriptor 0, writes the outcome to descriptor 1."""
+    """Run one program: read plan, program and test from descriptor 0, write the outcome to descriptor 1."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
     plan: Plan = _message(0)  # type: ignore[assignment]  # written by the package
@@ -680,17 +678,16 @@ def _message(pipe: int) -> Message:
     return told
 
 
-# A warm interpreter that forks a checker for each program. It has never run a line of a program or a test.
-#
-# The package starts one for each worker, with a socket as descriptors 0 and 1. A byte on it announces a program; the checker
-# reads the rest itself and writes the outcome, while this process only waits for it.
+# --- warm interpreter that forks a checker per program; it never runs any program or test itself
+# The package starts one per worker with a socket as descriptors 0 and 1. A byte announces a program; the checker reads the rest
+# and writes the outcome while this process waits for it.
 
 NEXT = b"\1"
-"""Stands before each program."""
+"""Sent before each program."""
 
 
 def main() -> None:
-    """Serves until the other end of the socket is closed."""
+    """Serve until the other end of the socket is closed."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -708,4 +705,4 @@ def main() -> None:
         _, status = os.waitpid(child, 0)
         if status:
             write(1, {"reason": "lost", "detail": f"its checker ended with {os.waitstatus_to_exitcode(status)}"})
-            return  # with what is left of that program on the socket
+            return  # because the socket still holds the rest of that program

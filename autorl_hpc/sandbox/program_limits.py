@@ -1,4 +1,4 @@
-"""What a program is, what it may use, and what became of it."""
+"""Programs, their limits and verdicts, the libraries they may read, and the confinement of a candidate process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class Plan(TypedDict):
-        """One program and how it is confined; goes from the package to the checker as JSON. The test follows apart."""
+        """One program and its confinement, sent from the package to the checker as JSON. The test is sent separately."""
 
         source: str
         entry_point: str
@@ -49,8 +49,7 @@ class Program:
     Attributes:
         source: defines the function `entry_point`; untrusted.
         test: defines `check(candidate)`, which raises if the function is wrong; trusted.
-        helpers: definitions that the test uses beside it, such as other functions of the prompt; trusted, and never the
-            program's own.
+        helpers: other definitions that the test uses, such as other functions of the prompt; trusted, never the program's own.
     """
 
     source: str
@@ -61,17 +60,17 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What one program may use, all calls of its test together.
+    """Limits of one program, for all calls of its test together.
 
     Attributes:
-        cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness stops the clock
-            on the wall after 3, which a loaded machine makes shorter.
+        cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness allows 3 s of wall
+            time, which a loaded machine shortens.
         wall_s: seconds from start to end; long, so that load decides nothing.
-        idle_s: seconds in which it neither works nor waits for a core (idleness.py), for those that sleep: a grader may get
-            thousands of them. The official harness, whose clock stops after 3, passes none that sleeps for longer.
+        idle_s: seconds in which it neither works nor waits for a core (`Idleness`), for sleeping programs: a grader may get
+            thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
         memory_bytes: address space.
-        file_bytes: what it prints, and each file.
-        folder_bytes, files: the private folder.
+        file_bytes: of its output, and of each file.
+        folder_bytes, files: limits of the private folder.
         answer_bytes: one answer, as JSON.
     """
 
@@ -90,11 +89,11 @@ class Reason(StrEnum):
 
     PASSED = "passed"
     WRONG = "wrong"  # an assertion of the test failed
-    RAISED = "raised"  # it raised, when it was defined or when it was called
+    RAISED = "raised"  # an exception, when defined or called
     SYNTAX = "syntax"  # it does not compile
-    UNDEFINED = "undefined"  # it defines no such function
-    ANSWER = "answer"  # what it answered is too long, or no data
-    ENDED = "ended"  # its process ended before it had answered
+    UNDEFINED = "undefined"  # it does not define the function
+    ANSWER = "answer"  # its answer is too long or not plain data
+    ENDED = "ended"  # its process ended before it answered
     KILLED = "killed"  # by a signal that no limit explains, twice
     TIME = "time"
     MEMORY = "memory"
@@ -103,10 +102,10 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class ProgramVerdict:
-    """What became of a program.
+    """The verdict on a program.
 
     Attributes:
-        isolation: the layers that were around it, `namespaces+landlock+seccomp`, or `none`.
+        isolation: its confinement layers, `namespaces+landlock+seccomp`, or `none`.
     """
 
     reason: Reason
@@ -120,12 +119,12 @@ class ProgramVerdict:
 
 @dataclass(frozen=True)
 class Isolation:
-    """What confines programs on this host, found by doing.
+    """Confinement of programs on this host, found by trying.
 
     Attributes:
         layers: those that work, outermost first.
-        open_to: what a program could do all the same: `read` a file of its user's, `write` outside its folder, `connect`,
-            `fork`, `signal` another process.
+        open_to: what a program can still do: `read` a file of its user, `write` outside its folder, `connect`, `fork`,
+            `signal` another process.
     """
 
     layers: tuple[str, ...]
@@ -137,20 +136,20 @@ class Isolation:
         return "+".join(self.layers) or "none"
 
 
-# Which of this host's files a program may read: the interpreter's standard library, and the libraries of the system.
+# --- files that a program may read: the interpreter's standard library and system libraries
 
 NO_PACKAGES = ("site-packages", "dist-packages")
-"""Folders that programs see empty: installed packages may hold a benchmark's answers."""
+"""Folders that appear empty to programs, because installed packages may hold a benchmark's answers."""
 
 
 class Libraries(NamedTuple):
-    """The same thing twice, for file systems that are put together and for lists of what is allowed.
+    """The readable files in two forms: for mounts (`roots`, `hidden`) and for allow lists (`readable`, `listable`).
 
     Attributes:
         roots: folders, files and links to show.
         hidden: folders below them that stay empty.
-        readable: folders with all that is below them, and files.
-        listable: folders whose names alone may be seen.
+        readable: folders with everything below them, and files.
+        listable: folders whose names only may be read.
     """
 
     roots: list[str]
@@ -161,7 +160,7 @@ class Libraries(NamedTuple):
 
 @functools.cache
 def libraries() -> Libraries:
-    """What this interpreter needs. Looked up once in a process."""
+    """Return what this interpreter needs; computed once per process."""
     paths = sysconfig.get_paths()
     wanted = [
         paths["stdlib"],
@@ -185,7 +184,7 @@ def libraries() -> Libraries:
 
 
 def _spread(folder: str, hidden: list[str], readable: list[str], listable: list[str]) -> None:
-    """Landlock can't take away below what it gave: a folder that holds packages is given entry by entry."""
+    """Allow a folder with packages entry by entry, because Landlock can't exclude parts of what it allows."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     pythons = [name for name in names if name.startswith("python") and os.path.isdir(os.path.join(folder, name))]
     if not pythons and not set(names) & set(NO_PACKAGES):
@@ -202,27 +201,27 @@ def _spread(folder: str, hidden: list[str], readable: list[str], listable: list[
             readable.append(path)
 
 
-# What is put around one candidate: always the limits, and the layers that work on this host, outermost first.
+# --- confinement of one candidate: always the limits, and the layers that work on this host, outermost first
 
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
 MAX_OPEN_FILES = 32
 MOST_DESCRIPTORS = 256
-"""The checker was started with three open and opens a handful."""
+"""The checker starts with three and opens a few more."""
 DIE_WITH_PARENT = 9
 
 
 def confine(plan: Plan, *, output: int, requests: int, answers: int) -> None:
-    """Confines this process for good; `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4, and no other stays.
+    """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed.
 
-    With the layer `namespaces` it is a child of the calling process that goes on.
+    With the layer `namespaces`, a child of the calling process continues.
 
     Raises:
-        OSError: a layer can't be put on. The process must end then.
+        OSError: a layer can't be applied. The process must end then.
     """
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, DIE_WITH_PARENT)
-    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # or its own /proc/self/uid_map can't be written
+    linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written
     nothing = os.open(os.devnull, os.O_RDONLY)
     _descriptors(nothing, output, output, requests, answers)
     _limits(plan)
@@ -238,14 +237,14 @@ def confine(plan: Plan, *, output: int, requests: int, answers: int) -> None:
     if LANDLOCK in plan["layers"]:
         linux.restrict_paths(plan["readable"], plan["listable"], private)
     linux.drop_capabilities()
-    # Of this process alone: it can't fork, however many processes its user has. Root is not bound by it.
+    # Forbids forking, however many processes the user has. Does not bind root.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if SECCOMP in plan["layers"]:
         linux.restrict_calls(may_write=NAMESPACES in plan["layers"] or LANDLOCK in plan["layers"])
 
 
 def _descriptors(*kept: int) -> None:
-    # First away from the numbers that they are to have.
+    # First move them away from the target numbers.
     away = [fcntl.fcntl(number, fcntl.F_DUPFD, 16) for number in kept]
     for wanted, number in enumerate(away):
         os.dup2(number, wanted)

@@ -1,4 +1,4 @@
-"""Starts checkers, hands each one program and its test, and leaves no process and no file of theirs."""
+"""Runs untrusted programs against their tests, many at once (`run_programs`), and finds out what confines them on this host."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from autorl_hpc.sandbox.program_limits import Plan
 
 GRACE_S = 10.0
-"""For a checker that doesn't end by its own clock: it then hangs in one comparison of what the program answered."""
+"""Extra time for a checker that exceeds its own limit, because it hangs in one comparison of the program's answer."""
 IDLERS = 8
-"""Programs under way for each core: those that sleep need none."""
+"""Programs in progress per core; sleeping ones need no core."""
 LOST = "lost"
 REASONS = frozenset(str(reason) for reason in Reason)
 HONEST = Program(source="def f(x):\n    return x\n", test="def check(f):\n    assert f(1) == 1\n", entry_point="f")
@@ -48,7 +48,7 @@ _BOOTSTRAP = "import sys; sys.path[0] = {!r}; from autorl_hpc.sandbox.program_ch
 
 
 class Nursery:
-    """A nursery's process, as the package sees it."""
+    """A warm interpreter that forks checkers (program_child.py), as the package sees it."""
 
     def __init__(self) -> None:
         self._socket, other = socket.socketpair()
@@ -64,10 +64,10 @@ class Nursery:
             )
 
     def ask(self, words: bytes, timeout_s: float, idle: Callable[[], None]) -> dict[str, object] | None:
-        """What a new checker says of one program; None if it says nothing in time. After that, and after `lost`, end it.
+        """Return a new checker's message about one program; None after the timeout. End the nursery then, and after `lost`.
 
         Args:
-            idle: called if the program does nothing, and its core could be another's.
+            idle: called if the program is idle, so that another can use its core.
         """
         self._socket.settimeout(timeout_s)
         try:
@@ -92,11 +92,11 @@ class Nursery:
             return {"reason": LOST, "detail": str(error)}
 
     def kill(self) -> None:
-        """Ends it at once. Its checker and the candidate die with it (PR_SET_PDEATHSIG); whoever waits for it is told."""
+        """Kill it at once. Its checker and candidate die with it (PR_SET_PDEATHSIG); a waiting thread notices."""
         self._process.kill()
 
     def end(self) -> None:
-        """Ends it, by itself where it is idle."""
+        """End it; it exits by itself if it is idle."""
         self._socket.close()
         try:
             self._process.wait(1.0)
@@ -106,14 +106,14 @@ class Nursery:
 
 
 class _Cores:
-    """Those of this process, for the programs of all crews: how long one takes by the clock must not hang on how many are rated."""
+    """This process's cores, shared by all crews, so that a program's time does not depend on how many are rated."""
 
     def __init__(self) -> None:
         self._given_back = threading.Condition()
         self._taken = 0
 
     def take(self, workers: int) -> None:
-        """Waits until fewer than `workers` are taken."""
+        """Wait until fewer than `workers` are taken, and take one."""
         with self._given_back:
             self._given_back.wait_for(lambda: self._taken < workers)
             self._taken += 1
@@ -128,21 +128,21 @@ _CORES = _Cores()
 
 
 class _Core:
-    """A core that a program has until it ends or does nothing."""
+    """A core that a program has until it ends or is idle."""
 
     def __init__(self, workers: int) -> None:
         _CORES.take(workers)
         self._mine = True
 
     def leave(self) -> None:
-        """For another program."""
+        """Release the core for another program."""
         if self._mine:
             self._mine = False
             _CORES.give_back()
 
 
 class Crew:
-    """Nurseries with their checkers. On the way out all of them end, also those that still work."""
+    """Nurseries with their checkers. On exit all are ended, including busy ones."""
 
     def __init__(self, limits: ProgramLimits) -> None:
         self._limits = limits
@@ -175,7 +175,7 @@ class Crew:
             pool.shutdown(cancel_futures=True)
 
     def verdict(self, program: Program, found: Isolation) -> ProgramVerdict:
-        """What becomes of one program.
+        """Return the verdict on one program.
 
         Raises:
             AutorlError: its checker can't be started or confined, or its test is defective.
@@ -192,7 +192,7 @@ class Crew:
                 exit_code=Exit.INTERNAL,
             )
         if reason == LOST and self.outcome(HONEST, found.layers)[0] == Reason.PASSED:
-            # An honest program is fine here: this one's answers killed its checker, twice.
+            # An honest program works here, so this one's answers killed its checker, twice.
             return ProgramVerdict(Reason.ANSWER, found.name)
         raise AutorlError(
             f"a program could not be run: {reason} {detail}".strip(),
@@ -202,7 +202,7 @@ class Crew:
         )
 
     def outcome(self, program: Program, layers: Sequence[str]) -> tuple[str, str]:
-        """A `Reason`; or `refused`, `defect` or `lost` (the checker died), each with what is known of it."""
+        """Return a `Reason`, or `refused`, `defect` or `lost` (the checker died), with details."""
         folder = tempfile.mkdtemp(prefix="autorl-program-")
         try:
             plan = _plan(program, layers, self._limits, folder)
@@ -253,7 +253,7 @@ class Crew:
 
 
 def _environment() -> dict[str, str]:
-    # Sets in one order every time: a program's verdict must not hang on it. Where the interpreter's own libraries lie is kept.
+    # A fixed hash seed gives sets one order, so that verdicts don't depend on it. Keep the path of the interpreter's libraries.
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {**kept, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
 
@@ -282,7 +282,7 @@ def _plan(program: Program, layers: Sequence[str], limits: ProgramLimits, folder
 
 
 def _remove(folder: str) -> None:
-    """A private folder, whatever modes its files were given."""
+    """Remove a private folder, whatever modes its files have."""
     try:
         shutil.rmtree(folder)
     except OSError:
@@ -291,12 +291,12 @@ def _remove(folder: str) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# What confines programs on this host: each layer is tried by running a program behind it.
+# --- confinement on this host, found by running a program behind each layer
 
 log = logging.getLogger(__name__)
 
 TRIES = 2
-"""A layer that fails once is tried again: a node short of processes for a moment must not cost it for hours."""
+"""Tries per layer: a temporary lack of processes must not disable it for hours."""
 
 _ATTEMPTS = """
 import os, socket
@@ -331,7 +331,7 @@ def attempt(name, *arguments):
 
 @functools.cache
 def isolation() -> Isolation:
-    """What works on this host: each layer alone, then all that do together. Found once in a process."""
+    """Return what works on this host: tries each layer alone, then the working ones together. Once per process."""
     with Crew(ProgramLimits()) as crew:
         working = tuple(layer for layer in LAYERS if _works(crew, (layer,)))
         while working and not _works(crew, working):
@@ -344,7 +344,7 @@ def isolation() -> Isolation:
 
 
 def open_to(crew: Crew, layers: tuple[str, ...]) -> frozenset[str]:
-    """What a program can do behind these layers, by letting one try."""
+    """Return what a program can do behind these layers, by letting one try."""
     with (
         tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -372,7 +372,7 @@ def _works(crew: Crew, layers: tuple[str, ...]) -> bool:
 
 
 def _fails(crew: Crew, layers: tuple[str, ...], attempt: list[object]) -> bool:
-    """Whether an attempt was made and came to nothing; if that can't be told, it may have succeeded."""
+    """Return whether an attempt was made and failed; if unknown, it counts as succeeded."""
     test = f"def check(attempt):\n    assert not attempt(*{attempt!r})\n"
     reason, detail = crew.outcome(Program(_ATTEMPTS, test, "attempt"), layers)
     if reason not in (Reason.PASSED, Reason.WRONG):
@@ -380,7 +380,7 @@ def _fails(crew: Crew, layers: tuple[str, ...], attempt: list[object]) -> bool:
     return reason == Reason.PASSED
 
 
-# Runs many programs at once, each in a checker of its own, confined by what works on this host.
+# --- running many programs
 
 
 def run_programs(
@@ -391,12 +391,12 @@ def run_programs(
     layers: Sequence[str] | None = None,
     unconfined: bool = False,
 ) -> list[ProgramVerdict]:
-    """Runs each program against its test, `workers` at once, and says what became of it, in order.
+    """Run each program against its test, `workers` at once, and return the verdicts in order.
 
     Args:
-        workers: at most; never more than this process may use cores.
-        layers: put on these instead of all that work here.
-        unconfined: run them even where they could write the files of this process's user.
+        workers: maximum, and never more than this process's cores.
+        layers: use these instead of all that work here.
+        unconfined: run them even if they could write to the files of this process's user.
 
     Raises:
         AutorlError: this host can't confine them, a checker can't be started, or a test is defective.
@@ -415,8 +415,8 @@ def run_programs(
 
 
 def longest_s(programs: int, workers: int, limits: ProgramLimits) -> float:
-    """How long `run_programs` may take with programs that use all of their time. Finding out what confines them here, at first, takes
-    seconds."""
+    """Return the seconds that `run_programs` may take if programs use all their time. The first confinement test takes some
+    seconds more."""
     return math.ceil(programs / _at_once(workers)) * (limits.wall_s + GRACE_S)
 
 

@@ -1,8 +1,8 @@
-"""Proves on this node what a level stops, with the very plan that the agent will have.
+"""Proves on this node what a level stops, with the agent's actual plan; chooses the level of an attempt (`choose`).
 
-Listeners, a process with a word in its environment, and a file in shared memory wait outside; trial.py tries to reach them from
-inside. What must hold (held-out data, ledgers and other runs out of sight; base model and data unwritable; the network as asked;
-the agent's own folders writable; GPUs usable) decides whether the level is used. The rest is named as its holes.
+Listeners, a process with a word in its environment, and a file in shared memory are set up outside; trial.py tries to reach
+them from inside. A level is used only if the required properties hold: held-out data, ledgers and other runs hidden; base model
+and data read-only; network as requested; the agent's folders writable; GPUs usable. Everything else is reported as holes.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ MAX_SAID = 300
 
 @dataclass(frozen=True)
 class TrialFindings:
-    """What a trial showed.
+    """The result of a trial.
 
     Attributes:
-        failures: what must hold and does not, or why nothing could be tried; empty: the level can be used.
+        failures: required properties that don't hold, or why no trial was possible; if empty, the level can be used.
         holes: what the level does not stop.
-        start_s: of one program inside.
+        start_s: start time of one program inside.
     """
 
     failures: tuple[str, ...]
@@ -54,7 +54,7 @@ class TrialFindings:
 
 @dataclass(frozen=True)
 class Outside:
-    """What waits outside to be reached."""
+    """Targets outside that the trial tries to reach."""
 
     word: str
     tcp: int
@@ -67,7 +67,7 @@ class Outside:
 
 
 def cuda_works() -> bool:
-    """Whether CUDA starts in this very process's node; asked in a process of its own, since it can't be undone."""
+    """Return whether CUDA starts on this node. Tried in another process, because it can't be undone."""
     if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/dxg"):
         return False
     code = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
@@ -85,12 +85,12 @@ def cuda_works() -> bool:
 def probe(
     level: Level, plan: SandboxPlan, env: Mapping[str, str], *, secret: Sequence[str] = (), programs: Sequence[str] = ()
 ) -> TrialFindings:
-    """Tries a level.
+    """Try a level.
 
     Args:
-        env: of the agent.
-        secret: files that must not be read.
-        programs: of Slurm, that should not be run.
+        env: the agent's environment.
+        secret: files that must not be readable.
+        programs: Slurm's programs, which should not run.
     """
     why = level.why_not(plan)
     if why is not None:
@@ -177,7 +177,7 @@ def _judge(value: dict[str, Any], plan: SandboxPlan, outside: Outside, start_s: 
 
 
 def _shown(listed: dict[str, list[str]], plan: SandboxPlan) -> Iterator[tuple[str, str]]:
-    """Of the hidden folders, what can be seen in them and does not lead to something that the plan places there."""
+    """Yield what is visible in hidden folders and does not lead to something that the plan places there."""
     placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
     for path, names in listed.items():
         for name in names:
@@ -211,7 +211,7 @@ def _arrived(outside: Outside) -> bool:
 
 
 def _server() -> socket.socket:
-    """A listener at a port that the kernel would not give to whoever asks for any: those are open at level landlock."""
+    """Open a listener at a port outside the ephemeral range, which level landlock leaves open."""
     for port in random.sample(range(20000, 29000), 50):
         try:
             return socket.create_server(("127.0.0.1", port))
@@ -247,13 +247,13 @@ def _waiting_outside() -> Iterator[Outside]:
 
 
 def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:
-    """The ways out that a forwarder inside has to keep."""
+    """Return the ways out that a forwarder inside must provide."""
     return () if plan.network is Network.OPEN or plan.socket_folder is None else plan.ways
 
 
 @contextmanager
 def _echoes(plan: SandboxPlan) -> Iterator[None]:
-    """Stands for bridge and gateway at the plan's sockets while their ways are tried, unless they themselves are there."""
+    """Substitute bridge and gateway at the plan's sockets during the trial, unless they are running."""
     with ExitStack() as stack:
         for _, name in _ways(plan):
             path = Path(plan.socket_folder or "") / name
@@ -290,7 +290,7 @@ def _echo(path: Path) -> Iterator[None]:
             thread.join(2.0)
 
 
-# Chooses the sandbox of an attempt: what is demanded, else the strongest level that works here.
+# --- choice of the level: the one demanded, else the strongest that works
 
 AUTO = "auto"
 
@@ -314,14 +314,14 @@ def choose(
     programs: Sequence[str] = (),
     try_level: Callable[..., TrialFindings] = probe,
 ) -> ChosenLevel:
-    """The sandbox for `plan`.
+    """Choose the sandbox for `plan`.
 
     Args:
         spec: what the experiment demands.
-        wanted: the network where the spec names none: kept where a level can, left open at level none.
+        wanted: the network if the spec names none; enforced if the level can, open at level none.
 
     Raises:
-        AutorlError: what is demanded can't be had on this node.
+        AutorlError: what is demanded is not possible on this node.
     """
     network = spec.network or wanted
     refused: dict[str, str] = {}

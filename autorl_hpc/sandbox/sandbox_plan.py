@@ -1,4 +1,4 @@
-"""What an agent may reach, said once: every level makes the same of it, as far as it can."""
+"""What an agent may reach: the plan that every level enforces as far as it can, its mounts, ports and inner command."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from autorl_hpc.states import Network
 SYSTEM = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/sys", "/nix", "/gnu", "/cvmfs",
 )  # fmt: skip
-"""Where software lies on most machines. No home, /var, /run, /srv, /mnt, /scratch: software there is named by PATH or the spec."""
+"""Usual places of software. No home, /var, /run, /srv, /mnt, /scratch; software there must be named by PATH or the spec."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")
-"""Beginnings of the names of devices that GPUs and their networks need."""
+"""Name prefixes of devices for GPUs and their networks."""
 
 SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-"""What of /proc is the node's and not a process's."""
+"""Parts of /proc that belong to the node and not to a process."""
 
 INSIDE = "/run/autorl"
-"""Folder in the sandbox with the sockets that lead out; beside it lies the script that forwards to them."""
+"""Folder in the sandbox with the sockets that lead out and the script that forwards to them."""
 SOCKET_NAME = "bridge.sock"
 DRIVER_SOCKET_NAME = "driver.sock"
 HOSTS_NAME = "hosts"
 HOST = "sandbox"
-"""The sandbox's own name. Torch and MPI look themselves up by it, and the node's name means an address that is not in there."""
+"""Host name of the sandbox. Torch and MPI resolve their host name, and the node's address does not exist inside."""
 
 SLURM_COMMANDS = (
     "sbatch", "srun", "salloc", "scancel", "scontrol", "squeue", "sacct", "sacctmgr", "sattach", "sbcast", "sinfo", "sprio",
@@ -39,20 +39,20 @@ SLURM_COMMANDS = (
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """One agent's world.
+    """What one agent may reach.
 
     Attributes:
         workspace: writable, under its own path.
-        tmp: a folder outside that is its private /tmp; levels that can't place it leave it under its own path.
-        readable: files and folders that stay under their paths, read-only.
-        hidden: folders that are not there, even where a readable one holds them.
+        tmp: folder outside that is its private /tmp; levels that can't mount use it under its own path.
+        readable: files and folders that are read-only under their own paths.
+        hidden: folders that don't exist inside, even below a readable one.
         placed: (folder outside, path inside), read-only: base model and training data.
-        devices: device nodes or folders of such.
+        devices: device nodes or folders of them.
         masked: programs that can't be run.
         network: what to enforce.
         socket_folder: folder outside with the sockets that lead out; INSIDE in the sandbox.
         ways: (port, name of a socket in that folder): each port on the loopback inside is forwarded to its socket.
-        image: of apptainer; None: there is none, and neither is that level.
+        image: for level apptainer; None excludes that level.
     """
 
     workspace: str
@@ -68,26 +68,26 @@ class SandboxPlan:
     image: str | None = None
 
     def with_network(self, network: Network) -> SandboxPlan:
-        """The same with another network."""
+        """Return the plan with another network."""
         return replace(self, network=network)
 
 
 def lay_way_out(folder: str) -> None:
-    """Puts what sandboxes find beside the socket into its folder."""
+    """Write the files that belong beside the socket into its folder."""
     Path(folder, HOSTS_NAME).write_text(f"127.0.0.1 localhost {HOST}\n::1 localhost\n", encoding="ascii")
 
 
 def below(path: str, folder: str) -> bool:
-    """Whether `path` is `folder` or lies in it. Both are absolute and without `..`."""
+    """Return whether `path` is `folder` or inside it. Both must be absolute and without `..`."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
-    """What programs on this machine need to run: system folders, Pythons, and what PATH and its like name.
+    """Return what programs on this machine need: system folders, Pythons, and folders named by PATH and similar variables.
 
     Args:
-        prefixes: of Pythons (sys.prefix and its like).
-        outer: the environment; of PATH's folders outside the system's the libraries beside them are taken too.
+        prefixes: of Pythons (sys.prefix and similar).
+        outer: the environment. For PATH folders outside the system's, the libraries beside them are included.
     """
     found = [path for path in SYSTEM if os.path.lexists(path)]
     home = os.path.realpath(os.path.expanduser("~"))
@@ -99,7 +99,7 @@ def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
         found.append(folder)
         over = os.path.dirname(folder.rstrip("/"))
         if os.path.basename(folder.rstrip("/")) in ("bin", "sbin") and os.path.realpath(over) not in ("/", home):
-            # Of the home no more than programs need: keyrings and tokens lie in its `share`.
+            # Of the home only what programs need, because `share` holds keyrings and tokens.
             beside = ("lib", "lib64") if below(os.path.realpath(over), home) else ("lib", "lib64", "libexec", "share")
             found += [os.path.join(over, name) for name in beside]
     for name in ("LD_LIBRARY_PATH", "CUDA_HOME", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
@@ -108,7 +108,7 @@ def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
 
 
 def program_folders(readable: Sequence[str]) -> list[str]:
-    """Folders of programs among those that an experiment makes readable: they come last in an agent's PATH."""
+    """Return program folders among an experiment's readable folders; they come last in the agent's PATH."""
     folders = [
         folder if os.path.basename(folder.rstrip("/")) == "bin" else os.path.join(folder, "bin") for folder in readable
     ]
@@ -116,7 +116,7 @@ def program_folders(readable: Sequence[str]) -> list[str]:
 
 
 def outermost(paths: Iterable[str]) -> list[str]:
-    """The paths without those that lie in another of them; links are kept, since what is below one is not below it inside."""
+    """Return the paths that are not inside another one. Links are kept, because inside nothing exists below them."""
     kept: list[str] = []
     for path in sorted(set(paths), key=lambda path: path.count("/")):
         if not any(below(path, other) and not os.path.islink(other) for other in kept):
@@ -125,7 +125,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 
 
 def devices() -> list[str]:
-    """Device nodes that programs need: the harmless ones, and those of GPUs."""
+    """Return device nodes that programs need: harmless ones, and those of GPUs."""
     found = [f"/dev/{name}" for name in DEVICES]
     try:
         names = sorted(os.listdir("/dev"))
@@ -136,7 +136,7 @@ def devices() -> list[str]:
 
 
 def slurm_programs(outer: dict[str, str]) -> list[str]:
-    """Slurm's programs on this machine."""
+    """Return Slurm's programs on this machine."""
     folders = [
         *outer.get("PATH", os.defpath).split(os.pathsep),
         "/usr/bin",
@@ -149,13 +149,13 @@ def slurm_programs(outer: dict[str, str]) -> list[str]:
 
 
 def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
-    """`readable` without `hidden`, for levels that can only allow: folders that hold something hidden become their other
+    """Return `readable` without `hidden`, for levels that can only allow: a folder with hidden content becomes its other
     children."""
     found: list[str] = []
     left = list(readable)
     while left:
         path = left.pop()
-        # A readable path inside a hidden folder was named on purpose; one that is hidden itself was not.
+        # A readable path inside a hidden folder was named on purpose; a hidden path itself was not.
         if path in hidden:
             continue
         if not any(below(each, path) for each in hidden):
@@ -170,7 +170,7 @@ def carved(readable: Sequence[str], hidden: Sequence[str]) -> list[str]:
 
 
 def _leads_to(path: str, hidden: Sequence[str]) -> bool:
-    """Whether it is a link to something hidden, or to what holds that: Debian's /usr/bin/X11 is /usr/bin."""
+    """Return whether it is a link to something hidden or to a parent of it: Debian's /usr/bin/X11 is /usr/bin."""
     if not os.path.islink(path):
         return False
     real = os.path.realpath(path)
@@ -178,15 +178,15 @@ def _leads_to(path: str, hidden: Sequence[str]) -> bool:
 
 
 def inside_script() -> str:
-    """The script that runs first inside (inside.py)."""
+    """Return the path of the script that runs first inside (inside.py)."""
     return str(Path(__file__).with_name("inside.py"))
 
 
-# A plan as mounts in the order in which they are made: parents first, so that what lies deeper wins.
+# --- mounts of a plan, parents first, so that deeper ones win
 
 
 class MountStep(NamedTuple):
-    """One mount: `source` outside under `target` inside; an empty folder has no source; of a link the source is its text."""
+    """One mount of `source` outside at `target` inside. An empty folder has no source; a link's source is its text."""
 
     kind: Literal["readable", "writable", "empty", "link"]
     source: str
@@ -194,7 +194,7 @@ class MountStep(NamedTuple):
 
 
 def steps(plan: SandboxPlan) -> list[MountStep]:
-    """The mounts of a plan. /proc, /dev and the root itself are the level's own."""
+    """Return the mounts of a plan. /proc, /dev and the root itself are the level's own."""
     made = [
         MountStep("link", os.readlink(path), path)
         if os.path.islink(path) and os.path.dirname(path) == "/"
@@ -221,14 +221,14 @@ def _shown(path: str, shown: list[str]) -> bool:
     return any(below(path, each) for each in shown)
 
 
-# TCP ports that an agent at level landlock may go to at any address: Landlock's rules name ports, and trainings need these.
+# --- TCP ports that level `landlock` allows at any address: its rules name ports only, and training needs these
 
 TORCH_PORTS = range(29500, 29564)
-"""Where torch's launchers listen by default."""
+"""Default listening ports of torch's launchers."""
 
 
 def handed_out() -> range:
-    """The ports that the kernel gives to whoever asks for any: NCCL and gloo do, even for one process."""
+    """Return the kernel's range of ephemeral ports, which NCCL and gloo use even for one process."""
     try:
         first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()
         return range(int(first), int(last) + 1)
@@ -236,11 +236,11 @@ def handed_out() -> range:
         return range(32768, 61000)
 
 
-# The command that runs first inside: the forwarder's script, or the agent's own where nothing is to be forwarded.
+# --- the first command inside
 
 
 def inner_command(plan: SandboxPlan, command: Sequence[str], python: str) -> list[str]:
-    """`command` behind inside.py, run by `python`, which must be there inside."""
+    """Return `command` behind inside.py, run by `python`, which must exist inside; unchanged if nothing is forwarded."""
     if plan.network is Network.OPEN or plan.socket_folder is None:
         return list(command)
     job = {"command": list(command), "ways": [(port, f"{INSIDE}/{name}") for port, name in plan.ways]}

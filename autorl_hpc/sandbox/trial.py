@@ -1,7 +1,7 @@
-"""What is tried from inside a sandbox to learn what it stops. Standard library only; `python -I -c SOURCE JSON` inside, JSON out.
+"""Trial inside a sandbox that finds out what it stops. Standard library only; `python -I -c SOURCE JSON`, JSON out.
 
-Every attempt is made for real: reading what is hidden, writing what is read-only, reaching listeners that wait outside. Who
-asks (probing.py) sees whether anything arrived.
+Every attempt is real: reading hidden files, writing read-only ones, reaching listeners outside. The caller (prove.py) checks
+whether anything arrived.
 """
 
 import ctypes
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 
 TIMEOUT_S = 1.0
 ANSWER_S = 20.0
-"""For a way out that has to work: three processes have their turn before an answer is there, and a node may be busy."""
+"""Limit for a way out that must work: three processes must be scheduled before it answers, on a possibly busy node."""
 
 LEAST_PID = 64
-"""A sandbox with process numbers of its own has lower ones: there the number would be another process's."""
+"""A sandbox with its own process numbers has lower ones, so the number would mean another process there."""
 
 
 def tried(action: Callable[[], object]) -> "bool | str":
-    """True: it worked; else the name of the error."""
+    """Return True if it worked, otherwise the name of the error."""
     try:
         action()
     except Exception as error:
@@ -59,7 +59,7 @@ def names(path: str) -> "list[str]":
 
 
 def seen(word: str) -> bool:
-    """Whether some process can be seen that has this word in its command line."""
+    """Return whether a process with this word in its command line is visible."""
     lines = each((f"/proc/{name}/cmdline" for name in names("/proc") if name.isdigit()), lambda path: find(path, word))
     return True in lines.values()
 
@@ -80,7 +80,7 @@ def unix(path: str) -> None:
 
 
 def answered(port: int) -> None:
-    """Whether somebody answers at a way out: the supervisor's bridge, the gateway, or what stands for it."""
+    """Check that a way out answers: the supervisor's bridge, the gateway, or a substitute."""
     with socket.create_connection(("127.0.0.1", port), ANSWER_S) as there:
         there.settimeout(ANSWER_S)
         there.sendall(b"trial\r\n\r\n")
@@ -116,7 +116,7 @@ def main() -> None:
         "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
         "settings": each(job["settings"], open_to_write),
         "shared_shm": os.path.exists("/dev/shm/" + job["word"]),
-        "seen": seen(job["backwards"][::-1]),  # backwards: it stands in this process's own command line
+        "seen": seen(job["backwards"][::-1]),  # reversed, because it is in this process's own command line
         "programs": {path: os.access(path, os.X_OK) for path in job["programs"]},
         "cuda": tried(cuda) if job["cuda"] else None,
         "signal": tried(lambda: os.kill(pid, signal.SIGTERM)) if pid > LEAST_PID else "untried",

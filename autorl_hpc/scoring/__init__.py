@@ -1,1 +1,1 @@
-"""Pure scorers shared by tasks, and the statistics of one score."""
+"""Scorers shared by tasks, judges, and the statistics of one score."""

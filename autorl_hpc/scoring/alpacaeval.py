@@ -1,10 +1,9 @@
-"""AlpacaEval 2.0's scorer: a judge compares each answer with the reference answer; the score is the length-controlled win rate.
+"""Scorer `alpacaeval` (AlpacaEval 2.0): a judge compares answers with references; the score is the length-controlled win rate.
 
 An item is an instruction (`question`) with the reference model's output (`answer`); its data hold the instruction's difficulty
-and the preferences of the gamed reference models (length_control.py), where the task has them. The judge is asked with the
-pair in an order that a hash of the instruction decides. What it replies and can't be read is asked again, in the other order
-and then with a reminder; what stays unread counts nowhere, is shown as `judge_unread`, and beyond a hundredth of the items is
-the judge's failure.
+and the preferences of the gamed reference models (length_control.py), if the task has them. A hash of the instruction decides
+the order of the pair. An unreadable reply is requested again, first in the other order, then with a reminder. Items that stay
+unread count nowhere and are reported as `judge_unread`; more than 1 % of them is the judge's failure.
 
 Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py.
 """
@@ -30,26 +29,26 @@ from autorl_hpc.scoring.length_control import JudgedPair
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 
 TOP_LOGPROBS: Final = 5
-"""As the official judge asks for; every endpoint gives that many."""
+"""As in the official judge; every endpoint supports this many."""
 
 DISCRETE_TOKENS: Final = 8
-"""For one character and what a chatty judge puts around it."""
+"""Room for one character and what a chatty judge adds."""
 
 UNREAD: Final = 0.5
-"""Outcome of an item that stayed unread. It has no fact `y`, and enters neither win rate."""
+"""Outcome of an item that stayed unread. It has no fact `y` and enters neither win rate."""
 
 
 class AlpacaEval:
-    """See the Protocol in outcome.py."""
+    """Implements `Scorer`; see outcome.py."""
 
     version = "1"
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Preferences for the answers over the references.
+        """Return the preferences for the answers over the references.
 
         Raises:
-            JudgeFailed: the judge can't be asked, or too many of its replies can't be read.
-            ValueError: a recipe that draws several answers.
+            JudgeFailed: the judge can't be reached, or too many replies are unreadable.
+            ValueError: the recipe draws several answers per item.
         """
         if context.judge is None:
             raise JudgeFailed("no judge was given")
@@ -101,14 +100,14 @@ class AlpacaEval:
         return found
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Both win rates over what was read; see `figures` and `standard_error`."""
+        """Return both win rates over the readable items; see `figures` and `standard_error`."""
         facts = [outcome.facts for outcome in outcomes]
         found = figures(facts)
         return {**found, "standard_error": standard_error(facts, found["lc_c"])}
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """All figures of the items whose facts these are: of one split, or of several together.
+    """Return all figures of items from their facts, of one split or several.
 
     Returns:
         `score` and `lc_win_rate` (the same), `win_rate`, `lc_c` (see `length_control.Fit`), `average_length` of the answers in
@@ -127,17 +126,20 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
-    """Of the length-controlled win rate, in points, at the penalty `c`; see `length_control.influences`. Where all preferences are alike that is 0,
-    and the mean's is taken, which is not."""
+    """Return the standard error of the length-controlled win rate, in points, at the penalty `c`.
+
+    See `length_control.influences`. If all preferences are equal it would be 0; then the mean's error is returned.
+    """
     pairs = pairs_of(facts)
     error = math.sqrt(float((length_control.influences(pairs, c) ** 2).sum()))
     return error or 100.0 * (stats.standard_error([pair.y for pair in pairs]) or 0.0)
 
 
 def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[JudgedPair]:
-    """The judged pairs from items' facts, as they stand in an items file; those that stayed unread are left out.
+    """Return the judged pairs from the facts in an items file, without unread ones.
 
-    ValueError for facts of another scorer.
+    Raises:
+        ValueError: the facts are another scorer's.
     """
     try:
         return [

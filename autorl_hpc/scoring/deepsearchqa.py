@@ -1,11 +1,8 @@
-"""DeepSearchQA's scorers: which of the expected items an answer gives, and what it gives beside them.
+"""Scorers of DeepSearchQA: which expected items an answer gives, and what it gives in addition.
 
-`deepsearchqa` asks a judge, as the benchmark does; `deepsearchqa-exact` compares normalised texts and needs none. They are
-different yardsticks: a score of one says nothing about the other.
-
-An item's outcome is 1 if it is fully correct: everything expected, nothing else. So an outcome is a yes or no, which the exact
-paired test needs. The benchmark's paper reports F1 first and fully correct beside it; all its figures are metrics here.
-
+`deepsearchqa` asks a judge, as the benchmark does, and parses its verdict; `deepsearchqa-exact` compares normalised texts
+without a judge. Scores of the two don't compare. An item's outcome is 1 if everything expected and nothing else is given, so
+that outcomes are binary, as the exact paired test needs. The benchmark reports F1 first; all its figures are metrics here.
 Source: the starter code of google/deepsearchqa (arXiv 2601.20975, section 3).
 """
 
@@ -23,26 +20,23 @@ from autorl_hpc.rollouts.search.matching import SET, SINGLE, Counts, compare
 from autorl_hpc.scoring.gsm8k import without_closed_thinking
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 
-# What a judge says about an answer to a DeepSearchQA question: JSON with a truth value for each expected item, and what the
-# answer gives beside them.
-#
-# `read` takes the many ways in which models break JSON: code fences, prose around it, trailing commas, single quotes, unescaped
-# quotes in the explanation, other letter case of keys. It never guesses a verdict: what is cut off inside of it, has values that are
-# no truth values, or is there twice with different content is unreadable. `read_official` is the benchmark's own rule.
-#
-# A judge quotes the answer that it judges, and the answer may hold a verdict. So a verdict is never looked for inside of an object
-# that can't be read, and no verdict's key may stand outside of what is taken.
+# --- parsing of verdicts: JSON with a truth value per expected item, and a list of excessive answers
+# `read` repairs common damage: code fences, surrounding prose, trailing commas, single quotes, unescaped quotes in the
+# explanation, letter case of keys. It never guesses: a verdict is unreadable if it is cut off, has values that are not truth
+# values, or occurs twice with different content. `read_official` is the benchmark's own rule.
+# A judge quotes the answer, and the answer may hold a verdict. So `read` does not search inside unreadable objects, and
+# refuses a text that has a verdict's key outside of the parsed part.
 
 DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
 MAX_CHARS: Final = 100_000
-"""A verdict has some hundred characters for each item."""
+"""A verdict takes some hundred characters per item."""
 MAX_STARTS: Final = 50
-"""Opening brackets that are tried: what has more of them outside of readable JSON is no verdict."""
+"""Opening brackets to try; a text with more of them outside readable JSON is not a verdict."""
 MAX_DEPTH: Final = 4
 QUOTINGS: Final = ('"', "\"'", "")
-"""Which quotes are taken for such, in turn: they may be what is broken."""
+"""Quote characters to respect, in this order of tries, because quotes may be the broken part."""
 NO_ITEM: Final = frozenset({"none", "null", "n/a", "na"})
-"""Words that stand for "nothing excessive" or are an item: it can't be told which."""
+"""Ambiguous words: they may mean "nothing excessive" or be an item."""
 
 _KEY = "[\"'\u201c\u2018]?\\s*{}\\s*[\"'\u201d\u2019]?\\s*:\\s*"
 _DETAILS_KEY = re.compile(_KEY.format(r"correctness[ _]?details"), re.IGNORECASE)
@@ -51,7 +45,7 @@ _NAMES = tuple(
     re.compile(rf"{name}[\s\\\"'`*\u201c\u201d\u2018\u2019]*[:=]", re.IGNORECASE)
     for name in (r"correctness[\s_]*details", r"excessive[\s_]*answers")
 )
-"""The verdict's keys, in whatever quotes: also where they are text within text."""
+"""The verdict's keys in any quotes, also inside other text."""
 _LEAD = re.compile(r"(?:json|answer[\s_]*correctness|\W)*", re.IGNORECASE)
 _TAIL = re.compile(r"[\s\"'`}\],;.\u201d\u2019]*")
 _TRAILING = re.compile(r",(?=\s*[}\]])")
@@ -60,7 +54,7 @@ _QUOTES = str.maketrans("\u201c\u201d\u2018\u2019", "\"\"''")
 
 
 class Unreadable(ValueError):
-    """The judge's words hold no verdict that can be read for certain."""
+    """The judge's reply holds no verdict that can be read with certainty."""
 
 
 @dataclass(frozen=True)
@@ -68,24 +62,24 @@ class ParsedVerdict:
     """A verdict.
 
     Attributes:
-        details: of each expected item, whether the answer gives it.
-        excessive: what the answer gives beside them.
+        details: for each expected item, whether the answer gives it.
+        excessive: what the answer gives in addition.
     """
 
     details: dict[str, bool]
     excessive: tuple[str, ...]
 
     def counts(self) -> Counts:
-        """As the benchmark counts: true positives, false negatives, false positives."""
+        """Return true positives, false negatives and false positives as the benchmark counts them."""
         found = sum(self.details.values())
         return Counts(found, len(self.details) - found, len(self.excessive))
 
 
 def read(text: str) -> ParsedVerdict:
-    """The verdict in a judge's words.
+    """Parse the verdict in a judge's reply.
 
     Raises:
-        Unreadable: there is none, or it can't be told which.
+        Unreadable: there is none, or it is ambiguous.
     """
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
@@ -103,11 +97,11 @@ def read(text: str) -> ParsedVerdict:
 
 
 def read_official(text: str) -> ParsedVerdict:
-    """The verdict by the official starter code's rule: a ```json block or the whole text, plain JSON, the two keys as they are
-    spelled; wrong or missing excessive answers are none.
+    """Parse the verdict by the official starter code's rule: a ```json block or the whole text, plain JSON, keys spelled exactly;
+    missing or malformed excessive answers count as none.
 
     Raises:
-        Unreadable: where the rule gives 0.
+        Unreadable: the rule gives 0.
     """
     body = text.strip()
     start = body.find("```json")
@@ -128,7 +122,7 @@ def read_official(text: str) -> ParsedVerdict:
 
 
 class _Object(dict[str, Any]):
-    """A JSON object that knows which of its keys stood twice with different values."""
+    """A JSON object that records keys which occur twice with different values."""
 
     def __init__(self, pairs: list[tuple[Any, Any]]) -> None:
         super().__init__()
@@ -143,7 +137,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_Object, strict=False)
 
 
 class _Found(NamedTuple):
-    """An object in a text. `plain`: it is JSON as it stands, without repair."""
+    """An object in a text. `plain`: it was valid JSON without repair."""
 
     value: Any
     start: int
@@ -152,8 +146,8 @@ class _Found(NamedTuple):
 
 
 def _objects(text: str) -> tuple[list[_Found], bool]:
-    """The outermost objects that can be read, from left to right, repaired where need be; and whether a bracket that none closes
-    is left. What stands inside of brackets that can't be read is not looked at."""
+    """Return the outermost readable objects from left to right, repaired if needed, and whether a bracket is never closed. The
+    content of unreadable brackets is skipped."""
     found: list[_Found] = []
     start, tried = text.find("{"), 0
     while start >= 0 and tried < MAX_STARTS:
@@ -171,10 +165,10 @@ def _objects(text: str) -> tuple[list[_Found], bool]:
 
 
 def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
-    """A verdict stands alone: else it may be a quoted one, beside that which the judge meant.
+    """Check that the text holds nothing but the verdict; otherwise it may be a quoted one next to the real one.
 
     Raises:
-        Unreadable: it doesn't.
+        Unreadable: it holds something else.
     """
     if unread:
         raise Unreadable("something else in it is cut off or broken")
@@ -188,7 +182,7 @@ def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
 
 
 def _value_at(text: str, start: int) -> _Found | None:
-    """The value that begins at a place; None if it can't be read."""
+    """Return the value that begins at `start`; None if unreadable."""
     try:
         value, end = _DECODER.raw_decode(text, start)
         return _Found(value, start, end, True)
@@ -210,8 +204,8 @@ def _value_at(text: str, start: int) -> _Found | None:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Behind the bracket that closes the one at `start`, text in quotes passed over; else, as quotes may be what is broken, by
-    brackets alone."""
+    """Return the position after the bracket that closes the one at `start`. Skips quoted text, then retries by brackets alone,
+    because the quotes may be broken."""
     return next((end for quotes in QUOTINGS if (end := _closed(text, start, quotes)) is not None), None)
 
 
@@ -237,7 +231,7 @@ def _closed(text: str, start: int, quotes: str) -> int | None:
 
 
 def _python_value(text: str) -> Any:
-    """An object in Python's spelling (single quotes, True), None if it is none."""
+    """Return an object in Python's spelling (single quotes, True); None if it is not one."""
     words = re.sub(
         r"\b(true|false|null)\b", lambda match: {"true": "True", "false": "False", "null": "None"}[match[1]], text
     )
@@ -258,10 +252,10 @@ def _plain(node: ast.expr) -> Any:
 
 
 def _reading(value: Any, depth: int) -> ParsedVerdict | None:
-    """The verdict in an object or below it; None if it speaks of none.
+    """Return the verdict in an object or nested in it; None if there is none.
 
     Raises:
-        Unreadable: it speaks of one, but what it says is no verdict.
+        Unreadable: it has a verdict's keys, but no valid content.
     """
     if isinstance(value, list) and depth:
         return next((found for each in value if (found := _reading(each, depth - 1)) is not None), None)
@@ -314,8 +308,8 @@ def _excessive(value: Any) -> tuple[str, ...]:
 
 
 def _from_parts(text: str) -> ParsedVerdict:
-    """The two parts that count, each by itself, where something else broke the whole: quotes in the explanation, as a rule. Both
-    must be there once and be whole, and nothing may follow on them: a quoted verdict has its sentence's end behind it."""
+    """Read the two parts that count separately if the whole is broken, usually by quotes in the explanation. Each must occur once
+    and be whole, with nothing after them: a quoted verdict is followed by the end of its sentence."""
     parts: list[_Found] = []
     for key, name in zip((_DETAILS_KEY, _EXCESSIVE_KEY), _NAMES, strict=True):
         places = list(key.finditer(text))
@@ -336,11 +330,11 @@ def _from_parts(text: str) -> ParsedVerdict:
 VERSION = "2"
 
 OFFICIAL = "official"
-"""Value of the recipe's option `judge_rule`: asked once, read by the official rule, unreadable counts as nothing found."""
+"""Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
 ROUNDS: Final = 3
-"""How often a judge is asked until its words can be read. A judge that failed thrice fails for a reason."""
+"""Requests to a judge until its reply is readable; after three failures more won't help."""
 JUDGE_TOKENS: Final = 2048
-"""Of a verdict: some items have fifty expected answers. The option `judge_max_tokens` is another limit."""
+"""Token limit of a verdict (some items have fifty expected answers). The option `judge_max_tokens` overrides it."""
 REMINDERS: Final = (
     "",
     "\n\nReply with the JSON object alone.",
@@ -351,11 +345,11 @@ _FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|
 
 
 class EpisodeAnswer(NamedTuple):
-    """What an episode ended with.
+    """The end of an episode.
 
     Attributes:
-        text: the answer, "" where there is none.
-        steps: actions, 1 for an answer without an episode.
+        text: the answer, or "".
+        steps: number of actions; 1 for an answer without an episode.
     """
 
     text: str
@@ -363,7 +357,7 @@ class EpisodeAnswer(NamedTuple):
 
 
 def answered(text: str) -> EpisodeAnswer:
-    """The answer in an episode's outcome (scoring/episodes.py), or a plain text, which is the answer itself."""
+    """Return the answer in an episode's outcome (registry.py, `encode`); a plain text is the answer itself."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -374,23 +368,22 @@ def answered(text: str) -> EpisodeAnswer:
 
 
 class DeepSearchQA:
-    """Asks a judge about each answer. An empty answer needs no judge: it gives nothing of what was expected."""
+    """Scorer `deepsearchqa`: asks a judge about each answer. An empty answer scores as nothing found, without the judge."""
 
     version = VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Outcomes by the judge's verdicts; of several samples the mean.
+        """Return outcomes from the judge's verdicts; of several samples the mean.
 
         Raises:
-            JudgeFailed: there is no judge, it can't be asked, or after some tries more than `UNREAD_SHARE` of its replies can't
-                be read. Fewer are a 0 each, shown as `judge_unread`; under the option `judge_rule: official` all are, as in
-                the benchmark's own code.
+            JudgeFailed: there is no judge, it can't be reached, or more than `UNREAD_SHARE` of its replies stay unreadable. Fewer
+                score 0 each, reported as `judge_unread`. With `judge_rule: official` any number does, as in the benchmark's code.
         """
         if context.judge is None:
             raise JudgeFailed("no judge was given")
         given = [[answered(text) for text in drawn] for drawn in answers]
         answers_given = ((place, answer.text) for place, drawn in enumerate(given) for answer in drawn)
-        wanted = list(dict.fromkeys((place, text) for place, text in answers_given if text))  # each once
+        wanted = list(dict.fromkeys((place, text) for place, text in answers_given if text))  # each request once
         questions = [_values(items[place], text) for place, text in wanted]
         found = dict(zip(wanted, _judged(questions, context), strict=True))
 
@@ -410,33 +403,32 @@ class DeepSearchQA:
         return outcomes
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """See `figures`; and in percent, what was taken for 0 since the judge's reply could not be read (`judge_unread`), and where
-        the judge saw another number of expected items than there are commas for (`items_differ`): a judge that leaves out
-        what was missed finds everything."""
+        """Return `figures`, and in percent: `judge_unread` (unreadable replies, counted as 0) and `items_differ` (the judge
+        counted other expected items than the commas give; a judge that omits missed items would find everything)."""
         facts = [outcome.facts for outcome in outcomes]
         more = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in ("judge_unread", "items_differ")}
         return {**figures(facts), **more}
 
 
 class Exact:
-    """Compares texts (rollouts/search/matching.py): offline, deterministic, and blind to synonyms."""
+    """Scorer `deepsearchqa-exact`: compares texts (rollouts/search/matching.py). Offline, deterministic, ignores synonyms."""
 
     version = VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Outcomes by comparing sets of normalised items; of several samples the mean."""
+        """Return outcomes from comparing sets of normalised items; of several samples the mean."""
         given = [[answered(text) for text in drawn] for drawn in answers]
         return _outcomes(given, lambda place, answer: compare(answer, items[place].answer, _type(items[place])))
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """See `figures`."""
+        """Return `figures`."""
         return figures([outcome.facts for outcome in outcomes])
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The benchmark's figures, each the mean over items, in percent but for `mean_steps`.
+    """Return the benchmark's figures: means over items, in percent except `mean_steps`.
 
-    `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; what is left is partially correct.
+    `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
     """
     names = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect", "answered")
     found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in names}
@@ -444,21 +436,21 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def conversation(template: str, values: Mapping[str, str], reminder: str = "") -> list[dict[str, str]]:
-    """What a judge is asked: one user's turn. Doubled braces of the template are single ones, as in `str.format`.
+    """Return the judge's prompt as one user turn. Doubled braces in the template become single ones, as in `str.format`.
 
     Raises:
-        ValueError: the template has no place for the answer or for what is expected.
+        ValueError: the template has no field for the answer or for the expected items.
     """
     fields = set(_FIELD.findall(template))
     if not {"response", "correct_answer"} <= fields:
         raise ValueError("a judge's prompt holds {correct_answer} and {response}")
-    # In one pass: an answer may itself hold {correct_answer}.
+    # In one pass, because an answer may itself hold {correct_answer}.
     text = _FIELD.sub(lambda match: values[match[1]] if match[1] else match[0][0], template)
     return [{"role": "user", "content": text + reminder}]
 
 
 def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[ParsedVerdict | None]:
-    """The verdict on each, None where an unread one gives 0; see `DeepSearchQA.score`."""
+    """Return each verdict; None for an unreadable one that counts as 0. See `DeepSearchQA.score`."""
     assert context.judge is not None
     official = context.options.get("judge_rule") == OFFICIAL
     limit = int(context.options.get("judge_max_tokens", JUDGE_TOKENS))
@@ -487,7 +479,7 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Pa
 
 
 def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
-    if verdict.refused:  # also under the official rule: no reply is no verdict
+    if verdict.refused:  # also under the official rule, because a refusal holds no verdict
         raise Unreadable(f"it would not answer: {verdict.refused}")
     if verdict.cut_off and not official:
         raise Unreadable("it is cut off by the limit of tokens")
@@ -507,7 +499,7 @@ def _values(item: ItemLike, answer: str) -> dict[str, str]:
         "response": answer,
     }
     clean = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
-    # Sixteen digits that depend on the answer too: no answer can hold the line that ends it.
+    # The hash depends on the answer, so no answer can hold the line that ends it.
     mark = hashlib.sha256("\0".join(clean.values()).encode()).hexdigest()[:16]
     return {**clean, "mark": mark}
 
@@ -517,7 +509,7 @@ def _type(item: ItemLike) -> str:
 
 
 def _expected(item: ItemLike) -> int:
-    """How many items are expected, as far as commas tell."""
+    """Return the number of expected items by their commas."""
     return compare("", item.answer, _type(item)).missed
 
 

@@ -1,7 +1,6 @@
-"""Reads the answer out of a GSM8K solution and compares it with the gold answer.
+"""Scorers of GSM8K: `gsm8k` (the default, reads answers as a person would), `gsm8k-marked`, `gsm8k-opencompass`.
 
-`score_item` (scorer `gsm8k`, the default) reads what a person would read. Pure functions, standard library only. No function that takes
-a model's text raises on any `str`, evaluates it, or needs more than time linear in its length.
+Pure functions, standard library only. No function raises on a model's text, evaluates it, or takes more than linear time.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ from functools import cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-# Taking a model's thinking out of its answer.
+# --- removal of thinking
 
 
 def without_closed_thinking(text: str) -> str:
-    """As `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""
+    """Return the same as `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""
     kept, start = [], 0
     while (opened := text.find("<think>", start)) >= 0:
         closed = text.find("</think>", opened)
@@ -30,29 +29,29 @@ def without_closed_thinking(text: str) -> str:
 
 
 VERSION: Final = "1"
-"""Of the scorer `gsm8k`; any change that can change one verdict is a new version."""
+"""Version of the scorer `gsm8k`; any change that can change a verdict needs a new version."""
 
 MAX_TEXT_CHARS: Final = 1 << 20
-"""A longer text is no answer: a recipe of 8,192 tokens stays below a tenth of it."""
+"""Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it."""
 MAX_NUMBER_CHARS: Final = 64
-"""A longer number can't be read: no gold has a quarter as many digits, and int() of long ones is slow."""
+"""Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
 MAX_EXPONENT: Final = 30
-"""`1e3` is 1000; a larger exponent can't be read, so that no power of ten fills the memory."""
+"""`1e3` is 1000. A larger exponent is unreadable, so that no power of ten fills the memory."""
 FIELD_CHARS: Final = 240
-"""How far a marked answer is read after its mark."""
+"""Characters of a marked answer that are read after its mark."""
 TAIL_CHARS: Final = 4000
-"""How far around the last digit an unmarked answer, and a comment in parentheses behind it, may reach."""
+"""Range around the last digit for an unmarked answer and a comment in parentheses after it."""
 MAX_MARKS: Final = 50
-"""How many marks of one kind are read: the first ones of `####`, the last ones of the others."""
+"""Marks of one kind to read: the first ones of `####`, the last ones of the others."""
 
-# Inside this module a NUL stands before a fraction that was one character or a LaTeX command, so that
-# `3½` is not 31/2 and `-½` keeps its sign. A NUL of the model's own becomes a space first.
+# In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
+# its sign. A NUL in the model's text becomes a space first.
 _FRACTION_MARK: Final = "\x00"
 
 _CHARS: Final[dict[str, str]] = {
     **dict.fromkeys("\x00_\u2014\u2015", " "),
     **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
-    **dict.fromkeys("\u2005\u2006\u2007\u2008\u2009\u200a\u202f", "\xa0"),  # they group thousands
+    **dict.fromkeys("\u2005\u2006\u2007\u2008\u2009\u200a\u202f", "\xa0"),  # thousands separators
     **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\xad", ""),
     **dict.fromkeys("\u20ac\xa3\xa5\u20b9\uffe5\uff04", "$"),
     **dict.fromkeys("\u2044\u2215\uff0f", "/"),
@@ -70,9 +69,9 @@ _CHARS: Final[dict[str, str]] = {
 
 @cache
 def _plain_chars() -> dict[int, str]:
-    """The table for `str.translate`: digits of every script, fractions, signs and spaces to ASCII."""
+    """Return the table for `str.translate`: digits of every script, fractions, signs and spaces to ASCII."""
     table = {ord(char): plain for char, plain in _CHARS.items()}
-    for char in filter(str.isnumeric, map(chr, range(0x80, 0x20000))):  # no script has digits beyond
+    for char in filter(str.isnumeric, map(chr, range(0x80, 0x20000))):  # no script has digits beyond this range
         if char.isdecimal():
             table[ord(char)] = str(unicodedata.decimal(char))
         elif unicodedata.decomposition(char).startswith("<fraction>"):
@@ -82,8 +81,7 @@ def _plain_chars() -> dict[int, str]:
     return table
 
 
-# Every pattern is free of nested or overlapping unbounded repeats: at each start it does bounded work, or
-# work that it then consumes.
+# No pattern has nested or overlapping unbounded repeats: at each start it does bounded work or consumes what it scanned.
 _CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator notes: $<<9*2=18>>18
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?(?:\{\s?(\d{1,20})\s?\}\s?\{\s?(\d{1,20})\s?\}|(\d)(\d))")
 _LATEX: Final = (
@@ -117,10 +115,10 @@ _HASHES = re.compile(r"(?<!#)####(?!#)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
 _ANSWER = re.compile(r"(?<!to )\banswers?\b", re.IGNORECASE)
 _LINK = re.compile(r"[^\n.:=]{0,40}?(?P<link>\b(?:is|are|was|be|equals)\b|[:=])", re.IGNORECASE)
-# What may stand between a mark and its number: no letters, no digits, no sign.
+# Allowed between a mark and its number: no letters, digits or signs.
 _NOISE = re.compile(r"(?:[^\w.\\-]|\.(?!\d)|-(?![.$\x00\d]))*(?:(?:US|USD|INR|EUR|GBP|Rs\.?)(?=[\s$\d])[\s$]*)?")
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
-_HEADING = re.compile(r"[.):]\**[ \t]+\**[^\W\d]")  # behind the number: `#### 1. Count the eggs`
+_HEADING = re.compile(r"[.):]\**[ \t]+\**[^\W\d]")  # after the number: `#### 1. Count the eggs`
 _NAMED = re.compile(r"[^\W\d]{1,20}\s?=")  # `#### x = 18`
 _WORD = re.compile(r"[^\W\d]+")
 _HEDGE = re.compile(
@@ -136,37 +134,37 @@ _OPERATORS: Final = tuple("=*+-/\xd7\xf7^")
 
 
 class _Found(NamedTuple):
-    """Something was answered; `value` is None where it can't be read or names two different numbers."""
+    """An answer was found; `value` is None if it is unreadable or names two different numbers."""
 
     value: Fraction | None
 
 
 def read_answer(text: str) -> Fraction | None:
-    """The number that a solution gives as its answer, or None (scorer `gsm8k`, version 1).
+    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 1).
 
-    A `Fraction`, since it is exact for decimals and for `1/3`, compares with ints and never rounds.
+    A `Fraction` is exact for decimals and for `1/3`, compares with ints and never rounds.
 
-    Before reading: `<think>...</think>` is dropped, with what precedes a lone `</think>` and what follows an
-    unclosed `<think>` (an answer that was never given); the rest is cut at a following `Question:`; digits of
-    every script, minus signs, spaces and the LaTeX of numbers become ASCII.
+    First, `<think>...</think>` is removed, with everything before a lone `</think>` and after an unclosed `<think>` (no answer
+    was given). The rest is cut at a following `Question:`. Digits of every script, minus signs, spaces and LaTeX numbers become
+    ASCII.
 
-    Then the first of these that is there decides:
+    The first of these that exists decides:
 
     1. the first `#### N`, as in the official extraction `#### (\\-?[0-9\\.\\,]+)` (openai/grade-school-math,
        grade_school_math/dataset.py), but also with `$`, bold, units, a period, an equation;
     2. the last `\\boxed{N}`;
-    3. the last "answer is N" or "answer: N" ("Answer:" before a reasoning that goes on doesn't count);
-    4. a single `#### 3. Some words`; several are the headings of an outline;
-    5. the last number, after dropping a comment in parentheses at the end. Behind a mark that holds no answer
-       ("#### ,", "the answer is unknown") only what follows that mark counts.
+    3. the last "answer is N" or "answer: N" ("Answer:" before further reasoning doesn't count);
+    4. a single `#### 3. Some words`; several of them are headings of an outline;
+    5. the last number, without a comment in parentheses at the end. After a mark without an answer ("#### ,", "the answer
+       is unknown"), only the text after that mark counts.
 
-    In a marked answer the first number counts if no words stand before it, else the last; of an equation,
-    the right side. Two different numbers side by side, or joined by "or", "and", "to", are no answer.
+    In a marked answer the first number counts if no words precede it, otherwise the last; in an equation, the right side. Two
+    different numbers side by side, or joined by "or", "and", "to", are no answer.
 
-    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, thin or no-break spaces as separators;
-    `.5`; `1/2`, `3 1/2`, `½`, `3½`; `1e3`; `5%` is 5. A unit never scales (`5 million` is 5). `1,5`, `1.2.3`,
-    `1/0`, dates, and numbers beyond `MAX_NUMBER_CHARS` or `MAX_EXPONENT` can't be read and are no answer. A
-    text beyond `MAX_TEXT_CHARS` is no answer. Never raises on a `str`; time is linear in its length.
+    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, thin or no-break spaces as separators; `.5`; `1/2`,
+    `3 1/2`, `½`, `3½`; `1e3`; `5%` is 5. A unit never scales (`5 million` is 5). `1,5`, `1.2.3`, `1/0`, dates, and numbers
+    beyond `MAX_NUMBER_CHARS` or `MAX_EXPONENT` are unreadable and no answer. A text beyond `MAX_TEXT_CHARS` is no answer.
+    Never raises on a `str`; takes linear time.
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
@@ -208,9 +206,10 @@ def read_answer(text: str) -> Fraction | None:
 
 
 def read_gold(answer: str) -> Fraction:
-    """The gold answer from a row's `answer` (behind its last `#### `) or from a bare number.
+    """Return the gold answer from a row's `answer` (after its last `#### `) or from a bare number.
 
-    ValueError if it is no number: that is a fault of the task's data, never of a model.
+    Raises:
+        ValueError: it is not a number; the task's data are at fault, never the model.
     """
     number = answer.rsplit("#### ", 1)[-1].strip().replace(",", "")
     if not re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", number) or len(number) > MAX_NUMBER_CHARS:
@@ -219,7 +218,7 @@ def read_gold(answer: str) -> Fraction:
 
 
 def score_item(text: str, gold: str) -> bool:
-    """Whether a solution's answer equals the gold one exactly; `gold` as for `read_gold`."""
+    """Return whether a solution's answer equals the gold answer exactly; `gold` as for `read_gold`."""
     return read_answer(text) == read_gold(gold)
 
 
@@ -229,7 +228,7 @@ def _without_thinking(text: str) -> str:
 
 
 def _cut_run_on(text: str) -> str:
-    """The text before a `Question:` that the model went on with; one at the very start is only repeated."""
+    """Return the text before a `Question:` that the model added; one at the very start is only a repetition."""
     text = text.strip()
     return text[: cut if (cut := text.find("Question:", 1)) > 0 else len(text)]
 
@@ -253,7 +252,7 @@ def _last_digit(text: str) -> int:
 
 
 def _magnitude(token: str) -> Fraction | None:
-    """The value of digits and separators without a sign, or None where they are grouped as no number is."""
+    """Return the value of digits and separators without a sign; None if the grouping is invalid."""
     if len(token) > MAX_NUMBER_CHARS:
         return None
     if _DECIMAL_COMMA.fullmatch(token):
@@ -290,7 +289,7 @@ def _value(number: re.Match[str]) -> Fraction | None:
 
 
 def _field(text: str, start: int) -> tuple[str, int]:
-    """What is marked as the answer: from `start` to the end of the line or sentence, and where that is."""
+    """Return the marked answer, from `start` to the end of the line or sentence, and its end position."""
     noise = _NOISE.match(text, start, start + FIELD_CHARS)
     begin = noise.end() if noise else start
     number = _NUMBER.match(text, begin, begin + FIELD_CHARS)
@@ -304,7 +303,7 @@ def _field(text: str, start: int) -> tuple[str, int]:
 
 
 def _read_hashes(text: str, start: int) -> tuple[_Found | None, bool]:
-    """The answer behind `####`, and whether it may as well be the heading of a numbered section."""
+    """Return the answer after `####`, and whether it may be the heading of a numbered section."""
     field, end = _field(text, start)
     number = _NUMBER.match(field)
     if number:
@@ -314,7 +313,7 @@ def _read_hashes(text: str, start: int) -> tuple[_Found | None, bool]:
 
 
 def _read_boxes(text: str, boxes: list[re.Match[str]]) -> _Found | None:
-    """The answer in the last box; none if the box before it says "or" something else."""
+    """Return the answer in the last box; unreadable if "or" joins it to a different one in the box before."""
     last, end = _box_content(text, boxes[-1].end())
     found = _read_field(last)
     if found and len(boxes) == 2:
@@ -330,11 +329,11 @@ def _box_content(text: str, start: int) -> tuple[str, int]:
         depth += {"{": 1, "}": -1}.get(text[position], 0)
         if not depth:
             return text[start:position], position + 1
-    return _field(text, start)  # cut off by the limit on tokens
+    return _field(text, start)  # cut off by the token limit
 
 
 def _is_short_answer(field: str) -> bool:
-    """A number with at most two words behind it, so that "Answer: 16 - 3 = 13 eggs. Then ..." is none."""
+    """Return whether the field is a number with at most two words after it; "Answer: 16 - 3 = 13 eggs. Then ..." is not."""
     field = _without_comments(field)
     number = _NUMBER.match(field)
     rest = field[number.end() :] if number else "="
@@ -342,7 +341,7 @@ def _is_short_answer(field: str) -> bool:
 
 
 def _read_field(field: str) -> _Found | None:
-    """The one number of a marked answer, at most `FIELD_CHARS` long."""
+    """Return the single number of a marked answer, at most `FIELD_CHARS` long."""
     field = _without_comments(field)
     if "=" not in field:
         return _read_part(field)
@@ -369,13 +368,13 @@ def _read_part(part: str) -> _Found | None:
 
 
 def _hedge(text: str, start: int, end: int) -> str:
-    """The word that joins two answers between `start` and `end`; empty where they are no alternatives."""
+    """Return the word that joins two answers between `start` and `end`; "" if they are not alternatives."""
     hedge = _HEDGE.fullmatch(text, start, end) if 0 < end - start <= _MAX_HEDGE_CHARS else None
     return hedge["link"].lower() if hedge else ""
 
 
 def _without_comments(text: str) -> str:
-    """A field without its parts in parentheses, if a digit is left; factors like `2 * (3 + 4)` stay."""
+    """Remove parts in parentheses if a digit is left; factors like `2 * (3 + 4)` stay."""
     kept, start, depth, opened = "", 0, 0, 0
     for parenthesis in re.finditer(r"[()]|$", text):
         if parenthesis.group() == "(":
@@ -391,7 +390,7 @@ def _without_comments(text: str) -> str:
 
 
 def _without_last_comment(text: str) -> str:
-    """A text without the part in parentheses that it ends with, if a digit is left."""
+    """Remove the part in parentheses at the end of the text, if a digit is left."""
     end = _ENDS_WITH_COMMENT.search(text)
     depth = 0
     for parenthesis in reversed(list(re.finditer(r"[()]", text[: end.start() + 1]))) if end else ():
@@ -403,29 +402,28 @@ def _without_last_comment(text: str) -> str:
 
 
 def _is_comment(text: str, opened: int) -> bool:
-    """Whether the parenthesis at `opened` holds an aside: no factor, argument, or second answer."""
+    """Return whether the parenthesis at `opened` is an aside and not a factor, argument or second answer."""
     before = text[max(0, opened - 20) : opened].rstrip()
-    factor = before.endswith(_OPERATORS) and not before.endswith("**")  # that is bold
+    factor = before.endswith(_OPERATORS) and not before.endswith("**")  # `**` is bold
     return not factor and not _OR_ELSE.match(text, opened)
 
 
 def _read_last_number(text: str) -> Fraction | None:
-    """The last number of a text that marks none; "5 or 7" is none."""
+    """Return the last number of a text without marks; "5 or 7" gives None."""
     last = _last_digit(text)
     start = max(0, last - TAIL_CHARS)
     tail = _without_last_comment(text[start : last + TAIL_CHARS])
     numbers = list(_NUMBER.finditer(tail))[-2:]
     if not numbers or (start and not numbers[-1].start()):
-        return None  # the second: a number that begins before the tail is too long to be read
+        return None  # a number that begins before the tail is too long to be read
     value = _value(numbers[-1])
     hedge = _hedge(tail, numbers[0].end(), numbers[1].start()) if len(numbers) == 2 else ""
     return None if hedge == "or" and value != _value(numbers[0]) else value
 
 
-# The strict reading of a GSM8K answer: the number behind the first `#### `, and nothing else (scorer `gsm8k-marked`).
-#
+# --- scorer `gsm8k-marked`: the number after the first `#### ` and nothing else
 # Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
-# searches the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
+# takes the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
 
 MARKED_VERSION: Final = "1"
 
@@ -433,7 +431,7 @@ _MARKED = re.compile(r"####[ \t]*(-?[0-9.,]+)")
 
 
 def read_marked(text: str) -> Fraction | None:
-    """The number behind the first mark that has one; None if there is none or it can't be read."""
+    """Return the number after the first mark that has one; None if there is none or it is unreadable."""
     found = _MARKED.search(text)
     if found is None or len(found[1]) > MAX_NUMBER_CHARS:
         return None
@@ -444,25 +442,23 @@ def read_marked(text: str) -> Fraction | None:
 
 
 def score_marked(text: str, gold: str) -> bool:
-    """Whether the marked number equals the gold one."""
+    """Return whether the marked number equals the gold answer."""
     return read_marked(text) == read_gold(gold)
 
 
-# Another suite's reading of GSM8K answers, bit for bit and with its faults, so that scores can be laid beside published
-# ones (scorer `gsm8k-opencompass`). Pure functions, standard library only, linear in the text's length.
+# --- scorer `gsm8k-opencompass`: OpenCompass's extraction, bit for bit with its faults, to compare with published scores
 
 OPENCOMPASS_VERSION: Final = "a5acc4bb"
-"""Of the scorer: the revision of the other suite that it repeats."""
+"""Version of the scorer: the commit of OpenCompass that it reproduces."""
 
 
 def opencompass_extract(text: str) -> str:
-    """The answer as the reference extracts it, faults included on purpose (scorer `gsm8k-opencompass`).
+    """Extract the answer as OpenCompass does, including its faults.
 
-    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after
-    the model-level `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last
-    match of `\\-?\\d+\\.\\d+|\\-?\\d+` before the first `Question:`, else `NULL`. Known faults: `8,000` gives
-    `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3" gives `-3`, a text that begins with `Question:` gives
-    `NULL`.
+    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after the model-level
+    `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last match of `\\-?\\d+\\.\\d+|\\-?\\d+`
+    before the first `Question:`, else `NULL`. Known faults: `8,000` gives `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3"
+    gives `-3`, a text that begins with `Question:` gives `NULL`.
     """
     if "<think>" not in text and "</think>" in text:
         text = text.rsplit("</think>", maxsplit=1)[-1].strip()
@@ -473,10 +469,13 @@ def opencompass_extract(text: str) -> str:
 
 
 def opencompass_correct(pred: str, gold_answer: str) -> bool:
-    """Whether an extracted answer counts as right in the reference; `gold_answer` is the row's `answer`.
+    """Return whether OpenCompass counts an extracted answer as right; `gold_answer` is the row's `answer`.
 
-    Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`). Equal
-    strings, or floats within 1e-6 of the integer. ValueError if the gold answer has no `#### `.
+    Equal strings, or floats within 1e-6 of the integer. Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and
+    `Gsm8kEvaluator.is_equal`).
+
+    Raises:
+        ValueError: the gold answer has no `#### `.
     """
     parts = gold_answer.split("#### ")
     if len(parts) < 2:

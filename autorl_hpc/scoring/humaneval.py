@@ -1,4 +1,4 @@
-"""HumanEval: runs what a model wrote against the tests of each problem (scorers `humaneval`, `humaneval-opencompass`)."""
+"""Scorers of HumanEval: extract code from an answer and run each problem's tests (`humaneval`, `humaneval-opencompass`)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from autorl_hpc.scoring.gsm8k import without_closed_thinking
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.states import Fault
 
-# Takes the Python code out of a model's answer, as what follows a prompt that ends in a function's docstring.
-#
-# Pure functions, standard library only, linear in the text's length. Nothing here runs or parses what a model wrote.
+# --- extraction of code: pure functions, standard library only, linear time; nothing here runs or parses the model's code
 
 MAX_TEXT_CHARS: Final = 1 << 20
-"""A longer text is no answer."""
+"""Longer texts count as no answer."""
 MAX_LINE_CHARS: Final = 400
-"""How much of a line is looked at to tell code from prose."""
+"""Characters of a line that decide whether it is code or prose."""
 INDENT: Final = 4
-"""Of a function's body, in all prompts of HumanEval."""
+"""Indent of function bodies in all HumanEval prompts."""
 FENCE: Final = "```"
 
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[ \t\n]|\Z)[ \t]*\n?", re.IGNORECASE)
@@ -48,16 +46,15 @@ _CODE = re.compile(
 
 
 def completion(answer: str, entry_point: str) -> str:
-    """What follows the prompt: a function's body, or a definition of `entry_point` that stands for the prompt's.
+    """Return what follows the prompt: a function body, or a full definition of `entry_point`.
 
-    1. Thinking is dropped, as for GSM8K.
-    2. Of several fenced blocks the first that defines the function counts, else the first with anything in it. A fence may
-       have no language, be the only one (then what is before or after it counts), or have code on its own line. Without a
-       fence, prose around the code is cut off: what stands before the first import or definition, and from the first line at
-       the margin that is no code.
-    3. A definition of the function at the margin counts as it stands.
-    4. Anything else is a body. One that starts at the margin is indented, one whose first line alone has lost its indent gets
-       it back, and one that is indented in another way is moved to the prompt's four.
+    1. Thinking is removed, as for GSM8K.
+    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one. A fence may have
+       no language, be the only one (then the text before or after it counts), or have code on its own line. Without a fence,
+       prose is cut off: text before the first import or definition, and from the first unindented line that is not code.
+    3. An unindented definition of the function is used unchanged.
+    4. Anything else is a body. It is indented if it starts unindented; the indent is restored if only the first line has lost
+       it; another indent is changed to the prompt's four.
     """
     if len(answer) > MAX_TEXT_CHARS:
         return ""
@@ -80,7 +77,7 @@ def _defines(code: str, name: str) -> bool:
 
 
 def _code(text: str, entry_point: str) -> tuple[str, bool]:
-    """The code, and whether it stood in a fence."""
+    """Return the code, and whether it was in a fence."""
     parts = [part.lstrip("`") for part in text.split(FENCE)]
     if len(parts) == 1:
         return text, False
@@ -93,7 +90,7 @@ def _code(text: str, entry_point: str) -> tuple[str, bool]:
 
 
 def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, bool]:
-    """What an only fence opens (an answer that was cut off) or closes (one that begins inside the block)."""
+    """Return what a single fence opens (the answer was cut off) or closes (the answer begins inside the block)."""
     opened = _without_language(after)
     for side, fenced in ((opened, True), (before, False)):
         if _defines(textwrap.dedent(side), entry_point):
@@ -105,7 +102,7 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 
 
 def _without_language(block: str) -> str:
-    """A block without its language; `def` and other words of Python are code."""
+    """Remove a block's language tag; `def` and other words of Python are code."""
     named = _LANGUAGE.match(block)
     if named:
         return block[named.end() :]
@@ -122,7 +119,7 @@ def _without_prose(code: str) -> str:
 
 
 def _until_prose(lines: list[str]) -> list[str]:
-    """The lines before the first one at the margin that is no code. Inside a long string nothing is cut."""
+    """Return the lines before the first unindented line that is not code. Never cuts inside a triple-quoted string."""
     quoted = False
     for number, line in enumerate(lines):
         if not quoted and line[:1].strip() and not _CODE.match(line[:MAX_LINE_CHARS]):
@@ -151,7 +148,7 @@ def _as_body(code: str, fenced: bool) -> str:
 
 
 def _lost(lines: list[str]) -> int:
-    """The indent that a body's first line has lost; 0 where the whole body stands at the margin."""
+    """Return the indent that a body's first line has lost; 0 if the whole body is unindented."""
     rest: list[int] = []
     for line in lines[1:]:
         if line.strip():
@@ -161,12 +158,12 @@ def _lost(lines: list[str]) -> int:
     inside = rest[: rest.index(0)] if 0 in rest else rest
     if not lines[0].split("#", 1)[0].rstrip().endswith(":"):
         return min(inside)
-    # Behind `for ...:` the next line is deeper in either case; a later one between the two tells.
+    # After `for ...:` the next line is deeper in either case; a later line in between decides.
     return min(inside) if min(inside) < rest[0] else 0
 
 
 def _spaces(line: str) -> str:
-    """A line whose tabs at the front are spaces, and that is empty if there is nothing else."""
+    """Expand the leading tabs of a line; return "" for a blank line."""
     bare = line.lstrip(" \t")
     return line[: len(line) - len(bare)].expandtabs(INDENT) + bare if bare else ""
 
@@ -182,22 +179,22 @@ def _moved(line: str, by: int) -> str:
 
 
 VERSION: Final = "2"
-"""Of the scorer `humaneval`. 1 gave programs that sleep 20 seconds."""
+"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds."""
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
-"""Of the scorer `humaneval-opencompass`: the revision of the other suite whose extraction it repeats, and how programs are run."""
+"""Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
-"""Its three seconds, but of CPU time: its clock on the wall makes a score hang on the machine's load."""
+"""OpenCompass's three seconds, but of CPU time, because with wall time a score depends on the machine's load."""
 KS: Final = (1, 10)
 UNCONFINED: Final = "unconfined"
-"""Option of a recipe: run programs also where nothing keeps them from writing their user's files."""
+"""Option of a recipe: run programs even where they can't be kept from writing to their user's files."""
 
 _BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """The unbiased estimate of the chance that one of `k` samples passes, from `n` samples of which `passed` do.
+    """Return the unbiased estimate of the chance that one of `k` samples passes, from `n` samples of which `passed` pass.
 
-    1 - C(n - passed, k) / C(n, k) as a product that neither over- nor underflows: Chen et al. 2021 (arXiv 2107.03374), section 2.1.
+    Computes 1 - C(n - passed, k) / C(n, k) as a product without over- or underflow: Chen et al. 2021 (arXiv 2107.03374), 2.1.
     """
     if not 0 <= passed <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {passed} in {n} samples")
@@ -208,11 +205,11 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def opencompass_completion(answer: str) -> str:
-    """The code as the reference extracts it, faults included on purpose.
+    """Extract the code as OpenCompass does, including its faults.
 
     Source: open-compass/opencompass @ a5acc4bb, `humaneval_postprocess_v2` of opencompass/datasets/humaneval.py, after the
-    model-level `extract-non-reasoning-content`. The first fenced block whose fence ends its line, else the whole text, without
-    the space before it. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
+    model-level `extract-non-reasoning-content`. The first fenced block whose fence ends its line, otherwise the whole text,
+    without leading space. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
     off keeps its fence.
     """
     if "<think>" not in answer and "</think>" in answer:
@@ -225,10 +222,10 @@ def opencompass_completion(answer: str) -> str:
 
 @dataclass(frozen=True)
 class HumanEval:
-    """The scorer. A sample counts if its program passes the problem's own `check`; of several samples the share counts.
+    """The scorer. A sample counts if its program passes the problem's `check`; of several samples the passing share counts.
 
-    An item's question is the prompt; its data hold `test` and `entry_point`. A program is the prompt and what `extract` makes
-    of the answer and the entry point; the prompt's own definitions are what a test may use beside it.
+    An item's question is the prompt; its data hold `test` and `entry_point`. A program is the prompt and the result of `extract`
+    for answer and entry point; a test may also use the prompt's own definitions.
     """
 
     version: str
@@ -249,7 +246,7 @@ class HumanEval:
         return [_outcome([verdicts[program] for program in drawn]) for drawn in programs]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """`pass@1` and, from ten samples on, `pass@10`, in percent."""
+        """Return `pass@1` and, with at least ten samples, `pass@10`, in percent."""
         counts = [(int(o.facts["samples"]), int(o.facts["passed"])) for o in outcomes]
         fewest = min((n for n, _ in counts), default=0)
         return {
@@ -276,12 +273,12 @@ class HumanEval:
 
 
 def humaneval() -> HumanEval:
-    """The scorer `humaneval`."""
+    """Return the scorer `humaneval`."""
     return HumanEval(VERSION, completion, ProgramLimits())
 
 
 def humaneval_opencompass() -> HumanEval:
-    """The scorer `humaneval-opencompass`: another suite's extraction, this one's runs."""
+    """Return the scorer `humaneval-opencompass`: OpenCompass's extraction with this suite's way of running programs."""
     return HumanEval(OPENCOMPASS_VERSION, lambda answer, _: opencompass_completion(answer), OPENCOMPASS_LIMITS)
 
 

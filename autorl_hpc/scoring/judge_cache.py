@@ -1,11 +1,9 @@
-"""A judge's answers by the content of the request, so that what was asked once is not asked, and not paid, again.
+"""Cache of judge replies by request, so that no request is paid twice; and the prompts and parsing for pairwise judging.
 
-One small JSON file an answer, in a folder for its owner alone. The key is over the request's body (model, messages,
-parameters), the address, and the experiment's `judge.revision`: a name alone doesn't say which weights answer under it. An
-endpoint that serves other weights at the same address and name is told apart by a new `judge.revision` alone. No question and
-no answer of a model is stored, only their hash.
-
-What can't be a verdict is not kept, and what a scorer couldn't read is forgotten: an endpoint's passing trouble must not stay.
+One small JSON file per reply, in a folder only its owner can read. The key covers the request body (model, messages,
+parameters), the address, and the experiment's `judge.revision`, the only way to tell weights apart that are served under the
+same address and name. Only hashes of questions and answers are stored. A reply that can't be a verdict is not stored, and one
+that a scorer could not read is removed, because the endpoint's trouble may be temporary.
 """
 
 from __future__ import annotations
@@ -29,19 +27,19 @@ from autorl_hpc.scoring.outcome import Verdict
 log = logging.getLogger("autorl_hpc.judge")
 
 FORMAT: Final = 2
-"""Of the files; another one is not read."""
+"""Format version of the files; other versions are ignored."""
 PAUSE_S: Final = 60.0
-"""After a failed write: each one would cost seconds of retries."""
+"""Pause after a failed write, because each attempt costs seconds of retries."""
 
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """What an endpoint answered to one request.
+    """An endpoint's reply to one request.
 
     Attributes:
-        logprobs: of the first token, by the likeliest tokens' text; empty where they weren't asked for.
-        prompt_tokens, completion_tokens: as the endpoint counts them, 0 where it doesn't say.
-        finish: why it ended there, `stop` or `length`, as the endpoint says; "" where it doesn't say.
+        logprobs: of the first token: log probability by text of the likeliest tokens; empty if not requested.
+        prompt_tokens, completion_tokens: as counted by the endpoint; 0 if unknown.
+        finish: the endpoint's finish reason, `stop` or `length`; "" if unknown.
     """
 
     text: str
@@ -52,30 +50,30 @@ class JudgeReply:
 
     @property
     def cut_off(self) -> bool:
-        """Whether its limit of tokens ended it."""
+        """Whether the token limit cut it off."""
         return self.finish == "length"
 
     @property
     def lasting(self) -> bool:
-        """Whether it may be kept: it says something, and all of it. One that was asked for its first token's probabilities is
-        cut behind that token by design."""
+        """Whether it may be stored: it is complete and not empty. A reply requested for its first token's probabilities is always
+        cut off after that token."""
         return bool(self.logprobs) or (bool(self.text.strip()) and self.finish in ("", "stop"))
 
 
 def request_key(body: Mapping[str, Any], url: str = "", revision: str | None = None) -> str:
-    """The sha256, in hex, of a request's body, where it is sent, and what the experiment says of the model there."""
+    """Return the hex sha256 of a request body, its address, and the experiment's revision of the model there."""
     return hashlib.sha256(canonical_json({"body": dict(body), "url": url, "revision": revision})).hexdigest()
 
 
 class JudgeCache:
-    """A folder of answers. Any number of graders may use it at once."""
+    """A folder of replies. Several graders may use it at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._not_before = 0.0
 
     def get(self, key: str) -> JudgeReply | None:
-        """The answer to the request of that key; None if there is none, or its file is damaged."""
+        """Return the reply for a key; None if there is none or its file is damaged."""
         try:
             value = json.loads(reading.read_bytes(self._path(key)))
             if value["format"] != FORMAT or value["key"] != key:
@@ -88,7 +86,7 @@ class JudgeCache:
         return answer if all(math.isfinite(number) for number in logprobs.values()) else None
 
     def put(self, key: str, answer: JudgeReply) -> None:
-        """Keeps an answer. A folder that can't be written is no error: it is said, and left alone for a minute."""
+        """Store a reply. If the folder can't be written, this logs it and pauses for a minute; it is not an error."""
         if time.monotonic() < self._not_before:
             return
         path = self._path(key)
@@ -110,7 +108,7 @@ class JudgeCache:
             log.warning("the judge's answers can't be kept in %s: %s", self.folder, error)
 
     def forget(self, key: str) -> None:
-        """Removes an answer: it was no verdict. One that can't be removed is read again, and forgotten again."""
+        """Remove a reply that was not a verdict. If that fails, it will be read and removed again."""
         try:
             self._path(key).unlink(missing_ok=True)
         except OSError as error:
@@ -120,16 +118,15 @@ class JudgeCache:
         return self.folder / key[:2] / f"{key}.json"
 
 
-# A judge's prompt for a pair of answers: the text file of a task, filled in; and the reading of the judge's word.
-#
-# A prompt file holds turns as `<|im_start|>ROLE`, text, `<|im_end|>`, the form of alpaca_eval's own files, so that those can be
-# used as they are. `{instruction}`, `{output_1}` and `{output_2}` are filled in, and `{mark}`: 16 hex digits that depend on all
-# three, so that no answer can hold the line that ends it.
+# --- pairwise judging: the prompt and the parsing of replies
+# A prompt file holds turns as `<|im_start|>ROLE`, text, `<|im_end|>`, the form of alpaca_eval's files, so that those can be used
+# unchanged. Fields: `{instruction}`, `{output_1}`, `{output_2}`, and `{mark}`: 16 hex digits that depend on all three, so that
+# no answer can hold the line that ends it.
 
 Conversation = list[dict[str, str]]
 
 FIRST, SECOND = ("1", "m"), ("2", "M")
-"""What a judge calls the answer that it is shown first, and the other one."""
+"""The judge's names for the first and the second answer."""
 
 REMINDER: Final = "\n\nReply with {first} or {second} alone, and nothing else."
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)\n?<\|im_end\|>", re.DOTALL)
@@ -137,7 +134,7 @@ _FIELD = re.compile(r"\{(instruction|output_1|output_2|mark)\}")
 
 
 class JudgedPairText(NamedTuple):
-    """A pair as a judge is asked about it.
+    """A pair in the form in which a judge sees it.
 
     Attributes:
         swapped: the model's answer comes first.
@@ -150,18 +147,18 @@ class JudgedPairText(NamedTuple):
 
 
 def is_swapped(instruction: str, seed: int) -> bool:
-    """Whether the model's answer is shown first: a coin for each instruction, the same for every model."""
+    """Return whether the model's answer is shown first: decided by a hash of the instruction, the same for every model."""
     return hashlib.sha256(f"{seed}\0{instruction}".encode("utf-8", "replace")).digest()[0] % 2 == 1
 
 
 def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str] | None = None) -> Conversation:
-    """The turns that a judge is asked.
+    """Return the turns of the judge's prompt.
 
     Args:
-        remind: what it may reply; it has replied something else before.
+        remind: the allowed replies, if an earlier reply was unreadable.
 
     Raises:
-        ValueError: the template has no user's turn with both outputs.
+        ValueError: the template has no user turn with both outputs.
     """
     turns = [(role, text) for role, text in _TURN.findall(template)]
     if not turns or turns[-1][0] != "user" or not {"output_1", "output_2"} <= set(_FIELD.findall(turns[-1][1])):
@@ -169,7 +166,7 @@ def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str]
     first, second = (pair.answer, pair.reference) if pair.swapped else (pair.reference, pair.answer)
     mark = hashlib.sha256("\0".join((pair.instruction, first, second)).encode("utf-8", "replace")).hexdigest()[:16]
     values = {"instruction": pair.instruction, "output_1": first, "output_2": second, "mark": mark}
-    # In one pass: what is filled in may itself hold {output_2}, or the marks of a turn.
+    # In one pass, because the filled-in texts may hold {output_2} or turn markers.
     made = [{"role": role, "content": _FIELD.sub(lambda field: values[field[1]], text)} for role, text in turns]
     if remind:
         made[-1]["content"] += REMINDER.format(first=remind[0], second=remind[1])
@@ -177,16 +174,16 @@ def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str]
 
 
 def read_discrete(verdict: Verdict, *, swapped: bool) -> float | None:
-    """The preference for the model's answer, 1 or 0; None if the judge named neither."""
+    """Return the preference for the model's answer, 1 or 0; None if the judge named neither."""
     said = re.fullmatch(r"[^\w]*([12mM])[^\w]*", without_closed_thinking(verdict.text))
     return None if said is None else float((said[1] in SECOND) != swapped)
 
 
 def read_logprobs(verdict: Verdict, *, swapped: bool) -> float | None:
-    """The preference for the model's answer, 0 to 1, from the first token's probabilities; None if neither name is likely.
+    """Return the preference for the model's answer, 0 to 1, from the first token's probabilities; None if neither is likely.
 
-    Source: tatsu-lab/alpaca_eval @ cd543a14, `logprob_parser`: p(second) / (p(first) + p(second)), a name that is not among
-    the likeliest tokens having none. Spaces around a name are passed over.
+    p(second) / (p(first) + p(second)); a name outside the likeliest tokens has probability 0. Spaces around names are ignored.
+    Source: tatsu-lab/alpaca_eval @ cd543a14, `logprob_parser`.
     """
     first, second = (
         math.fsum(math.exp(min(value, 0.0)) for token, value in verdict.logprobs.items() if token.strip() in names)

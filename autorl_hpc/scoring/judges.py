@@ -1,8 +1,8 @@
-"""Judge models: the one behind an OpenAI-compatible endpoint, and how an experiment's judge is made.
+"""Judge models: requests to an OpenAI-compatible endpoint with retries, the built-in judge, and `make_judge`.
 
-Requests run side by side in threads; each is tried again after a passing trouble, with growing pauses. What an endpoint
-answered is kept (judge_cache.py). When it can't be asked, `JudgeFailed` says why: never a loss or a win. Its key stands in a
-file and in the request's header, and nowhere else.
+Requests run in parallel threads; temporary failures are retried with growing pauses. Replies are cached (judge_cache.py). If
+the endpoint fails, `JudgeFailed` says why; this is never a loss or a win. The API key is read from a file and sent in the
+request's header, and is stored nowhere else.
 """
 
 from __future__ import annotations
@@ -35,22 +35,21 @@ from autorl_hpc.scoring.judge_cache import JudgeCache, JudgeReply, request_key
 from autorl_hpc.scoring.outcome import Judge, JudgeFailed, Verdict
 from autorl_hpc.states import Fault
 
-# One request to an OpenAI-compatible endpoint (`/chat/completions`), on the standard library, and the reading of its answer.
-#
-# The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for this machine itself: no proxy leads there.
-# Redirects are not followed: they would carry the key to another address.
+# --- one request to `/chat/completions`, with the standard library
+# The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for localhost. Redirects are not followed,
+# because they would carry the key to another address.
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Of one response; an answer of a few tokens has some hundred bytes."""
+"""Limit of one response; an answer of a few tokens has some hundred bytes."""
 
 MAX_QUOTE_CHARS: Final = 200
-"""Of what an endpoint says in an error."""
+"""Limit of an endpoint's text quoted in an error."""
 
 PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
-"""Statuses after which the same request may succeed."""
+"""Status codes after which the same request may succeed."""
 
 REFUSALS: Final = frozenset((400, 413, 422))
-"""Statuses that may be about this one conversation: too long, or caught by a filter."""
+"""Status codes that may concern only this conversation: too long, or filtered."""
 
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
 
@@ -59,7 +58,7 @@ class RetryRequest(Exception):
     """The same request may succeed later.
 
     Args:
-        after_s: how long the endpoint asks to wait, if it does.
+        after_s: the wait that the endpoint asks for, if any.
     """
 
     def __init__(self, what: str, after_s: float | None = None) -> None:
@@ -68,7 +67,7 @@ class RetryRequest(Exception):
 
 
 class RequestRefused(Exception):
-    """The endpoint won't answer this conversation; it may answer others."""
+    """The endpoint refuses this conversation, but may answer others."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -78,13 +77,13 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a judge is asked.
+    """An OpenAI-compatible endpoint.
 
     Attributes:
-        url: without `/chat/completions`; it may have a query.
-        key: sent as a bearer token and named nowhere; None: none.
-        timeout_s: of one exchange, from the connection to the last byte.
-        answers_as: names by which answers may call the model: one of them, or one with more behind it (a dated snapshot).
+        url: without `/chat/completions`; may have a query.
+        key: sent as a bearer token and shown nowhere; None for none.
+        timeout_s: for one exchange, from connecting to the last byte.
+        answers_as: names that replies may give for the model, exactly or as a prefix (a dated snapshot).
     """
 
     url: str
@@ -98,19 +97,19 @@ class Endpoint:
         return self.url.partition("?")[0]
 
     def ask(self, body: Mapping[str, Any]) -> JudgeReply:
-        """The answer to one request.
+        """Send one request and return the reply.
 
         Raises:
-            TryAgain: a passing trouble: busy, broken, late, or no answer of the form that is agreed.
+            RetryRequest: a temporary problem: busy, broken, late, or a malformed reply.
             RequestRefused: the endpoint refuses this conversation.
-            JudgeFailed: no request like this one will be answered: address, key, model or a parameter is wrong.
+            JudgeFailed: no such request can succeed: the address, key, model or a parameter is wrong.
         """
         try:
             answer = self._read(
                 self._exchange(json.dumps(dict(body), ensure_ascii=False).encode("utf-8", "replace")), body
             )
         except (RetryRequest, RequestRefused, JudgeFailed) as error:
-            # A server may quote what it was sent; a new exception, as the old one's words can't be changed.
+            # A server may quote the key. The message of an exception can't be changed, so a new one is raised.
             words = self._without_key(str(error))
             if isinstance(error, RetryRequest):
                 raise RetryRequest(words, error.after_s) from None
@@ -187,7 +186,7 @@ class Endpoint:
 
 
 def _body(response: Any, deadline: float) -> bytes:
-    """All of a response, piece by piece: each piece may come in time and the whole take for ever."""
+    """Read a response piece by piece with a deadline for the whole: each piece may be in time and all of them take for ever."""
     parts, size = [], 0
     while part := response.read1(65536):
         parts.append(part)
@@ -200,7 +199,7 @@ def _body(response: Any, deadline: float) -> bytes:
 
 
 def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
-    """Log probabilities of the first token's likeliest candidates; empty where they are missing or no numbers."""
+    """Return log probabilities of the first token's likeliest candidates; empty if missing or not numbers."""
     try:
         candidates = choice["logprobs"]["content"][0]["top_logprobs"]
         found = [(str(each["token"]), float(each["logprob"])) for each in candidates]
@@ -210,7 +209,7 @@ def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _message(data: bytes) -> str:
-    """What a body says, in a few plain characters: its error's message, or its beginning."""
+    """Return the error message in a body, or its beginning, in a few plain characters."""
     try:
         value = json.loads(data)
         error = value.get("error", value) if isinstance(value, dict) else value
@@ -225,7 +224,7 @@ def _quoted(text: str) -> str:
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds from a Retry-After header, which gives seconds or a date (RFC 9110, 10.2.3)."""
+    """Return the seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3)."""
     if value is None:
         return None
     try:
@@ -239,27 +238,27 @@ def _retry_after_s(value: str | None) -> float | None:
 
 
 JUDGE_MODEL: Final = "judge_model"
-"""The option of a recipe that names its judge; filled in at launch, or set by a task that has one of its own."""
+"""Recipe option with the judge's name; filled in at launch, or set by a task that has its own judge."""
 JUDGE_REVISION: Final = "judge_revision"
-"""The option that holds the experiment's `judge.revision`; filled in at launch."""
+"""Recipe option with the experiment's `judge.revision`; filled in at launch."""
 FIRST_PAUSE_S: Final = 1.0
-"""After the first failure; it doubles with each further one."""
+"""Pause after the first failure; it doubles with each further one."""
 MAX_PAUSE_S: Final = 120.0
-"""Longest pause before a request is tried again, also where the endpoint asks for a longer one."""
+"""Longest pause before a retry, even if the endpoint asks for a longer one."""
 MAX_REFUSALS: Final = 10
-"""If so many conversations were refused before one was answered, the request itself is wrong, not the conversations."""
+"""If this many conversations were refused and none answered, the request itself is wrong."""
 MAX_KEY_BYTES: Final = 4096
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
 class JudgeUsage:
-    """What a judge was asked so far.
+    """A judge's usage so far.
 
     Attributes:
-        requests: sent, tries that failed included.
-        cached: answers that had been given before and cost nothing.
-        cost: by the experiment's prices; None without them.
+        requests: sent requests, including failed ones.
+        cached: replies from the cache, which cost nothing.
+        cost: by the experiment's prices; None without prices.
     """
 
     requests: int = 0
@@ -269,29 +268,29 @@ class JudgeUsage:
     cost: float | None = None
 
     def since(self, before: JudgeUsage) -> dict[str, float]:
-        """The difference, as metrics of an evaluation."""
+        """Return the difference as metrics of an evaluation."""
         names = ("requests", "cached", "prompt_tokens", "completion_tokens")
         found = {f"judge_{name}": float(getattr(self, name) - getattr(before, name)) for name in names}
         return found if self.cost is None else {**found, "judge_cost": self.cost - (before.cost or 0.0)}
 
 
 class MeteredJudge(Judge, Protocol):
-    """A judge that counts what it was asked."""
+    """A judge that counts its usage."""
 
     @property
     def usage(self) -> JudgeUsage: ...
 
 
 def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | None = None) -> MeteredJudge:
-    """The judge that a run's recipe names.
+    """Create the judge that a run's recipe names.
 
     Args:
-        spec: the experiment's; the built-in judge needs none.
-        cache: the folder where answers are kept.
+        spec: the experiment's judge; not needed for the built-in one.
+        cache: folder of stored replies.
         revision: the recipe's `judge_revision`.
 
     Raises:
-        AutorlError: the experiment's judge is another one by now, or its key can't be read.
+        AutorlError: the experiment's judge has changed, or its key can't be read.
     """
     if name == JudgeSpec.BUILTIN:
         return LengthAndWords()
@@ -313,10 +312,10 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | N
 
 
 def read_key(spec: JudgeSpec) -> str | None:
-    """The judge's key, None where none is needed. No error shows any of it.
+    """Read the judge's key; None if none is needed. No error shows any part of it.
 
     Raises:
-        AutorlError: the file can't be read, is open to others, or holds no key.
+        AutorlError: the file can't be read, is readable by others, or holds no key.
     """
     if spec.key_file is None:
         return None
@@ -352,7 +351,7 @@ class HttpJudge:
     """A judge behind an OpenAI-compatible endpoint.
 
     Args:
-        cache: None: nothing is kept.
+        cache: None to store nothing.
         first_pause_s: see `FIRST_PAUSE_S`.
     """
 
@@ -363,7 +362,7 @@ class HttpJudge:
         names = (spec.name, *((spec.answers_as,) if spec.answers_as else ()))
         self._endpoint = Endpoint(spec.url, read_key(spec), spec.timeout_s, names)
         self._lock = threading.Lock()
-        self._not_before = 0.0  # the endpoint asked all of us to wait
+        self._not_before = 0.0  # the endpoint asked for a pause, which holds for all threads
         self._requests = self._cached = self._prompt_tokens = self._completion_tokens = 0
 
     @property
@@ -372,7 +371,7 @@ class HttpJudge:
 
     @property
     def usage(self) -> JudgeUsage:
-        """So far."""
+        """Usage so far."""
         with self._lock:
             cost = None
             if self.spec.price_in is not None or self.spec.price_out is not None:
@@ -383,10 +382,10 @@ class HttpJudge:
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]:
-        """The verdicts on all conversations, in order.
+        """Return the verdicts on all conversations, in order.
 
         Raises:
-            JudgeFailed: after retries, and at once where no try can help.
+            JudgeFailed: retries failed, or can't help.
         """
         bodies = [self._body(conversation, max_tokens, logprobs) for conversation in conversations]
         keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
@@ -426,7 +425,7 @@ class HttpJudge:
     def _body(self, conversation: Sequence[Mapping[str, str]], max_tokens: int, logprobs: int) -> dict[str, Any]:
         body: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, **self.spec.parameters}
         body = {name: value for name, value in body.items() if value is not None}
-        # Half of a surrogate pair, which a tokenizer can decode to, is no text that can be sent or hashed.
+        # A tokenizer can decode to a lone surrogate, which can't be sent or hashed.
         messages = [
             {name: text.encode("utf-8", "replace").decode() for name, text in turn.items()} for turn in conversation
         ]
@@ -434,7 +433,7 @@ class HttpJudge:
         return {**body, "logprobs": True, "top_logprobs": logprobs} if logprobs else body
 
     def _patiently(self, body: Mapping[str, Any], key: str, batch: _Batch) -> JudgeReply:
-        """The answer to one request, tried again as often as the experiment says. Raises RequestRefused, JudgeFailed, _Ended."""
+        """Return the reply to one request, with the experiment's retries. Raises RequestRefused, JudgeFailed, _Ended."""
         for attempt in range(self.spec.retries + 1):
             batch.wait(self._not_before - time.monotonic())
             self._count_request()
@@ -451,7 +450,7 @@ class HttpJudge:
                 continue
             batch.answered = True
             with self._lock:
-                if not batch.ending.is_set():  # else it would count as the next evaluation's
+                if not batch.ending.is_set():  # otherwise it would count for the next evaluation
                     self._prompt_tokens += answer.prompt_tokens
                     self._completion_tokens += answer.completion_tokens
             if self.cache and answer.lasting:
@@ -475,7 +474,7 @@ class _Ended(Exception):
 
 @dataclass
 class _Batch:
-    """What the threads of one `ask` share."""
+    """State shared by the threads of one `ask`."""
 
     answered: bool
     ending: threading.Event = field(default_factory=threading.Event)
@@ -484,28 +483,28 @@ class _Batch:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, seconds: float) -> None:
-        """A pause that a failure elsewhere cuts short. Raises _Ended."""
+        """Pause; raises _Ended if another thread fails meanwhile."""
         if self.ending.wait(max(0.0, seconds)):
             raise _Ended
 
     def refuse(self, why: str) -> None:
-        """Counts a refused conversation. Raises JudgeFailed when there are only such."""
+        """Count a refused conversation. Raises JudgeFailed after too many with no answered one."""
         with self._lock:
             self._refused += 1
             if self._refused >= MAX_REFUSALS and not self.answered:
                 raise JudgeFailed(why)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the batch; the first failure is told."""
+        """End the batch; the first failure is reported."""
         with self._lock:
             self.failure = self.failure or error
         self.ending.set()
 
 
 def _side_by_side(work: Callable[[str], None], keys: Sequence[str], at_once: int, batch: _Batch) -> None:
-    """Does all the work in threads, until it is done or one fails; then its exception is raised.
+    """Do all the work in threads until it is done or one fails, whose exception is then raised.
 
-    Daemon threads, unlike those of an executor: a grader that is asked to stop does not wait for an answer under way.
+    Daemon threads, unlike those of an executor: a grader that is asked to stop must not wait for a pending reply.
     """
     waiting = list(reversed(keys))
 
@@ -536,17 +535,16 @@ def _side_by_side(work: Callable[[str], None], keys: Sequence[str], at_once: int
         raise batch.failure
 
 
-# A judge for trying things out: no model, no network, and no opinion worth anything.
-#
-# It prefers the answer that takes up more of the instruction's words, and of two that take up equally many the longer one, up
-# to a limit. It reads the prompts of this package alone (`judge_prompt.py`).
+# --- built-in judge for trials: no model, no network; its preferences mean nothing
+# It prefers the answer with more words of the instruction, and among equals the longer one, up to a limit. It only reads the
+# prompts of this package (judge_cache.py).
 
 MAX_CHARS: Final = 600
-"""More length than this is worth nothing."""
+"""Length beyond this has no effect."""
 WORD_WORTH_CHARS: Final = 2 * MAX_CHARS
 """One word of the instruction outweighs any length."""
 STEEPNESS: Final = 2.0 / WORD_WORTH_CHARS
-"""Of its log probabilities: one word more makes the odds e^2."""
+"""Slope of its log probabilities: one more word changes the odds by e^2."""
 
 _PART = re.compile(
     r"^\[(?P<mark>[0-9a-f]{16}) instruction\]\n(?P<instruction>.*)^\[(?P=mark) first answer\]\n(?P<first>.*)"
@@ -556,7 +554,7 @@ _PART = re.compile(
 
 
 class LengthAndWords:
-    """The built-in judge. It can't fail."""
+    """The built-in judge. It never fails."""
 
     model = JudgeSpec.BUILTIN
 
@@ -565,18 +563,18 @@ class LengthAndWords:
 
     @property
     def usage(self) -> JudgeUsage:
-        """Its requests cost nothing."""
+        """Usage so far; requests cost nothing."""
         return JudgeUsage(requests=self._asked)
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]:
-        """One verdict a conversation, `?` where it can't read the prompt."""
+        """Return one verdict per conversation, `?` if the prompt is unreadable."""
         self._asked += len(conversations)
         return [_verdict(conversation[-1]["content"], logprobs) for conversation in conversations]
 
     def forget(self, verdicts: Sequence[Verdict]) -> None:
-        """It keeps none."""
+        """Do nothing, because nothing is cached."""
 
 
 def _verdict(prompt: str, logprobs: int) -> Verdict:

@@ -1,4 +1,4 @@
-"""What a scorer is: items and a model's answers in, an outcome from 0 to 1 for each item out."""
+"""Interfaces of scorers and judges: items and a model's answers in, one outcome from 0 to 1 per item out."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Fact = float | int | str | bool
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one item.
+    """The outcome of one item.
 
     Attributes:
         value: 0 to 1.
-        facts: numbers and short words that the statistics need; they go into the items file, so no texts and no gold.
+        facts: numbers and short words for the statistics. They go into the items file, so no texts and no gold answers.
     """
 
     value: float
@@ -23,7 +23,7 @@ class Outcome:
 
 
 class ItemLike(Protocol):
-    """A held-out item as scorers see it: `tasks.heldout.Item`."""
+    """A held-out item as scorers see it (`tasks.heldout.Item`)."""
 
     @property
     def id(self) -> str: ...
@@ -36,7 +36,7 @@ class ItemLike(Protocol):
 
 
 class Judge(Protocol):
-    """A judge model. `ask` answers all conversations, in order; see scoring/judges.py for the one over HTTP.
+    """A judge model. `ask` answers all conversations in order; scoring/judges.py has the one over HTTP.
 
     Raises:
         JudgeFailed: after retries; never a loss or a win.
@@ -50,20 +50,20 @@ class Judge(Protocol):
     ) -> list[Verdict]: ...
 
     def forget(self, verdicts: Sequence[Verdict]) -> None:
-        """These could not be read: the next evaluation asks anew, whatever is kept of what was asked before."""
+        """Drop cached replies of these unreadable verdicts, so that the next evaluation asks again."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judge's answer.
+    """A judge's reply.
 
     Attributes:
-        text: what it said.
-        logprobs: of the first token, the log probabilities of the likeliest tokens by their text, where asked for.
-        refused: why it would not answer this conversation (too long, filtered); then there is no text.
-        cut_off: its limit of tokens ended it.
-        key: by which the judge knows it again.
+        text: the reply.
+        logprobs: of the first token: log probability by text of the likeliest tokens, if requested.
+        refused: why this conversation was refused (too long, filtered); then there is no text.
+        cut_off: the token limit ended it.
+        key: the judge's cache key.
     """
 
     text: str
@@ -74,12 +74,12 @@ class Verdict:
 
 
 UNREAD_SHARE: Final = 0.01
-"""Of the items, that may stay without a readable word of the judge. An adversarial answer can confuse a judge for good: were
-none allowed, one such item would keep its run from ever being scored."""
+"""Share of items that may stay without a readable reply. An adversarial answer can confuse a judge for good; if none were
+allowed, one such item would keep its run from ever being scored."""
 
 
 class JudgeFailed(Exception):
-    """The judge could not be asked, or its answers make no sense: the grader's fault, to be tried again."""
+    """The judge could not be reached or its replies make no sense. The grader is at fault; the evaluation is tried again."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +87,12 @@ class Context:
     """What a scorer may use besides items and answers.
 
     Attributes:
-        options: those of the recipe.
-        workers: processes or threads that it may use at once.
-        seed: of the run.
-        judge: where the recipe asks for one.
+        options: the recipe's options.
+        workers: maximum of parallel processes or threads.
+        seed: the run's seed.
+        judge: set if the recipe needs one.
         judge_mode: the recipe's field `judge`.
-        judge_prompt: text of the file that the recipe's option `judge_prompt` names.
+        judge_prompt: text of the file in the recipe's option `judge_prompt`.
     """
 
     options: Mapping[str, Fact] = field(default_factory=dict)
@@ -104,36 +104,36 @@ class Context:
 
 
 class Scorer(Protocol):
-    """Scores all answers of one split at once, so that programs run and judges are asked in parallel.
+    """Scores all answers of one split at once, so that programs and judge requests run in parallel.
 
-    `version`: any change that can change one verdict is a new version.
+    `version`: any change that can change a verdict needs a new version.
     """
 
     @property
     def version(self) -> str: ...
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """One outcome an item, in order. `answers` holds the recipe's number of samples for each item."""
+        """Return one outcome per item, in order. `answers` holds the recipe's number of samples per item."""
         ...
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Figures over all items. `score`, 0 to 100, stands in the place of 100 x the mean outcome, where it is given, and
-        `standard_error` beside it, in points."""
+        """Return figures over all items. `score` (0 to 100) replaces 100 x the mean outcome, and `standard_error` (points) its
+        standard error, if present."""
         ...
 
 
 @runtime_checkable
 class Clocked(Protocol):
-    """A scorer whose calls have a limit each, which follows from the recipe."""
+    """A scorer whose single calls have time limits that follow from the recipe."""
 
     def longest_s(self, calls: int, context: Context) -> float:
-        """How long it may take to rate so many answers, if each takes all the time that it has."""
+        """Return the seconds that this many ratings may take if each uses its full limit."""
         ...
 
 
 @dataclass(frozen=True)
 class ByItem:
-    """A scorer that looks at one answer of one item at a time; of several samples the mean counts."""
+    """A scorer that rates one answer of one item at a time; the mean of several samples counts."""
 
     version: str
     judge_one: Callable[[str, str], float]
@@ -146,5 +146,5 @@ class ByItem:
         ]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """None beside the mean."""
+        """Return no further figures."""
         return {}

@@ -1,10 +1,8 @@
 """Scorer `task`: the task folder's own `evaluate(question, model_answer, reference, **kw) -> float`, from 0 to 1.
 
-It runs in child processes, so that code which hangs, eats memory or ends its interpreter costs nobody else anything. What it
-does wrong is the task's: the grader's fault with the item's id and what came back, never a score, never the artifact's. The
-entry goes back to the queue, and the others go on.
-
-Options of the recipe: `evaluate_timeout_s` (default 10, of one call), `evaluate_memory_gib` (default 8, address space of one
+It runs in child processes, so that code that hangs, fills memory or ends its interpreter harms nothing else. Its errors are the
+task's: reported as the grader's fault with the item's id, never as a score or the artifact's fault; the entry returns to the
+queue. Recipe options: `evaluate_timeout_s` (default 10, per call), `evaluate_memory_gib` (default 8, address space of a
 process), `evaluate_file` (default `evaluate.py`), `evaluate_sha256` (filled in at launch).
 """
 
@@ -33,29 +31,29 @@ from autorl_hpc.states import Fault
 from autorl_hpc.tasks.folders import SCORER_SHA256, scorer_file, scorer_sha256
 
 TIMEOUT_S = 10.0
-"""Of one call. A comparison of texts takes microseconds, a parser or a proof checker seconds."""
+"""Limit of one call. Comparing texts takes microseconds, a parser or proof checker seconds."""
 
 START_LIMIT_S = 120.0
-"""Until the file is imported: Python and libraries, cold from a busy shared file system."""
+"""Limit for importing the file, with Python and libraries cold on a busy shared file system."""
 
 MEMORY_GIB = 8.0
-"""Address space, not memory in use: numpy and its threads reserve a gigabyte and use a tenth of it."""
+"""Address space, not memory in use: numpy's threads reserve a gigabyte and use a tenth of it."""
 
 MAX_CHILDREN = 8
 CALLS_A_CHILD = 32
-"""Below that another process costs more than it saves: a start takes a tenth of a second."""
+"""With fewer calls another process costs more than it saves; a start takes a tenth of a second."""
 
 MAX_ANSWER_BYTES = 64 * 1024
 HOME = Path(__file__).resolve().parents[2]
 
 
 class EvaluateFailed(AutorlError):
-    """The task's `evaluate` did something that is no score."""
+    """The task's `evaluate` failed or returned something that is not a score."""
 
 
 @dataclass(frozen=True)
 class ChildLimits:
-    """What one child may use."""
+    """Limits of one child process."""
 
     call_s: float = TIMEOUT_S
     start_s: float = START_LIMIT_S
@@ -63,7 +61,7 @@ class ChildLimits:
 
     @classmethod
     def of(cls, options: Mapping[str, Fact]) -> ChildLimits:
-        """Those that a recipe's options give."""
+        """Return the limits that a recipe's options set."""
         return cls(
             call_s=float(options.get("evaluate_timeout_s", TIMEOUT_S)),
             memory_bytes=int(float(options.get("evaluate_memory_gib", MEMORY_GIB)) * 1024**3),
@@ -77,15 +75,15 @@ class _Call:
 
 
 class _Bad(Exception):
-    """What went wrong in one call, in words that go after `evaluate`."""
+    """What went wrong in one call, in words that follow `evaluate`."""
 
 
 class OwnScorer:
     """The scorer of one task folder.
 
     Args:
-        folder: the task's; the recipe's options say which file of it holds `evaluate`.
-        version: the recipe's `scorer_version`: the task's author raises it with any change that can change a verdict.
+        folder: the task's; the recipe's options say which of its files holds `evaluate`.
+        version: the recipe's `scorer_version`; the task's author raises it with any change that can change a verdict.
     """
 
     def __init__(self, task: str, folder: Path, version: str) -> None:
@@ -94,11 +92,11 @@ class OwnScorer:
         self.version = version
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """One outcome an item; of several samples the mean counts.
+        """Return one outcome per item; of several samples the mean.
 
         Raises:
-            EvaluateFailed: a call raised, hung, or returned something that is no number from 0 to 1.
-            AutorlError: the file is not the one that the recipe pins.
+            EvaluateFailed: a call raised, hung, or returned something other than a number from 0 to 1.
+            AutorlError: the file is not the one pinned in the recipe.
         """
         file = scorer_file(self.folder, context.options)
         self._check(context.options)
@@ -111,7 +109,7 @@ class OwnScorer:
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """None beside the mean."""
+        """Return no further figures."""
         return {}
 
     def longest_s(self, calls: int, context: Context) -> float:
@@ -131,7 +129,7 @@ class OwnScorer:
             )
 
     def _run(self, file: Path, calls: Sequence[_Call], limits: ChildLimits, children: int) -> list[float]:
-        """The value of each call. At the first failure all end, and the one that stands first is told."""
+        """Return the value of each call. The first failure ends all; of several, the one with the lowest index is raised."""
         values, failures = [0.0] * len(calls), dict[int, Exception]()
         todo, lock = iter(range(len(calls))), threading.Lock()
         lanes = [_Lane(file, limits) for _ in range(children)]
@@ -150,7 +148,7 @@ class OwnScorer:
             finally:
                 lane.end()
 
-        # A child dies with the thread that started it, and each is started in its own.
+        # A child dies with the thread that started it, so each thread starts its own.
         threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
 
         def kill() -> None:
@@ -163,7 +161,7 @@ class OwnScorer:
                     thread.start()
                 for thread in threads:
                     thread.join()
-        finally:  # a signal to the grader ends them in the midst of a call
+        finally:  # a signal to the grader ends them during a call
             kill()
         if failures:
             first = min(failures)
@@ -194,7 +192,7 @@ def _children(calls: int, context: Context) -> int:
 
 
 def _asked(item: ItemLike, text: str) -> tuple[Any, str, Any]:
-    """Question and reference as the row holds them: a task may keep a table or a list there."""
+    """Return question and reference as in the row, because a task may store a table or a list there."""
     raw = _raw(item)
     return raw.get("question", item.question), text, raw.get("answer", item.answer)
 
@@ -209,7 +207,7 @@ def _raw(item: ItemLike) -> Mapping[str, Any]:
 
 
 class _Lane:
-    """One child process at a time, used by one thread; `kill` may come from another."""
+    """One child process at a time, used by one thread; another thread may call `kill`."""
 
     def __init__(self, file: Path, limits: ChildLimits) -> None:
         self._file = file
@@ -218,10 +216,10 @@ class _Lane:
         self._over = False
 
     def call(self, request: Mapping[str, Any]) -> float:
-        """The value of one call.
+        """Return the value of one call.
 
         Raises:
-            _Bad: there is none; the child that hung or died is gone.
+            _Bad: there is none; a child that hung or died is gone.
         """
         process = self._process or self._start()
         answer = self._exchange(process, request, self._limits.call_s)
@@ -239,7 +237,7 @@ class _Lane:
             cwd="/",
             start_new_session=True,
         )
-        if self._over:  # killed before it was there
+        if self._over:  # `kill` was called before the start
             self.kill()
         first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
         answer = self._exchange(process, first, self._limits.start_s, "can't be used: its import gave")
@@ -266,17 +264,17 @@ class _Lane:
             raise _Bad(f"ended its process ({end})") from None
 
     def kill(self) -> None:
-        """Ends the process and what it started, at once."""
+        """Kill the process and its group at once."""
         self._over = True
         process = self._process
         if process is not None:
-            try:  # also after its own end: its children are of its group
+            try:  # even if it has ended: its children are in its group
                 os.killpg(process.pid, signal.SIGKILL)
             except OSError:
                 pass
 
     def end(self) -> None:
-        """Ends the process and gives its pipes back."""
+        """End the process and close its pipes."""
         self.kill()
         process, self._process = self._process, None
         if process is not None:
@@ -287,7 +285,7 @@ class _Lane:
 
 
 def _end_of(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit code of a process that closed its pipe, None where it goes on without it."""
+    """Return the exit code of a process that closed its pipe; None if it still runs."""
     try:
         return process.wait(1.0)
     except subprocess.TimeoutExpired:
@@ -295,7 +293,7 @@ def _end_of(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _environment() -> dict[str, str]:
-    """This one without secrets, since it reads texts that a model wrote, and without GPUs: those belong to the engine."""
+    """Return our environment without secrets (the code reads a model's texts) and without GPUs (they belong to the engine)."""
     env = without_secrets(os.environ)
     path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
     env.update(PYTHONPATH=path, PYTHONHASHSEED="0", CUDA_VISIBLE_DEVICES="")
@@ -305,12 +303,12 @@ def _environment() -> dict[str, str]:
 
 
 def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Writes one line and reads one. A process that reads or writes nothing can't hold this up longer than `limit_s`.
+    """Write one line and read one. The process can't delay this beyond `limit_s` by not reading or writing.
 
     Raises:
         TimeoutError: no whole answer came in time.
         EOFError, OSError: the process is gone.
-        ValueError: what came is no JSON object, or too long.
+        ValueError: the answer is not a JSON object, or too long.
     """
     assert process.stdin is not None and process.stdout is not None
     out, into = process.stdin.fileno(), process.stdout.fileno()

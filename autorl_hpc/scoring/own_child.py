@@ -1,8 +1,8 @@
-"""One child process that runs a task's own `evaluate`, one JSON object a line, no pickle.
+"""Child process that runs a task's own `evaluate`: one JSON object per line, no pickle.
 
-First line in: the file, the task's folder, the memory limit. Then each line is one call, `{"arguments": [question, answer,
-reference], "named": {...}}`, answered by `{"value": 0.5}` or `{"error": "returned nan"}`. The end of stdin ends it, and so does
-the death of the one that started it. Code of the task stays in here: what it raises, prints, or does to the interpreter.
+The first line in holds the file, the task's folder and the memory limit. Each further line is one call, `{"arguments":
+[question, answer, reference], "named": {...}}`, answered by `{"value": 0.5}` or `{"error": "returned nan"}`. It ends with
+stdin or with its parent. Whatever the task's code raises, prints or does to the interpreter stays in this process.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from autorl_hpc.files.processes import deny_inspection
 
 FUNCTION = "evaluate"
 POSITIONAL = ("question", "model_answer", "reference")
-"""The first three arguments, given by position: a task may call them as it likes."""
+"""The first three arguments, passed by position, so that a task may name them as it likes."""
 
 STARTER_VARIABLE = "AUTORL_SCORER_PID"
 PR_SET_PDEATHSIG = 1
 MAX_WORDS = 300
 TOLERANCE = 1e-9
-"""Means of shares end a little above 1 in floating point."""
+"""Tolerance for means of shares slightly above 1."""
 
 
 class InvalidScore(Exception):
-    """`evaluate` gave something that is no score."""
+    """`evaluate` returned something that is not a score."""
 
 
 def main() -> int:
-    """Runs until stdin ends."""
+    """Run until stdin ends; return the exit code."""
     _die_with_parent()
-    deny_inspection()  # the references are in this memory
+    deny_inspection()  # references are in this process's memory
     calls, answers = _private_channels()
-    sys.dont_write_bytecode = True  # the task's folder may be frozen code, in which no compiled file is allowed
+    sys.dont_write_bytecode = True  # the task's folder may be frozen code, in which compiled files are not allowed
     evaluate: Callable[..., Any] | None = None
     for line in calls:
         request = json.loads(line)
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
-    """The task's function, with modules beside it importable."""
+    """Import the task's function; modules beside it can be imported."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, memory_bytes)
     os.chdir(folder)
@@ -72,7 +72,7 @@ def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
     if spec is None or spec.loader is None:
         raise InvalidScore(f"{file.name} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
     found = getattr(module, FUNCTION, None)
     if not callable(found):
@@ -87,10 +87,10 @@ def _limit(kind: int, wanted: int) -> None:
 
 
 def _with_what_it_takes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called with those of the named arguments that it names; with all of them where it has `**kw`."""
+    """Wrap the function to pass only named arguments that it accepts; all of them if it has `**kw`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # of no Python function
+    except (TypeError, ValueError):  # not a Python function
         return lambda *given, **_: function(*given)
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return function
@@ -103,18 +103,18 @@ def _with_what_it_takes(function: Callable[..., Any]) -> Callable[..., Any]:
 def _answer(evaluate: Callable[..., Any], request: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     try:
         return {"value": as_score(evaluate(*request["arguments"], **request["named"]))}
-    except BaseException as error:  # sys.exit() and a KeyboardInterrupt of its own too
+    except BaseException as error:  # also sys.exit() and its own KeyboardInterrupt
         return {"error": _words(error, folder)}
 
 
 def as_score(value: Any) -> float:
-    """What `evaluate` returned, as a number from 0 to 1. True and False are 1 and 0.
+    """Return the result of `evaluate` as a number from 0 to 1. True and False are 1 and 0.
 
     Raises:
-        Garbage: it is anything else, with the words for it.
+        InvalidScore: it is anything else; the message describes it.
     """
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
-        value = bool(value)  # numpy's own bool is no number for Python
+        value = bool(value)  # Python does not count numpy's bool as a number
     if not isinstance(value, numbers.Real):
         raise InvalidScore(f"returned {_shown(value)}, which is no number")
     number = float(value)
@@ -124,7 +124,7 @@ def as_score(value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """A short word for any value, also for one whose repr raises."""
+    """Return a short text for any value, even if its repr raises."""
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)[:MAX_WORDS]
     try:
@@ -152,7 +152,7 @@ def _printable(text: str) -> str:
 
 
 def _private_channels() -> tuple[BinaryIO, BinaryIO]:
-    """stdin and stdout for this protocol alone. What the task's code prints is thrown away: it may hold references."""
+    """Reserve stdin and stdout for this protocol. The task's own output is discarded, because it may hold references."""
     calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
         null = os.open(os.devnull, flags)
@@ -162,12 +162,12 @@ def _private_channels() -> tuple[BinaryIO, BinaryIO]:
 
 
 def _die_with_parent() -> None:
-    """The kernel kills this process when the thread that started it is gone, also in the midst of a call."""
+    """Let the kernel kill this process when the thread that started it ends, even during a call."""
     starter = int(os.environ.get(STARTER_VARIABLE, os.getppid()))
     try:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     except (OSError, AttributeError):
-        pass  # not Linux: the end of stdin ends it, if later
+        pass  # not Linux: it ends with stdin, perhaps later
     if os.getppid() != starter:
         sys.exit(0)
 

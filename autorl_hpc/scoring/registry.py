@@ -1,4 +1,4 @@
-"""Scorers by the name that a recipe gives. Each is made when it is asked for, so that one task's libraries don't trouble another."""
+"""Registry of scorers by recipe name, the options each one accepts, and the scorer `episodes`. Scorers are imported lazily."""
 
 from __future__ import annotations
 
@@ -85,20 +85,20 @@ SCORERS: dict[str, Callable[[], Scorer]] = {
 READ_ANSWER = frozenset(
     ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
 )
-"""Those that compare with an item's `answer`; the others read other fields, or none."""
+"""Scorers that compare with an item's `answer`; others read other fields, or none."""
 
 OF_EPISODES = frozenset(("episodes", "deepsearchqa", "deepsearchqa-exact"))
-"""Those that read what an episode ended with (scoring/episodes.py). `episodes` reads nothing else."""
+"""Scorers that read the end of an episode (`encode`). `episodes` reads nothing else."""
 
 
 def scorer(name: str, version: str, task: str = "") -> Scorer:
-    """The scorer `name`, whose version is the recipe's.
+    """Return the scorer `name` in the recipe's version.
 
     Args:
-        task: whose recipe it is: scorer `task` stands in its folder.
+        task: name of the recipe's task; the scorer `task` is in its folder.
 
     Raises:
-        AutorlError: there is none of that name and version in this package.
+        AutorlError: this package has no such name and version.
     """
     if name == OWN_SCORER:
         from autorl_hpc.scoring import own
@@ -116,24 +116,23 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
     return found
 
 
-# The options of a recipe that scorers know: names, kinds and ranges. What is misspelt would else be without effect, and what is
-# out of range would fail when the first checkpoint is scored.
+# --- options of a recipe, checked before launch: a misspelt one would have no effect, an invalid one fail at the first checkpoint
 
 Value = str | int | float | bool
 
 MISSPELT_LIKENESS = 0.85
-"""Of names, among options that are the environment's to know: above it one is taken for a misspelt other."""
+"""Options that look more like a scorer's option than this count as misspelt rather than as the environment's."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """What one option may be.
+    """The allowed values of one option.
 
     Attributes:
         kind: `number`, `whole number`, `text`, `yes or no`.
-        above: the value must be larger.
-        most: the largest.
-        choices: of a text.
+        above: exclusive minimum.
+        most: maximum.
+        choices: allowed texts.
     """
 
     kind: str
@@ -142,7 +141,7 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def problem(self, value: Value) -> str | None:
-        """What is wrong with a value, in words that go after its name; None: nothing."""
+        """Return what is wrong with a value, in words that follow its name, or None."""
         right = {
             "number": isinstance(value, (int, float)) and not isinstance(value, bool),
             "whole number": isinstance(value, int) and not isinstance(value, bool),
@@ -170,7 +169,7 @@ JUDGED: Mapping[str, Option] = {
     "judge_prompt_sha256": TEXT,
 }
 PLAYED: Mapping[str, Option] = {"max_prompt_tokens": Option("whole number", above=0)}
-"""Of any recipe with `max_steps`, beside the options of its environment."""
+"""Options of any recipe with `max_steps`, in addition to its environment's."""
 
 KNOWN: Mapping[str, Mapping[str, Option]] = {
     OWN_SCORER: {
@@ -193,13 +192,13 @@ KNOWN: Mapping[str, Mapping[str, Option]] = {
     "humaneval": {"unconfined": YES_NO},
     "humaneval-opencompass": {"unconfined": YES_NO},
 }
-"""By scorer."""
+"""Options by scorer."""
 
 
 def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
-    """The first option of a recipe that its scorer doesn't know or can't use, with the reason; None: there is none.
+    """Return the first option that the recipe's scorer doesn't accept, with the reason; None if all are valid.
 
-    Options that no scorer knows are the environment's in a recipe with `max_steps`, unless they look like one misspelt.
+    With `max_steps`, options that no scorer knows are the environment's, unless they look misspelt.
     """
     played = recipe.max_steps is not None
     known = {**KNOWN.get(recipe.scorer, {}), **(PLAYED if played else {})}
@@ -217,33 +216,33 @@ def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
     return None
 
 
-# Scores finished episodes. An answer is the episode's outcome as JSON, made by the grader itself: `encode`.
+# --- scorer `episodes`; an answer is an episode's outcome as JSON, written by the grader (`encode`)
 
 VERSION = "1"
 
 TOLERANCE = 1e-9
-"""Rewards are sums of fractions: 0.9999999999 is meant to be 1."""
+"""Rewards are sums of fractions; 0.9999999999 means 1."""
 
 DEFAULT_THRESHOLD = 1.0
 
 
 def encode(reward: float, steps: int, done: bool, transcript_sha256: str, answer: str | None = None) -> str:
-    """The answer of an episode. The transcript's hash makes the items file's output hash stand for every word of it.
+    """Encode an episode as an answer. Through the transcript's hash, the items file's output hash covers every word of it.
 
     Args:
-        answer: for scorers that rate what an episode ended with, not its reward.
+        answer: the episode's final answer, for scorers that rate it instead of the reward.
     """
     value = {"reward": reward, "steps": steps, "done": done, "transcript_sha256": transcript_sha256}
     return json.dumps(value if answer is None else {**value, "answer": answer}, sort_keys=True)
 
 
 class Episodes:
-    """Won is an episode whose reward reaches the recipe's option `threshold` (default 1)."""
+    """Counts an episode as won if its reward reaches the recipe's option `threshold` (default 1)."""
 
     version = VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """1 for a won episode, else 0; of several samples the mean. Facts: mean reward and steps."""
+        """Return 1 for a won episode, else 0; of several samples the mean. Facts: mean reward and steps."""
         threshold = float(context.options.get("threshold", DEFAULT_THRESHOLD))
         outcomes = []
         for _, texts in zip(items, answers, strict=True):
@@ -255,7 +254,7 @@ class Episodes:
         return outcomes
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Average reward, the percentages of episodes with full and with half the reward, mean steps."""
+        """Return the average reward, percentages of episodes with full and at least half the reward, and mean steps."""
         rewards = [float(outcome.facts["reward"]) for outcome in outcomes]
         return {
             "average_reward": _mean(rewards),

@@ -1,1 +1,1 @@
-"""Finds and loads task folders; built-in ones by the same loader as users'."""
+"""Finds, loads and checks task folders; built-in tasks use the same loader as users' tasks."""

@@ -1,4 +1,4 @@
-"""What can be wrong with a task folder, found before anything is queued. Nothing of the folder is run: code is only parsed."""
+"""Checks a task folder before anything is queued. Runs none of its code; the code is only parsed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from autorl_hpc.tasks.loader import Task, check_search_name
 
 SPLITS = ("feedback", "report")
 ENVIRONMENT_TIMEOUT = "environment_timeout_s"
-"""Option of a recipe: seconds that one call of environment and dialogue may take."""
+"""Recipe option: limit in seconds of one call of environment and dialogue."""
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
 
 
 def check_task(task: Task) -> None:
-    """Looks at all that a task folder must hold beside a readable task.yaml.
+    """Check everything that a task folder needs in addition to a readable task.yaml.
 
     Raises:
-        AutorlError: the first thing that is missing or wrong, by file and field.
+        AutorlError: the first missing or wrong thing, with file and field.
     """
     own = task.folder / "task.yaml"
     if task.smith is None:
@@ -45,7 +45,7 @@ def check_task(task: Task) -> None:
             )
     else:
         own = task.folder / "config.yaml"
-    _ = task.description  # reads what agents will see
+    _ = task.description  # checks that the description can be read
     if task.file.environment is not None:
         _check_environment(task, own)
     for recipe in task.file.recipes:
@@ -141,7 +141,7 @@ def _check_evaluate(task: Task, recipe: Recipe) -> None:
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == EVALUATE]
     if not found:
         if _names(tree) & {EVALUATE, "*"} and not _is_async(tree):
-            return  # imported, or made by a call: the first use will tell
+            return  # imported or created by a call; the first use shows whether it works
         raise AutorlError(
             f"{path.name} of task {task.name} has no function {EVALUATE}{ARGUMENTS}", where=path, next_step=PAGE
         )
@@ -200,7 +200,7 @@ def _parsed(path: Path, why: str) -> ast.Module:
 
 
 def _names(tree: ast.Module) -> set[str]:
-    """What a module binds at its top, `*` for a star import."""
+    """Return the names that a module binds at top level; `*` for a star import."""
     return set(_bound(tree.body))
 
 

@@ -1,4 +1,4 @@
-"""What a task folder is, by its files alone, and which of them are frozen with an experiment."""
+"""Files of a task folder: which are frozen and hashed, which decide a score; reading of items files with errors by line."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from autorl_hpc.files.checkpoint import tree_sha256, walk_files
 from autorl_hpc.records.task import Recipe
 
 CONFIG, EVALUATE = "config.yaml", "eval.py"
-"""What makes a folder one of rl-smith's form."""
+"""A folder with these files is in rl-smith's form."""
 
 DATA_FOLDER = "data/"
-"""Of such a folder: the rows, most of which are held out."""
+"""Folder of an rl-smith task with its rows, most of which are held out."""
 
 
 def is_smith(folder: Path) -> bool:
-    """Whether a folder is in rl-smith's form, and not a task of our own."""
+    """Return whether a folder is in rl-smith's form rather than a task of our own."""
     return not (folder / "task.yaml").exists() and (folder / CONFIG).is_file() and (folder / EVALUATE).is_file()
 
 
 def code_files(folder: Path) -> list[str]:
-    """Files of a task folder that are frozen and hashed. Rows of an rl-smith folder stay out: most of them are held out."""
+    """Return the files that are frozen and hashed. Rows of an rl-smith folder are left out, because most are held out."""
     names = walk_files(folder)
     return [name for name in names if not name.startswith(DATA_FOLDER)] if is_smith(folder) else names
 
 
-# The files of a task folder that decide a score by its own scorer (`scorer: task`), and their hash.
+# --- files that decide a score by the task's own scorer (`scorer: task`)
 
 OWN_SCORER = "task"
-"""Name of the scorer that stands in the task's folder."""
+"""Name of the scorer in the task's folder."""
 
 EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
-"""Options of a recipe: the file with `evaluate`, and the hash that `launch` fills in."""
+"""Recipe options: the file with `evaluate`, and the hash that `launch` fills in."""
 
 DECIDES_NO_SCORE = frozenset({"task.yaml", "description.md"})
-"""What the recipe holds by itself, and what is told to agents. All else may be read or imported by `evaluate`, the modules that
-make the data and the environment too."""
+"""Files that can't change a score: the recipe holds the first, agents read the second. `evaluate` may read or import all others,
+including the modules that make the data and the environment."""
 
 
 def scorer_file(folder: Path, options: Mapping[str, str | int | float | bool]) -> Path:
-    """The file that holds `evaluate`."""
+    """Return the path of the file with `evaluate`."""
     return folder / str(options.get(EVALUATE_FILE, "evaluate.py"))
 
 
 def scorer_sha256(folder: Path) -> str:
-    """A hash over what may decide a score: everything that is frozen of the folder but `DECIDES_NO_SCORE`."""
+    """Return a hash over everything that may decide a score: all frozen files except `DECIDES_NO_SCORE`."""
     return tree_sha256(folder, [name for name in code_files(folder) if name not in DECIDES_NO_SCORE])
 
 
 def with_scorer_hash(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with its scorer's hash among the options, so that another `evaluate` is another `recipe_hash`; others as
-    they are."""
+    """Return the recipe with its own scorer's hash as an option, so that another `evaluate` gives another `recipe_hash`. Recipes
+    with other scorers are returned unchanged."""
     if recipe.scorer != OWN_SCORER:
         return recipe
     return recipe.model_copy(update={"options": {**recipe.options, SCORER_SHA256: scorer_sha256(folder)}})
 
 
-# Held-out items as rows of a file: read, and checked before anything is queued, by file and line.
+# --- rows of held-out items
 
 MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
-"""What a file begins with that was saved in another encoding."""
+"""Byte order marks of files saved in another encoding."""
 
 
 class NotUtf8(ValueError):
-    """A file's text is in another encoding; the words go after "is not in UTF-8:"."""
+    """A file is in another encoding; the message follows "is not in UTF-8:"."""
 
 
 class BadRow(ValueError):
-    """A row that is no item; the words name the line."""
+    """A row is not an item; the message names the line."""
 
 
 def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
-    """The lines that hold something, with their numbers from 1.
+    """Yield the non-empty lines with their numbers from 1.
 
-    Not by splitlines(): a question may hold a character that it takes for a line's end.
+    Does not use splitlines(), because a question may hold a character that it takes for a line's end.
 
     Raises:
-        NotUtf8: another encoding, or none.
+        NotUtf8: the encoding is another one.
     """
     for mark, name in MARKS.items():
         if data.startswith(mark):
@@ -95,13 +95,13 @@ def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:
-    """The rows of an items.jsonl.
+    """Return the rows of an items.jsonl.
 
     Args:
         question, answer: whether each row must have one.
 
     Raises:
-        NotUtf8, BadRow: the first row that is none, or whose `id` is missing or stood before.
+        NotUtf8, BadRow: the first invalid row, or one with a missing or repeated `id`.
     """
     rows: list[dict[str, Any]] = []
     lines: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""Held-out items out of the vault. Called by graders, and by the scanner that looks for them in workspaces."""
+"""Held-out items of staged tasks: verify, load from the vault, and draw a part of the feedback split.
+
+Used by graders, and by the scanner that searches workspaces for held-out items.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from autorl_hpc.tasks.folders import BadRow, NotUtf8, read_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import staged_pins
 
-# A staged task: what lies where, and its verification against manifests and pins.
+# --- verification of a staged task
 
 ITEMS_NAME = "items.jsonl"
 MAX_ITEMS_BYTES = 1024 * 1024 * 1024
 JUDGE_PROMPT, JUDGE_PROMPT_SHA256 = "judge_prompt", "judge_prompt_sha256"
-"""Options of a recipe: a staged text file, and its hash."""
+"""Recipe options: a staged text file, and its hash."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +44,19 @@ class StagedTask:
 
 
 def with_pins(root: Root, task: Task) -> Task:
-    """The task with the pins of its splits; a folder in rl-smith's form has those of its staging.
+    """Return the task with the pins of its splits; an rl-smith folder gets those of its staging.
 
     Raises:
-        AutorlError: such a folder is not staged, or holds other rows by now.
+        AutorlError: an rl-smith folder is not staged, or its rows have changed.
     """
     return task if task.smith is None else replace(task, file=staged_pins(root, task.file, task.folder))
 
 
 def verify_staged_task(root: Root, task: Task) -> StagedTask:
-    """The manifests of a staged task, after every file's hash was checked against them and against the task's pins.
+    """Check every staged file's hash against the manifests and the task's pins; return the manifests.
 
     Raises:
-        AutorlError: it is not staged, something was changed, or an item can't be used.
+        AutorlError: it is not staged, a file has changed, or an item is invalid.
     """
     task = with_pins(root, task)
     command = f"autorl-hpc stage {task.name}"
@@ -80,14 +83,14 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
 
 
 def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
-    """Looks at each held-out item below `folder`, before anything is queued.
+    """Check each held-out item below `folder`, before anything is queued.
 
     Args:
-        made_by: the program to correct, where the files lie in a folder that will be gone.
+        made_by: the program to name in an error if the files are in a temporary folder.
 
     Raises:
-        AutorlError: naming file and line of the first row that is no item, or whose id stood before; or another number of items
-            than is pinned.
+        AutorlError: the first row that is not an item or repeats an id, with file and line; or the number of items differs from
+            the pin.
     """
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
@@ -118,26 +121,26 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
 
 
 def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
-    """Field of task.yaml, path below the vault's folder, and pin."""
+    """Return field of task.yaml, path below the vault's folder, and pin."""
     found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
     paper = task.file.paper
     return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]
 
 
 def train_names(task: Task) -> list[str]:
-    """Paths of the training files, below the task's store folder."""
+    """Return paths of the training files, relative to the task's store folder."""
     return sorted(task.file.train_files)
 
 
 def vault_names(task: Task) -> list[str]:
-    """Paths of the held-out files, below the task's vault folder: items, what the grader's environment needs, and worked
-    examples of recipes."""
+    """Return paths of the held-out files, relative to the task's vault folder: items, files for the grader's environment, and
+    recipes' worked examples."""
     of_recipes = [name for recipe in task.file.recipes for name in recipe_files(recipe)]
     return sorted({*vault_pins(task), *of_recipes})
 
 
 def recipe_files(recipe: Recipe) -> dict[str, str]:
-    """The held-out files that one recipe needs, with their hashes: its worked examples, and the prompt of its judge."""
+    """Return the held-out files of one recipe with their hashes: worked examples and the judge's prompt."""
     found = {} if recipe.shots_file is None else {recipe.shots_file: recipe.shots_sha256 or ""}
     if JUDGE_PROMPT in recipe.options:
         found[str(recipe.options[JUDGE_PROMPT])] = str(recipe.options.get(JUDGE_PROMPT_SHA256, ""))
@@ -145,7 +148,7 @@ def recipe_files(recipe: Recipe) -> dict[str, str]:
 
 
 def vault_pins(task: Task) -> dict[str, str]:
-    """The hashes of the held-out files that every staging of the task has."""
+    """Return the hashes of the held-out files that every staging of the task has."""
     items = {f"{split}/{ITEMS_NAME}": pin.sha256 for split, pin in task.file.splits.items()}
     return {**items, **task.file.vault_files}
 
@@ -157,15 +160,15 @@ class Item:
     id: str
     question: str
     answer: str
-    data: dict[str, Any] = field(default_factory=dict)  # whatever else the row holds
-    raw: dict[str, Any] = field(default_factory=dict)  # of the three above, those that are no text in the row
+    data: dict[str, Any] = field(default_factory=dict)  # all other fields of the row
+    raw: dict[str, Any] = field(default_factory=dict)  # those of the above that are not text in the row
 
 
 def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
-    """The items of a split, after their file's hash was checked against the run's pin.
+    """Load the items of a split after checking their file's hash against the run's pin.
 
     Raises:
-        AutorlError: not staged, changed after staging, or a row is no item.
+        AutorlError: not staged, changed after staging, or a row is not an item.
     """
     path = root.task_vault(task) / (pin.folder or split) / "items.jsonl"
     data = _read_pinned(path, pin.sha256, task)
@@ -190,14 +193,14 @@ def _item(row: dict[str, Any]) -> Item:
 
 
 def _text(value: Any) -> str:
-    """A table or a list as JSON: it is asked as it was written."""
+    """Return a table or list as JSON, as it was written."""
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 
 def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
-    """The recipe's worked examples as chat messages, none where it has none.
+    """Return the recipe's worked examples as chat messages, or none.
 
-    A message that holds `{question}` is the file's template for the question itself; the recipe's prompt stands for it.
+    A message that holds `{question}` is left out: it is the file's template for the question, which the recipe's prompt replaces.
     """
     if recipe.shots_file is None:
         return []
@@ -211,7 +214,7 @@ def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
 
 
 def load_judge_prompt(root: Root, task: str, recipe: Recipe) -> str:
-    """The text that the recipe's judge is asked with, "" where the recipe names no file.
+    """Return the text of the judge's prompt, "" if the recipe names no file.
 
     Raises:
         AutorlError: not staged, or changed after staging.
@@ -244,18 +247,17 @@ def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
     return data
 
 
-# A part of the feedback split, where a spec asks for one: drawn once by a seed, the same for every submission and the base model.
-#
-# Items that come in clusters are drawn by whole clusters, and a split that was drawn by strata is drawn by them again, in their shares.
-# The order is that of hashes: the same on every machine, and a larger part holds the smaller one (but for the rounding of shares).
+# --- part of the feedback split: drawn once by a seed, the same for every submission and the base model
+# Clustered items are drawn by whole clusters; a stratified split is drawn by strata in their proportions. Items are ordered by
+# hashes: the same on every machine, and a larger part contains the smaller one (except for rounding of proportions).
 
 
 def draw(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> list[Item]:
-    """The part, in the order of the split. At least `wanted` items: the last cluster is whole, too.
+    """Return the part in the order of the split, with at least `wanted` items, because the last cluster is whole too.
 
     Args:
         items: the whole split.
-        wanted: how many items; all of them, where there are not more.
+        wanted: number of items; all items if there are not more.
     """
     if wanted >= len(items):
         return list(items)
@@ -281,7 +283,7 @@ def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> s
 
 
 def _by_strata(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
-    """Of each stratum its share, by the largest remainder; in whole numbers, so that no rounding differs between machines."""
+    """Draw each stratum's share by largest remainder, in integers, so that rounding is the same on every machine."""
     members: dict[str, list[str]] = defaultdict(list)
     for item in items:
         members[str(item.data.get(field))].append(item.id)
@@ -298,7 +300,7 @@ def _in_order(names: Iterable[str], seed: int) -> list[str]:
 
 
 def pin_part(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> FeedbackPart | None:
-    """What the record of a run holds of its part; None where the whole split is asked."""
+    """Return the part for the run's record; None if the whole split is used."""
     drawn = draw(items, wanted, seed, task)
     if len(drawn) == len(items):
         return None
@@ -306,10 +308,10 @@ def pin_part(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> F
 
 
 def asked_items(root: Root, science: Science, split: Split, task: TaskFile) -> list[Item]:
-    """The held-out items that a run's models are asked on a split.
+    """Return the held-out items of a split for a run's models.
 
     Raises:
-        AutorlError: see `load_items`; or the part that is drawn here is not the one that was drawn at the launch.
+        AutorlError: see `load_items`; or the part drawn here differs from the one drawn at launch.
     """
     items = load_items(root, science.task, split, science.splits[split])
     part = science.part(split)

@@ -1,5 +1,7 @@
-"""A task folder: task.yaml, description.md, prepare.py; or one in rl-smith's form. One folder is read when one task is asked
-for, and no other."""
+"""Loads task folders: task.yaml, description.md, prepare.py; or rl-smith's form. Only the requested task's folder is read.
+
+Also: check of the option `search`, and the hashes of what decides an episode.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from autorl_hpc.tasks.smith import SmithFolder, find_smith, read_description, re
 
 PATH_VARIABLE = "AUTORL_TASKS_PATH"
 TEMPLATE_NAME = "task.template.yaml"
-"""In the place of task.yaml where the hashes of the held-out items are not known before somebody has the source file."""
+"""Replaces task.yaml if the hashes of the held-out items are unknown until the user has the source file."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Task:
     """A loaded task folder.
 
     Attributes:
-        smith: where it is in rl-smith's form. Its file pins nothing until it is staged: `tasks.staged.with_pins`.
+        smith: set for rl-smith's form. Its file has no pins until it is staged: `tasks.heldout.with_pins`.
     """
 
     folder: Path
@@ -49,14 +51,14 @@ class Task:
         return read_description(self.folder / "description.md")
 
     def hash(self) -> str:
-        """Hash over the folder's files, as they are frozen."""
+        """Return a hash over the folder's frozen files."""
         return tree_sha256(self.folder, code_files(self.folder))
 
     def recipe(self, name: str | None) -> Recipe:
-        """The recipe of that name.
+        """Return the recipe of that name.
 
         Raises:
-            AutorlError: the task has none of that name.
+            AutorlError: the task has none.
         """
         recipe = self.file.recipe(name)
         if recipe is None:
@@ -70,27 +72,27 @@ class Task:
 
 
 def task_folders() -> list[Path]:
-    """Folders that hold task folders: those of $AUTORL_TASKS_PATH, then the built-in one."""
+    """Return folders that hold task folders: those of $AUTORL_TASKS_PATH, then the built-in one."""
     return [*layout.named_by(PATH_VARIABLE), share("tasks")]
 
 
 def put_first(folders: Sequence[Path]) -> None:
-    """Looks into these folders before all others, in this process and those that it starts.
+    """Search these folders before all others, in this process and its children.
 
     Raises:
-        AutorlError: one is no folder.
+        AutorlError: one is not a folder.
     """
     layout.put_first(PATH_VARIABLE, folders, "task")
 
 
 def task_names() -> list[str]:
-    """Names of all tasks that can be found."""
+    """Return the names of all tasks that can be found."""
     own = {path.parent.name for folder in task_folders() for path in folder.glob("*/task.yaml")}
     return sorted(own.union(*(smith_names(folder) for folder in task_folders())))
 
 
 def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
-    """The task of that name, looked for in `folders` (default: `task_folders()`).
+    """Load the task of that name from `folders` (default: `task_folders()`).
 
     Raises:
         AutorlError: there is none, or its task.yaml is wrong.
@@ -138,21 +140,21 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
     )
 
 
-# Which search back ends a task can name. Its environment's file is parsed, not run.
+# --- the option `search`; the environment's file is parsed, not run
 
 ROOM = "autorl_hpc.rollouts.search"
 
 
 def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
-    """The option `search` names a back end of the package, or one that the environment's file adds.
+    """Check that the option `search` names a back end of the package or one that the environment's file adds.
 
-    An environment that does not use the package's search may mean anything by that option.
+    An environment that does not use the package's search may give the option any meaning.
 
     Args:
-        tree: of the environment's file.
+        tree: syntax tree of the environment's file.
 
     Raises:
-        AutorlError: there is none of that name.
+        AutorlError: there is no such back end.
     """
     name = str(recipe.options.get("search", ""))
     if not name or name in BACKENDS or not _uses_room(tree):
@@ -178,7 +180,7 @@ def _uses_room(tree: ast.Module) -> bool:
 
 
 def _added(tree: ast.Module) -> set[str] | None:
-    """Names that the file adds; None where they can't be read off it."""
+    """Return the names that the file adds; None if they can't be read from the syntax tree."""
     found: set[str] = set()
     uses = sum(isinstance(node, (ast.Name, ast.Attribute)) and _is_table(node) for node in ast.walk(tree))
     for node in ast.walk(tree):
@@ -195,29 +197,29 @@ def _is_table(node: ast.expr) -> bool:
     return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) == "BACKENDS"
 
 
-# What decides an episode beside the goals: the task folder's code, the rollouts room, and the files in the vault. Pinned in the
-# recipe at launch or in task.yaml, and looked at by graders before environments start.
+# --- hashes of what decides an episode: the task's code, the rollouts package, files in the vault
+# Pinned in the recipe at launch or in task.yaml; graders check them before environments start.
 
 ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"
-"""Options of a recipe, filled in by `launch`."""
+"""Recipe options, filled in by `launch`."""
 
 NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
-"""What a task folder holds beside its environment and what that may read or import."""
+"""Files of a task folder that can't change an episode."""
 
 
 def environment_sha256(folder: Path) -> str:
-    """A hash over what may decide an episode: everything that is frozen of the folder but `NOT_PLAYED`."""
+    """Return a hash over everything that may decide an episode: all frozen files of the folder except `NOT_PLAYED`."""
     return tree_sha256(folder, [name for name in code_files(folder) if name not in NOT_PLAYED])
 
 
 def rollouts_sha256() -> str:
-    """A hash over the rollouts room: scheduler, search, shop."""
+    """Return a hash over the rollouts package: scheduler, search, shop."""
     return tree_sha256(Path(autorl_hpc.rollouts.__file__).parent)
 
 
 def with_environment_hash(recipe: Recipe, task: Task) -> Recipe:
-    """The recipe of a task that is played with the hashes of what plays it among the options, so that another environment is
-    another `recipe_hash`; others as they are."""
+    """Return an interactive task's recipe with the hashes of its environment as options, so that another environment gives
+    another `recipe_hash`. Other recipes are returned unchanged."""
     if task.file.environment is None or recipe.max_steps is None:
         return recipe
     hashes = {ENVIRONMENT_SHA256: environment_sha256(task.folder), ROLLOUTS_SHA256: rollouts_sha256()}
@@ -225,13 +227,13 @@ def with_environment_hash(recipe: Recipe, task: Task) -> Recipe:
 
 
 def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
-    """Compares all of it with its pins. Once before a pool starts: what workers have read stays read.
+    """Check the environment and vault files against their pins; called once before a pool starts, because workers don't reread.
 
     Args:
-        options: of the run's recipe.
+        options: the run's recipe's.
 
     Raises:
-        AutorlError: something was changed after staging or launch; the file is named.
+        AutorlError: a file has changed after staging or launch.
     """
     for name, found in ((ENVIRONMENT_SHA256, environment_sha256), (ROLLOUTS_SHA256, lambda _: rollouts_sha256())):
         if options.get(name, wanted := found(task.folder)) != wanted:

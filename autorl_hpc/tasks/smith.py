@@ -1,15 +1,9 @@
-"""rl-smith folders: tasks in the form of the reference's custom benchmarks, loaded as they are.
+"""rl-smith folders: custom benchmarks of RD-Agent (benchmarks/smith), loaded unchanged as tasks `smith-NAME`.
 
-    config.yaml       name, description, eval_mode (per_sample), expose_files
-    eval.py           evaluate(question, model_answer, reference, **row) -> float
-    data/train.jsonl  rows with `question`, `answer` and whatever else; or download_data.py, which makes it
-    description.md    optional
-
-The reference (RD-Agent, benchmarks/smith) shows agents all rows and scores on the same ones. Here `stage` cuts them: 60 % for
-training, 20 % feedback, 20 % report, by the hash of the question (smith_rows.py). So the order of the rows does not matter, and
-equal questions fall into one split. What was staged is what is pinned: `with_staged_pins`.
-
-A folder whose `name` is NAME is the task `smith-NAME`, as in the reference; it may itself be called otherwise. Recipe as there: the bare question, greedy, 2,048 tokens.
+config.yaml (name, description, eval_mode: per_sample, expose_files), eval.py (`evaluate(question, model_answer, reference,
+**row) -> float`), data/train.jsonl (rows with `question` and `answer`) or download_data.py, and optionally description.md.
+RD-Agent shows agents all rows and scores on them. Here `stage` splits them by the question's hash, 60 % training, 20 %
+feedback, 20 % report, and pins the result (`staged_pins`). Recipe as there: the bare question, greedy, 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -46,16 +40,16 @@ from autorl_hpc.tasks.folders import (
     utf8_lines,
 )
 
-# The rows of an rl-smith folder: read, checked, and cut into three splits by what they ask.
+# --- rows and splits
 
 SALT = "autorl-hpc rl-smith split 2"
-"""Another salt is another split. 1 hashed the question's exact text, so that spellings of one question fell apart."""
+"""Another salt gives other splits. Version 1 hashed the exact text, so that spellings of one question were separated."""
 
 SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
 """Percent of the distinct questions."""
 
 MIN_QUESTIONS = 5
-"""Fewer leave a split empty."""
+"""With fewer questions a split would be empty."""
 
 MAX_DATA_BYTES = 1024 * 1024 * 1024
 
@@ -63,10 +57,10 @@ Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of data/train.jsonl.
+    """Return the rows of data/train.jsonl.
 
     Raises:
-        AutorlError: naming the line that is no object with a `question` and an `answer`; or the file is no UTF-8.
+        AutorlError: a line is not an object with a `question` and an `answer` (named by line), or the file is not UTF-8.
     """
     rows = []
     try:
@@ -98,10 +92,10 @@ def _row(number: int, line: str, path: Path) -> Row:
 
 
 def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
-    """The rows of each split, in an order of their own: that of the file does not matter.
+    """Return the rows of each split, in an order that does not depend on the file's.
 
     Raises:
-        AutorlError: there are too few.
+        AutorlError: there are too few rows.
     """
     ranked: dict[str, list[Row]] = {}
     for row in sorted(rows, key=canonical):
@@ -125,14 +119,14 @@ def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["tra
 
 
 def question_key(question: Any) -> str:
-    """The hash that decides a question's split. Spellings of one question share it: Unicode forms (NFKC), upper and lower
-    case, and blanks make no difference, in the texts of a table either."""
+    """Return the hash that decides a question's split. Unicode form (NFKC), case and whitespace are ignored, also in the texts of
+    a table, so that spellings of one question share a split."""
     return hashlib.sha256(f"{SALT}\n{canonical(_plain(question))}".encode()).hexdigest()
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        # Folding can undo the normal form: once more, so that equal texts end equal.
+        # Case folding can undo the normal form, so normalise again.
         return " ".join(unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold()).split())
     if isinstance(value, list):
         return [_plain(part) for part in value]
@@ -142,7 +136,7 @@ def _plain(value: Any) -> Any:
 
 
 def questions_in(data: bytes) -> Iterator[Any]:
-    """What stands as `question` in any object of a JSON file, or of one with a JSON value a line; nothing for other files."""
+    """Yield the field `question` of every object in a JSON or JSON lines file; nothing for other files."""
     try:
         values = [json.loads(data)]
     except (ValueError, RecursionError):
@@ -164,7 +158,7 @@ def questions_in(data: bytes) -> Iterator[Any]:
 
 
 def _with_ids(rows: list[Row], name: str) -> list[Row]:
-    """Each row with an `id` of its own: the one it has where each stands once, else by its hash."""
+    """Return the rows with unique ids: their own if all are unique, otherwise from their hashes."""
     own = [row.get("id") for row in rows]
     usable = all(isinstance(one, (str, int)) and not isinstance(one, bool) and one != "" for one in own)
     if usable and len({str(one) for one in own}) == len(own):
@@ -180,27 +174,27 @@ def _with_ids(rows: list[Row], name: str) -> list[Row]:
 
 
 def canonical(row: Any) -> str:
-    """In ASCII, so that no character of a question is taken for a line's end."""
+    """Return canonical JSON in ASCII, so that no character of a question counts as a line's end."""
     return json.dumps(row, sort_keys=True)
 
 
-# What agents get of an rl-smith folder beside its training rows, and what must not lie in it: copies of held-out rows.
+# --- files that agents get, and the search for copies of held-out rows in them
 
 TRAIN_NAME = "train.jsonl"
-"""Of the training rows in the workspace's data/."""
+"""Name of the training rows in the workspace's data/."""
 GZIP_MARK = b"\x1f\x8b"
 
 
 class NotExposed(ValueError):
-    """A name that `expose_files` can't hold; the words say why."""
+    """`expose_files` can't hold this name; the message says why."""
 
 
 def exposed_names(folder: Path, given: Any) -> list[str]:
-    """The files that the field `expose_files` names, as plain paths below the folder.
+    """Return the files in the field `expose_files` as normalised paths below the folder.
 
     Raises:
-        NotExposed: no list of names; or one names no file of the folder, one among the data, one behind a link, or one that
-            would lie where the training rows do.
+        NotExposed: it is not a list of names, or a name is missing in the folder, in the data folder, behind a link, or the
+            same as that of the training rows.
     """
     given = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
@@ -219,7 +213,7 @@ def _check_name(folder: Path, name: str, plain: str) -> None:
     path = folder / plain
     if name.startswith("/") or parts[0] == ".." or not name:
         raise NotExposed(f"{name}: no file of this folder")
-    # Both: by its name also where a file system takes DATA/ for data/, and by what it is.
+    # Compare names (some file systems take DATA/ for data/) and resolved paths.
     if parts[0].lower() == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):
         raise NotExposed(f"{name}: agents get training rows alone")
     if any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
@@ -231,16 +225,15 @@ def _check_name(folder: Path, name: str, plain: str) -> None:
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
-    """Looks for held-out rows in all files of the folder that are frozen or given to agents.
+    """Search for held-out rows in all files of the folder that are frozen or given to agents.
 
-    A file is one with rows if it is JSON, or JSON lines, packed by gzip or not, and has an object that asks one of the questions.
-    Rows in another form (an archive, a table of a spreadsheet) are not seen.
+    Only JSON and JSON lines files are searched, plain or gzipped. Rows in other forms (archives, spreadsheets) are not found.
 
     Args:
         held_out: the questions.
 
     Raises:
-        AutorlError: naming the file.
+        AutorlError: names the file.
     """
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
@@ -264,7 +257,7 @@ def _holds(path: Path, wanted: Set[str]) -> bool:
 
 
 def write_exposed(folder: Path, names: Sequence[str], out: Path) -> None:
-    """Lays exposed files below `out`; FileExistsError where something lies there already."""
+    """Copy exposed files below `out`. Raises FileExistsError if a target exists."""
     for name in names:
         target = out / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +272,7 @@ MODES = {
     "opencompass": "another suite would score it, on the rows that agents train on, with its own prompts, sampling and extraction, "
     "none of which stands in this folder",
 }
-"""Of the reference, those that are not understood here, and why."""
+"""Settings of RD-Agent that are not supported, and why."""
 
 TRAIN_FILE = "train/train.jsonl"
 MAX_NEW_TOKENS = 2048
@@ -287,14 +280,14 @@ MAX_NEW_TOKENS = 2048
 
 @dataclass(frozen=True)
 class SmithFolder:
-    """What a folder's config.yaml says."""
+    """The content of a folder's config.yaml."""
 
     folder: Path
     config: Mapping[str, Any]
 
     @property
     def exposed(self) -> list[str]:
-        """Files that agents get beside the data.
+        """Files that agents get in addition to the data.
 
         Raises:
             AutorlError: see `exposed_names`.
@@ -306,7 +299,7 @@ class SmithFolder:
 
     @property
     def description(self) -> str:
-        """description.md, else the field `description`; and how it is scored here."""
+        """description.md or the field `description`, with how it is scored here."""
         own = self.folder / "description.md"
         text = read_description(own) if own.is_file() else str(self.config.get("description") or "")
         beside = "".join(f" `data/{name}` belongs to the task." for name in self.exposed)
@@ -316,15 +309,15 @@ class SmithFolder:
         )
 
     def wrong(self, what: str, next_step: str) -> AutorlError:
-        """An error in this folder's config.yaml."""
+        """Return an error about this folder's config.yaml."""
         return AutorlError(what, where=self.folder / CONFIG, next_step=next_step)
 
 
 def read_description(path: Path) -> str:
-    """A description.md, which agents read.
+    """Read a description.md, which agents see.
 
     Raises:
-        AutorlError: it is in another encoding than UTF-8.
+        AutorlError: it is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")
@@ -335,7 +328,7 @@ def read_description(path: Path) -> str:
 
 
 def smith_name(folder: Path) -> str:
-    """The task that a folder of that form is: by the field `name`; by the folder's name where that field can't be read."""
+    """Return the task's name from the field `name`, or from the folder's name if that is unreadable."""
     try:
         config = read_yaml(folder / CONFIG)
     except AutorlError:
@@ -344,16 +337,16 @@ def smith_name(folder: Path) -> str:
 
 
 def smith_names(parent: Path) -> set[str]:
-    """Tasks of that form among the folders of `parent`; folders that begin with `_` are templates."""
+    """Return the rl-smith tasks among the folders of `parent`; folders that begin with `_` are templates."""
     return {smith_name(folder) for folder in _smith_folders(parent)}
 
 
 def find_smith(parent: Path, name: str) -> Path | None:
-    """The folder of task `name` below `parent`: `smith-x` is `x/`, or `smith-x/` in frozen code, or the one whose config.yaml
-    says that name. Others are read only if no folder is called so.
+    """Return the folder of task `name` below `parent`: `smith-x` is `x/`, or `smith-x/` in frozen code, or the one whose
+    config.yaml has that name. Other folders are read only if none has a matching name.
 
     Raises:
-        AutorlError: several say it.
+        AutorlError: several have the name.
     """
     if not name.startswith(PREFIX):
         return None
@@ -381,10 +374,10 @@ def _plain_name(config: Any) -> str:
 
 
 def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
-    """The folder as a task that pins nothing yet: what `stage` makes of it decides.
+    """Read the folder as a task without pins, which are known after `stage`.
 
     Raises:
-        AutorlError: config.yaml is no table, or asks for what is not understood here.
+        AutorlError: config.yaml is not a table, or has settings that are not supported.
     """
     config = read_yaml(folder / CONFIG)
     if not isinstance(config, dict):
@@ -431,10 +424,10 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
 
 
 def write_splits(folder: SmithFolder, data: Path, name: str, out: Path) -> None:
-    """Writes train/, feedback/ and report/ under `out`, as a prepare.py does.
+    """Write train/, feedback/ and report/ under `out`, as a prepare.py does.
 
     Raises:
-        AutorlError: before anything is written: the rows can't be used, or some that are held out lie elsewhere in the folder.
+        AutorlError: before anything is written: the rows are invalid, or held-out rows are elsewhere in the folder.
     """
     splits = split_rows(read_rows(data), name, data)
     exposed = folder.exposed
@@ -447,7 +440,7 @@ def write_splits(folder: SmithFolder, data: Path, name: str, out: Path) -> None:
 
 
 def pinned(file: TaskFile, data_sha256: str, out: Path) -> TaskFile:
-    """The task file with the pins of what `write_splits` made."""
+    """Return the task file with the pins of the output of `write_splits`."""
     train = {name: file_sha256(out / name) for name in walk_files(out) if name.startswith("train/")}
     splits: dict[str, SplitPin] = {}
     for split in ("feedback", "report"):
@@ -458,10 +451,10 @@ def pinned(file: TaskFile, data_sha256: str, out: Path) -> TaskFile:
 
 
 def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
-    """The task file with the pins of what was staged.
+    """Return the task file with the pins of what was staged.
 
     Raises:
-        AutorlError: it is not staged, the folder's rows are other ones by now, or some that are held out lie outside data/.
+        AutorlError: it is not staged, the folder's rows have changed, or held-out rows are outside of data/.
     """
     command = f"autorl-hpc stage {file.name}"
     store = read_manifest(root.task_store(file.name), name=f"task {file.name}", stage_command=command)
@@ -481,7 +474,7 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
         rows = reading.read_bytes(root.task_vault(file.name) / path, max_bytes=MAX_DATA_BYTES)
         splits[split] = SplitPin(n=rows.count(b"\n"), sha256=digest)
         held_out += questions_in(rows)
-    refuse_held_out(folder, held_out)  # also here: what is frozen is as the folder is now
+    refuse_held_out(folder, held_out)  # again here, because the folder is frozen in its current state
     return file.model_copy(update={"train_files": _hashes(store), "splits": splits, "source": vault.source})
 
 

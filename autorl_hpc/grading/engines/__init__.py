@@ -1,6 +1,6 @@
 """Engines behind the Protocol of autorl_hpc.rollouts.engine.
 
-Nothing is imported here at once: the worker of the engine `vllm` lives in this package too, in an interpreter that may lack pydantic.
+Imports are lazy: the vLLM worker is in this package too, and its interpreter may lack pydantic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(spec: GraderSpec, base: Path, dtype: str) -> ServingEngine:
-    """The engine that the experiment asks for, holding the architecture and tokenizer of the model in `base`.
+    """Start the engine that the experiment names, with the architecture and tokenizer of the model in `base`.
 
     Raises:
         EngineFailed, AutorlError: it could not be started.

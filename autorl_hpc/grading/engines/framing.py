@@ -1,6 +1,7 @@
-"""Frames between the daemon and an engine's worker: a JSON object and a block of bytes, each with its length before it.
+"""Protocol between the daemon and vLLM workers: frames, prompt routing, workers per GPU and KV cache sizes.
 
-No pickle. Token ids go in the block, four bytes each in the machine's order, since both ends are one machine. Standard library only.
+A frame is a JSON object and a block of bytes, each preceded by its length; no pickle. Token ids are in the block, four bytes
+each in native byte order. Standard library only, because the worker imports this too.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from autorl_hpc.rollouts.engine import CONVERSATION
 
 LENGTHS = struct.Struct("<II")
 MAX_FRAME_BYTES = 1 << 30
-"""Of either part: more is no frame of ours. 10,000 prompts of 8,000 tokens have 320 MB."""
+"""Limit for either part; a larger one is not our frame. 10,000 prompts of 8,000 tokens take 320 MB."""
 
-TOKEN_CODE = "i"  # C's int: four bytes wherever torch runs
+TOKEN_CODE = "i"  # C's int: four bytes on every platform of torch
 
 
 class Frame(NamedTuple):
@@ -30,11 +31,11 @@ class Frame(NamedTuple):
 
 
 class BadFrame(Exception):
-    """The other end sent what is no frame."""
+    """The other end sent something that is not a frame."""
 
 
 def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
-    """Sends one frame. One thread at a time.
+    """Send one frame. Not thread-safe.
 
     Raises:
         OSError: the other end is gone.
@@ -46,10 +47,10 @@ def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """The next frame, waiting for it; None when the other end is gone.
+    """Wait for the next frame; None if the other end is gone.
 
     Raises:
-        BadFrame: what came is none.
+        BadFrame: the data are not a frame.
     """
     lengths = _exactly(sock, LENGTHS.size)
     if lengths is None:
@@ -84,7 +85,7 @@ def _exactly(sock: socket.socket, size: int) -> bytearray | None:
 
 
 def pack_tokens(rows: Iterable[Sequence[int]]) -> tuple[list[int], bytes]:
-    """Rows of token ids as their lengths and one block."""
+    """Pack rows of token ids; return their lengths and one block."""
     block = array(TOKEN_CODE)
     lengths = []
     for row in rows:
@@ -94,10 +95,10 @@ def pack_tokens(rows: Iterable[Sequence[int]]) -> tuple[list[int], bytes]:
 
 
 def unpack_tokens(lengths: Sequence[int], block: bytes) -> list[list[int]]:
-    """The rows again.
+    """Unpack the rows of `pack_tokens`.
 
     Raises:
-        BadFrame: the lengths don't fit the block.
+        BadFrame: the lengths don't match the block.
     """
     tokens = array(TOKEN_CODE)
     if len(block) % tokens.itemsize:
@@ -112,30 +113,28 @@ def unpack_tokens(lengths: Sequence[int], block: bytes) -> list[list[int]]:
     return rows
 
 
-# Which of an engine's workers answers which prompt of a stream.
+# --- routing of prompts to workers
 
 MOVES_ABOVE = 8
-"""A conversation leaves its worker where that has more than twice the prompts of the one with least to do, and so many more."""
+"""A conversation moves if its worker has over twice the prompts of the least busy one, and at least this many more."""
 
 
 class Routes:
-    """Of one stream. A new conversation goes to the worker with the fewest tokens to do, and stays there for its prefix cache.
-
-    Not for several threads at once.
-    """
+    """Routes the prompts of one stream. A new conversation goes to the worker with the fewest pending tokens and stays there
+    to reuse its prefix cache. Not thread-safe."""
 
     def __init__(self, workers: int, answer_tokens: int) -> None:
         """
         Args:
-            answer_tokens: an answer's at most.
+            answer_tokens: maximum tokens of an answer.
         """
         self._answer_tokens = answer_tokens
         self._tokens = [0] * workers
-        self._asked: list[dict[int, int]] = [{} for _ in range(workers)]  # keys and tokens to do
-        self._homes: dict[int, tuple[int, int]] = {}  # by conversation: a worker, and the tokens that it knows
+        self._asked: list[dict[int, int]] = [{} for _ in range(workers)]  # per worker: pending tokens by key
+        self._homes: dict[int, tuple[int, int]] = {}  # per conversation: its worker, and the tokens cached there
 
     def give(self, key: int, length: int) -> int:
-        """The worker for a prompt of `length` tokens; it counts as busy with it until `done`."""
+        """Return the worker for a prompt of `length` tokens and count the prompt as pending until `done`."""
         conversation = key // CONVERSATION
         least = self._tokens.index(min(self._tokens))
         number, known = self._homes.get(conversation, (least, 0))
@@ -148,47 +147,45 @@ class Routes:
         return number
 
     def done(self, number: int, key: int) -> None:
-        """A worker answered."""
+        """Note that a worker answered a prompt."""
         self._tokens[number] -= self._asked[number].pop(key, 0)
 
     def busy(self) -> list[int]:
-        """The workers that have something to answer."""
+        """Return the workers that have pending prompts."""
         return [number for number, asked in enumerate(self._asked) if asked]
 
 
-# Several workers on one GPU: how many, and how much of its memory each may take.
-#
-# With a small model vLLM's own Python, one thread of a worker, is the bound, and the GPU waits. Standard library only: the worker reads
-# this too.
+# --- workers per GPU
+# With a small model, vLLM's single Python thread is the bottleneck and the GPU idles.
 
 SIZES = ((500_000_000, 4), (1_500_000_000, 2))
-"""Workers on one GPU for models with fewer parameters than that; one for larger ones."""
+"""(parameter limit, workers on one GPU); larger models get one worker."""
 
 CORES_EACH = 3
-"""A worker's thread, what it starts beside it, and the daemon's and the environments' share."""
+"""Cores per worker: its main thread, its helper threads, and a share for the daemon and the environments."""
 
 SEQUENCES = 256
-"""That one of several workers answers at a time: together they have as many as vLLM's default on a large GPU, or fewer."""
+"""Prompts that each of several workers answers at a time; together at most vLLM's default on a large GPU."""
 
 STEP_TOKENS = 8192
-"""That one of several workers computes in a step. A last layer's inputs and outputs take memory by this number."""
+"""Tokens that each of several workers computes in a step. The last layer's memory grows with this number."""
 
 FIXED_BYTES = 2 << 30
-"""Of each worker: CUDA's context and libraries, recorded graphs, and room to spare."""
+"""Memory of each worker for CUDA's context and libraries, CUDA graphs, and some reserve."""
 
 LOGIT_BYTES = 48
-"""Of a sequence and word of the vocabulary: logits, sorted with their places, summed and drawn from."""
+"""Bytes per sequence and vocabulary entry in the sampler: logits, sorted logits with indices, sums and samples."""
 
 Shapes = Mapping[str, Sequence[int]]
 
 
 def parameters(shapes: Shapes) -> int:
-    """Of a model, from its tensors' shapes."""
+    """Count the parameters of a model from its tensors' shapes."""
     return sum(math.prod(shape) for shape in shapes.values())
 
 
 def fitting(shapes: Shapes, cores: int, groups: int) -> int:
-    """How many workers suit a GPU, by the model's size and the cores that all workers of the daemon share.
+    """Return how many workers suit one GPU, from the model's size and the cores that all workers share.
 
     Args:
         groups: GPUs that have workers.
@@ -199,13 +196,13 @@ def fitting(shapes: Shapes, cores: int, groups: int) -> int:
 
 
 def cache_bytes(share: int, shapes: Shapes, item: int) -> int:
-    """Bytes of keys and values for a worker that has `share` bytes of a GPU: what weights, sampler and layers leave. Not positive
-    where there is no room.
+    """Return the bytes for the KV cache of a worker that may use `share` bytes of a GPU; not positive if there is no room.
 
-    vLLM itself would measure its needs while it starts, and takes what its neighbours on the GPU do meanwhile for its own.
+    This is what weights, sampler and activations leave. vLLM's own measurement at startup is not used, because it would count
+    the memory use of other workers on the GPU.
 
     Args:
-        item: bytes of a number.
+        item: bytes of one number.
     """
     matrices = [shape for shape in shapes.values() if len(shape) == 2]
     rows, hidden = max(((shape[0], shape[1]) for shape in matrices), default=(0, 0))  # the embedding

@@ -1,4 +1,4 @@
-"""Text and token ids, the same for every engine: the base model's tokenizer, its template, its end tokens, and how an answer is cut."""
+"""Parts shared by all engines: tokenizer, chat template, end tokens, cutting of answers, check of config files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Words:
     """The base model's tokenizer.
 
     Attributes:
-        config: the base model's, as transformers reads it.
-        ends: its end tokens, sorted: those of the config, of the tokenizer, and of the base's own generation config.
+        config: the base model's config as transformers reads it.
+        ends: end tokens of the config, the tokenizer and the generation config, sorted.
     """
 
     def __init__(self, base: Path) -> None:
         """
         Raises:
-            EngineFailed: the base model names no end token.
+            EngineFailed: the base model defines no end token.
         """
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -39,7 +39,7 @@ class Words:
 
     @property
     def tokenizer(self) -> Any:
-        """For what wants the object itself."""
+        """The tokenizer object itself."""
         return self._tokenizer
 
     def encode(self, text: str) -> list[int]:
@@ -54,10 +54,10 @@ class Words:
         return self.encode(text)
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
-        """An answer from what the model generated: cut at the first end token, then at the first stop string.
+        """Return the answer, cut at the first end token and then at the first stop string.
 
         Args:
-            tokens: after the prompt; what follows an end token is padding.
+            tokens: generated tokens without the prompt; tokens after an end token are padding.
         """
         end = next((i for i, token in enumerate(tokens) if token in self._end_set), None)
         kept = list(tokens if end is None else tokens[:end])
@@ -80,7 +80,7 @@ class Words:
         return sorted(ends)
 
 
-# The files of the base model that an engine computes by, and that no folder of weights may have otherwise.
+# --- config files of the base model
 
 NAMES = (
     "config.json",
@@ -94,20 +94,20 @@ NAMES = (
     "tokenizer.model",
     "chat_template.jinja",
 )
-"""Artifacts hold none of them."""
+"""Files that decide how an engine computes. Artifacts hold none of them."""
 
 
 class ComputedBy:
-    """Of one base model, as its files are now."""
+    """Digests of one base model's config files."""
 
     def __init__(self, base: Path) -> None:
         self._digests = {name: _digest(base / name) for name in NAMES}
 
     def refuse_others(self, weights: Path) -> None:
-        """Artifacts are weights alone. Were there a config beside them, it would have to be the one that the engine computes by.
+        """Refuse a folder of weights with config files that differ from the base model's. Artifacts should hold weights only.
 
         Raises:
-            EngineFailed: it is another one.
+            EngineFailed: a file differs.
         """
         for name, wanted in self._digests.items():
             found = _digest(weights / name)
@@ -118,7 +118,7 @@ class ComputedBy:
 
 
 def _digest(path: Path) -> str | None:
-    """sha256 of a small file; None where there is none. A JSON's is that of its content, however it is laid out."""
+    """Return the sha256 of a small file (of a JSON file: of its parsed content); None if the file is missing."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Engine on transformers' generate: CPU or one GPU, sorted static batches.
+"""Engine `transformers`: generation on CPU or one GPU in static batches sorted by length.
 
-Config, tokenizer and template are the base model's; only weights are swapped, tensor by tensor into the living model.
-Files are read by large sequential reads, never mapped, and hashed on the way: what was accepted is what is scored.
+Config, tokenizer and template are the base model's; only weights are swapped, tensor by tensor, in the loaded model.
+Files are read sequentially (not mapped) and hashed while they are read, so the accepted bytes are the scored bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded
 
 
 def cpu_name() -> str:
-    """The processor, as Linux names it."""
+    """Return the processor's name from /proc/cpuinfo."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             for line in file:
@@ -33,7 +33,7 @@ def cpu_name() -> str:
 
 
 class TransformersEngine:
-    """See the Protocol. `threads` applies to the CPU alone; 0 leaves torch's default."""
+    """Implements the Protocol. `threads` applies to the CPU only; 0 keeps torch's default."""
 
     def __init__(
         self, base: Path, *, dtype: str, device: str, threads: int, batch_tokens: int, cache_gib: float | None = None
@@ -66,7 +66,7 @@ class TransformersEngine:
                 f"transformers {said} {HEAD_NAME} to the embedding of {base.name}, and the suite understands its config and files "
                 "otherwise: write `tie_word_embeddings` into config.json and stage it again"
             )
-        # Rows that have ended are filled with it: an answer is cut there, and no padding is counted.
+        # Finished rows are filled with it. Answers are cut at the first end token, so padding is not counted.
         self._pad = words.ends[0]
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
         self._shelf = Shelf(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
@@ -95,7 +95,7 @@ class TransformersEngine:
         torch = self._torch
         started = time.monotonic()
         checkpoint = self._shelf.take(weights, content_hash)
-        assert checkpoint is not None  # only a wait that is limited ends without one
+        assert checkpoint is not None  # None is only returned after a timeout
         loaded = time.monotonic()
         tensors = {name: value for name, value in _as_torch(checkpoint).items() if name not in self._left_out}
         missing = {n for n in self._targets if n not in tensors} - self._tied
@@ -156,7 +156,7 @@ class TransformersEngine:
         return [self._words.answer(row.tolist(), sampling) for row in out[:, width:].cpu()]
 
     def _tied_names(self) -> set[str]:
-        """Names whose storage another name already fills: a tied head; and buffers that no file holds."""
+        """Return names of tensors that share another tensor's storage (a tied head) or that no file holds (buffers)."""
         seen: dict[int, str] = {}
         tied: set[str] = set()
         for name, value in self._targets.items():

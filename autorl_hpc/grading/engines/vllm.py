@@ -1,7 +1,7 @@
-"""The engine `vllm`: workers of their own, one or more for each share of the grader's GPUs, between which prompts are spread.
+"""Engine `vllm`: one or more worker processes per share of the grader's GPUs; prompts are spread over the workers.
 
-The daemon keeps the tokenizer and makes texts of token ids, as every engine does; workers hold vLLM and the weights. Weights are
-swapped in the living workers: each reads, checks and loads the artifact itself.
+The daemon keeps the tokenizer, as with every engine; workers hold vLLM and the weights. For a swap, each worker reads, checks
+and loads the artifact itself. Also here: which GPUs a grader may use (CUDA_VISIBLE_DEVICES).
 """
 
 from __future__ import annotations
@@ -29,29 +29,28 @@ from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
 from autorl_hpc.states import Fault
 
-# Which GPUs a grader has, in the words of CUDA_VISIBLE_DEVICES, and how engines share them out.
-#
-# An entry is an index (`0`), a GPU (`GPU-5a1c...`) or a slice of one (`MIG-9e2f...`). vLLM takes entries for numbers in many places, so
-# whole GPUs are handed to it by index, in the order of the bus (CUDA_DEVICE_ORDER), which is the driver's own; slices have no index.
+# --- visible GPUs
+# An entry is an index (`0`), a GPU (`GPU-5a1c...`) or a slice (`MIG-9e2f...`). vLLM expects numbers in many places, so whole
+# GPUs are passed by index in PCI bus order (CUDA_DEVICE_ORDER), which is also the driver's order. Slices have no index.
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER_VARIABLE = "CUDA_DEVICE_ORDER"
 NOTHING = frozenset({"", "-1", "none", "void", "NoDevFiles"})
-"""How schedulers and container tools say that there is no GPU; CUDA itself stops at the first entry that it can't use."""
+"""Values by which schedulers and container tools say that there is no GPU. CUDA itself stops at the first invalid entry."""
 
 _DEVICE = re.compile(r"nvidia\d+")
 
 
 def is_slice(entry: str) -> bool:
-    """Whether it is a part of a GPU."""
+    """Return whether the entry is a slice of a GPU."""
     return entry.startswith("MIG-")
 
 
 def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None) -> list[str]:
-    """The GPUs that this process may use, as entries.
+    """Return the entries of the GPUs that this process may use.
 
     Args:
-        count: GPUs of the node, for where nothing is said.
+        count: counts the node's GPUs if the variable is not set.
     """
     given = environ.get(VARIABLE)
     if given is None:
@@ -66,10 +65,10 @@ def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | 
 
 
 def shares(entries: Sequence[str], each: int) -> list[list[str]]:
-    """Groups of `each` GPUs, one for a replica; what is left over is not used.
+    """Split GPUs into groups of `each`, one per replica; a remainder is not used.
 
     Raises:
-        AutorlError: there are not enough, or slices would have to work together.
+        AutorlError: there are too few GPUs, or slices would have to work together.
     """
     if len(entries) < each:
         raise AutorlError(
@@ -91,10 +90,10 @@ def shares(entries: Sequence[str], each: int) -> list[list[str]]:
 
 
 def environment(share: Sequence[str], index_of: Callable[[str], int | None] | None = None) -> dict[str, str]:
-    """The variables by which a process sees these GPUs and no others.
+    """Return the environment variables that restrict a process to these GPUs.
 
     Args:
-        index_of: the index of a GPU by its UUID, None where that can't be had: then the UUID stays.
+        index_of: returns a GPU's index by its UUID, or None if unknown; then the UUID is used.
     """
     entries = []
     by_bus = False
@@ -109,7 +108,7 @@ def environment(share: Sequence[str], index_of: Callable[[str], int | None] | No
 
 
 def _on_this_node() -> int:
-    """By the device files: the driver's library need not be loaded."""
+    """Count the node's GPUs by their device files, without loading the driver's library."""
     try:
         return sum(1 for name in os.listdir("/dev") if _DEVICE.fullmatch(name))
     except OSError:
@@ -117,7 +116,7 @@ def _on_this_node() -> int:
 
 
 def _index_of(entry: str) -> int | None:
-    """By the driver's library. A job that may use some of the node's GPUs sees those alone, counted anew, as CUDA does."""
+    """Return a GPU's index by UUID from NVML. Like CUDA, NVML in a job counts only the job's GPUs."""
     try:
         import pynvml
 
@@ -125,11 +124,11 @@ def _index_of(entry: str) -> int | None:
         try:
             for index in range(pynvml.nvmlDeviceGetCount()):
                 uuid = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(index))
-                if (uuid if isinstance(uuid, str) else uuid.decode()).startswith(entry):  # CUDA takes a beginning too
+                if (uuid if isinstance(uuid, str) else uuid.decode()).startswith(entry):  # CUDA accepts a prefix too
                     return index
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # no library, no driver, or an old one: the UUID stays, and CUDA knows it
+    except Exception:  # no library, no driver, or an old one: CUDA accepts the UUID itself
         return None
     return None
 
@@ -139,7 +138,7 @@ log = logging.getLogger("autorl_hpc.grader")
 
 @dataclass
 class _Part:
-    """A worker and what it is at."""
+    """A worker and its state."""
 
     replica: Replica
     ready: Frame | None = None
@@ -147,7 +146,7 @@ class _Part:
 
 
 class VllmEngine:
-    """See the Protocol, and Streaming."""
+    """Implements the Protocol and Streaming."""
 
     def __init__(
         self,
@@ -162,11 +161,11 @@ class VllmEngine:
     ) -> None:
         """
         Args:
-            command: in the place of Python and the worker's module.
-            log: where the first worker's output goes; the others' lie beside it.
+            command: replaces Python and the worker's module.
+            log: file for the first worker's output; other workers write beside it.
 
         Raises:
-            EngineFailed, AutorlError: it does not start, or there is nothing to start it with.
+            EngineFailed, AutorlError: it does not start, or no program was found.
         """
         self._base = base
         self._dtype = dtype
@@ -196,7 +195,7 @@ class VllmEngine:
         self._identity = self._introduced()
 
     def _start_some(self) -> None:
-        """Starts as many workers as are wanted; where several on a GPU were only thought to suit and don't start, one."""
+        """Start as many workers as configured. With `auto`, fall back to one per GPU if several don't start."""
         wanted = self._spec.workers_per_gpu
         self._copies = self._suitable_copies() if wanted == "auto" else wanted
         try:
@@ -210,14 +209,14 @@ class VllmEngine:
             self._start()
 
     def _suitable_copies(self) -> int:
-        """Workers on each GPU. Of a slice's memory nothing is known here, and a CPU gains nothing."""
+        """Return the number of workers per GPU; 1 for slices, whose memory is unknown, and for CPUs, which gain nothing."""
         share = self._shares[0]
         if len(share) != 1 or is_slice(share[0]):
             return 1
         return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
-        """Starts the workers and waits until all are ready."""
+        """Start the workers and wait until all are ready."""
         spec, cores = self._spec, usable_cores()
         places = [share for share in self._shares for _ in range(self._copies)]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
@@ -258,17 +257,17 @@ class VllmEngine:
 
     @property
     def checked(self) -> tuple[int, int]:
-        """Of the last swap: tensors that were compared on the device with what was read, and all tensors."""
+        """Tensors of the last swap that were compared on the device with the data read, and the number of all tensors."""
         return self._checked
 
     @property
     def logs(self) -> list[Path]:
-        """Of the workers."""
+        """Log files of the workers."""
         return [part.replica.log for part in self._parts]
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers."""
+        """Process ids of the workers."""
         return [part.replica.pid for part in self._parts if part.replica.pid is not None]
 
     def encode(self, text: str) -> list[int]:
@@ -282,7 +281,7 @@ class VllmEngine:
             try:
                 part.replica.send({"op": "prefetch", "folder": str(weights), "hash": content_hash})
             except EngineFailed:
-                return  # the next load says so
+                return  # the next load reports it
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
         self._config.refuse_others(weights)
@@ -362,9 +361,9 @@ class VllmEngine:
             closer.join()
 
     def _introduced(self) -> EngineIdentity:
-        """The first worker speaks for all: they are the same program on the GPUs of one job.
+        """Return the engine's identity from the first worker; all run the same program on the GPUs of one job.
 
-        How many share a GPU is part of it: that sets how many prompts a step has at most, and with it the kernels of a whole evaluation.
+        Workers per GPU are part of it, because they limit the prompts in a step and so decide the kernels of a whole evaluation.
         """
         spec = self._spec
         frames = [part.ready for part in self._parts if part.ready is not None]
@@ -395,9 +394,9 @@ class VllmEngine:
             raise EngineFailed("the engine is closed")
 
     def _hear(self, number: int, frame: Frame) -> None:
-        """By the replica's thread."""
+        """Handle a frame. Runs in the replica's thread."""
         with self._lock:
-            while len(self._parts) <= number:  # it spoke before it was noted down
+            while len(self._parts) <= number:  # it sent a frame before it was added to the list
                 self._lock.wait(0.1)
             part = self._parts[number]
             if "ready" in frame.head:
@@ -419,7 +418,7 @@ class VllmEngine:
             stream.hand_over(found)
 
     def _fail(self, error: EngineFailed) -> None:
-        """By the thread of the replica that ended: the engine is given up as a whole."""
+        """Give up the whole engine. Runs in the thread of the replica that ended."""
         with self._lock:
             first, self._failure = self._failure is None, self._failure or error
             stream = self._stream
@@ -428,7 +427,7 @@ class VllmEngine:
             stream.fail(error)
 
     def ask(self, stream: _VllmStream, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Of a stream alone: spreads prompts over the workers."""
+        """Spread prompts over the workers. Called only by a stream."""
         if not prompts:
             return
         with self._lock:
@@ -445,7 +444,7 @@ class VllmEngine:
                 part.replica.send({**head, "keys": [key for key, _ in rows], "lengths": lengths}, block)
 
     def drop(self, stream: _VllmStream) -> None:
-        """Of a stream alone: its end."""
+        """End a stream. Called only by it."""
         with self._lock:
             if self._stream is not stream:
                 return
@@ -458,12 +457,12 @@ class VllmEngine:
                 continue
 
     def words(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
-        """Of a stream alone: the text of an answer."""
+        """Return the text of an answer. Called only by a stream."""
         return self._words.answer(tokens, sampling)
 
 
 class _VllmStream:
-    """The open stream. Deliveries are made one at a time, by the threads of the workers."""
+    """The open stream. The workers' threads deliver answers one at a time."""
 
     def __init__(
         self,
@@ -480,7 +479,7 @@ class _VllmStream:
         self.seed = seed
         self._engine = engine
         self._deliver = deliver
-        self._delivering = threading.RLock()  # a consumer may close the stream while it is handed an answer
+        self._delivering = threading.RLock()  # a consumer may close the stream while it receives an answer
         self._open = True
 
     def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
@@ -492,7 +491,7 @@ class _VllmStream:
             self._open = False
 
     def hand_over(self, found: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Delivers answers."""
+        """Deliver answers."""
         for key, tokens in found:
             answer = self._engine.words(tokens, self.sampling)
             with self._delivering:
@@ -500,7 +499,7 @@ class _VllmStream:
                     self._deliver(key, answer)
 
     def fail(self, error: EngineFailed) -> None:
-        """Delivers the end."""
+        """Deliver the error that ends the stream."""
         with self._delivering:
             if self._open:
                 self._open = False

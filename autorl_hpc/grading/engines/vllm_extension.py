@@ -1,8 +1,8 @@
-"""What the engine's own code does inside vLLM's processes that hold the model: read, check, swap in, check again.
+"""Worker extension inside vLLM's model processes: read a checkpoint, verify its hash, swap it in, verify the result.
 
-vLLM mixes `Weights` into its worker class (`worker_extension_cls`) and calls it by name through `collective_rpc`, in every process of
-a tensor-parallel group; what goes to and fro is plain values. Each of them reads the whole checkpoint and hashes it: no process is
-handed bytes that it did not check itself. Nothing of the suite but standard library code is imported.
+vLLM mixes `Weights` into its worker class (`worker_extension_cls`); `collective_rpc` calls it by name in every process of a
+tensor-parallel group, with plain values. Each process reads and hashes the whole checkpoint, so none uses bytes that it did
+not check. Imports only the suite's standard library code.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ FUSED = {
     "q_proj": ("qkv_proj", ("q_proj", "k_proj", "v_proj")),
     "gate_proj": ("gate_up_proj", ("gate_proj", "up_proj")),
 }
-"""Tensors that vLLM keeps one below the other in one parameter, by the first of them."""
+"""Tensors that vLLM stacks in one parameter, by the first of them."""
 
 SLEPT = "Memory usage increased after sleeping"
 CHECKED_ROWS = 64
-"""Of a tensor with rows: so many at its beginning, and at its end."""
+"""Rows compared at the beginning and at the end of a tensor."""
 
 CHECKED_LARGE = 24
-"""Tensors with rows that are checked, spread over the model; those without are checked all. A full check would take longer than
-the swap."""
+"""Tensors with rows that are compared, spread over the model; tensors without rows are all compared. Comparing everything
+would take longer than the swap."""
 
 
 class Weights:
-    """Mixed into vLLM's worker. Results are lists and dicts of plain values, errors among them: an exception could not come back
-    from another process as what it was."""
+    """Mixed into vLLM's worker. Returns lists and dicts of plain values, errors included, because an exception from another
+    process would not keep its type."""
 
     model_runner: Any
     device: Any
     sleep: Any
 
     def autorl_prepare(self, cache_bytes: int, tied: list[str], shapes: dict[str, list[int]]) -> None:
-        """Before all else, once. `shapes`: of the base model's tensors, which a checkpoint has to have."""
+        """Prepare the process; called once, first. `shapes` are the base model's tensors, which every checkpoint must have."""
         deny_inspection()
-        end_with_parent()  # a process of vLLM's own: should the worker be killed, it must not stay with the GPU
+        end_with_parent()  # a child of the worker must not outlive it and hold the GPU
         self._autorl_tied = frozenset(tied)
         self._autorl_shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
@@ -52,11 +52,11 @@ class Weights:
             self.sleep = asleep_beside_others(self.sleep)
 
     def autorl_prefetch(self, folder: str, wanted: str) -> None:
-        """Has a checkpoint read ahead."""
+        """Start reading a checkpoint in the background."""
         self._autorl_shelf.prefetch(Path(folder), wanted)
 
     def autorl_fetch(self, folder: str, wanted: str, wait_s: float) -> list[Any]:
-        """Waits for a checkpoint: ["ready"], ["waiting"], ["changed", why], ["unread", errno, why] or ["misfit", why]."""
+        """Wait for a checkpoint: ["ready"], ["waiting"], ["changed", why], ["unread", errno, why] or ["misfit", why]."""
         if self._autorl_next is not None and self._autorl_next.content_hash == wanted:
             return ["ready"]
         try:
@@ -71,13 +71,13 @@ class Weights:
         return ["waiting" if self._autorl_next is None else "ready"]
 
     def _autorl_misfit(self, checkpoint: Checkpoint) -> str:
-        """vLLM's loaders pass over some names that they don't know, and take some shapes that are not the model's."""
+        """Return why names or shapes differ from the model, or "". vLLM's loaders don't check this fully."""
         found = {tensor.name: tensor.shape for tensor in checkpoint.tensors if tensor.name not in self._autorl_tied}
         other = [name for name in {*found, *self._autorl_shapes} if found.get(name) != self._autorl_shapes.get(name)]
         return f"{len(other)} tensors are not the base model's in name or shape, such as {min(other)}" if other else ""
 
     def autorl_swap(self, wanted: str) -> dict[str, Any]:
-        """Puts what was fetched into the model: {"checked", "tensors", "swap_s"}, or {"wrong": why}: then the model is of no use."""
+        """Load the fetched checkpoint: {"checked", "tensors", "swap_s"}, or {"wrong": why}; then the model is unusable."""
         started = time.monotonic()
         checkpoint, self._autorl_next = self._autorl_next, None
         if checkpoint is None or checkpoint.content_hash != wanted:
@@ -100,7 +100,7 @@ class Weights:
         return {"checked": checked, "tensors": len(checkpoint.tensors), "swap_s": time.monotonic() - started}
 
     def _autorl_load(self, model: Any, checkpoint: Checkpoint) -> set[str] | None:
-        """The names that the model's own loader says it took."""
+        """Load the checkpoint and return the names that the model's loader reports as loaded."""
         taken: list[set[str] | None] = []
         load_weights = model.load_weights
 
@@ -119,8 +119,7 @@ class Weights:
 
 
 def asleep_beside_others(sleep: Callable[..., None]) -> Callable[..., None]:
-    """vLLM's own going to sleep, on a GPU that is not its alone: when it has freed its memory it insists that there is more free than
-    before, though others may have taken some meanwhile."""
+    """Wrap vLLM's sleep for a shared GPU: it fails if less memory is free than before, though other workers may have taken it."""
 
     def sleeping(*args: Any, **kwargs: Any) -> None:
         try:
@@ -134,8 +133,8 @@ def asleep_beside_others(sleep: Callable[..., None]) -> Callable[..., None]:
 
 
 def _pack_again(model: Any) -> None:
-    """On a CPU vLLM multiplies by packed copies of weights. A tied head has one of its own, which vLLM's reloading leaves as it was:
-    it took no weights, for the embedding's are its weights."""
+    """Repack a tied head on a CPU. There vLLM computes with packed copies of weights, and its reload skips a tied head, which
+    receives no weights of its own."""
     for layer in model.modules():
         weight = getattr(layer, "weight", None)
         if hasattr(layer, "cpu_linear") and weight is not None and weight.numel():
@@ -143,7 +142,7 @@ def _pack_again(model: Any) -> None:
 
 
 def _named(checkpoint: Checkpoint, tied: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """Names and tensors as vLLM's loaders take them. A tied copy is not given: the embedding fills it."""
+    """Yield names and tensors as vLLM's loaders expect them, without tied copies, which the embedding fills."""
     for tensor in checkpoint.tensors:
         if tensor.name not in tied:
             yield tensor.name, _as_torch(tensor)
@@ -157,10 +156,10 @@ def _as_torch(tensor: Any) -> Any:
 
 
 def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[str, int]:
-    """Compares parameters, as they lie on the device, with what was read; the problem or "", and how many tensors were compared.
+    """Compare parameters on the device with the data read; return the problem or "", and the number of tensors compared.
 
-    Only those can be that vLLM keeps as the file has them: by their own name, or one below the other under a fused name. Under
-    tensor parallelism these are the ones that are not cut; where vLLM packs weights for a CPU's instructions, the norms.
+    Only tensors that vLLM stores unchanged can be compared, by their own name or stacked under a fused name. Under tensor
+    parallelism these are the ones that are not split; where vLLM packs weights for a CPU, the norms.
     """
     parameters = dict(model.named_parameters())
     tensors = {tensor.name: tensor for tensor in checkpoint.tensors if tensor.name not in tied}
@@ -185,11 +184,12 @@ def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[
 
 
 def _place(name: str, tensors: dict[str, Any], parameters: dict[str, Any]) -> tuple[Any, int] | None:
-    """The parameter that holds a tensor, and the row at which it begins; None where it is not kept as it is."""
+    """Return the parameter that holds a tensor and its first row there; None if vLLM stores it in another form."""
     shape = tensors[name].shape
     own = parameters.get(name)
     if own is not None:
-        padded = len(shape) == 2 and tuple(own.shape[1:]) == shape[1:] and own.shape[0] >= shape[0]  # a vocabulary
+        # a padded vocabulary
+        padded = len(shape) == 2 and tuple(own.shape[1:]) == shape[1:] and own.shape[0] >= shape[0]
         return (own, 0) if tuple(own.shape) == shape or padded else None
     for fused, parts in FUSED.values():
         for number, part in enumerate(parts):

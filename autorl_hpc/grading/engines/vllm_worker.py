@@ -1,8 +1,8 @@
 """The process that holds vLLM: `python -m autorl_hpc.grading.engines.vllm_worker FD PARENT`.
 
-It talks in frames over the socket that it inherits, is silent on it while it starts, and gives a sign of life at least every few
-seconds after that. It ends when the daemon is gone. Its interpreter needs vLLM and what that brings along, and nothing of the suite
-but its standard library parts.
+It exchanges frames over the inherited socket, sends nothing while it starts, and afterwards a sign of life at least every few
+seconds. It ends when the daemon is gone. Its interpreter needs vLLM with its dependencies; of the suite it imports only
+standard library code.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from autorl_hpc.grading.engines.framing import Frame
 BEAT_S = 1.0
 IDLE_BEAT_S = 5.0
 FETCH_WAIT_S = 0.5
-"""Between two signs of life while a checkpoint is being read."""
+"""Seconds between two signs of life while a checkpoint is being read."""
 
 ADD_AT_ONCE = 64
-"""Prompts that go in between two steps, so that the first ones are being answered while the last ones are still handed over."""
+"""Prompts added between two steps, so that the first are answered while the last still arrive."""
 
 SETTLE_STEPS = 8
-"""vLLM plans one step ahead: after two there is nothing left."""
+"""Steps to drain the pipeline. vLLM plans one step ahead, so two would be enough."""
 
 BLOCK = 64
-"""Tokens of a block of the cache. vLLM hashes each block of a prompt: by its default of 16 that is most of what a long prompt costs it."""
+"""Tokens per cache block. vLLM hashes every block of a prompt; with its default of 16 this is most of a long prompt's cost."""
 
 ITEM_BYTES = {"float32": 4}
 EXTENSION = "autorl_hpc.grading.engines.vllm_extension.Weights"
@@ -42,11 +42,11 @@ END_REASON, LENGTH_REASON = "stop", "length"
 
 
 class Broken(Exception):
-    """The engine is of no use any more."""
+    """The engine can't be used any more."""
 
 
 def seed_of(seed: int, key: int) -> int:
-    """The seed of one request, from the stream's and its key."""
+    """Return the seed of one request from the stream's seed and the request's key."""
     digest = hashlib.sha256(f"{seed}:{key}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
@@ -58,22 +58,20 @@ class Worker:
         self._sock = sock
         self._inbox: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._pending: deque[tuple[str, list[int], Any]] = deque()
-        self._open: dict[str, tuple[int, int]] = {}  # request: stream and key
+        self._open: dict[str, tuple[int, int]] = {}  # by request: stream and key
         self._engine: Any = None
         self._context = 0
         self._ends: list[int] = []
         self._sleep_after_s = 0.0
         self._asleep = False
         self._holds: tuple[str, str] | None = None  # folder and content hash
-        self._greedy: tuple[dict[str, Any], dict[int, Any]] = (
-            {},
-            {},
-        )  # what is asked for, and parameters by their limit
+        # The current sampling, and its parameters by token limit.
+        self._greedy: tuple[dict[str, Any], dict[int, Any]] = ({}, {})
         self._steps = 0
         self._last_sent = self._last_work = time.monotonic()
 
     def run(self) -> None:
-        """Until the daemon says so, or is gone."""
+        """Serve until the daemon says stop or is gone."""
         first = framing.receive(self._sock)
         if first is None:
             return
@@ -96,7 +94,7 @@ class Worker:
                 self._send({"beat": self._steps})
 
     def _listen(self) -> None:
-        """Takes in whatever comes, so that the daemon is never kept waiting; ends all when it is gone."""
+        """Read frames at once, so that the daemon never blocks; end the process when the daemon is gone."""
         try:
             while (frame := framing.receive(self._sock)) is not None:
                 self._inbox.put(frame)
@@ -134,8 +132,8 @@ class Worker:
             tokenizer=told["base"],
             trust_remote_code=False,
             dtype=told["dtype"],
-            load_format="dummy",  # the first weights come as all others do
-            generation_config="vllm",  # nothing of the folder's own
+            load_format="dummy",  # the first weights are loaded like all others
+            generation_config="vllm",  # ignore the folder's own file
             max_model_len=told["context"],
             tensor_parallel_size=told["tensor_parallel"],
             gpu_memory_utilization=told["gpu_memory"],
@@ -173,7 +171,7 @@ class Worker:
             raise Broken(f"the daemon asks for {head['op']!r}")
 
     def _load(self, folder: str, wanted: str) -> dict[str, Any]:
-        """Times and counts, or what went wrong: {"changed": why}, {"misfit": why} or {"unread": why, "errno"}; then the model is as it was."""
+        """Return times and counts; {"changed": why}, {"misfit": why} or {"unread": why, "errno"} leave the model unchanged."""
         started = time.monotonic()
         self._drop(None)
         if self._holds is not None and self._holds[1] == wanted and not self._asleep:
@@ -221,8 +219,8 @@ class Worker:
             self._send({"answers": stream, "keys": too_long, "lengths": [0] * len(too_long)})
 
     def _params(self, sampling: dict[str, Any], seed: int, room: int) -> Any:
-        """The recipe's sampling and nothing else. Greedy prompts share theirs: vLLM is told to copy the outermost object alone, and what it
-        adds to the inner ones is the same for all."""
+        """Return the recipe's sampling parameters and nothing else. Greedy prompts share inner objects: vLLM copies only the
+        outermost one, and adds the same to the inner ones for all prompts."""
         limit = min(sampling["max_new_tokens"], room)
         if sampling["temperature"] > 0:
             return self._new_params(sampling, seed, limit)
@@ -259,14 +257,14 @@ class Worker:
         )
 
     def _drop(self, stream: int | None) -> None:
-        """Gives up what a stream has asked and is not answered; of all streams where none is named."""
+        """Drop a stream's unanswered prompts; those of all streams if `stream` is None."""
         self._pending = deque(entry for entry in self._pending if stream is not None and _stream_of(entry[0]) != stream)
         given_up = [name for name, (other, _) in self._open.items() if stream is None or other == stream]
         if given_up:
             self._engine.abort_request(given_up)
         for name in given_up:
             del self._open[name]
-        if not self._open:  # a step may be under way on the device though nobody waits for it
+        if not self._open:  # a step may still run on the device
             core = getattr(self._engine.engine_core, "engine_core", None)
             for _ in range(SETTLE_STEPS):
                 if self._engine.has_unfinished_requests() or getattr(core, "batch_queue", None):
@@ -295,7 +293,7 @@ class Worker:
         for stream, found in answers.items():
             lengths, block = framing.pack_tokens(tokens for _, tokens in found)
             self._send({"answers": stream, "keys": [key for key, _ in found], "lengths": lengths}, block)
-        if self._open and not self._engine.has_unfinished_requests():  # they would be waited for for ever
+        if self._open and not self._engine.has_unfinished_requests():  # otherwise the daemon would wait for ever
             raise Broken(f"vLLM has nothing left to do, and {len(self._open)} prompts are not answered")
 
     def _may_sleep(self) -> bool:
@@ -304,7 +302,7 @@ class Worker:
 
 
 def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
-    """vLLM's arguments that a GPU asks for; of several workers on one, those by which they don't measure each other.
+    """Return vLLM's arguments for a GPU; several workers on one GPU get fixed sizes, so that they don't measure each other.
 
     Raises:
         Broken: they don't fit.
@@ -330,9 +328,9 @@ def _stream_of(request: str) -> int:
 
 
 def _allow_uuids() -> None:
-    """Lets vLLM ask the driver about a GPU that CUDA_VISIBLE_DEVICES names by its UUID: it takes every entry for a number.
+    """Let vLLM query a GPU that CUDA_VISIBLE_DEVICES names by UUID; vLLM would parse every entry as a number.
 
-    Of a slice it is told about the whole GPU, which decides the kernels and the default sizes of batches; memory it asks CUDA for.
+    For a slice it gets the whole GPU's properties, which decide kernels and default batch sizes. It asks CUDA for memory sizes.
     """
     entries = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if all(entry.isdigit() or not entry for entry in entries):
@@ -361,7 +359,7 @@ def _index(entry: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Serves one daemon."""
+    """Serve one daemon; return the exit code."""
     descriptor, parent = int(arguments[0]), int(arguments[1])
     deny_inspection()
     end_with_parent()
@@ -388,4 +386,4 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # vLLM's own end may hang; what it holds goes with the process, and the daemon ends its children
+    os._exit(code)  # vLLM's own shutdown may hang; the daemon ends the children

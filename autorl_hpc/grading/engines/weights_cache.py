@@ -1,4 +1,8 @@
-"""How much memory this process may use: on a cluster less than the machine has. Standard library only."""
+"""Cache of checkpoints in host memory, read ahead in a thread and verified by content hash; and the process's memory limit.
+
+Files are read sequentially (not mapped) and hashed while they are read. The hashed bytes stay in private memory, so nobody
+can change them between check and use. Standard library only: the vLLM worker's interpreter may lack other packages.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +25,17 @@ from autorl_hpc.rollouts.engine import WeightsChanged
 
 OWN = Path("/proc/self/cgroup")
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
-"""Of both versions of control groups."""
+"""Limit files of cgroup v2 and v1."""
 
 
 def usable_bytes(cgroups: Path = CGROUPS, own: Path = OWN, environ: Mapping[str, str] = os.environ) -> int:
-    """The least of the machine's memory, of what each cgroup that this process is in may use, and of the job's on this node."""
+    """Return the smallest of the machine's memory, the limits of this process's cgroups, and the job's memory on this node."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for folder in own_folders("memory", cgroups, own):
         for name in LIMITS:
             try:
                 found.append(int((folder / name).read_text(encoding="ascii")))
-            except (OSError, ValueError):  # not there, or `max`
+            except (OSError, ValueError):  # missing, or `max`
                 continue
     each_cpu, cpus = _number(environ, "SLURM_MEM_PER_CPU"), _number(environ, "SLURM_CPUS_ON_NODE")
     found += [mib * 2**20 for mib in (_number(environ, "SLURM_MEM_PER_NODE"), each_cpu * cpus)]
@@ -39,31 +43,27 @@ def usable_bytes(cgroups: Path = CGROUPS, own: Path = OWN, environ: Mapping[str,
 
 
 def _number(environ: Mapping[str, str], name: str) -> int:
-    """0 where it is not there or no number; Slurm's own 0 is all of the node."""
+    """Return a variable as a number; 0 if unset or invalid (Slurm's own 0 means the whole node)."""
     value = environ.get(name, "")
     return int(value) if value.isdecimal() else 0
 
 
-# Checkpoints in host memory: read ahead in a thread, checked against their content hash, the last ones kept by that hash.
-#
-# Files are read by large sequential reads, never mapped, and hashed on the way; what was hashed lies in this process's own memory
-# from then on, so that nobody can alter it between the check and its use. Standard library only: the worker of the engine `vllm`
-# uses it in an interpreter that may lack the rest.
+# --- checkpoint cache
 
 READ_BYTES = 8 * 1024 * 1024
-"""Of one read: what a shared file system likes, and still in the processor's cache when it is hashed."""
+"""Bytes per read: large enough for shared file systems, and still in the processor's cache when hashed."""
 
 MAX_READERS = 8
-"""Threads of one reading. Hashing, at 1 to 2 GB/s a core, is what they share."""
+"""Reader threads. They share the hashing, which runs at 1 to 2 GB/s per core."""
 
 MEMORY_SHARE = 8
-"""By default the shelf takes one part in so many of the memory that this process may use."""
+"""The default cache size is the usable memory divided by this."""
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class LoadedTensor(NamedTuple):
-    """One tensor of a checkpoint, with its bytes. `dtype` is safetensors' word."""
+    """One tensor of a checkpoint with its bytes. `dtype` is safetensors' name."""
 
     name: str
     dtype: str
@@ -74,7 +74,7 @@ class LoadedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint that was checked."""
+    """A whole, verified checkpoint."""
 
     content_hash: str
     tensors: tuple[LoadedTensor, ...]
@@ -82,20 +82,20 @@ class Checkpoint:
 
 
 def default_bytes() -> int:
-    """The shelf's limit where none is given: an eighth of what this process may use."""
+    """Return the default size limit in bytes: an eighth of the usable memory."""
     return usable_bytes() // MEMORY_SHARE
 
 
 def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoint:
-    """Reads and checks a folder of safetensors.
+    """Read and verify a folder of safetensors files.
 
     Args:
-        wanted: its content hash.
-        tied: names that share another tensor's storage: a copy equal to another tensor is left out of the hash, as intake does.
+        wanted: the expected content hash.
+        tied: names that share another tensor's storage. As in intake, a copy equal to another tensor is not hashed.
 
     Raises:
-        WeightsChanged: the data have another hash.
-        OSError: they can't be read.
+        WeightsChanged: the hash differs.
+        OSError: the files can't be read.
     """
     tensors: list[LoadedTensor] = []
     threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
@@ -125,7 +125,7 @@ def _read_file(path: Path, pool: ThreadPoolExecutor) -> list[LoadedTensor]:
         try:
             return [future.result() for future in futures]
         finally:
-            for future in futures:  # none may read on when the descriptor is closed
+            for future in futures:  # none may read after the descriptor is closed
                 if not future.cancel():
                     future.exception()
     finally:
@@ -147,8 +147,7 @@ def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
 
 
 class Shelf:
-    """Keeps the last checkpoints. One thread reads, one checkpoint at a time; a caller that waits goes before what is only
-    read ahead."""
+    """Keeps the most recent checkpoints. One thread reads one checkpoint at a time; waiting callers come before prefetching."""
 
     def __init__(self, limit_bytes: int, tied: frozenset[str] = frozenset()) -> None:
         self._limit = limit_bytes
@@ -163,14 +162,14 @@ class Shelf:
         self._closed = False
 
     def prefetch(self, folder: Path, wanted: str) -> None:
-        """Has it read, unless it is kept or larger than the limit. Returns at once; what fails is read again when it is taken."""
+        """Start reading unless it is cached or larger than the limit. Returns at once; a failed read is repeated by `take`."""
         with self._changed:
             if not self._closed and wanted not in self._kept and wanted != self._reading:
                 self._wishes.setdefault(wanted, folder)
                 self._start()
 
     def take(self, folder: Path, wanted: str, wait_s: float | None = None) -> Checkpoint | None:
-        """The checkpoint; None if it is not there after `wait_s` seconds: its reading goes on.
+        """Return the checkpoint; None if it is not read within `wait_s` seconds (reading continues).
 
         Raises:
             WeightsChanged, OSError: see `read_checkpoint`.
@@ -198,12 +197,12 @@ class Shelf:
             return found
 
     def drop(self) -> None:
-        """Forgets all that is kept."""
+        """Drop all cached checkpoints."""
         with self._changed:
             self._kept.clear()
 
     def close(self) -> None:
-        """Gives the memory back; what is being read is let go when it is done."""
+        """Free the memory; a read in progress is discarded when it ends."""
         with self._changed:
             self._closed = True
             self._kept.clear()
@@ -216,7 +215,7 @@ class Shelf:
             self._thread.start()
 
     def _make_room(self, size: int) -> None:
-        """Drops what was not used for longest, so that `size` bytes more are within the limit."""
+        """Drop the least recently used checkpoints until `size` more bytes fit."""
         kept = sum(checkpoint.size for checkpoint in self._kept.values())
         for name in list(self._kept):
             if kept + size <= self._limit:
@@ -236,7 +235,7 @@ class Shelf:
             problem: BaseException | None = None
             try:
                 found = self._read(folder, wanted)
-            except BaseException as error:  # whatever it is: the caller that waits for it has to be told
+            except BaseException as error:  # the waiting caller must get any error
                 problem = error
             with self._changed:
                 self._reading = None
@@ -249,7 +248,7 @@ class Shelf:
                 self._changed.notify_all()
 
     def _read(self, folder: Path, wanted: str) -> Checkpoint | None:
-        """None: it is only read ahead and can't be kept."""
+        """Read a checkpoint; None if it was only prefetched and does not fit."""
         size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
         with self._changed:
             if size > self._limit and wanted not in self._awaited:

@@ -1,7 +1,7 @@
-"""One worker process of an engine: started, heard, and ended with all its children.
+"""Worker processes of an engine: start, listen, end with all children; and which Python and environment they use.
 
-A thread starts the process and listens to it for as long as it lives: PR_SET_PDEATHSIG, by which the worker ends with the daemon,
-means the thread that started it. Everything that the worker says goes to a handler in that thread.
+One thread starts a worker and listens to it, and must live as long: PR_SET_PDEATHSIG ends the worker when the thread that
+started it ends. That thread passes the worker's frames to a handler.
 """
 
 from __future__ import annotations
@@ -38,32 +38,32 @@ from autorl_hpc.states import Fault
 log = logging.getLogger("autorl_hpc.grader")
 
 START_LIMIT_S = 900.0
-"""Until a new worker is ready: libraries cold from a busy shared file system, kernels compiled, graphs recorded."""
+"""Limit until a new worker is ready: slow imports from a shared file system, compiling kernels, recording graphs."""
 
 SILENCE_LIMIT_S = 300.0
-"""A worker that works says so every second, one that is idle every five; a single step may have to compile a kernel."""
+"""A busy worker sends a sign of life every second, an idle one every five; one step may have to compile a kernel."""
 
 TICK_S = 1.0
-"""Silence is counted in ticks of this length: a job that was suspended and goes on has not been silent all the while."""
+"""Silence is counted in ticks of this length, so that the time of a suspended job does not count."""
 
 END_WAIT_S = 10.0
 EXIT_WAIT_S = 10.0
-"""A process that ends closes its socket first; on a busy node it takes a while until how it ended can be told."""
+"""An ending process closes its socket first; on a busy node its exit status comes later."""
 
 LAST_WORDS_S = 60.0
-"""A frame may fail to go out before the thread has found out how the worker ended, and has ended its children."""
+"""A send may fail before the thread knows how the worker ended and has killed its children."""
 
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
 MAX_PROBLEM_CHARS = 500
 MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Of a worker's output; what is older is dropped at its next start."""
+"""Limit of a worker's log; older output is dropped at its next start."""
 
 MODULE = "autorl_hpc.grading.engines.vllm_worker"
 
 
 class Replica:
-    """A worker process. `command` precedes the two arguments that a worker takes: its descriptor, and this process's id."""
+    """A worker process. Two arguments are appended to `command`: the socket's descriptor and this process's id."""
 
     def __init__(
         self,
@@ -79,10 +79,10 @@ class Replica:
     ) -> None:
         """
         Args:
-            log: gets what it prints.
-            first: the frame that it starts by.
-            heard: called with each frame but signs of life, by the replica's thread.
-            ended: called once by the replica's thread where the worker ends unasked, with all its children gone.
+            log: file for the worker's output.
+            first: the first frame that it gets.
+            heard: called with each frame except signs of life, in the replica's thread.
+            ended: called once, in the replica's thread, if the worker ends unexpectedly, after all its children are gone.
         """
         self.log = log
         self.pid: int | None = None
@@ -105,12 +105,12 @@ class Replica:
         self._asked_to_end = False
         self._log_from = 0
         self._problem: EngineFailed | None = None
-        self._children: dict[int, int] = {}  # when each started: after its end its number may be another's
+        self._children: dict[int, int] = {}  # by start time, because a process id may be reused
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     def send(self, head: Mapping[str, Any], block: bytes = b"") -> None:
-        """Hands a frame over.
+        """Send a frame.
 
         Raises:
             EngineFailed: the worker is gone.
@@ -124,11 +124,11 @@ class Replica:
             raise self._problem or EngineFailed(f"the engine's worker is gone: {error}") from error
 
     def close(self) -> None:
-        """Ends it and all its children, and waits until they are gone."""
-        self._note_children()  # once the worker has ended, those in sessions of their own are nobody's
+        """End the worker and all its children and wait until they are gone."""
+        self._note_children()  # after the worker's end, children in other sessions can't be found
         self._closing.set()
         try:
-            # A worker that hangs may not take the frame.
+            # A worker that hangs may not read the frame.
             if self._sending.acquire(timeout=1.0):
                 try:
                     self._sock.settimeout(1.0)
@@ -141,17 +141,17 @@ class Replica:
         if self._asked_to_end:
             self._thread.join(END_WAIT_S + 2 * TICK_S)
         if self._thread.is_alive():
-            self._hang_up()  # it may wait for the rest of a frame
+            self._hang_up()  # the thread may wait for the rest of a frame
             self._thread.join(END_WAIT_S + KILL_WAIT_S + 5.0)
 
     def last_words(self) -> str:
-        """The last line that this start printed and that says something, most often its error."""
+        """Return the last meaningful line of this start's output, usually its error."""
         lines = [line.strip() for line in self.tail().splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or [""])[-1][-300:]
 
     def tail(self) -> str:
-        """The end of what this start printed."""
+        """Return the end of this start's output."""
         try:
             with open(self.log, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -162,7 +162,7 @@ class Replica:
 
     def _run(self) -> None:
         doing = "the engine's worker could not be started"
-        with ExitStack() as after:  # from the last to the first, whatever one of them raises
+        with ExitStack() as after:  # runs in reverse order, even if one of them raises
             after.callback(self._tell_end)
             after.callback(self._close_socket)
             after.callback(self._end)
@@ -170,7 +170,7 @@ class Replica:
                 self._start()
                 doing = "what the engine's worker says can't be taken in"
                 self._why = self._listen()
-            except BaseException as error:  # whatever it is: who waits for the worker has to be told
+            except BaseException as error:  # whoever waits for the worker must learn of any error
                 self._why = f"{doing}: {type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
 
     def _tell_end(self) -> None:
@@ -179,9 +179,9 @@ class Replica:
             return
         words = self.last_words()
         told = f"{self._why}{f'; its last words: {words}' if words else ''}"
-        log.warning("%s (what it printed: %s)", told, self.log)  # the path is nothing for an agent's eyes
+        log.warning("%s (what it printed: %s)", told, self.log)  # agents must not see the path
         self._problem = problem = EngineFailed(told)
-        self._told.set()  # first: whoever is told may wait for one whose frame did not go out
+        self._told.set()  # first, because `ended` may wait for a failed send
         self._ended(problem)
 
     def _close_socket(self) -> None:
@@ -209,22 +209,22 @@ class Replica:
         threading.Thread(target=self._introduce, name="engine-start", daemon=True).start()
 
     def _introduce(self) -> None:
-        """Sends the first frame, which may be larger than the socket takes at once: the limits must count meanwhile."""
+        """Send the first frame in a thread: it may exceed the socket buffer, and the time limits must still count."""
         try:
             with self._sending:
                 framing.send(self._sock, self._first)
         except OSError:
-            return  # the worker is gone: it is heard how
+            return  # the worker is gone; the listener reports how
 
     def _hang_up(self) -> None:
-        """Ends both directions; whoever waits for the socket, in whatever thread, is woken."""
+        """Shut down both directions, which wakes every thread that waits for the socket."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def _listen(self) -> str:
-        """Passes frames on until the worker ends; says why it did."""
+        """Pass frames on until the worker ends; return why it ended."""
         silent_s, limit_s = 0.0, self._start_limit_s
         closing_s = 0.0
         while True:
@@ -256,7 +256,7 @@ class Replica:
                 self._heard(frame)
 
     def _end(self) -> None:
-        """Kills the process, its group, and what it started in groups of their own."""
+        """Kill the process, its group, and descendants in other groups."""
         process = self._process
         if process is None:
             return
@@ -282,7 +282,7 @@ class Replica:
 
 
 def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
-    """`<the grader's log>.vllm-<pid>.log`, where our own messages go to a file; else a file in a private folder."""
+    """Return `<the grader's log>.vllm-<pid>.log` if stderr is a file; otherwise a file in a private folder."""
     try:
         ours = Path(os.readlink("/proc/self/fd/2"))
         if ours.is_absolute() and ours.is_file():
@@ -303,7 +303,7 @@ def _how(process: subprocess.Popen[bytes] | None) -> str:
 
 
 def _kill_group(group: int) -> bool:
-    """Sends KILL to a process group; whether any of it is more than a zombie that its new parent has not collected."""
+    """Send SIGKILL to a process group; return whether a process other than an uncollected zombie is left."""
     try:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -316,7 +316,7 @@ def _kill_group(group: int) -> bool:
 
 
 def _kill_each(started: Mapping[int, int]) -> bool:
-    """Sends KILL to processes, if they are those that were noted; whether any lives."""
+    """Send SIGKILL to the recorded processes, checked by start time; return whether any is alive."""
     left = False
     for pid, began in started.items():
         if _started(pid) == began and _stat(pid, 2) != "Z":
@@ -329,13 +329,13 @@ def _kill_each(started: Mapping[int, int]) -> bool:
 
 
 def _started(pid: int) -> int | None:
-    """When a process started, in the kernel's ticks; None if it is gone."""
+    """Return a process's start time in clock ticks; None if it is gone."""
     value = _stat(pid, 21)
     return None if value is None else int(value)
 
 
 def _stat(pid: int, field: int) -> str | None:
-    """A field of /proc/PID/stat, counted from 0; from the third on."""
+    """Return a field of /proc/PID/stat, counted from 0; only from the third on."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[field - 2].decode()
@@ -343,10 +343,10 @@ def _stat(pid: int, field: int) -> str | None:
         return None
 
 
-# Which Python has vLLM, and the environment that an engine's worker starts in.
+# --- the worker's Python and environment
 
 CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
-"""A folder for compiled kernels, in place of the one in the user's cache."""
+"""Variable with a folder for compiled kernels, instead of the one in the user's cache."""
 
 HOME = Path(__file__).resolve().parents[3]
 """The folder that this package is imported from."""
@@ -375,7 +375,7 @@ NOT_PASSED_ON = frozenset(
         ),
     }
 )
-"""Ports and ranks of whoever started the grader: engines side by side would meet at them. vLLM then asks the kernel for free ports."""
+"""Ports and ranks of the grader's launcher, on which engines of one node would collide. Without them vLLM takes free ports."""
 
 FIXED = {
     "HF_HUB_OFFLINE": "1",
@@ -384,22 +384,22 @@ FIXED = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "DO_NOT_TRACK": "1",
-    "VLLM_PLUGINS": "",  # none: they are code that acts in every process of vLLM
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in the worker itself, which is a process of its own already
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # else its kernels are compiled at a first start: 131 s on an H100
+    "VLLM_PLUGINS": "",  # none, because plugins run code in every process of vLLM
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine's core runs in the worker, which is a process already
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # otherwise its kernels are compiled at the first start: 131 s on an H100
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_HOST_IP": "127.0.0.1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONUNBUFFERED": "1",
 }
 DEFAULTS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""Of vLLM's CPU build, where the job says nothing else: GiB, and threads that the kernel places."""
+"""Defaults for vLLM's CPU build: cache in GiB, and threads placed by the kernel."""
 
 COMPILERS = "TORCHINDUCTOR_COMPILE_THREADS"
-"""Processes that compile at a first start; by default one for each core, of each worker."""
+"""Variable for the number of compiling processes at a first start; by default one per core and worker."""
 
 MOST_THREADS = 4
-"""Of a worker on a GPU: weights of another dtype are converted by the processor. The rest of its work is one thread's."""
+"""Thread limit of a GPU worker: only converting weights to another dtype uses several; the rest is one thread."""
 
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
@@ -407,18 +407,19 @@ CACHES = {
     "TRITON_CACHE_DIR": "triton",
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
 }
-"""What these libraries compile is code that runs at the next start: by default some of it lies in /tmp, under a name that is known."""
+"""Folders for compiled code, which runs at the next start. Some libraries use predictable names in /tmp by default."""
 
 
 def name_program(profile: ClusterProfile | None) -> None:
-    """Has this process's engines take the program that the cluster's profile names, unless the variable says another one."""
+    """Use the vLLM program of the cluster's profile in this process, unless the variable is set."""
     if profile is not None and profile.vllm:
         os.environ.setdefault(PROGRAM_VARIABLE, profile.vllm)
 
 
 def interpreter() -> str:
-    """The Python that runs the engine: beside `$AUTORL_VLLM`; else this one if it has vLLM; else beside the `vllm` on PATH. Where no
-    Python lies beside the named program, which may be a script, this one is taken if it has vLLM.
+    """Return the Python for the engine: beside `$AUTORL_VLLM`, else this one if it has vLLM, else beside `vllm` on PATH.
+
+    If the named program has no Python beside it (it may be a script), this Python is used if it has vLLM.
 
     Raises:
         AutorlError: there is none.
@@ -444,10 +445,10 @@ def interpreter() -> str:
 
 
 def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: int) -> dict[str, str]:
-    """A worker's variables: this process's without secrets, offline, with our code first, its own caches, and these GPUs.
+    """Return a worker's environment: no secrets, offline, our code first, its own caches, and these GPUs.
 
     Args:
-        threads: of vLLM's CPU build; 0 leaves its default.
+        threads: for vLLM's CPU build; 0 keeps its default.
     """
     env = {name: value for name, value in without_secrets(outer).items() if name not in NOT_PASSED_ON}
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
@@ -463,8 +464,8 @@ def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: i
 
 
 def code_folder() -> Path:
-    """A folder that this package can be imported from, and nothing else: where ours lies may be a whole site-packages, whose numpy
-    or torch would come before that of another Python."""
+    """Return a folder that holds only this package. Our parent may be a whole site-packages, whose numpy or torch would shadow
+    those of the worker's Python."""
     if not (_linked and (_linked[-1] / PACKAGE).is_dir()):
         folder = Path(tempfile.mkdtemp(prefix="autorl-code-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -474,13 +475,13 @@ def code_folder() -> Path:
 
 
 def beside_gpus(outer: Mapping[str, str], cores: int) -> dict[str, str]:
-    """Threads of a worker that has GPUs and so many cores: a grader's OMP_NUM_THREADS is meant for its own process."""
+    """Return thread limits of a GPU worker with this many cores; the grader's own OMP_NUM_THREADS does not apply to it."""
     compilers = {} if COMPILERS in outer else {COMPILERS: str(max(1, cores))}
     return {"OMP_NUM_THREADS": str(max(1, min(MOST_THREADS, cores))), **compilers}
 
 
 def cache_folder(outer: Mapping[str, str]) -> Path:
-    """A folder that only this user may enter; one that lasts, where there is a home."""
+    """Return a cache folder that only this user can enter; a lasting one if there is a home directory."""
     named = outer.get(CACHE_VARIABLE)
     home = outer.get("XDG_CACHE_HOME") or (f"{outer['HOME']}/.cache" if outer.get("HOME") else "")
     for folder in [named, f"{home}/autorl-hpc/engines" if home else None]:

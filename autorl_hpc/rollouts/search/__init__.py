@@ -1,6 +1,6 @@
-"""Questions answered by searching: back ends, the environment around them, and ReAct's way of asking. No held-out data.
+"""Questions answered by searching: back ends, the environment, and the ReAct dialogue. No held-out data.
 
-For training: `goals(data)` gives the training questions; see `autorl_hpc.rollouts.episodes.run_episodes`.
+For training, `goals(data)` yields the training questions; see `autorl_hpc.rollouts.episodes.run_episodes`.
 """
 
 from autorl_hpc.rollouts.search.search_environment import Dialogue, Environment, goals

@@ -1,7 +1,7 @@
-"""Search back ends behind one Protocol, and how a recipe's options choose one.
+"""Search back ends behind one Protocol, chosen by a recipe's options: BM25 over a corpus, `online`, `replay`, and recording.
 
-A task brings a back end of its own by `BACKENDS["name"] = make` in its environment.py; the recipe's option `search` names it.
-Nothing here opens a connection but `online`, and that one only where the recipe names it.
+A task adds its own back end by `BACKENDS["name"] = make` in its environment.py; the option `search` names it. Only `online`
+opens connections, and only if the recipe names it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from autorl_hpc.rollouts.environment import Unavailable
 
 
 class Result(NamedTuple):
-    """One thing found."""
+    """One search result."""
 
     title: str
     url: str
@@ -42,24 +42,24 @@ class SearchBackend(Protocol):
 
     @property
     def identity(self) -> str:
-        """What answers: kind, version, corpus or address. Never a key. Recorded results are kept under it."""
+        """Kind, version, corpus or address; never a key. Recorded results are stored under it."""
         ...
 
     def search(self, query: str, k: int) -> list[Result]:
-        """At most `k` results, best first; none where nothing fits.
+        """Return at most `k` results, best first; none if nothing fits.
 
         Raises:
-            SearchFailed: it could not be asked. Never an empty list in its place.
+            SearchFailed: the request failed. An empty list is never returned instead.
         """
         ...
 
 
 class SearchFailed(Unavailable):
-    """The back end could not be asked: the grader's fault, and no score. Its message holds no key."""
+    """The search request failed: the grader's fault, and no score. The message holds no key."""
 
 
 class Setup(NamedTuple):
-    """What a back end is made from.
+    """The arguments of a back end.
 
     Attributes:
         options: the recipe's.
@@ -91,11 +91,11 @@ BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {"bm25": _bm25, "online"
 
 
 def make_backend(setup: Setup) -> SearchBackend:
-    """The back end that the option `search` names (default bm25).
+    """Create the back end that the option `search` names (default bm25).
 
     Raises:
-        ValueError: there is none of that name, or an option that it needs is missing or wrong.
-        OSError: its corpus or its key can't be read.
+        ValueError: there is no such back end, or one of its options is missing or wrong.
+        OSError: its corpus or key can't be read.
     """
     name = str(setup.options.get("search", "bm25"))
     if name not in BACKENDS:
@@ -103,25 +103,23 @@ def make_backend(setup: Setup) -> SearchBackend:
     return BACKENDS[name](setup)
 
 
-# An offline corpus and BM25 over it: an inverted index in memory, in each process that searches.
-#
-# A corpus is a file of JSON lines, or a folder of such files (`*.jsonl`, in order of their names): objects with `title` and
-# `text`, and `url` where there is one. Its hash is the sha256 of the bytes, one file after the other, so that `sha256sum` gives
-# that of a single file. Made for up to some hundred thousand short documents: about 1 kB of memory for each 100 words.
-#
+# --- BM25 over an offline corpus, with an inverted index in memory
+# A corpus is a JSON lines file, or a folder of them (`*.jsonl`, in order of names), with `title`, `text` and optionally `url`.
+# Its hash is the sha256 of the concatenated bytes, so for a single file it equals `sha256sum`. Meant for up to some hundred
+# thousand short documents: about 1 kB of memory per 100 words.
 # Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
 
 BM25_VERSION = "1"
-"""Any change that can change one result is a new version."""
+"""Any change that can change a result needs a new version."""
 K1, B = 0.9, 0.4
 """Anserini's defaults for passages."""
 SNIPPET_CHARS = 300
-"""Of a result: three of them fit beside the rest of an episode into a context of 4,096 tokens."""
+"""Length of a result's text: three of them fit into a context of 4,096 tokens beside the rest of an episode."""
 CORPUS = "corpus.jsonl"
 _STOP_WORDS = """a an and are as at be but by for from had has have he her his how in into is it its no not of on or she that
 the their then there these they this to was were what when where which who whom whose will with"""
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Words of questions among them: a query is often the question itself."""
+"""Includes question words, because a query is often the question itself."""
 _WORD = re.compile(r"\w+")
 
 
@@ -134,14 +132,14 @@ class Document(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """Documents in their order, and the hash of the bytes that they were read from."""
+    """Documents in order, and the hash of the bytes that they were read from."""
 
     documents: tuple[Document, ...]
     sha256: str
 
 
 def terms(text: str) -> list[str]:
-    """The words that are looked up, in order: case and width of letters make no difference; no stemming."""
+    """Return the indexed words in order. Letter case and width are ignored; no stemming."""
     return [word for word in _WORD.findall(_folded(text)) if word not in STOP_WORDS]
 
 
@@ -150,11 +148,11 @@ def _folded(text: str) -> str:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """The corpus in a file or folder.
+    """Read the corpus in a file or folder.
 
     Raises:
         OSError: it can't be read.
-        ValueError: a line is no document, or there is none.
+        ValueError: a line is not a document, or there is none.
     """
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     digest = hashlib.sha256()
@@ -181,7 +179,7 @@ def _document(line: bytes, where: str, number: int) -> Document:
 
 
 class TermIndex:
-    """Which documents hold a term, and what it is worth in each."""
+    """Inverted index: the documents that hold a term, with the term's weight in each."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         counts = [Counter(terms(text)) for text in texts]
@@ -198,7 +196,7 @@ class TermIndex:
                 worths.append(idf * times * (K1 + 1) / (times + norm))
 
     def best(self, query: str, k: int) -> list[tuple[int, float]]:
-        """Numbers and scores of the `k` best texts; equal scores in the texts' order, and none that holds no term."""
+        """Return numbers and scores of the `k` best texts that hold a term; equal scores in the texts' order."""
         scores: dict[int, float] = {}
         for term, times in Counter(terms(query)).items():
             numbers, worths = self._postings.get(term, ((), ()))
@@ -209,7 +207,7 @@ class TermIndex:
 
 
 class Bm25:
-    """A corpus that can be searched. It never changes, so all environments of a process share one."""
+    """A searchable corpus. Immutable, so all environments of a process share one."""
 
     def __init__(self, corpus: Corpus, snippet_chars: int = SNIPPET_CHARS) -> None:
         self.corpus = corpus
@@ -222,18 +220,18 @@ class Bm25:
         return f"bm25/{BM25_VERSION} corpus {self.corpus.sha256} snippet {self.snippet_chars}"
 
     def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol. It can't fail."""
+        """See the Protocol. Never fails."""
         found = (self.corpus.documents[number] for number, _ in self._index.best(query, k))
         return [Result(each.title, each.url, snippet(each.text, query, self.snippet_chars)) for each in found]
 
 
 def snippet(text: str, query: str, chars: int) -> str:
-    """The part of a text, at most `chars` long, that holds the most different words of the query; the first of equal ones."""
+    """Return the part of a text, at most `chars` long, with the most different words of the query; the first such part."""
     text = " ".join(text.split())
     if len(text) <= chars:
         return text
     wanted = set(terms(query))
-    # Folding may change a text's length: words are looked at one by one, where they stand.
+    # Folding may change a text's length, so words are folded one by one to keep their positions.
     hits = [
         (match.start(), match.end(), word) for match in _WORD.finditer(text) if (word := _folded(match[0])) in wanted
     ]
@@ -248,7 +246,7 @@ def snippet(text: str, query: str, chars: int) -> str:
 
 
 def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
-    """Where the window begins that holds the most different words; each window begins at a hit."""
+    """Return the start of the window with the most different words; each window begins at a hit."""
     inside: Counter[str] = Counter()
     best, where, end = 0, 0, 0
     for first, (start, _, word) in enumerate(hits):
@@ -267,11 +265,11 @@ def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
 
 
 def bm25_from_setup(setup: Setup) -> Bm25:
-    """The corpus that the options name: `corpus` (a file or folder below the data, default corpus.jsonl), `corpus_sha256`,
-    `snippet_chars`. Graders refuse another corpus than the recipe's; an agent's may be a part of it.
+    """Open the corpus that the options name: `corpus` (a file or folder below the data, default corpus.jsonl), `corpus_sha256`,
+    `snippet_chars`. Graders refuse a corpus other than the recipe's; an agent's may be a part of it.
 
     Raises:
-        OSError, ValueError: see `read_corpus`; a path that leads out of the data, another corpus than the recipe's.
+        OSError, ValueError: see `read_corpus`; or the path leads out of the data, or it is not the recipe's corpus.
     """
     options: Mapping[str, Any] = setup.options
     root = Path(setup.data).resolve()
@@ -293,51 +291,49 @@ def _opened(path: Path, snippet_chars: int) -> Bm25:
 
 
 def write_corpus(path: Path, documents: Iterator[Document] | Sequence[Document]) -> None:
-    """JSON lines in ASCII with sorted keys, so that the same documents give the same bytes."""
+    """Write JSON lines in ASCII with sorted keys, so that equal documents give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = (json.dumps(document._asdict(), sort_keys=True) + "\n" for document in documents)
     path.write_text("".join(lines), encoding="ascii", newline="\n")
 
 
-# A search engine on the internet that answers in JSON. Asked only where a recipe's option `search` says `online`.
-#
-# Options: `search_url`: an address with `{query}`, and `{results}` and `{key}` where the engine wants them; `search_list`: where
-# the results stand in its answer (`organic_results`, or `web.results`); `search_title`, `search_link`, `search_snippet`: names of
-# their fields; `search_key_file`: a file with the key alone; `search_key_header`: the header that takes it, where it is not in
-# the address; `search_date`: a word for when (`2026-11`): what engines find changes, so the recipe says of when a score is;
-# `search_empty`: how the engine says that it found nothing, where that is no empty list: a field and its text, `error=No results.`
-# or `search.total=0`, or a field alone that is there then. An answer in any other form is a failure, never "nothing found": what
-# was found is recorded and stays.
-#
-# What a model writes is sent to that engine as a query. No address that a model writes is ever opened.
+# --- `online`: a search engine on the internet that answers in JSON
+# Options: `search_url`: an address with `{query}`, and optionally `{results}` and `{key}`; `search_list`: path of the results in
+# the answer (`organic_results`, or `web.results`); `search_title`, `search_link`, `search_snippet`: names of their fields;
+# `search_key_file`: a file with only the key; `search_key_header`: the header for the key, if it is not in the address;
+# `search_date`: a label for the time (`2026-11`), because results change and the recipe should say of when a score is;
+# `search_empty`: how the engine reports no results other than by an empty list: a field and its text, `error=No results.` or
+# `search.total=0`, or a field that is present only then. Any other form of answer is a failure, never "nothing found", because
+# results are recorded for good.
+# The model's query is sent to the engine; an address that a model writes is never opened.
 
 ONLINE_VERSION = "2"
 TIMEOUT_S = 20.0
 TRIES = 3
 FIRST_PAUSE_S = 2.0
-"""Doubles with each further try. All tries together stay below the 120 s that an environment's step may take."""
+"""Doubles with each try. All tries together take less than the 120 s of an environment's step."""
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_KEY_BYTES = 4096
 MAX_QUERY_CHARS = 400
-"""More than that is no query, and engines refuse it."""
+"""Engines refuse longer queries."""
 FIELDS = {"search_list": "organic_results", "search_title": "title", "search_link": "link", "search_snippet": "snippet"}
 EMPTY = "search_empty"
 ERRORS = ("error", "errors")
-"""Fields by which engines say what went wrong, also under HTTP status 200: a quota, a key that ran out."""
+"""Fields by which engines report errors (a quota, an expired key), also with HTTP status 200."""
 PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Answers after which the same request may succeed."""
+"""Status codes after which the same request may succeed."""
 _PLACE = re.compile(r"\{(query|results|key)\}")
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """An answer that leads elsewhere would carry the key there."""
+    """Refuses redirects, which would carry the key to another address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
 
 
 def identity_of(options: Mapping[str, Any]) -> str:
-    """What results are recorded under: address without the key, fields, date.
+    """Return the identity under which results are recorded: address without the key, fields, date.
 
     Raises:
         ValueError: an option is missing or wrong.
@@ -358,7 +354,7 @@ def identity_of(options: Mapping[str, Any]) -> str:
 
 
 class Online:
-    """An engine at an address.
+    """A search engine at an address.
 
     Args:
         first_pause_s: see `FIRST_PAUSE_S`.
@@ -401,10 +397,10 @@ class Online:
         return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
 
     def _check(self, rows: list[Any]) -> None:
-        """A row may lack one field; a field that none has is misspelt.
+        """Check that these are results. A row may lack a field; a field that all rows lack is misspelt.
 
         Raises:
-            SearchFailed: these are no results.
+            SearchFailed: they are not results.
         """
         if any(not isinstance(row, dict) for row in rows):
             raise SearchFailed(f"a result of {self._host} is no object")
@@ -425,7 +421,7 @@ class Online:
             if number:
                 time.sleep(self._first_pause_s * 2 ** (number - 1))
             try:
-                # No message of urllib's is passed on: it may hold the address, and with it the key.
+                # No message of urllib is passed on, because it may hold the address and with it the key.
                 with self._opener.open(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as answer:
                     data = answer.read(MAX_ANSWER_BYTES + 1)
                 if len(data) > MAX_ANSWER_BYTES:
@@ -442,31 +438,31 @@ class Online:
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at a path of names with dots between them, None where there is nothing."""
+    """Return the value at a path of names joined by dots; None if missing."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def _says(answer: Any, form: str) -> bool:
-    """Whether an answer has the form of `search_empty`."""
+    """Return whether an answer has the form of `search_empty`."""
     path, equals, text = form.partition("=")
     found = _at(answer, path)
     return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
 
 
 def online_from_setup(setup: Setup) -> Online:
-    """The engine that the options name, with its key.
+    """Create the engine that the options name, with its key.
 
     Raises:
-        OSError, ValueError: an option is missing or wrong, the key can't be read or is open to others.
+        OSError, ValueError: an option is missing or wrong, or the key can't be read or is readable by others.
     """
     file = setup.options.get("search_key_file")
     return Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
 
 
 def read_key(path: Path) -> str:
-    """The key that stands alone in a file which only its owner may read. No error shows any of it."""
+    """Read the key from a file that only its owner may read. No error shows any part of it."""
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         data = file.read(MAX_KEY_BYTES + 1)
@@ -478,38 +474,37 @@ def read_key(path: Path) -> str:
     return key
 
 
-# Search results that were recorded: asked once, and then the same for every model.
-#
-# One small JSON file an answer, named by the sha256 over back end, query and number of results; they lie in `.search-cache`
-# beside the tasks' vaults, for their owner alone. `online` records there and reads from there first, so that one experiment's
-# checkpoints meet the same results. `replay` reads alone: a query that was not recorded is an error of the grader, never an
-# empty result. It can score what was scored before, again and without a network; a model that asks something new it can't.
+# --- recorded results: each query is sent once, and every model gets the same results
+# One small JSON file per answer, named by the sha256 of back end, query and number of results, in `.search-cache` beside the
+# tasks' vaults, readable by the owner alone. `online` reads and writes it, so that all checkpoints of an experiment get the same
+# results. `replay` only reads: a query that was not recorded is the grader's error, never an empty result. It can repeat
+# scores without a network, but can't score a model that sends new queries.
 
 FORMAT = 1
-"""Of the files; another one is not read."""
+"""Format version of the files; other versions are ignored."""
 FOLDER = ".search-cache"
 
 
 def folder_of(setup: Setup) -> Path:
-    """Where results are kept: beside the tasks' vaults, or for agents in their data."""
+    """Return the folder of recorded results: beside the tasks' vaults, or for agents in their data."""
     data = Path(setup.data)
     return (data.parent if setup.held_out else data) / FOLDER
 
 
 def key_of(identity: str, query: str, k: int) -> str:
-    """The name of a recorded answer. White space around and between words makes no difference."""
+    """Return the name of a recorded answer. Extra white space in the query is ignored."""
     asked = {"backend": identity, "query": " ".join(query.split()), "results": k}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("ascii")).hexdigest()
 
 
 class SearchCache:
-    """A folder of recorded answers. Any number of processes may use it at once."""
+    """A folder of recorded answers. Several processes may use it at once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def get(self, key: str) -> list[Result] | None:
-        """The answer of that name; None if there is none, or its file is damaged."""
+        """Return the answer of that name; None if there is none or its file is damaged."""
         try:
             value = json.loads(self._path(key).read_bytes())
             if value["format"] != FORMAT or value["key"] != key:
@@ -520,11 +515,11 @@ class SearchCache:
         return rows if all(isinstance(part, str) for row in rows for part in row) else None
 
     def stands(self, key: str) -> bool:
-        """Whether there is a file of that name, readable or not."""
+        """Return whether a file of that name exists, readable or not."""
         return os.path.lexists(self._path(key))
 
     def put(self, key: str, backend: str, query: str, found: list[Result]) -> None:
-        """Keeps an answer: the whole file or none. The first one stays: results must not change under a recipe.
+        """Store an answer atomically. An existing one is kept, because results must not change under a recipe.
 
         Raises:
             OSError: the folder can't be written.
@@ -555,7 +550,7 @@ class SearchCache:
 
 
 class RecordedAnswers:
-    """Another back end's answers, recorded."""
+    """A back end whose answers are recorded."""
 
     def __init__(self, backend: SearchBackend, folder: Path) -> None:
         self.backend = backend
@@ -563,11 +558,11 @@ class RecordedAnswers:
 
     @property
     def identity(self) -> str:
-        """That of the back end which is recorded."""
+        """The recorded back end's identity."""
         return self.backend.identity
 
     def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol: the recorded answer, else the back end's."""
+        """Return the recorded answer, otherwise the back end's; see the Protocol."""
         key = key_of(self.identity, query, k)
         found = self.cache.get(key)
         if found is None:
@@ -576,13 +571,13 @@ class RecordedAnswers:
                 self.cache.put(key, self.identity, query, found)
             except OSError as error:
                 raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
-            # Another process may have been first, with other results: everybody goes by the recorded ones.
+            # Another process may have recorded other results first; all use the recorded ones.
             found = self.cache.get(key) or found
         return found
 
 
 class Replay:
-    """Recorded answers alone."""
+    """Answers from recorded results only."""
 
     def __init__(self, identity: str, folder: Path) -> None:
         self.identity = identity
@@ -603,5 +598,5 @@ class Replay:
 
 
 def recording(backend: SearchBackend, setup: Setup) -> SearchBackend:
-    """The back end, recorded unless the option `search_record` is false."""
+    """Return the back end with recording, unless the option `search_record` is false."""
     return RecordedAnswers(backend, folder_of(setup)) if setup.options.get("search_record", True) else backend

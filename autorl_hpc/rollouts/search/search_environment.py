@@ -1,4 +1,4 @@
-"""The environment of questions that are answered by searching. A scorer rates the answer; see `Environment.step`."""
+"""The search environment and its ReAct dialogue. A scorer rates the answers; see `Environment.step`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from autorl_hpc.rollouts.environment import Step, Transcript
 from autorl_hpc.rollouts.search.backends import Result, Setup, make_backend
 from autorl_hpc.rollouts.search.matching import SINGLE, compare
 
-# ReAct's loop as plain text: thought, action, observation.
-#
-# The reference stops the model at `\\nAction:` and then looks for an action in what it wrote: an action on a line of its own, as
-# its own instructions ask for, is cut off before it is seen, and no model that follows them ever searches. Here the stop string
-# is `\\nObservation:` alone, so that a completion ends behind its action.
+# --- ReAct dialogue in plain text: thought, action, observation
+# AutoRL-Bench's reference stops the model at `\\nAction:`, so an action on its own line, as its instructions ask for, is cut off
+# and such a model never searches. Here the only stop string is `\\nObservation:`, so that a completion ends after its action.
 
 STOP = ("\nObservation:",)
-"""The recipe's stop strings: what a model makes up in place of the environment."""
+"""The recipe's stop strings, so that the model does not invent observations."""
 
 SYSTEM = """Answer the question by searching. You take turns: you write a thought and one action, and then you are shown what was observed.
 
@@ -46,20 +44,20 @@ _BARE = re.compile(r"\s*(search|answer)[ \t]*\[", re.IGNORECASE)
 
 
 class Dialogue:
-    """Turns an episode into a prompt and a completion into thought and action. The option `max_steps` is the recipe's."""
+    """Turns an episode into a prompt, and a completion into thought and action. The option `max_steps` is the recipe's."""
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         self.steps = int((options or {}).get("max_steps") or STEPS)
 
     def prompt(self, transcript: Transcript) -> str:
-        """Instructions, question, and everything said so far."""
+        """Return instructions, question, and all turns so far."""
         turns = "".join(f"{THOUGHT} {action}\nObservation: {seen}\n" for action, seen in transcript.turns)
         last = LAST if len(transcript.turns) + 1 >= self.steps else ""
         head = SYSTEM.replace("{steps}", str(self.steps))
         return f"{head}\n\n{asked(transcript.goal)}{turns}{last}{THOUGHT}"
 
     def action(self, completion: str) -> str:
-        """Thought and first action; what comes behind the action is dropped. Without one, the completion as it stands."""
+        """Return thought and first action without the text after it; the unchanged completion if there is no action."""
         text = completion.strip().removeprefix(THOUGHT).strip()
         match = _ACTION.search(text)
         end = None if match is None else _closing(text, match.end())
@@ -67,9 +65,9 @@ class Dialogue:
 
 
 def asked(goal: Mapping[str, Any]) -> str:
-    """The question as the prompt holds it."""
+    """Return the question as the prompt holds it."""
     kind = str(goal.get("answer_type", ""))
-    # In one pass: a question may hold braces.
+    # In one pass, because a question may hold braces.
     return re.sub(
         r"\{(question|answer_type)\}",
         lambda field: kind if field[1] == "answer_type" else str(goal["question"]),
@@ -78,9 +76,9 @@ def asked(goal: Mapping[str, Any]) -> str:
 
 
 def parse(action: str) -> tuple[str, str]:
-    """Name and argument of the first action: `search` or `answer` and what stands in its brackets; ("", "") where there is none.
+    """Return name and argument of the first action, `search` or `answer` and the text in brackets; ("", "") if there is none.
 
-    `search[...]` without `Action:` before it is taken where it begins what was written.
+    `search[...]` without `Action:` is accepted at the beginning of the text.
     """
     match = _ACTION.search(action) or _BARE.match(action)
     end = None if match is None else _closing(action, match.end())
@@ -91,8 +89,8 @@ def parse(action: str) -> tuple[str, str]:
 
 
 def _closing(text: str, start: int) -> int | None:
-    """Where the bracket closes that was opened before `start`, brackets inside it counted; the line's last one where they don't
-    balance; None where there is none: the completion was cut off."""
+    """Return the position of the bracket that closes the one before `start`, counting nested ones; the line's last bracket if
+    they don't balance; None if there is none because the completion was cut off."""
     depth = 1
     for place in range(start, len(text)):
         depth += (text[place] == "[") - (text[place] == "]")
@@ -105,33 +103,33 @@ def _closing(text: str, start: int) -> int | None:
 
 TRAIN = "train.jsonl"
 RESULTS = 3
-"""Results of a search, as the reference shows."""
+"""Results per search, as in the reference."""
 MAX_RESULT_CHARS = 600
-"""Of one result, its title included: engines on the internet may send more."""
+"""Limit of one result with its title, because online engines may send more."""
 NOTHING = "Nothing was found."
 NO_ACTION = "That is no action. Write `Action: search[words]` or `Action: answer[the answer]`."
 
 
 def goals(data: Path) -> Iterator[dict[str, Any]]:
-    """The training questions, with their answers: the environment's reward needs those."""
+    """Yield the training questions with their answers, which the environment's reward needs."""
     with open(Path(data) / TRAIN, "rb") as file:
         for line in file:
             yield json.loads(line)
 
 
 class Environment:
-    """One question after the other.
+    """Serves one question after another.
 
-    Options: `search` and those of the back end (see backend.py); `results`: of a search, default 3.
+    Options: `search` and those of the back end (see backends.py); `results`: results per search, default 3.
     """
 
     replays = False  # a search may cost money
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
-        """Opens the search.
+        """Open the search.
 
         Raises:
-            OSError, ValueError: the back end can't be made; see `make_backend`.
+            OSError, ValueError: the back end can't be created; see `make_backend`.
         """
         options = options or {}
         self._backend = make_backend(Setup(options, Path(data), held_out))
@@ -139,19 +137,19 @@ class Environment:
         self._goal: Mapping[str, Any] = {}
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
-        """Begins with a question. Nothing is drawn, so `seed` is not used."""
+        """Begin with a question. `seed` is not used, because nothing is random."""
         del seed
         self._goal = goal
         return asked(goal).strip()
 
     def step(self, action: str) -> Step:
-        """One search, or the answer: it ends the episode, and the last observation is the answer itself, for the scorer.
+        """Perform a search, or end the episode with the answer, which is then the last observation, for the scorer.
 
-        The reward is the F1 of items that match exactly, for goals that hold their `answer`: training ones. Held-out goals
-        don't; their answers are rated by the recipe's scorer.
+        The reward is the F1 of exactly matching items if the goal holds its `answer`, as training goals do. Held-out goals don't;
+        the recipe's scorer rates their answers.
 
         Raises:
-            SearchFailed: the back end could not be asked.
+            SearchFailed: the search request failed.
         """
         name, argument = parse(action)
         if name == "answer":
@@ -161,7 +159,7 @@ class Environment:
         return Step(NO_ACTION)
 
     def close(self) -> None:
-        """The corpus stays open for the others of this process."""
+        """Do nothing: other environments of this process share the corpus."""
 
     def _reward(self, answer: str) -> float:
         if "answer" not in self._goal:
@@ -170,6 +168,6 @@ class Environment:
 
 
 def shown(results: list[Result]) -> str:
-    """Results as the model sees them: one a line, with a number. A text's own line ends could pass for the environment's."""
+    """Return results as the model sees them, numbered, one per line. Line ends inside could look like the environment's text."""
     lines = (f"[{number}] {row.title}: {row.snippet}" for number, row in enumerate(results, start=1))
     return "\n".join(" ".join(line.split())[:MAX_RESULT_CHARS] for line in lines) or NOTHING

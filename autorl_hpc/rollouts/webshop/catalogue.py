@@ -1,7 +1,7 @@
-"""Products: how they are read, written, priced, and what the search sees of them.
+"""WebShop products: reading, writing, prices, and the text that the search indexes.
 
-The fields follow WebShop's `load_products` (web_agent_site/engine/engine.py at 64fa2a5c), with one difference: a price that is
-given as a range is drawn there from an unseeded generator; here it follows from the product's number.
+Fields follow WebShop's `load_products` (web_agent_site/engine/engine.py at 64fa2a5c), except that a price within a range follows
+from the product's number; WebShop draws it from an unseeded generator.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CATALOGUE_NAME = "catalogue.jsonl"
 CATEGORY_SEPARATOR = "\u203a"
 
 DEFAULT_PRICE = 100.0
-"""Dollars, of a product without a price."""
+"""Dollars, for a product without a price."""
 PRICE_SALT = "webshop-price-1"
-"""Another salt is another catalogue: change it and every score changes."""
+"""Another salt gives other prices and changes every score."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Product:
     """One product.
 
     Attributes:
-        price_text: as pages show it, such as `$17.49 to $18.49`.
+        price_text: as shown on pages, such as `$17.49 to $18.49`.
         price: dollars to be paid.
         options: values by the option's name, in the page's order, all in lower case.
-        nouns: of the title, in lower case and with repetitions, by a part-of-speech tagger.
-        attributes: what the product is said to be beyond its texts; None where they are withheld.
-        instruction: the wish that goals for this product express; None where there is none or it is withheld.
+        nouns: of the title, in lower case with repetitions, from a part-of-speech tagger.
+        attributes: attributes beyond its texts; None if withheld.
+        instruction: the wish that goals for this product express; None if missing or withheld.
         wanted: the attributes that `instruction` asks for.
     """
 
@@ -55,7 +55,7 @@ class Product:
 
     @functools.cached_property
     def document(self) -> str:
-        """What the search engine indexes: search_engine/convert_product_file_format.py at 64fa2a5c."""
+        """Return the text that the search indexes: search_engine/convert_product_file_format.py at 64fa2a5c."""
         options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in self.options.items())
         first = self.features[0] if self.features else ""
         return " ".join([self.title, self.description, first, options]).lower()
@@ -67,14 +67,14 @@ class Product:
 
     @functools.cached_property
     def categories(self) -> frozenset[str]:
-        """The steps of the path of categories."""
+        """The parts of the category path."""
         return frozenset(part.strip() for part in self.product_category.split(CATEGORY_SEPARATOR))
 
     def row(self, *, withheld: bool = False) -> dict[str, Any]:
-        """The product as a line of a catalogue.
+        """Return the product as a row of a catalogue.
 
         Args:
-            withheld: leave out what belongs to goals: attributes, instruction, and which of them it asks for.
+            withheld: leave out the fields that belong to goals: attributes, instruction and wanted attributes.
         """
         row: dict[str, Any] = {
             "asin": self.asin,
@@ -86,7 +86,7 @@ class Product:
             "category": self.category,
             "query": self.query,
             "product_category": self.product_category,
-            # As pairs: keys are sorted when a row is written, and the order of options is that of the page.
+            # As pairs, because rows are written with sorted keys and options have the page's order.
             "options": [[name, list(values)] for name, values in self.options.items()],
             "nouns": list(self.nouns),
         }
@@ -99,7 +99,7 @@ class Product:
 
 
 def from_row(row: Mapping[str, Any]) -> Product:
-    """The product in a line of a catalogue."""
+    """Return the product in a row of a catalogue."""
     attributes = row.get("attributes")
     return Product(
         asin=row["asin"],
@@ -120,11 +120,11 @@ def from_row(row: Mapping[str, Any]) -> Product:
 
 
 def from_raw(raw: Mapping[str, Any], entry: Mapping[str, Any], nouns: Iterable[str]) -> Product:
-    """A product of the official files.
+    """Return a product from the official files.
 
     Args:
-        raw: of items_shuffle_1000.json.
-        entry: of items_ins_v2_1000.json: attributes, and perhaps an instruction.
+        raw: from items_shuffle_1000.json.
+        entry: from items_ins_v2_1000.json: attributes and optionally an instruction.
         nouns: of the title.
     """
     pricing = prices(raw.get("pricing"))
@@ -153,7 +153,7 @@ def from_raw(raw: Mapping[str, Any], entry: Mapping[str, Any], nouns: Iterable[s
 
 
 def prices(text: str | None) -> tuple[float, ...]:
-    """The one or two prices in `$17.49 - $18.49`, dollars; the default without one.
+    """Return the one or two prices in `$17.49 - $18.49`, in dollars; the default if there is none.
 
     Raises:
         ValueError: a price can't be read.
@@ -167,13 +167,13 @@ def prices(text: str | None) -> tuple[float, ...]:
 
 
 def price_of(asin: str, pricing: tuple[float, ...]) -> float:
-    """The price to be paid, dollars: evenly distributed over a range, and the same on every machine."""
+    """Return the price to be paid in dollars: uniform over a range, and the same on every machine."""
     first, last = pricing[0], pricing[-1]
     return first if first == last else first + (last - first) * fraction(PRICE_SALT, asin)
 
 
 def fraction(*key: str) -> float:
-    """A number from 0 to below 1 that follows from the key alone."""
+    """Return a number in [0, 1) that depends on the key alone."""
     digest = hashlib.sha256("\0".join(key).encode()).hexdigest()
     return int(digest[:13], 16) / 16.0**13  # 52 bits: every value is a float
 
@@ -183,7 +183,7 @@ class Catalogue:
     """All products, in the file's order."""
 
     products: Mapping[str, Product]
-    withheld: int = 0  # products whose attributes are not told
+    withheld: int = 0  # number of products with withheld attributes
     sha256: str = ""  # of the file
 
     def __getitem__(self, asin: str) -> Product:
@@ -191,13 +191,13 @@ class Catalogue:
 
 
 def read(path: Path) -> Catalogue:
-    """The catalogue in a file of one JSON object a line.
+    """Read a catalogue: one JSON object per line.
 
     Raises:
         OSError: it can't be read.
         ValueError: it is damaged.
     """
-    # Not splitlines(): a title may hold a character that it takes for a line's end.
+    # Not splitlines(), because a title may hold a character that it takes for a line's end.
     data = path.read_bytes()
     rows = [json.loads(line) for line in data.split(b"\n") if line]
     try:

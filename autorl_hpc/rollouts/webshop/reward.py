@@ -1,10 +1,9 @@
-"""The reward of a purchase, as `get_reward` of web_agent_site/engine/goal.py at 64fa2a5c computes it.
+"""WebShop's goals, and the reward of a purchase as `get_reward` of web_agent_site/engine/goal.py at 64fa2a5c computes it.
 
     reward = type * (attributes found + options found + price kept) / (attributes wanted + options wanted + 1)
 
-Exact but for the tagger of nouns: similarity of strings is that of thefuzz 0.19 on the standard library's difflib, which is
-what WebShop's requirements install, and odd cases are kept: an option wanted is compared as a pair of name and value, so a
-colour's name inside another word ("tan" in "titanium") can hide a perfect choice.
+Exact except for the noun tagger. String similarity is thefuzz 0.19 on difflib, as WebShop installs. Odd cases are kept: a wanted
+option is compared as a pair of name and value, so a colour's name inside another word ("tan" in "titanium") can hide a match.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.rollouts.webshop.catalogue import Product, fraction
 
-# Goals: what a customer wants, generated from the products as WebShop's `get_synthetic_goals` does it.
-#
-# web_agent_site/engine/goal.py and envs/web_agent_text_env.py at 64fa2a5c. The order, and so the number of a session, is that of
-# the original; the limit of the price is drawn there from an unseeded generator and follows here from the product's number.
+# --- goals, generated from products like WebShop's `get_synthetic_goals`
+# web_agent_site/engine/goal.py and envs/web_agent_text_env.py at 64fa2a5c. Order and session numbers are the original's. The
+# price limit follows from the product's number; the original draws it from an unseeded generator.
 
 SHUFFLE_SEED = 233
 LIMITS = tuple(10.0 * n for n in range(1, 100))
-"""Dollars that a limit can be."""
+"""Possible limits in dollars."""
 LIMITS_ABOVE = 4
 """A limit is the larger of two different ones among the first four above the price."""
 NO_LIMIT = 1_000_000.0
-"""Dollars; of a product that is too dear for a limit."""
+"""Dollars, for a product too expensive for any limit."""
 LIMIT_SALT = "webshop-limit-1"
 
 
@@ -40,11 +38,11 @@ class Goal:
     """What a customer wants.
 
     Attributes:
-        product: number of the product that the goal was made from; another one that does as well is as good.
-        wanted: attributes asked for.
+        product: id of the product that the goal was made from; other suitable products are accepted too.
+        wanted: requested attributes.
         options: value by the option's name.
         price_upper: dollars.
-        session: the goal's place in the original's order; -1 where it has none.
+        session: the goal's position in the original's order; -1 if none.
     """
 
     instruction: str
@@ -55,7 +53,7 @@ class Goal:
     session: int = -1
 
     def row(self, identity: str) -> dict[str, Any]:
-        """The goal as an item."""
+        """Return the goal as an item."""
         return {
             "id": identity,
             "question": self.instruction,
@@ -69,7 +67,7 @@ class Goal:
 
 
 def from_row(row: Mapping[str, Any]) -> Goal:
-    """The goal in an item.
+    """Return the goal in an item.
 
     Raises:
         KeyError: a field is missing.
@@ -85,7 +83,7 @@ def from_row(row: Mapping[str, Any]) -> Goal:
 
 
 def generate(products: Iterable[Product]) -> list[Goal]:
-    """Every combination of options of every product that has an instruction, in the original's order of sessions."""
+    """Return every combination of options of every product with an instruction, in the original's order of sessions."""
     found = [goal for product in products for goal in of_product(product)]
     random.Random(SHUFFLE_SEED).shuffle(found)
     return [
@@ -95,7 +93,7 @@ def generate(products: Iterable[Product]) -> list[Goal]:
 
 
 def of_product(product: Product) -> list[Goal]:
-    """The goals of one product, options by name in alphabetical order; none where it has no instruction."""
+    """Return the goals of one product, options sorted by name; none if it has no instruction."""
     if product.instruction is None:
         return []
     limit = price_upper(product)
@@ -111,7 +109,7 @@ def of_product(product: Product) -> list[Goal]:
 
 
 def price_upper(product: Product) -> float:
-    """The limit of the price, dollars, the same for all goals of a product."""
+    """Return the price limit in dollars, the same for all goals of a product."""
     above = [limit for limit in LIMITS if limit > product.price][:LIMITS_ABOVE]
     pairs = list(itertools.combinations(above, 2))
     if not pairs:
@@ -129,14 +127,14 @@ red rose royal rust sand sapphire seashell silver skull slate steel stone stonew
 tiger turquoise violet walnut wheat white wine yellow
 """
 COLOURS = tuple(_COLOURS.split())
-"""Words that stand for a colour, in the order in which they are looked for (COLOR_SET of engine/normalize.py; MIT licence)."""
+"""Colour words in the order of the search (COLOR_SET of engine/normalize.py; MIT licence)."""
 
 SIMILAR = 85
-"""Of 100: above it two strings are the same attribute or option."""
+"""Of 100; strings with a higher ratio are the same attribute or option."""
 SAME_TITLE = 0.2
-"""Share of the wanted title's nouns above which a product is of the wanted type whatever its categories."""
+"""Share of the wanted title's nouns above which a product has the wanted type whatever its categories."""
 OTHER_TITLE = 0.1
-"""Below it the product is of another type even in the same category."""
+"""Below this the product has another type even in the same category."""
 SHARED_CATEGORIES = 2
 NO_NOUNS_SCORE = 0.2
 
@@ -145,11 +143,11 @@ _NO_WORD = re.compile(r"\W")
 
 
 class Reward(NamedTuple):
-    """A reward with what it is made of.
+    """A reward with its parts.
 
     Attributes:
         value: 0 to 1.
-        kind: 0, 0.1, 0.5 or 1: how far the product is of the wanted type.
+        kind: 0, 0.1, 0.5 or 1: how far the product has the wanted type.
         attributes: wanted attributes found.
         options: wanted options found.
         price: whether the limit was kept.
@@ -163,7 +161,7 @@ class Reward(NamedTuple):
 
 
 def reward(bought: Product, chosen: Iterable[str], goal: Goal, wanted: Product) -> Reward:
-    """The reward of buying `bought` with the option values `chosen`, for a goal made from the product `wanted`."""
+    """Return the reward of buying `bought` with the option values `chosen`, for a goal made from the product `wanted`."""
     kind = type_score(
         query_match=bought.query == wanted.query,
         category_match=len(bought.categories & wanted.categories) >= SHARED_CATEGORIES,
@@ -177,21 +175,21 @@ def reward(bought: Product, chosen: Iterable[str], goal: Goal, wanted: Product) 
 
 
 def combine(kind: float, points: int, wanted: int) -> float:
-    """The reward from the type's score, the points won and the number of attributes and options wanted."""
+    """Return the reward from the type's score, the points, and the number of wanted attributes and options."""
     return points / (wanted + 1) * kind
 
 
 def title_score(bought: Iterable[str], wanted: Iterable[str]) -> float:
-    """Share of the wanted title's nouns that the bought one's title has.
+    """Return the share of the wanted title's nouns in the bought product's title.
 
-    The denominator counts repetitions and the numerator doesn't, as in the original.
+    As in the original, the denominator counts repetitions and the numerator does not.
     """
     wanted = list(wanted)
     return len(set(bought) & set(wanted)) / len(wanted) if wanted else NO_NOUNS_SCORE
 
 
 def type_score(*, query_match: bool, category_match: bool, title: float) -> float:
-    """0, 0.1, 0.5 or 1: whether a product is of the wanted type."""
+    """Return 0, 0.1, 0.5 or 1: how far a product has the wanted type."""
     if title == 0.0:
         return 0.0
     if title < OTHER_TITLE:
@@ -200,7 +198,7 @@ def type_score(*, query_match: bool, category_match: bool, title: float) -> floa
 
 
 def attributes_found(bought: Product, wanted: Iterable[str]) -> int:
-    """How many of the wanted attributes the product has, by its list of attributes or in its texts."""
+    """Count the wanted attributes that the product has, in its list of attributes or in its texts."""
     known = bought.attributes or ()
     return sum(
         any(similar(attribute, want) for attribute in known) or any(want in text for text in bought.texts)
@@ -209,9 +207,9 @@ def attributes_found(bought: Product, wanted: Iterable[str]) -> int:
 
 
 def options_found(chosen: Iterable[str], wanted: Mapping[str, str] | Iterable[str]) -> int:
-    """How many of the wanted options are among the chosen values.
+    """Count the wanted options among the chosen values.
 
-    Wanted are pairs of name and value, or values alone as in goals that people wrote.
+    Wanted are pairs of name and value, or values alone as in goals written by people.
     """
     values = [colour_of(value) for value in chosen]
     pairs = wanted.items() if isinstance(wanted, Mapping) else wanted
@@ -219,12 +217,12 @@ def options_found(chosen: Iterable[str], wanted: Mapping[str, str] | Iterable[st
 
 
 def colour_of(value: str) -> str:
-    """The first colour's name inside a value, else the value itself."""
+    """Return the first colour name inside a value, otherwise the value."""
     return next((colour for colour in COLOURS if colour in value), value)
 
 
 def _colour_of_wanted(wanted: str | tuple[str, str]) -> str:
-    """A pair is a colour only where its name or value is one; else it is compared as Python prints it."""
+    """Return the colour if the pair's name or value is one; otherwise the pair as Python prints it."""
     if isinstance(wanted, str):
         return colour_of(wanted)
     return next((colour for colour in COLOURS if colour in wanted), str(wanted))
@@ -232,7 +230,7 @@ def _colour_of_wanted(wanted: str | tuple[str, str]) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def similar(one: str, other: str) -> bool:
-    """Whether thefuzz 0.19's `token_set_ratio` is above 85 (of 100, rounded)."""
+    """Return whether thefuzz 0.19's `token_set_ratio` (0 to 100, rounded) is above 85."""
     if one == other:
         return True
     first, second = set(_processed(one).split()), set(_processed(other).split())
@@ -245,7 +243,7 @@ def similar(one: str, other: str) -> bool:
 
 
 def _processed(text: str) -> str:
-    """Words in lower case. Characters from 128 to 255 are dropped, not replaced: "café" becomes "caf"."""
+    """Return lower-case words. Characters from 128 to 255 are dropped, not replaced: "café" becomes "caf"."""
     return _NO_WORD.sub(" ", text.translate(_LATIN_1)).lower().strip()
 
 
@@ -255,7 +253,7 @@ def _close(one: str, other: str) -> bool:
     if not one or not other:
         return False
     matcher = difflib.SequenceMatcher(None, one, other)
-    # The quick ratios are upper bounds; rounding is thefuzz's.
+    # The quick ratios are upper bounds; the rounding is thefuzz's.
     return all(
         round(100 * ratio()) > SIMILAR for ratio in (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
     )

@@ -1,4 +1,4 @@
-"""The shop as an environment: one customer, one goal, at most one purchase."""
+"""The WebShop environment: pages, BM25 search, the environment (one goal, at most one purchase), and the chat dialogue."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ from autorl_hpc.rollouts.environment import Step, Transcript
 from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
 
-# The pages, as the texts that can be seen on them and the things that can be clicked.
-#
-# Follows the templates of web_agent_site and what `observation_mode="text"` makes of them: visible texts in order, joined by
-# ` [SEP] `, and clickable texts in lower case. Reviews are always empty, as in the text environment, which loads none.
+# --- pages as visible texts and clickable items
+# Follows the templates of web_agent_site with `observation_mode="text"`: visible texts in order, joined by ` [SEP] `, and
+# clickable texts in lower case. Reviews are always empty, because the text environment loads none.
 
 SEPARATOR = " [SEP] "
 PRODUCTS_A_PAGE = 10
@@ -38,11 +37,11 @@ Kind = Literal["search", "results", "item", "sub", "done"]
 
 @dataclass(frozen=True)
 class Page:
-    """A page that is shown.
+    """A page.
 
     Attributes:
         links: product numbers by their clickable text.
-        options: the option's name by its clickable value; of equal values in two options, the last option's.
+        options: the option's name by its clickable value; if two options share a value, the last one's.
     """
 
     kind: Kind
@@ -52,7 +51,7 @@ class Page:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def actions(self) -> list[str]:
-        """What can be done here, as a model is told it."""
+        """Return the available actions as the model sees them."""
         if self.kind == "search":
             return [SEARCH_ACTION]
         clickable = dict.fromkeys([*(button.lower() for button in self.buttons), *self.links, *self.options])
@@ -60,16 +59,16 @@ class Page:
 
 
 def search_page(instruction: str) -> Page:
-    """The first page."""
+    """Return the first page."""
     return Page("search", _joined(["WebShop", "Instruction:", instruction, "Search"]))
 
 
 def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
-    """One page of results.
+    """Return one page of results.
 
     Args:
         found: all results of the search.
-        number: of the page, from 1. Behind the last page come empty ones, as in the original.
+        number: of the page, from 1. As in the original, pages after the last one are empty.
     """
     shown = found[(number - 1) * PRODUCTS_A_PAGE : number * PRODUCTS_A_PAGE]
     buttons = (BACK_TO_SEARCH, *([PREVIOUS] if number > 1 else []), NEXT)
@@ -80,7 +79,7 @@ def results_page(instruction: str, found: Sequence[Product], number: int) -> Pag
 
 
 def item_page(instruction: str, product: Product) -> Page:
-    """A product's page."""
+    """Return a product's page."""
     buttons = (BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY)
     texts = ["Instruction:", instruction, BACK_TO_SEARCH, PREVIOUS]
     for name, values in product.options.items():
@@ -91,8 +90,8 @@ def item_page(instruction: str, product: Product) -> Page:
 
 
 def sub_page(instruction: str, product: Product, name: str) -> Page:
-    """Description, features or reviews of a product."""
-    # A feature stands behind a space in its template, so an empty one is still a text.
+    """Return the page with a product's description, features or reviews."""
+    # The template puts a space before each feature, so an empty one is still a text.
     body = {"Description": [product.description], "Features": [f" {text}" for text in product.features]}.get(name, [])
     return Page(
         "sub",
@@ -102,7 +101,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """The last page. The original leaves most of its fields empty, and so tells nothing of the goal."""
+    """Return the last page. The original leaves most of its fields empty, so it reveals nothing of the goal."""
     purchased = ["asin", asin, "options", json.dumps(dict(options), sort_keys=True)]
     for name in ("attrs", "category", "query", "product category"):
         purchased += [name, "None"]
@@ -124,22 +123,21 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def _visible(text: str) -> str | None:
-    """A text as the original's HTML parser hands it on: nothing of an empty one or of white space with a line's end."""
+    """Return a text as the original's HTML parser does: None if it is empty or is white space with a line's end."""
     if not text.strip(_SPACES):
         return None if not text or "\n" in text else ""
     return text.strip()
 
 
-# The search engine: BM25 as Lucene and Anserini compute it with WebShop's settings, on an inverted index in memory.
-#
-# What is known of the original (pyserini 0.17, default analyzer and similarity) is followed: Lucene's 33 stop words, English
-# possessives, Porter stems, k1 = 0.9 and b = 0.4, lengths rounded to Lucene's one byte, ties in order of product numbers. The
-# ranking was not compared with a running Lucene. Its tokenizer is approximated by a regular expression, and the stemmer is
-# Snowball's `porter`, which leaves out two departures of Lucene's from the published algorithm (`bli`, `logi`).
+# --- search: BM25 as in Lucene and Anserini with WebShop's settings, with an inverted index in memory
+# Follows the original (pyserini 0.17, default analyzer and similarity): Lucene's 33 stop words, English possessives, Porter
+# stems, k1 = 0.9 and b = 0.4, lengths rounded to Lucene's one byte, ties in order of product numbers. The ranking was not
+# compared with a running Lucene: its tokenizer is approximated by a regular expression, and the stemmer is Snowball's
+# `porter`, without two of Lucene's departures from the published algorithm (`bli`, `logi`).
 
 K1, B = 0.9, 0.4
 RESULTS = 50
-"""Products that a search returns at most."""
+"""Maximum number of products that a search returns."""
 _STOP_WORDS = """
 a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with
 """
@@ -150,22 +148,22 @@ _TOKEN = re.compile(rf"\w+(?:(?:(?<={_LETTER})[{_APOSTROPHES}.:·](?={_LETTER})|
 """Unicode's word boundaries (UAX 29) for Latin text: "levi's", "u.s" and "1,000.5" are one token each."""
 MAX_TOKEN_CHARS = 255
 FREE_LENGTHS = 24
-"""Lengths up to here are kept exactly in Lucene's byte."""
+"""Lengths below this are stored exactly in Lucene's byte."""
 CACHED_QUERIES = 4096
 
 
 def tokens(text: str) -> list[str]:
-    """The terms of a text, in order."""
+    """Return the terms of a text, in order."""
     words = (_without_possessive(word).lower() for word in _TOKEN.findall(text))
     return [_stem(word) for word in words if word not in STOP_WORDS and len(word) <= MAX_TOKEN_CHARS]
 
 
 class ShopIndex:
-    """BM25 over documents by id; impacts are computed once, so that a search only adds them up."""
+    """BM25 over documents by id. Term weights are computed once, so that a search only adds them."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
-        """Indexes `documents`."""
-        # By id: equal scores are then told apart as the original does it.
+        """Index `documents`."""
+        # Sorted by id, which orders equal scores as in the original.
         self._ids = sorted(documents)
         counts = [Counter(tokens(documents[identity])) for identity in self._ids]
         lengths = [sum(count.values()) for count in counts]
@@ -180,7 +178,7 @@ class ShopIndex:
         self._cached = functools.lru_cache(maxsize=CACHED_QUERIES)(self._search)
 
     def search(self, query: str) -> tuple[str, ...]:
-        """Ids of the best documents, best first; none where no term is known."""
+        """Return ids of the best documents, best first; none if no term is known."""
         return self._cached(query)
 
     def _search(self, query: str) -> tuple[str, ...]:
@@ -194,7 +192,7 @@ class ShopIndex:
 
 
 def rounded_length(terms: int) -> int:
-    """A document's length as Lucene keeps it: SmallFloat.byte4ToInt(intToByte4(n)), four significant bits above 24."""
+    """Return a document's length as stored by Lucene: SmallFloat.byte4ToInt(intToByte4(n)), four significant bits above 24."""
     if terms < FREE_LENGTHS:
         return terms
     above = terms - FREE_LENGTHS
@@ -220,46 +218,46 @@ def _stemmer() -> Any:
 
 
 ACTIONS_HEADING = "\n\nAvailable actions:\n"
-"""Between a page's text and the list of what can be done on it."""
+"""Separates a page's text from the list of available actions."""
 PINNED = "catalogue"
-"""Of a recipe's options: the hash of the catalogue, since it decides scores as much as the items do."""
+"""Recipe option with the hash of the catalogue, which decides scores as much as the items do."""
 
 
 class Shop:
-    """A catalogue with its search engine. It never changes, so all environments of a process share one."""
+    """A catalogue with its search index. Immutable, so all environments of a process share one."""
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
         self._index = ShopIndex({asin: product.document for asin, product in catalogue.products.items()})
 
     def search(self, query: str) -> list[Product]:
-        """The best products, best first."""
+        """Return the best products, best first."""
         return [self.catalogue[asin] for asin in self._index.search(query)]
 
 
 @functools.lru_cache(maxsize=4)
 def open_shop(path: Path) -> Shop:
-    """The shop of a catalogue's file, read once a process; errors as for `catalogue.read`."""
+    """Open the shop of a catalogue file, once per process; errors as for `catalogue.read`."""
     return Shop(read(path))
 
 
 class Environment:
     """One customer in the shop.
 
-    An action is `search[words]` or `click[text]`; text is compared in lower case. Anything else, and a click on what is not
-    there, changes nothing. An observation is the page's text, then the list of available actions.
+    An action is `search[words]` or `click[text]`; text is compared in lower case. Any other action, or a click on a missing item,
+    changes nothing. An observation is the page's text and the list of available actions.
     """
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
-        """Opens the shop in `data`.
+        """Open the shop in `data`.
 
         Args:
             data: a folder with catalogue.jsonl: an agent's training data, or the vault for graders.
             held_out: for held-out goals, which a catalogue with withheld attributes would score wrongly.
-            options: the recipe's; `catalogue` is the sha256 of the file that held-out goals are scored with.
+            options: the recipe's; `catalogue` is the sha256 of the file for scoring held-out goals.
 
         Raises:
-            OSError, ValueError: there is no catalogue, it is damaged, or it is another one than it should be.
+            OSError, ValueError: the catalogue is missing, damaged, or not the expected one.
         """
         path = Path(data).resolve() / CATALOGUE_NAME
         self.shop = open_shop(path)
@@ -275,7 +273,7 @@ class Environment:
         self._page = search_page("")
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
-        """Begins an episode; `goal` is a row of goals.jsonl or items.jsonl. Nothing is drawn, so `seed` is not used.
+        """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random.
 
         Raises:
             KeyError: the goal lacks a field, or its product is not in the catalogue.
@@ -288,7 +286,7 @@ class Environment:
         return self._shown()
 
     def step(self, action: str) -> Step:
-        """One action.
+        """Perform one action.
 
         Raises:
             RuntimeError: no episode has begun.
@@ -304,11 +302,11 @@ class Environment:
         return Step(self._shown(), self.last is not None, 0.0 if self.last is None else self.last.value)
 
     def close(self) -> None:
-        """The shop stays open for the others of this process."""
+        """Do nothing: other environments of this process share the shop."""
 
     @property
     def page(self) -> Page:
-        """The page that is shown."""
+        """The current page."""
         return self._page
 
     @property
@@ -332,7 +330,8 @@ class Environment:
 
     def _click(self, text: str) -> None:
         page = self._page
-        if text in (button.lower() for button in page.buttons):  # first: an option of the same text can't be chosen
+        # buttons first: an option with the same text can't be chosen
+        if text in (button.lower() for button in page.buttons):
             self._press(text)
         elif text in page.options:
             self._options[page.options[text]] = text
@@ -370,8 +369,8 @@ class Environment:
 
 
 def parse(action: str) -> tuple[str, str]:
-    """Name and argument of an action, the argument in lower case; ("", "") where it is none."""
-    # What the original's `(.+)\[(.+)\]` matches, which takes quadratic time on a row of brackets.
+    """Return name and argument of an action, the argument in lower case; ("", "") if it is invalid."""
+    # Matches like the original's `(.+)\[(.+)\]`, which takes quadratic time on a row of brackets.
     line = action.split("\n", 1)[0]
     end = line.rfind("]")
     start = line.rfind("[", 1, max(end - 1, 0))
@@ -379,12 +378,12 @@ def parse(action: str) -> tuple[str, str]:
 
 
 def parts(observation: str) -> tuple[str, list[str]]:
-    """A page's text and the available actions, from an observation."""
+    """Split an observation into the page's text and the available actions."""
     text, heading, actions = observation.rpartition(ACTIONS_HEADING)
     return (text, actions.split("\n")) if heading else (observation, [])
 
 
-# How an episode becomes a prompt, and a completion an action. The recipe in task.yaml holds the same words.
+# --- the dialogue; the recipe in task.yaml holds the same texts
 
 WINDOW = 5
 """Exchanges that the prompt repeats."""
@@ -417,9 +416,9 @@ class Dialogue:
     """A chat of one system and one user message, which repeats the last five exchanges."""
 
     def prompt(self, transcript: Transcript) -> Sequence[Mapping[str, str]]:
-        """The messages. Each action stands under the page that it was done on.
+        """Return the messages. Each action is listed under the page on which it was taken.
 
-        The reference (AutoRL-Bench) puts it under the page that followed, and drops the first page.
+        The reference (AutoRL-Bench) lists it under the following page and drops the first page.
         """
         pages = [transcript.first, *(turn.observation for turn in transcript.turns)]
         first = max(0, len(transcript.turns) - WINDOW)
@@ -438,7 +437,7 @@ class Dialogue:
         return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": filled(PROMPT, values)}]
 
     def action(self, completion: str) -> str:
-        """The completion's first line without `Action:`; `choose[...]`, the paper's older word, is a click."""
+        """Return the completion's first line without `Action:`; the paper's older `choose[...]` becomes a click."""
         text = completion.strip().split("\n", 1)[0].strip()
         if text.startswith("Action:"):
             text = text[len("Action:") :].strip()
@@ -446,5 +445,5 @@ class Dialogue:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """The template with its fields filled in one pass: a title may hold braces, or what looks like a field."""
+    """Fill in all fields of the template in one pass, because a title may hold braces or what looks like a field."""
     return _FIELD.sub(lambda match: values[match[1]], template)

@@ -1,4 +1,4 @@
-"""Writes a task's files: an agent's catalogue and goals, the held-out goals, and the grader's whole catalogue."""
+"""Writes a WebShop task's files: an agent's catalogue and goals, the held-out goals, and the grader's full catalogue."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def write_task(
     withheld: Collection[str],
     prefix: str,
 ) -> None:
-    """Writes everything under `out`.
+    """Write everything under `out`.
 
     Args:
         train: goals for agents.
         held_out: goals by split; a goal may be in two.
-        withheld: numbers of the products whose attributes and instructions agents don't get.
+        withheld: ids of products whose attributes and instructions agents don't get.
         prefix: of the goals' ids.
     """
     _write(out / "train" / CATALOGUE_NAME, (p.row(withheld=p.asin in withheld) for p in products))
@@ -40,15 +40,15 @@ def write_task(
 
 
 def attainable(goal: Goal, product: Product) -> bool:
-    """Whether buying the goal's own product with the goal's own options is rewarded with 1.
+    """Return whether buying the goal's own product with its own options gives reward 1.
 
-    Odd cases of the original's comparison of options keep some goals below 1 for everybody who does as they say.
+    Odd cases in the original's comparison of options keep some goals below 1 even for the perfect purchase.
     """
     return reward(product, goal.options.values(), goal, product).value == 1.0
 
 
 def groups(products: Iterable[Product]) -> list[list[Product]]:
-    """Products that may not be parted, since their instructions are the same; in a fixed, shuffled order."""
+    """Group products with equal instructions, which must stay together; in a fixed, shuffled order."""
     found: dict[str, list[Product]] = defaultdict(list)
     for product in products:
         found[product.instruction or product.asin].append(product)
@@ -56,7 +56,7 @@ def groups(products: Iterable[Product]) -> list[list[Product]]:
 
 
 def at_most(goals: Iterable[Goal], count: int) -> list[Goal]:
-    """At most `count` goals of a product, none of them twice; chosen by hash, in order of sessions."""
+    """Return at most `count` different goals of each product, chosen by hash, in order of sessions."""
     chosen: list[Goal] = []
     taken: dict[str, set[str]] = defaultdict(set)
     for goal in sorted(goals, key=lambda goal: (rank(goal.instruction), goal.session)):
@@ -67,7 +67,7 @@ def at_most(goals: Iterable[Goal], count: int) -> list[Goal]:
 
 
 def rank(key: str) -> str:
-    """A fixed, shuffled order: the hash of a key."""
+    """Return the hash of a key, for a fixed, shuffled order."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -76,6 +76,6 @@ def _item(goal: Goal, prefix: str) -> dict[str, Any]:
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """JSON lines with sorted keys in ASCII: the same rows give the same bytes."""
+    """Write JSON lines in ASCII with sorted keys, so that equal rows give equal bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row, sort_keys=True) + "\n" for row in rows), encoding="utf-8", newline="\n")
