@@ -135,8 +135,8 @@ class Claims:
         return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
-        """Return whether this grader still owns the claim of that generation. The file is checked too, because generations restart
-        at 1 after a claim was dropped."""
+        """Return whether this grader still owns the claim of that generation. The file is checked too, because generations
+        restart at 1 after a claim was dropped."""
         return self.current().get(entry) == generation and self._is_own(entry, generation)
 
     def give_back(self, entry: str, generation: int) -> None:

@@ -290,7 +290,7 @@ def _is_secrets_name(name: str) -> bool:
 # --- environment variables: secrets are left out of jobs and of processes that handle models' texts or weights
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
-"""SLURM_JWT is a user's whole access to the scheduler."""
+"""SLURM_JWT gives full access to the scheduler as this user."""
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:

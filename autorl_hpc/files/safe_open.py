@@ -290,12 +290,12 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """What a run's driver was asked, all attempts together.
+    """Totals of a run's driver requests over all attempts.
 
     Attributes:
-        calls: requests that the driver worked for, or may have: cut answers and those that a provider never answered among them.
-        failed: requests that it was asked and did not answer.
-        cost_usd: None where there are no prices.
+        calls: requests that the driver worked on, or may have: includes cut answers and requests without an answer.
+        failed: requests that were sent to the driver and failed.
+        cost_usd: None without prices.
         points: (elapsed_s, tokens in and out so far, cost so far), rising.
         spans: when at least one request was open, in seconds of budget; not joined.
     """
@@ -424,7 +424,7 @@ class Folder:
         return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
-        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; its owner's rights are restored.
+        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored.
 
         Raises:
             OSError: it can be neither opened nor made.
