@@ -25,7 +25,7 @@ class Fault(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands; derived from its ledger, never stored beside it."""
+    """State of a run, derived from its ledger and never stored."""
 
     QUEUED = "queued"  # no attempt has started
     RUNNING = "running"  # an attempt has started, nothing is sealed
@@ -36,7 +36,7 @@ class RunState(StrEnum):
 
 
 class SubmissionState(StrEnum):
-    """Where one submission stands."""
+    """State of one submission."""
 
     REFUSED = "refused"
     ACCEPTED = "accepted"  # queued, no score yet
@@ -106,7 +106,7 @@ class EntryKind(StrEnum):
 
 
 class Route(StrEnum):
-    """How a checkpoint came about."""
+    """How a checkpoint was made."""
 
     NONE = "none"  # nothing was trained
     COPY = "copy"  # a copy of the base model or of another model
@@ -153,7 +153,7 @@ class QueueKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job of the scheduler stands, in our words."""
+    """State of a scheduler job, in our words."""
 
     WAITING = "waiting"  # queued, or will be queued again
     RUNNING = "running"  # has nodes; may be starting, suspended or ending

@@ -409,7 +409,7 @@ class DriverJob:
             while (why := self._reason_to_end()) is None:
                 answered, problem = self._serve_once()
                 if problem is None:
-                    continue  # asked to end: the loop condition finds the reason
+                    continue  # this job ends: the loop condition finds the reason
                 failures = 1 if answered else failures + 1
                 log.warning("driver %s: %s (%d in a row)", self.name, problem, failures)
                 if failures >= self.timing.failures:

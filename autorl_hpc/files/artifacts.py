@@ -158,7 +158,7 @@ def remove(path: Path) -> None:
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
-    """Add or renew the reference of `run_id`. Return False if the artifact does not exist."""
+    """Add or renew the reference of `run_id`. Return False if the artifact does not exist or was moved away meanwhile."""
     target = artifacts / content_hash
     if not artifact_ready(artifacts, content_hash):
         return False

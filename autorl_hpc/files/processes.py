@@ -166,7 +166,7 @@ def _parent(pid: int) -> int | None:
 # --- memory of processes, and bytes of files that only they hold open
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems in memory. Files in a private one of the agent count as nobody's resident memory, so they are added."""
+"""File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
 
 MEMFD = "/memfd:"
 """How /proc shows an unnamed file in memory (memfd_create)."""

@@ -145,7 +145,7 @@ class Claims:
             drop(self.folder, entry, generation)
 
     def drop_own(self) -> None:
-        """Drop all claims of this grader, also one that a signal kept it from noting."""
+        """Drop all claims of this grader, also one taken just before a signal."""
         for entry, generation in self.current().items():
             if self._is_own(entry, generation):
                 drop(self.folder, entry, generation)

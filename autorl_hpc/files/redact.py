@@ -53,7 +53,7 @@ _VALUE = re.compile(
     r'|\\"[^"\\\n]*(?:\\"|"|)'  # double quotes escaped by JSON inside JSON
     r'|"(?:[^"\\\n]|\\[^\n])*"?'
     r"|'[^'\n]*'?)"
-    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: masked too, its name is enough
+    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but masked as well
     r"|[^\s\"'`;&|<>,)\]}\\]+"
 )
 _LINE = re.compile(r"[^\"'\n]+")

@@ -22,7 +22,7 @@ from autorl_hpc.records.base import Strict
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Not blocking: nobody may hang on a FIFO that replaces a file between check and open."""
+"""Non-blocking, because a FIFO may replace a file between check and open."""
 
 
 def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:

@@ -47,7 +47,7 @@ LEAST_USE_S = 30.0
 """A link must leave the agent at least this much time."""
 
 MAX_LINKS = 100
-"""Most links for one budget; the supervisor gives lost time back at most that often."""
+"""Maximum number of links in a chain."""
 
 GRADER_S = 86400.0
 """Default upper limit of a grader's job, because shorter jobs start sooner."""

@@ -182,7 +182,7 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
         child = stopping.start("grader", str(experiment.path))
         code = child.wait()
         stopping.children.remove(child)
-        if code == EXIT_TROUBLE and alive():  # agents run: staging or a repair may help meanwhile
+        if code == EXIT_TROUBLE and alive():  # agents run: later staging or a repair may help
             log.warning("grader can't score anything here; the next one in %.0f s", TROUBLE_PAUSE_S)
             stopping.sleep(TROUBLE_PAUSE_S)
         elif code != 0:

@@ -158,7 +158,7 @@ _NUMBER = re.compile(r"number (\d+)")
 def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submitted]) -> bool:
     """Cancel the jobs of a failed launch; return whether the scheduler confirms that none is left.
 
-    They are marked before they are cancelled, so that nobody takes their end for a user's scancel. The last one may have been
+    They are marked before they are cancelled, so that their end is not taken for a user's scancel. The last one may have been
     accepted although sbatch failed (a time-out), so they are looked up by name.
     """
     asked = [submitted.model_copy(update={"asked_back": True}) for submitted in made]

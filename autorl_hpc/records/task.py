@@ -1,4 +1,4 @@
-"""The task file task.yaml: sources, splits, and the recipes that say how items are asked and scored."""
+"""The task file task.yaml: sources, splits, and the recipes with prompts, sampling and scoring."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
     """Pack the parts that `staged` describes (verified just before) into `out`.
 
     Raises:
-        AutorlError: the disk is too small, or a file was changed meanwhile.
+        AutorlError: the disk is too small, or a file was changed during packing.
     """
     parts, entries = [], []
     for one in staged:
@@ -335,7 +335,7 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
 
 
 def _write(place: Unpacked, row: StoreFile, data: IO[bytes]) -> None:
-    """Write a file and check its hash meanwhile."""
+    """Write a file and check its hash while writing."""
     top, _, rest = row.path.partition("/")
     target = (place.vault if top == "vault" else place.store) / rest
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -178,7 +178,7 @@ class Checked:
 
     @property
     def right(self) -> bool:
-        """Return whether the known scores are right."""
+        """Return whether the scores that exist are right."""
         return self.oracle in (100.0, None) and self.null in (0.0, None)
 
     def __str__(self) -> str:
