@@ -1,4 +1,4 @@
-"""The commands. Thin: parse, call, print. Heavy imports stand inside the commands, so that --help answers at once."""
+"""Every `autorl-hpc` command, and the hidden `job` commands of queued jobs. Heavy imports are inside, so --help is fast."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
 
-# What queued jobs run: `autorl-hpc job ...`. Not for people; each command is restartable at any moment.
+# --- job commands: run by queued jobs, not by people; each can be restarted at any time
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
 
 
 def print_json(value: Any) -> None:
-    """For programs."""
+    """Print `value` as JSON with sorted keys."""
     print(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 
 def _print_head(run: RunDir) -> None:
-    """Into the job's log: whoever keeps that elsewhere can tell later whether the chain is still the same."""
+    """Print the head of the run's ledger into the job's log, so that a copy of the log proves later whether the chain changed."""
     from autorl_hpc.errors import AutorlError
     from autorl_hpc.files.ledger import in_words, run_head
 
@@ -36,17 +36,17 @@ def _print_head(run: RunDir) -> None:
 
 
 def _report(experiment: ExperimentDir) -> None:
-    """What the report job does when its experiment is over: the report, and where the chains stand then."""
+    """Write the report of an experiment that is over, and print the heads of its ledgers."""
     from autorl_hpc.report import report
 
     try:
         report.bring_up_to_date([experiment.path])
-    finally:  # whatever befalls a page or a picture, where the chains stand is said
+    finally:  # print the heads even if the report fails
         print("\n".join(report.keep_heads(experiment)), flush=True)
 
 
 def _drop_keys(experiment: ExperimentDir) -> None:
-    """No key outlives its experiment."""
+    """Delete the driver keys of an experiment that is over."""
     from autorl_hpc.launch.drivers import drop_keys
 
     drop_keys(experiment)
@@ -149,7 +149,7 @@ def _job_submit_local(experiment: Path) -> None:
     submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))
 
 
-# The commands for those who must believe a number that somebody else measured: verify, anchor, export, rescore.
+# --- evidence commands, for readers who want to check a number: verify, anchor, export, rescore
 
 PathsArgument = Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")]
 
@@ -268,12 +268,12 @@ def rescore(
 
 
 def add_to(app: typer.Typer) -> None:
-    """Adds the commands of this file."""
+    """Add the evidence commands to `app`."""
     for command in (verify, anchor, export, rescore):
         app.command()(command)
 
 
-# The options of `autorl-hpc stage`.
+# --- stage options
 
 Names = Annotated[
     list[str] | None,
@@ -383,7 +383,7 @@ def stage(
 
 
 def _job_file(given: Path) -> Path:
-    """The file as given; where there is none, the one of that name that ships with the package."""
+    """Return `given`, or the shipped job file of that name if `given` does not exist."""
     from autorl_hpc.files.layout import share
 
     shipped = share("jobs") / given.name

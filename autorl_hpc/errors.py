@@ -1,4 +1,4 @@
-"""Errors that say what, where, whose fault, and what to do next; and the exit codes of every command."""
+"""Errors for users (what, where, whose fault, what to do next), refusals of submissions, and the exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Exit(IntEnum):
     """Exit codes of `autorl-hpc`, documented in docs/commands.md."""
 
     OK = 0
-    FAILED = 1  # it ran, and the answer is no: verify found damage, a submission was refused, a run failed
+    FAILED = 1  # it ran and the answer is no: verify found damage, a submission was refused, a run failed
     USAGE = 2  # the command line or an input file is wrong
     ENVIRONMENT = 3  # this machine lacks something: disk, permission, a package
     INTERNAL = 4  # a defect of autorl-hpc
@@ -20,14 +20,14 @@ class Exit(IntEnum):
 
 
 class AutorlError(Exception):
-    """An error meant for a person.
+    """An error with a message for people.
 
     Args:
-        what: what went wrong, one sentence.
-        where: the file, and the field in it, if there is one.
+        what: what went wrong, in one sentence.
+        where: the file, and the field in it if there is one.
         fault: who has to act.
         next_step: what to do about it.
-        exit_code: the exit code of the command that fails with it.
+        exit_code: exit code of the command that fails with this error.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class AutorlError(Exception):
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, str | int | None]:
-        """The same content for programs (`--json`)."""
+        """Return the same content as a dict for `--json`."""
         return {
             "error": self.what,
             "where": self.where,
@@ -68,7 +68,7 @@ class AutorlError(Exception):
 
 
 class Refused(Exception):
-    """A submission that is not taken: raised by the lint and the intake, told to the agent as it stands.
+    """Refuse a submission. The lint and the intake raise it; the agent gets its text unchanged.
 
     Args:
         code: a stable word for programs, such as `shard_missing`.
@@ -85,7 +85,7 @@ class Refused(Exception):
 
 
 def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> AutorlError:
-    """An OSError in words: a full disk and a missing permission are the two that users meet."""
+    """Return an AutorlError for an OSError, with advice for full disks, quotas and permissions; `doing` names the action."""
     import errno
 
     advice = {

@@ -1,4 +1,4 @@
-"""`quickstart`: stage, launch, follow, report, with nothing but what the package ships."""
+"""`autorl-hpc quickstart`: stage, launch, follow and report the shipped example experiment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autorl_hpc.states import Fault
 
 
 def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> int:
-    """Runs `jobs/quickstart.yaml` under `place` and prints the report; returns the exit code."""
+    """Run `jobs/quickstart.yaml` under `place`, print the report and return the exit code. Raises AutorlError if a step fails."""
     from rich.console import Console
 
     from autorl_hpc.report import report, status
@@ -54,15 +54,15 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
 
 
 def _explained(error: AutorlError, root: Root) -> AutorlError:
-    """The error; told for a newcomer where it comes of a folder that another version made.
+    """Return the error, reworded if another version of the suite made the folder.
 
-    `launch` advises --keep-frozen or another name then, and quickstart has neither.
+    The advice of `launch` then (--keep-frozen, another experiment name) does not apply to quickstart.
     """
     experiment = root.experiment("quickstart")
     if not experiment.resolved.exists() or error.where is None:
         return error
     where = Path(error.where)
-    changed = where == experiment.resolved and error.exit_code is Exit.USAGE  # by its hash, or a record of other fields
+    changed = where == experiment.resolved and error.exit_code is Exit.USAGE  # hash or fields differ
     if not (changed or where.is_relative_to(experiment.code) or where == root.task_store("arithmetic")):
         return error
     return AutorlError(
@@ -73,7 +73,7 @@ def _explained(error: AutorlError, root: Root) -> AutorlError:
 
 
 def _job_file(place: Path, parallel: int) -> Path:
-    """The shipped job with the number of agents at once put in."""
+    """Write the shipped job file with `parallel` agents at once, and return its path."""
     text = (share("jobs") / "quickstart.yaml").read_text(encoding="utf-8")
     path = place / "quickstart.yaml"
     atomic.write_bytes(path, text.replace("parallel: 2", f"parallel: {parallel}").encode())

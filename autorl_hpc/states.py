@@ -1,14 +1,15 @@
-"""Every state word of the suite, in one place."""
+"""The state words of the suite as enums: faults, runs, submissions, splits, sandbox levels, ledger entries, routes, failures,
+queue entries and scheduler jobs; Slurm's job states mapped to ours; the exit codes of jobs."""
 
 import sys
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum
-else:  # Python 3.10 has no StrEnum; this is the part of it that we use.
+else:  # Python 3.10 has no StrEnum.
     from enum import Enum
 
     class StrEnum(str, Enum):
-        """A str that is also an enum member."""
+        """Stand in for `enum.StrEnum`."""
 
         def __str__(self) -> str:
             return str(self.value)
@@ -24,7 +25,7 @@ class Fault(StrEnum):
 
 
 class RunState(StrEnum):
-    """Where a run stands; derived from its ledger, never stored beside it."""
+    """State of a run, derived from its ledger and never stored."""
 
     QUEUED = "queued"  # no attempt has started
     RUNNING = "running"  # an attempt has started, nothing is sealed
@@ -35,7 +36,7 @@ class RunState(StrEnum):
 
 
 class SubmissionState(StrEnum):
-    """Where one submission stands."""
+    """State of one submission."""
 
     REFUSED = "refused"
     ACCEPTED = "accepted"  # queued, no score yet
@@ -47,14 +48,14 @@ class EndedBy(StrEnum):
     """What ended a run."""
 
     AGENT_EXIT = "agent_exit"
-    BUDGET = "budget"  # its time
+    BUDGET = "budget"  # its wall time is used up
     GPU_HOURS = "gpu_hours"
-    TOKENS = "tokens"  # of its driver
-    COST = "cost"  # of its driver
+    TOKENS = "tokens"  # its driver's token budget
+    COST = "cost"  # its driver's cost budget
     CANCELLED = "cancelled"
-    OUT_OF_MEMORY = "out_of_memory"  # more memory than its budget, or its job's, which took the supervisor with it
-    DISK = "disk"  # more disk than its budget
-    PROCESSES = "processes"  # more processes than its budget
+    OUT_OF_MEMORY = "out_of_memory"  # over the memory budget, or the job's limit killed the supervisor too
+    DISK = "disk"  # over the disk budget
+    PROCESSES = "processes"  # over the process budget
     CRASHED = "crashed"  # the supervisor died more often than it may be restarted
 
 
@@ -78,9 +79,9 @@ class SandboxLevel(StrEnum):
 class Network(StrEnum):
     """What an agent reaches beyond its sandbox."""
 
-    NONE = "none"  # the submission bridge alone
-    DRIVER = "driver"  # the bridge, and its driver through the supervisor
-    OPEN = "open"  # everything that the node reaches
+    NONE = "none"  # only the submission bridge
+    DRIVER = "driver"  # the bridge, and the driver through the supervisor
+    OPEN = "open"  # everything that the node can reach
 
 
 class Protocol(StrEnum):
@@ -105,25 +106,25 @@ class EntryKind(StrEnum):
 
 
 class Route(StrEnum):
-    """How a checkpoint came about."""
+    """How a checkpoint was made."""
 
     NONE = "none"  # nothing was trained
-    COPY = "copy"  # of the base model or of another one
+    COPY = "copy"  # a copy of the base model or of another model
     SFT = "sft"
-    REJECTION_SAMPLING = "rejection-sampling"  # SFT on the model's own answers, kept by a reward or a check
+    REJECTION_SAMPLING = "rejection-sampling"  # SFT on the model's own answers, filtered by a reward or a check
     DPO = "dpo"
-    PREFERENCE = "preference"  # relatives of DPO: KTO, ORPO, CPO, SimPO, IPO, ...
+    PREFERENCE = "preference"  # variants of DPO: KTO, ORPO, CPO, SimPO, IPO, ...
     GRPO = "grpo"
     PPO = "ppo"
-    RL = "rl"  # RLOO, REINFORCE, online DPO, own policy gradients
+    RL = "rl"  # RLOO, REINFORCE, online DPO, hand-written policy gradients
     SFT_RL = "sft+rl"
     AVERAGING = "model-averaging"
     DISTILLATION = "distillation"  # from another model's outputs or logits
-    UNKNOWN = "unknown"  # it was trained, and nothing tells how
+    UNKNOWN = "unknown"  # it was trained, but the evidence does not show how
 
     @property
     def is_rl(self) -> bool:
-        """Whether a policy learned from rewards of its own samples."""
+        """Return whether a policy learned from rewards of its own samples."""
         return self in (Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL)
 
 
@@ -139,7 +140,7 @@ class FailureKind(StrEnum):
     BUDGET_OUT = "budget out"
     ARTIFACT_REFUSED = "artifact refused"
     INFRASTRUCTURE = "infrastructure"
-    NO_GAIN = "no gain beyond noise"  # nothing above explains it
+    NO_GAIN = "no gain beyond noise"  # none of the kinds above explains it
 
 
 class QueueKind(StrEnum):
@@ -152,19 +153,19 @@ class QueueKind(StrEnum):
 
 
 class JobState(StrEnum):
-    """Where a job of the scheduler stands, in our words."""
+    """State of a scheduler job, in our words."""
 
-    WAITING = "waiting"  # queued, or about to be queued again
-    RUNNING = "running"  # has a place; may be starting, stopped or ending
-    HELD = "held"  # somebody has to release it
+    WAITING = "waiting"  # queued, or will be queued again
+    RUNNING = "running"  # has nodes; may be starting, suspended or ending
+    HELD = "held"  # someone has to release it
     DONE = "done"  # ended with exit code 0
-    ENDED = "ended"  # ended otherwise
-    GONE = "gone"  # the scheduler doesn't know it any more
-    UNKNOWN = "unknown"  # a word that this version doesn't know: kept as it is, and taken for alive
+    ENDED = "ended"  # ended in any other way
+    GONE = "gone"  # the scheduler no longer knows it
+    UNKNOWN = "unknown"  # a state word that this version does not know; counts as alive
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Return whether the job has ended for good."""
         return self in (JobState.DONE, JobState.ENDED, JobState.GONE)
 
 
@@ -184,7 +185,7 @@ SLURM_STATES: dict[str, JobState] = {
     "OUT_OF_MEMORY": JobState.ENDED,
     "LAUNCH_FAILED": JobState.ENDED,
     "RECONFIG_FAIL": JobState.ENDED,
-    # flags that stand in the place of a base state
+    # flags that are printed in place of a base state
     "COMPLETING": JobState.RUNNING,
     "CONFIGURING": JobState.RUNNING,
     "EXPEDITING": JobState.WAITING,
@@ -201,13 +202,13 @@ SLURM_STATES: dict[str, JobState] = {
     "STOPPED": JobState.RUNNING,
     "UPDATE_DB": JobState.RUNNING,
 }
-"""Every job state of Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), as ours."""
+"""Every job state in Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), mapped to a JobState."""
 
 
 def job_state(word: str) -> JobState:
-    """Ours for a state as Slurm prints it, which may carry more: `CANCELLED by 1001`, `CANCELLED+`, `RUNNING,COMPLETING`.
+    """Return the JobState for a state as Slurm prints it, such as `CANCELLED by 1001`, `CANCELLED+` or `RUNNING,COMPLETING`.
 
-    Of several words, one of which something may still come counts: a job that is `NODE_FAIL,REQUEUED` comes back.
+    If there are several words, a live state wins: a job that is `NODE_FAIL,REQUEUED` comes back.
     """
     words = word.replace("+", " ").replace(",", " ").upper().split()
     if not words or words[0] not in SLURM_STATES:
@@ -217,7 +218,7 @@ def job_state(word: str) -> JobState:
 
 
 EXIT_RESUME = 75
-"""Of a supervisor, and of the job around it: this attempt stopped without sealing, another one goes on (EX_TEMPFAIL)."""
+"""Exit code of a supervisor and its job (EX_TEMPFAIL): this attempt stopped without sealing the run, and another one follows."""
 
 EXIT_TROUBLE = 3
-"""Of a grader that could not score anything on its node."""
+"""Exit code of a grader that could not score anything on its node."""

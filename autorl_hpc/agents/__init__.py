@@ -1,5 +1,4 @@
-"""Agents: what a definition tells (file.py), where definitions lie (folders.py), those of AutoRL-Bench (reference.py), and whether
-an agent's program is here (checks.py)."""
+"""Agents: their definitions and folders (definition.py), and checks of their programs (program_check.py)."""
 
 from autorl_hpc.agents.definition import (
     PATH_VARIABLE,

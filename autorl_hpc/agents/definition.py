@@ -1,4 +1,4 @@
-"""agent.yaml: what an agent's definition tells."""
+"""Agent folders: the fields of agent.yaml, AutoRL-Bench's config.yaml, finding and loading agents, and `attach` to a shell."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ RESTART = "restart"
 UNTESTED = "untested"
 TraceFormat = Literal["claude-code", "codex", "gemini-cli", "opencode", "openhands", "mini"]
 Dialect = Literal["openai-chat", "openai-responses", "anthropic", "gemini", "any"]
-"""What an agent's program speaks to its driver: /v1/chat/completions, /v1/responses, /v1/messages, /v1beta/models/M:generateContent.
-`any`: the definition doesn't know."""
+"""The API by which a program calls its driver: /v1/chat/completions, /v1/responses, /v1/messages,
+/v1beta/models/M:generateContent; `any` if the definition does not say."""
 
 ScriptName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ScriptPath = Annotated[
     str, StringConstraints(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63}/){0,4}[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
 ]
-"""Below the agent's folder; no part begins with a dot."""
+"""A path below the agent's folder; no part begins with a dot."""
 
 Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Words = Annotated[str, StringConstraints(max_length=1000)]
 
 
 def _text(value: Any) -> Any:
-    """YAML's numbers and truth values as a shell would have them."""
+    """Convert YAML's numbers and booleans to text as in a shell."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, (int, float)) else value
@@ -106,18 +106,18 @@ class AgentFile(Record):
     )
 
 
-# Agent folders of AutoRL-Bench (config.yaml and start.sh), which load unchanged.
+# --- AutoRL-Bench's agent folders (config.yaml and start.sh), which load unchanged
 
 CONFIG = "config.yaml"
 
 
 def read_config(path: Path) -> AgentFile:
-    """What a config.yaml says, as AutoRL-Bench's own registry reads it: `start`, `env_vars`, `description`, and nothing else.
+    """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`.
 
-    There an agent is called by its folder; `name` is a title. It runs with a driver or without one: the file doesn't tell.
+    There an agent is identified by its folder; `name` is a title. Whether it needs a driver is not in the file.
 
     Raises:
-        AutorlError: it is no table, or a field has another type.
+        AutorlError: it is not a table, or a field has another type.
     """
     value = read_yaml(path)
     if value is None:  # an empty file
@@ -136,18 +136,18 @@ def read_config(path: Path) -> AgentFile:
 
 
 def _plain(start: Any) -> Any:
-    """Without the `./` that shells want."""
+    """Remove a leading `./`."""
     return start.removeprefix("./") if isinstance(start, str) else start
 
 
 def _texts(variables: Any) -> Any:
-    """A variable without a value is an empty one."""
+    """Replace missing values by empty text."""
     if not isinstance(variables, dict):
         return variables
     return {name: "" if value is None else value for name, value in variables.items()}
 
 
-# Finds and loads agent folders: agent.yaml (or AutoRL-Bench's config.yaml) and start.sh.
+# --- finding and loading agent folders
 
 DEFINITION = "agent.yaml"
 
@@ -164,7 +164,7 @@ class Agent:
         return self.file.name
 
     def folders(self) -> list[Path]:
-        """The agent's folder and those it includes, which lie beside it or beside the folder of agents."""
+        """Return the agent's folder and the included ones, which are beside it or beside the folder of agents."""
         agents = self.folder.parent
         beside = (
             next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name)
@@ -173,11 +173,11 @@ class Agent:
         return [self.folder, *beside]
 
     def script(self, *, again: bool) -> str:
-        """The script that is run; `again`: the agent was interrupted before."""
+        """Return the script to run; `again` if the agent was interrupted before."""
         return self.file.resume if again and self.file.resume != RESTART else self.file.start
 
     def hash(self) -> str:
-        """Hash over all files that are laid into the workspace."""
+        """Return a hash over all files that are copied into the workspace."""
         import hashlib
 
         return hashlib.sha256("".join(tree_sha256(folder) for folder in self.folders()).encode()).hexdigest()
@@ -187,32 +187,32 @@ PATH_VARIABLE = "AUTORL_AGENTS_PATH"
 
 
 def agent_folders() -> list[Path]:
-    """Folders that hold agent folders: those of $AUTORL_AGENTS_PATH, then the built-in one."""
+    """Return the folders that hold agent folders: those of $AUTORL_AGENTS_PATH, then the built-in one."""
     return [*layout.named_by(PATH_VARIABLE), share("templates") / "agents"]
 
 
 def put_first(folders: Sequence[Path]) -> None:
-    """Looks into these folders before all others, in this process and those that it starts.
+    """Search these folders first, in this process and its children.
 
     Raises:
-        AutorlError: one is no folder.
+        AutorlError: one is not a folder.
     """
     layout.put_first(PATH_VARIABLE, folders, "agent")
 
 
 def agent_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Names of all agents that can be found."""
+    """Return the names of all agents in `folders` (default: `agent_folders()`)."""
     places = agent_folders() if folders is None else folders
     return sorted({path.parent.name for name in (DEFINITION, CONFIG) for f in places for path in f.glob(f"*/{name}")})
 
 
 def _definition(folder: Path) -> Path | None:
-    """The file that makes a folder an agent's; None: it is none."""
+    """Return the file that defines the agent in a folder, or None."""
     return next((folder / name for name in (DEFINITION, CONFIG) if (folder / name).is_file()), None)
 
 
 def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
-    """The agent of that name, looked for in `folders` (default: `agent_folders()`).
+    """Load the agent of that name from `folders` (default: `agent_folders()`).
 
     Raises:
         AutorlError: there is none, or its folder is incomplete.
@@ -233,7 +233,7 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
 
 
 def _look_whole(agent: Agent) -> None:
-    """Everything that the definition names is there, and is what gets frozen."""
+    """Check that every file in the definition exists and can be frozen."""
     if agent.name != agent.folder.name:
         raise AutorlError(
             f"field `name`: agent {agent.name} lies in a folder called {agent.folder.name}",
@@ -256,11 +256,11 @@ def _look_whole(agent: Agent) -> None:
             raise AutorlError(what, where=agent.folder / script, next_step="complete the agent's folder")
 
 
-# `attach`: a terminal of this host shows the shell that agent `shell` runs in its sandbox.
+# --- `attach`: connect this terminal to the shell of agent `shell` in its sandbox
 
 
 def attach_to(run: RunDir) -> None:
-    """Until the shell exits or is let go of.
+    """Connect until the shell exits or the user detaches.
 
     Raises:
         AutorlError: it has not begun, is over, or is on another node.

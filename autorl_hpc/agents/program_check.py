@@ -1,4 +1,4 @@
-"""Whether an agent's program is here, can be seen from its sandbox, and is of a version that is known to work."""
+"""Check an agent's program on this host: it is found, visible in the sandbox, and of a version known to work."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.sandbox_plan import below, program_folders, software
 
-# Where the programs of agents must lie: on the PATH of jobs, and among what the sandbox shows.
+# --- where programs must be: on the PATH of jobs, and visible in the sandbox
 
 SETUP_LIMIT_S = 60.0
-"""Modules on a busy file server take seconds."""
+"""Loading modules from a busy file server takes seconds."""
 
 MOST_LINKS = 40
 SETS_PATH = re.compile(
     r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
     r"|^\s*(source|\.)\s|\b(module|ml|conda|mamba|micromamba|spack)\b"
 )
-"""Lines of a profile's `setup` that may change what programs are found. The others may copy or start things, and are for jobs alone."""
+"""Lines of a profile's `setup` that may change which programs are found. Others may copy or start things; only jobs run them."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Where:
 
     Attributes:
         path: PATH of their processes.
-        shown: what a sandbox lets them read; None: everything.
-        image: they run in an image, whose programs are not those of this host.
+        shown: paths that a sandbox lets them read; None for everything.
+        image: they run in an image, whose programs differ from this host's.
         doubt: what could not be found out.
-        environ: of jobs, after the profile's modules and those lines of its `setup` that say where programs are, without secrets.
+        environ: of jobs, after the profile's modules and the `setup` lines that match SETS_PATH, without secrets.
     """
 
     path: str
@@ -61,10 +61,10 @@ def where_agents_run(
     venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
-    """What this host tells of it.
+    """Return where agents will run.
 
     Args:
-        profile: the cluster's; None: agents run on this host.
+        profile: the cluster's; None if agents run on this host.
         readable: the experiment's `sandbox.readable`.
         level: the experiment's `sandbox.level`.
         image: the experiment's environment is an image.
@@ -84,16 +84,16 @@ def where_agents_run(
 
 
 def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
-    """Variables after the profile's modules, and those lines of its `setup` that say where programs are; by doing it here. And what
-    could not be found out."""
-    # Of PYTHONPATH a job begins with the frozen code alone; what modules and setup add comes after it.
+    """Run the profile's modules and the `setup` lines that match SETS_PATH here; return the variables, and what could not be
+    found out."""
+    # A job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
     bare = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}
     lines = (
         [] if profile is None else [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
     )
     found, doubt = bare, ""
     if lines:
-        script = "\n".join([*lines, "printf '\\0'", "exec /usr/bin/env -0"])  # what was not exported, jobs don't get
+        script = "\n".join([*lines, "printf '\\0'", "exec /usr/bin/env -0"])  # jobs get only exported variables
         answer = ask(["bash", "-c", script], env=bare, limit_s=SETUP_LIMIT_S)
         pairs = (each.split("=", 1) for each in answer.out.split("\0")[1:] if "=" in each)
         told = without_secrets(dict(pairs))
@@ -105,15 +105,15 @@ def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tupl
 
 
 def find_program(name: str, where: Where) -> str | None:
-    """The path of a program as an agent's PATH finds it; None: it doesn't."""
+    """Return the path of a program on an agent's PATH, or None."""
     return shutil.which(name, path=where.path)
 
 
 def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
-    """What of a program the sandbox would hide: itself, what it is a link to, or what runs it; None: nothing.
+    """Return the part of a program that the sandbox hides: itself, a link target or its interpreter; None if nothing is hidden.
 
     Args:
-        program: absolute.
+        program: absolute path.
     """
     if shown is None:
         return None
@@ -124,7 +124,7 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
 
 
 def _chain(program: str) -> list[str]:
-    """A program, what it links to, link by link, and the same of the interpreter that its first line names."""
+    """Return the program and its link targets, and those of the interpreter in its first line."""
     found = _links(program)
     interpreter = _interpreter(found[-1])
     return found + (_links(interpreter) if interpreter is not None else [])
@@ -138,7 +138,7 @@ def _links(path: str) -> list[str]:
 
 
 def _interpreter(program: str) -> str | None:
-    """`#!/a/python` names one; what `#!/usr/bin/env node` finds hangs on PATH, and shows when the program is run."""
+    """Return the interpreter of `#!/a/python`. What `#!/usr/bin/env node` finds depends on PATH and shows when it runs."""
     try:
         with open(program, "rb") as file:
             line = file.readline(1024)
@@ -151,8 +151,8 @@ def _interpreter(program: str) -> str | None:
 
 
 PROGRAM_LIMIT_S = 300.0
-"""Programs of hundreds of megabytes on a file server that has not read them yet, or on a crowded login node: openhands takes 9 s of
-CPU to say its version."""
+"""For programs of hundreds of megabytes on a cold file server or a crowded login node: openhands needs 9 s of CPU for its
+version."""
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400
@@ -160,7 +160,7 @@ MOST_WORDS = 400
 
 @dataclass(frozen=True)
 class Looked:
-    """What was found.
+    """A finding.
 
     Attributes:
         state: `problem`: a run with this agent would fail; `note`: it may.
@@ -175,12 +175,12 @@ class Looked:
 
 
 def has_checks(file: AgentFile) -> bool:
-    """Whether there is anything to look at."""
+    """Return whether there is anything to check."""
     return bool(file.program or file.check or file.secrets)
 
 
 def look(agent: Agent, where: Where, environ: Mapping[str, str] = os.environ) -> list[Looked]:
-    """Everything about one agent; the first problem ends the looking."""
+    """Return the findings on one agent, up to the first problem."""
     found: list[Looked] = []
     for looked in _looks(agent, where, environ):
         found.append(looked)
@@ -210,7 +210,7 @@ def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[L
 
 
 def _environment(where: Where, home: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """As an agent's: no secrets, an empty home."""
+    """Return an agent's environment: no secrets, an empty home."""
     return {**without_secrets(environ), "PATH": where.path, "HOME": home, "TMPDIR": home}
 
 
@@ -251,7 +251,7 @@ def _check(agent: Agent, env: Mapping[str, str]) -> Iterator[Looked]:
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str]:
-    """Exit code (None: it could not be started, or gave no answer), and the last words."""
+    """Return the exit code (None if it could not start or gave no answer) and the last words."""
     answer = ask(argv, env=env, limit_s=PROGRAM_LIMIT_S, folder=env["HOME"])
     return answer.code, answer.last_words(MOST_WORDS)
 

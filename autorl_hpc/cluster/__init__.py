@@ -1,1 +1,1 @@
-"""The scheduler as seen from outside: its clients, what they say of our jobs, its limits, and a site's profile."""
+"""The scheduler: Slurm's clients, the state of our jobs, a site's limits and cluster profiles; and where vLLM is."""

@@ -1,4 +1,5 @@
-"""Which of our jobs stands for which run or grader, and whether anything may still come of it."""
+"""The table of an experiment's Slurm jobs: which job is for which run or grader, whether it is alive, why it ended; and the
+files slurm.json (submitted jobs) and seen.json (what the watcher saw)."""
 
 from __future__ import annotations
 
@@ -17,13 +18,13 @@ SEEN_NAME = "seen.json"
 
 
 def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
-    """What launches submitted; None before the first.
+    """Read slurm.json, the jobs that launches submitted; None before the first.
 
     Raises:
         AutorlError: the file is damaged.
         OSError: it can't be read.
     """
-    # Not in jobs/: should that be deleted, the watcher must still know its jobs.
+    # Not in jobs/, which users may delete: the watcher must still know its jobs.
     path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
         return None
@@ -31,25 +32,25 @@ def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
 
 
 def write_submitted(experiment: ExperimentDir, jobs: SlurmJobs) -> None:
-    """Replaces slurm.json."""
+    """Replace slurm.json."""
     atomic.write_json(experiment.path / SUBMITTED_NAME, jobs.model_dump(mode="json"))
 
 
 def read_seen(experiment: ExperimentDir) -> SeenJobs:
-    """What the watcher last saw; nothing where it never looked or the file can't be read now."""
+    """Read what the watcher last saw; empty if it never looked or the file can't be read now."""
     path = experiment.path / SEEN_NAME
     value = reading.read_json_or_none(path)
     return SeenJobs(counter=0) if value is None else parse_record(SeenJobs, value, path)
 
 
 def write_seen(experiment: ExperimentDir, seen: SeenJobs) -> None:
-    """Replaces seen.json."""
+    """Replace seen.json."""
     atomic.write_bytes(experiment.path / SEEN_NAME, seen.canonical() + b"\n")
 
 
 @dataclass(frozen=True)
 class ListedJob:
-    """One job, or one task of an array, of ours; `seen` is None where the scheduler doesn't know it."""
+    """One job of ours, or one task of an array; `seen` is None if the scheduler does not know it."""
 
     submitted: Submitted
     run_id: str | None
@@ -68,10 +69,10 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Brings what was submitted and what the scheduler says together, by name, never by number alone.
+        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse.
 
         Args:
-            asked_back: also what a failed launch is taking back, for those who clear away.
+            asked_back: include the jobs that a failed launch is taking back, for clean-up.
         """
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
@@ -90,43 +91,41 @@ class JobTable:
         return board
 
     def of_run(self, run_id: str) -> list[ListedJob]:
-        """The tasks that stand for a run, in the order in which they were submitted."""
+        """Return the tasks of a run, in the order of submission."""
         return [task for task in self.tasks if task.run_id == run_id]
 
     def alive(self, role: str | None = None) -> list[ListedJob]:
-        """Tasks of which something may still come."""
+        """Return the tasks that run or wait, of all roles or of one."""
         return [task for task in self.tasks if not task.state.over and role in (None, task.submitted.role)]
 
     def alive_runs(self) -> set[str]:
-        """Runs for which a task may still work."""
+        """Return the runs with a task that runs or waits."""
         return {task.run_id for task in self.alive() if task.run_id is not None}
 
 
 def _is_of(job: SeenJob, submitted: Submitted) -> bool:
-    """Links of one chain share their name: the number in the comment tells them apart, else the job's."""
+    """Return whether the job belongs to this sbatch call. Links of a chain share a name but not the number or id."""
     if job.number is not None:
         return job.number == submitted.number
     return submitted.job_id is None or job.job_id.partition("_")[0] == submitted.job_id
 
 
 def names_of(jobs: SlurmJobs) -> Sequence[str]:
-    """Every name that was submitted under."""
+    """Return every name that jobs were submitted under."""
     return sorted({submitted.name for submitted in jobs.submitted if not submitted.taken_back})
 
 
-# Why a run lost its job, and whose fault that is: Slurm's words, their disguises, and jobs that left no word at all.
-#
-# Measured on Slurm 22.05; see docs/clusters.md for the table.
+# --- why a run lost its job, and whose fault that is. Measured on Slurm 22.05; docs/clusters.md has the table.
 
 LOG_TAIL_BYTES = 8192
 MEMORY_WORDS = (
     *("exceeded memory limit", "exceeded job memory limit", "exceeded step memory limit"),
     *("oom-kill", "oom_kill", "out of memory", "out-of-memory"),
 )
-"""What slurmstepd writes into the job's log when the memory ran out, while the state may say FAILED."""
+"""What slurmstepd writes into the job's log when memory runs out, even if the state is FAILED."""
 
 SLURM_SPEAKS = ("slurmstepd", "srun:", "slurmd")
-"""How lines of Slurm itself begin: "CUDA out of memory" of a grader in the same job is another matter."""
+"""Prefixes of Slurm's own log lines. A grader's "CUDA out of memory" in the same job does not count."""
 
 CREDENTIAL = "job credential revoked"
 CLUSTER_WORDS = {
@@ -143,7 +142,7 @@ CLUSTER_WORDS = {
 
 @dataclass(frozen=True)
 class OrphanEnding:
-    """What the seal of an orphan says."""
+    """Why an orphaned run ended, for its seal."""
 
     ended_by: EndedBy
     fault: Fault | None
@@ -151,12 +150,12 @@ class OrphanEnding:
 
 
 def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool = False) -> OrphanEnding:
-    """Why the last job of an unsealed run ended.
+    """Return why the last job of an unsealed run ended.
 
     Args:
-        began: whether a supervisor of the run ever made an entry.
-        log_tail: the end of the job's log; None: there is no log.
-        shared: a grader had its part of the job's memory.
+        began: whether a supervisor of the run ever wrote an entry.
+        log_tail: the end of the job's log; None if there is no log.
+        shared: the job's memory was shared with a grader.
     """
     seen = task.seen
     if seen is None or task.state is JobState.GONE:

@@ -1,4 +1,5 @@
-"""Finds and reads cluster profiles: jobs/clusters/<name>.yaml."""
+"""Cluster profiles (jobs/clusters/<name>.yaml): find and read them, query the Slurm site's limits, and turn a profile into bash
+lines and sbatch options."""
 
 from __future__ import annotations
 
@@ -23,18 +24,18 @@ SUFFIX = ".yaml"
 
 
 def profile_folders() -> list[Path]:
-    """Where profiles are looked for: $AUTORL_CLUSTERS_PATH, jobs/clusters/ here, those that ship."""
+    """Return the folders with profiles: $AUTORL_CLUSTERS_PATH, jobs/clusters/ here, and the shipped ones."""
     extra = [Path(part).absolute() for part in os.environ.get(PATH_VARIABLE, "").split(os.pathsep) if part]
     return [*extra, Path("jobs/clusters").absolute(), share("jobs") / "clusters"]
 
 
 def profile_names() -> list[str]:
-    """Names of all profiles that can be found."""
+    """Return the names of all profiles."""
     return sorted({path.stem for folder in profile_folders() for path in folder.glob(f"*{SUFFIX}")})
 
 
 def profile_path(name: str) -> Path:
-    """The file of the profile of that name, or that file.
+    """Return the file of a profile, by its name or path.
 
     Raises:
         AutorlError: there is no profile of that name.
@@ -54,10 +55,10 @@ def profile_path(name: str) -> Path:
 
 
 def load_profile(name: str) -> ClusterProfile:
-    """The profile of that name, or in that file.
+    """Read a profile, by its name or path.
 
     Raises:
-        AutorlError: there is none, or it is wrong; the field is named.
+        AutorlError: there is none, or it is wrong; the error names the field.
     """
     path = profile_path(name)
     value = read_yaml(path)
@@ -72,7 +73,7 @@ def load_profile(name: str) -> ClusterProfile:
 
 
 def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
-    """The folder of the workspaces, its variables filled in now: each attempt of a run must find the same one.
+    """Return the folder for workspaces, with variables expanded now, because each attempt of a run must find the same one.
 
     Raises:
         AutorlError: a variable is not set here, or the path is not absolute.
@@ -96,36 +97,36 @@ def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
     return Path(path)
 
 
-# What a Slurm site allows, as it tells itself.
+# --- limits of the Slurm site
 
 DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's own default: where nothing can be asked, nothing larger is risked."""
+"""Slurm's own default, used if the site can't be queried."""
 
 HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
-"""A user's own defaults of sbatch, which stand where the profile says nothing. sbatch itself would put them above the script."""
+"""The user's sbatch defaults, used where the profile sets nothing. (sbatch itself gives them precedence over the script.)"""
 
 
 def habit(field: str) -> str | None:
-    """The user's own default of a field; in the submitting process it stands under another name."""
+    """Return the user's default of a field; the submitting process has it under another name."""
     name = HABITS.get(field, "")
     value = os.environ.get(f"AUTORL_{name}") or os.environ.get(name)
-    return value if value and value.isprintable() else None  # it goes into one line of a script
+    return value if value and value.isprintable() else None  # it becomes part of one script line
 
 
 @dataclass(frozen=True)
 class Site:
-    """What counts for emitting jobs.
+    """Limits of a site for planning jobs.
 
     Attributes:
         max_array_size: one more than the highest index.
-        max_time_s: of one job, by partition name (None: the default partition); absent: no limit is known.
+        max_time_s: of one job, by partition name (None for the default partition); absent if no limit is known.
     """
 
     max_array_size: int = DEFAULT_MAX_ARRAY_SIZE
     max_time_s: dict[str | None, float] | None = None
 
     def limit_s(self, partition: str | None) -> float | None:
-        """The longest job of a partition (of several, `a,b`: the shortest of theirs)."""
+        """Return the longest job of a partition; of several (`a,b`) the shortest limit; None if unknown."""
         times = self.max_time_s or {}
         found = [times[name] for name in (partition or "").split(",") if name in times] if partition else []
         if partition is None and None in times:
@@ -134,11 +135,11 @@ class Site:
 
 
 def ask(profile: ClusterProfile) -> Site:
-    """Asks the scheduler; the profile's own limits stand above what it says.
+    """Query the scheduler's limits; the profile's own limits take precedence.
 
     Raises:
-        SchedulerError: it doesn't answer.
-        AutorlError: the profile names a partition that is not there.
+        SchedulerError: it does not answer.
+        AutorlError: the profile names an unknown partition.
     """
     size = profile.limits.max_array_size or max_array_size()
     times: dict[str | None, float] = {}
@@ -160,7 +161,7 @@ def ask(profile: ClusterProfile) -> Site:
             if default:
                 times[None] = times[name]
     own = habit("partition")
-    if own:  # where the profile names none, jobs go there
+    if own:  # jobs go there if the profile names none
         times.pop(None, None)
         limit_s = Site(size, times).limit_s(own)
         if limit_s is not None:
@@ -169,19 +170,19 @@ def ask(profile: ClusterProfile) -> Site:
 
 
 def config() -> dict[str, str]:
-    """`scontrol show config`."""
+    """Return the fields of `scontrol show config`."""
     pairs = (line.partition("=") for line in slurm.run(["scontrol", "show", "config"]).splitlines())
     return {key.strip(): value.strip() for key, sign, value in pairs if sign}
 
 
 def max_array_size() -> int:
-    """MaxArraySize of the cluster."""
+    """Return the cluster's MaxArraySize."""
     value = config().get("MaxArraySize", "")
     return int(value) if value.isdigit() and int(value) > 0 else DEFAULT_MAX_ARRAY_SIZE
 
 
 def partitions() -> dict[str, tuple[float | None, bool]]:
-    """Each partition's longest time (None: no limit) and whether it is the default."""
+    """Return, by partition, the longest time in seconds (None for no limit) and whether it is the default."""
     found: dict[str, tuple[float | None, bool]] = {}
     for line in slurm.run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
         name = re.search(r"PartitionName=(\S+)", line)
@@ -191,11 +192,11 @@ def partitions() -> dict[str, tuple[float | None, bool]]:
     return found
 
 
-# How a profile's wording becomes lines of bash and options of sbatch: the same for real jobs and the doctor's.
+# --- bash lines and sbatch options of a profile, for real jobs and for the doctor's
 
 
 def with_variables(text: str) -> str:
-    """`text` for the job's shell, which fills in $NAME and ${NAME}, takes ~/ for the home folder, and does nothing else."""
+    """Quote `text` for the job's shell, which expands $NAME, ${NAME} and a leading ~/, and nothing else."""
     if text.startswith("~/"):
         text = "$HOME" + text[1:]
     variable = r"\$(?:[A-Za-z_][A-Za-z0-9_]*|\{[A-Za-z_][A-Za-z0-9_]*\})"
@@ -204,7 +205,7 @@ def with_variables(text: str) -> str:
 
 
 def gpu_options(profile: ClusterProfile | None, kind: JobKind) -> dict[str, str]:
-    """The option of sbatch that asks for a job's GPUs, with its value; none where none are asked for."""
+    """Return the sbatch option for a job's GPUs with its value; empty if it has none."""
     wording = profile.gpu_wording if profile else "gres"
     if not kind.gpus or wording == "none":
         return {}
@@ -214,7 +215,7 @@ def gpu_options(profile: ClusterProfile | None, kind: JobKind) -> dict[str, str]
 
 
 def module_lines(profile: ClusterProfile | None) -> list[str]:
-    """Bash that loads the profile's modules; batch scripts are no login shells and may not know `module`."""
+    """Return bash lines that load the profile's modules. Batch scripts are no login shells and may not know `module`."""
     if profile is None or not profile.modules:
         return []
     names = [name for line in profile.modules for name in line.split()]

@@ -1,4 +1,5 @@
-"""Slurm's clients, called so that they can't hang the suite and don't obey a surrounding job's variables."""
+"""Slurm's clients (sbatch, squeue, scancel, scontrol, sacct): run with a time limit and without a surrounding job's variables;
+find, cancel and describe our jobs; keep an experiment's head in a job comment."""
 
 from __future__ import annotations
 
@@ -17,34 +18,34 @@ from autorl_hpc.records.exchange import SHORT_HEX
 from autorl_hpc.states import Fault, job_state
 
 TIMEOUT_S = 30.0
-"""A client waits 9 s for a controller that is gone (measured); a busy controller may take longer."""
+"""A client waits 9 s for an absent controller (measured); a busy one may take longer."""
 
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCONTROL_", "SACCT_", "SINFO_", "SCANCEL_")
-"""Variables that change what a client does or prints, or that a surrounding job left behind."""
+"""Variables that change what a client does or prints, or that come from a surrounding job."""
 
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
-"""Where the cluster is."""
+"""Variables that say where the cluster is."""
 
 
 class SchedulerError(AutorlError):
-    """A client failed, or is not here. `what` holds the scheduler's own words."""
+    """A client failed or is missing. `what` holds the scheduler's own words."""
 
 
 def without_scheduler(env: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to a surrounding job or to a person's habits of printing."""
+    """Return the environment without the variables of a surrounding job and without output settings of Slurm's clients."""
     return {name: value for name, value in env.items() if not name.startswith(PREFIXES) or name in KEPT}
 
 
 def available() -> bool:
-    """Whether this host has Slurm's clients."""
+    """Return whether this host has Slurm's clients."""
     return all(shutil.which(name) is not None for name in ("sbatch", "squeue", "scancel", "scontrol"))
 
 
 def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """What a client prints.
+    """Run a client and return what it prints.
 
     Raises:
-        SchedulerError: it is not here, failed, or did not answer in time.
+        SchedulerError: it is missing, failed, or did not answer in time.
     """
     env = {**without_scheduler(os.environ), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     answer = ask(argv, env=env, limit_s=timeout_s)
@@ -61,7 +62,7 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def failed(client: str, words: str) -> SchedulerError:
-    """The scheduler's refusal, in its own words."""
+    """Return an error with the scheduler's own words and advice."""
     lines = [line.strip() for line in words.strip().splitlines() if line.strip()]
     return SchedulerError(
         f"{client}: {' | '.join(lines)[:1000] or 'it failed without a word'}",
@@ -84,7 +85,7 @@ ADVICE = (
     ("invalid generic resource", "set `gpu_wording` and `gpu_type` in the profile as sinfo -o %G shows them"),
     ("requested time limit is invalid", "set `limits: {max_time: ...}` in the profile to what the partition allows"),
     ("invalid job array", "set `limits: {max_array_size: N}` in the profile to what scontrol show config says"),
-    # Before a refusal by policy, the limit that was met stands in a line of its own.
+    # Before a policy refusal, Slurm prints the limit that was hit in its own line.
     ("maxwall", "set `limits: {max_time: ...}` in the profile to MaxWall of your qos or account"),
     ("submitjob", "wait until some of your jobs have ended, or launch fewer runs at once"),
     ("maxjobs", "wait until some of your jobs have ended, or launch fewer runs at once"),
@@ -98,7 +99,7 @@ ADVICE = (
         "this host has no slurm.conf: go to a login node of the cluster, or set SLURM_CONF",
     ),
 )
-"""What sbatch is known to say, and what helps."""
+"""Known messages of sbatch, and what helps."""
 
 
 def _advice(words: str) -> str:
@@ -106,31 +107,31 @@ def _advice(words: str) -> str:
     return next((advice for part, advice in ADVICE if part in said), "see the scheduler's words")
 
 
-# What the scheduler knows of our jobs, found by our own names and not by job numbers, which it may give out again.
+# --- our jobs in the scheduler, found by name, because Slurm may reuse job ids
 #
-# squeue with all states answers for living jobs and, for some minutes, for those that ended (MinJobAge); scontrol tells exit
-# codes of the same; sacct is asked only for what both have forgotten, where there is accounting.
+# squeue with all states shows living jobs and, for some minutes, ended ones (MinJobAge); scontrol has the exit codes of the same
+# jobs; sacct, if there is accounting, is used only for jobs that both have forgotten.
 
 SEPARATOR = "\x1f"
-"""No job name, comment or reason holds it."""
+"""A character that no job name, comment or reason contains."""
 
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
 _NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
 PER_CALL = 200
-"""Names in one squeue: a command line has its limit."""
+"""Names per squeue call, because a command line has a length limit."""
 
 
 def comment(uid: str, number: int) -> str:
-    """The comment that tells one sbatch call of ours from another of the same name."""
+    """Return the job comment that identifies one sbatch call among several with the same name."""
     return f"autorl-hpc {uid} number {number}"
 
 
 def jobs(names: Iterable[str]) -> list[SeenJob]:
-    """Our jobs of these names, arrays task by task, the newest sbatch call last.
+    """Return our jobs with these names, arrays task by task, the newest sbatch call last.
 
     Raises:
-        SchedulerError: the scheduler doesn't answer.
+        SchedulerError: the scheduler does not answer.
     """
     wanted = sorted(set(names))
     found: list[SeenJob] = []
@@ -163,17 +164,17 @@ def _from_squeue(line: str) -> SeenJob | None:
 
 
 def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
-    """The same jobs; those of this number (an array's: of all its tasks) with exit code and restarts by one scontrol call."""
+    """Return the jobs, with exit code and restarts for those with this id (for an array: all its tasks), by one scontrol call."""
     try:
         text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
     except SchedulerError:
-        return list(seen)  # forgotten meanwhile
+        return list(seen)  # Slurm has forgotten it by now
     told = {_people_id(words): words for words in map(_words, text.splitlines()) if "JobId" in words}
     return [_completed(job, told[job.job_id]) if job.job_id in told else job for job in seen]
 
 
 def _words(line: str) -> dict[str, str]:
-    """`Key=value` of scontrol's one line; a value ends where the next key begins."""
+    """Parse the `Key=value` pairs of a scontrol line; a value ends where the next key begins."""
     return {
         m[1]: m[2].strip() for m in re.finditer(r"(?:^|\s)([A-Za-z][\w:/&*]*)=(.*?)(?=\s[A-Za-z][\w:/&*]*=|$)", line)
     }
@@ -187,7 +188,7 @@ def _people_id(words: dict[str, str]) -> str:
 
 def _completed(job: SeenJob, words: dict[str, str]) -> SeenJob:
     if words.get("JobName") != job.name:
-        return job  # the number was given out again
+        return job  # the id was reused
     return job.model_copy(
         update={
             "exit_code": words.get("ExitCode"),
@@ -198,11 +199,10 @@ def _completed(job: SeenJob, words: dict[str, str]) -> SeenJob:
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
-    """Our jobs by sacct, or None where there is no accounting or its database can't be reached. Several records of one job:
-    the last stands.
+    """Return our jobs by sacct, the last record of each; None without accounting or if its database can't be reached.
 
     Raises:
-        SchedulerError: sacct failed otherwise.
+        SchedulerError: sacct failed for another reason.
     """
     argv = [
         *("sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={SEPARATOR}", f"--uid={os.geteuid()}"),
@@ -238,15 +238,15 @@ def accounting(names: Iterable[str]) -> list[SeenJob] | None:
 
 
 def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
-    """Those of which something may still come."""
+    """Return the jobs that run or wait."""
     return [job for job in seen if not job_state(job.state).over]
 
 
 def cancel(job_ids: Sequence[str]) -> None:
-    """scancel of these jobs; one that has ended already is no error.
+    """Cancel these jobs by scancel; jobs that have ended already are no error.
 
     Raises:
-        SchedulerError: the scheduler doesn't answer.
+        SchedulerError: the scheduler does not answer.
     """
     for start in range(0, len(job_ids), PER_CALL):
         try:
@@ -257,9 +257,9 @@ def cancel(job_ids: Sequence[str]) -> None:
 
 
 def own_job() -> tuple[str, float | None] | None:
-    """This process's job: Slurm's word for its state and the seconds until its time limit; None if it can't be told.
+    """Return the Slurm state of this process's job and the seconds until its time limit; None if unknown.
 
-    Where squeue can't be asked (inside a container), newer versions of Slurm tell the end in a variable.
+    If squeue can't be used (in a container), newer versions of Slurm have the end time in a variable.
     """
     job_id = os.environ.get("SLURM_JOB_ID")
     if job_id is None:
@@ -274,7 +274,7 @@ def own_job() -> tuple[str, float | None] | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Seconds of Slurm's `[days-]hours:minutes:seconds`, `minutes:seconds` or `minutes`; None for UNLIMITED and the like."""
+    """Parse Slurm's `[days-]hours:minutes:seconds`, `minutes:seconds` or `minutes` to seconds; None for UNLIMITED etc."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
     if match is None:
         return None
@@ -290,9 +290,8 @@ def duration_s(text: str) -> float | None:
     return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
 
 
-# The head of an experiment in the comment of its report job: the scheduler's database lies outside the account's files.
-#
-# The job's own user may write the comment again, so this is worth less than a head that somebody else keeps.
+# --- an experiment's head in the comment of its report job: Slurm's database is outside the account's files. The user can change
+# the comment, so this is weaker than a head that someone else stores.
 
 log = logging.getLogger("autorl_hpc.jobs")
 HEAD = re.compile(rf" head ([0-9a-f]{{{SHORT_HEX}}})\b")
@@ -300,7 +299,7 @@ HEAD = re.compile(rf" head ([0-9a-f]{{{SHORT_HEX}}})\b")
 
 @dataclass(frozen=True)
 class JobComment:
-    """What a job's comment says."""
+    """The head in a job's comment."""
 
     job_id: str
     number: int
@@ -308,16 +307,16 @@ class JobComment:
 
 
 def tell(short: str) -> bool:
-    """Writes the short form of a head into the comment of the job that this process runs in; False where that can't be done.
+    """Write the short head into the comment of the job that this process runs in; False if that fails.
 
-    A site may forbid it, and a container may lack the clients: nothing depends on it.
+    A site may forbid it and a container may lack the clients; nothing depends on it.
     """
     job_id = os.environ.get("SLURM_JOB_ID")
     if not job_id:
         return False
     try:
         said = run(["squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%k"]).strip()
-        # What stands there is how our jobs are told apart: it stays in front.
+        # Our jobs are identified by the existing comment, so it stays in front.
         run(["scontrol", "update", f"JobId={job_id}", f"Comment={HEAD.sub('', said)} head {short}"])
     except SchedulerError as error:
         log.warning("the head is not in the job's comment: %s", error.what)
@@ -326,16 +325,16 @@ def tell(short: str) -> bool:
 
 
 def told(jobs: SlurmJobs) -> list[JobComment]:
-    """The heads in the comments of an experiment's report jobs, the newest job last.
+    """Return the heads in the comments of an experiment's report jobs, the newest job last.
 
     Raises:
-        SchedulerError: the scheduler doesn't answer.
+        SchedulerError: the scheduler does not answer.
     """
     names = sorted({submitted.name for submitted in jobs.submitted if submitted.role == "report"})
     if not names:
         return []
     found: dict[int, JobComment] = {}
-    for line in [*_accounting(names), *_queue(names)]:  # the queue's word is the newer one
+    for line in [*_accounting(names), *_queue(names)]:  # squeue's comment is newer
         job_id, _, said = line.partition(SEPARATOR)
         head, number = HEAD.search(said), COMMENT.search(said)
         if head is not None and number is not None and f"autorl-hpc {jobs.uid} " in said:
@@ -349,7 +348,7 @@ def _queue(names: list[str]) -> list[str]:
 
 
 def _accounting(names: list[str]) -> list[str]:
-    """Nothing where there is no accounting: then the queue alone knows, for some minutes."""
+    """Return sacct's lines; empty without accounting, when only squeue knows the job, for some minutes."""
     argv = [
         *("sacct", "--noheader", "--allocations", "--allusers", "--parsable2", f"--delimiter={SEPARATOR}"),
         *("--starttime=now-365days", f"--name={','.join(names)}", "--format=JobID,Comment"),

@@ -1,4 +1,4 @@
-"""Other programs, asked so that they can't hang who asks."""
+"""Run a program with a time limit, and look for vLLM: the program that serves drivers and the Python of graders' engines."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autorl_hpc.records.cluster import ClusterProfile
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """What a program said.
+    """A program's output.
 
     Attributes:
-        code: its exit code; None: it gave no answer in time, or could not be started.
+        code: exit code; None if it did not answer in time or could not be started.
         missing: it is not on this host.
     """
 
@@ -31,7 +31,7 @@ class ProgramAnswer:
     missing: bool = False
 
     def last_words(self, most: int) -> str:
-        """The last line that holds anything, of what went to standard output if there is one; at most so many characters."""
+        """Return the last non-empty line, of standard output if there is any, cut to `most` characters."""
         lines = [line.strip() for line in f"{self.err}\n{self.out}".splitlines() if line.strip()]
         return (lines[-1] if lines else "")[:most]
 
@@ -44,7 +44,7 @@ def ask(
     folder: str | Path | None = None,
     given: str = "",
 ) -> ProgramAnswer:
-    """Runs a program to its end, at most so many seconds, with `given` on its standard input."""
+    """Run a program for at most `limit_s` seconds, with `given` on its standard input."""
     try:
         done = subprocess.run(
             list(argv),
@@ -65,30 +65,30 @@ def ask(
     return ProgramAnswer(done.returncode, done.stdout, done.stderr)
 
 
-# Where vLLM is: the program that serves drivers, and the Python beside it, which runs the engine of graders.
+# --- where vLLM is
 
 PROGRAM_VARIABLE = "AUTORL_VLLM"
-"""Names the program `vllm`, before the profile and PATH."""
+"""Path of the program `vllm`; takes precedence over the profile and PATH."""
 
 PYTHON_LIMIT_S = 60.0
-"""For a Python that says whether it has vLLM: nothing of it is loaded."""
+"""For a Python to say whether it has vLLM, without importing it."""
 
 WORDS_CHARS = 200
 
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
 TRY = "try one short run first"
 ABSENT = 86
-"""By which the question says no: a Python that can't start ends with 1, the shell's word for what is not there is 127."""
+"""Exit code for "no vLLM": a Python that can't start exits with 1, and a shell that does not find it with 127."""
 
 ASKED = f"import importlib.util, sys; sys.exit({ABSENT} if importlib.util.find_spec('vllm') is None else 0)"
 
 
 @dataclass(frozen=True)
 class VllmOnHost:
-    """What this host tells of the engine of graders.
+    """What this host shows of the graders' engine.
 
     Attributes:
-        state: `problem`: no grader would start; `note`: it can't be told from here.
+        state: `problem`: no grader would start; `note`: unknown from here.
         value: in words.
         do_this: what helps.
     """
@@ -99,7 +99,7 @@ class VllmOnHost:
 
 
 def python_beside(program: str) -> str | None:
-    """The Python in the folder of what a program is a link to, or of the program itself."""
+    """Return the Python in the folder of the program's link target, or of the program itself."""
     for folder in (Path(program).resolve().parent, Path(program).parent):
         for name in ("python3", "python"):
             if os.access(folder / name, os.X_OK):
@@ -109,7 +109,7 @@ def python_beside(program: str) -> str | None:
 
 @dataclass(frozen=True)
 class VllmReply:
-    """What a Python says of vLLM; `has` is None where it gave no answer, for the reason that `words` are."""
+    """Whether a Python has vLLM; `has` is None if it did not answer, for the reason in `words`."""
 
     python: str
     has: bool | None
@@ -117,12 +117,12 @@ class VllmReply:
 
 
 def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> VllmOnHost:
-    """Whether graders would find a Python with vLLM, by the rules of grading/engines/interpreter.py.
+    """Return whether graders would find a Python with vLLM, by the rules of grading/engines/worker_process.py.
 
     Args:
-        profile: the cluster's; None: graders run on this host.
+        profile: the cluster's; None if graders run on this host.
         environ: of jobs, after the profile's modules and setup.
-        doubt: what of it could not be found out.
+        doubt: what could not be found out about it.
     """
     if profile is not None and profile.container is not None:
         return VllmOnHost("note", "vLLM must be in the image that jobs run in, which is not looked into")

@@ -1,1 +1,1 @@
-"""The job of a driver that is served here: `vllm serve`, found by an endpoint file, watched, and started over."""
+"""The job that serves a driver (`vllm serve`): start, watch and restart it; and how supervisors wait for it."""

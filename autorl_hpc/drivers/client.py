@@ -1,4 +1,4 @@
-"""A supervisor waits for its run's driver before the agent's clock starts: no budget passes here."""
+"""Wait for a run's driver before the agent's clock starts, and find the HTTP proxy to a driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("autorl_hpc.drivers")
 LOOK_S = 1.0
 TELL_S = 60.0
 AFTER_FAILURE_S = 300.0
-"""A driver whose job gave up may come back with the next job of its chain; with none in so long it doesn't."""
+"""After a driver's job gave up, the next job of its chain may still come; this is how long to wait for it."""
 
 
 def wait_ready(
@@ -31,10 +31,10 @@ def wait_ready(
     look_s: float = LOOK_S,
     after_failure_s: float = AFTER_FAILURE_S,
 ) -> DriverEndpoint | None:
-    """The endpoint of a driver of kind `vllm`, once it answers; None when `stop` says so first.
+    """Return the endpoint of a driver of kind `vllm` once it answers; None if `stop` becomes true first.
 
     Raises:
-        AutorlError: it does not come within its `patience_s`, or its job gave up; the fault is the cluster's.
+        AutorlError: it does not come up within its `patience_s`, or its job gave up; the cluster's fault.
     """
     watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
     started = time.monotonic()
@@ -64,7 +64,7 @@ def wait_ready(
 
 
 def _state(last: DriverEndpoint | None) -> str:
-    """What its job last told of itself, in a few words."""
+    """Return what its job last reported, in a few words."""
     if last is None:
         return "its job has not begun"
     said = last.said or last.problem
@@ -82,19 +82,19 @@ def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: Exp
     )
 
 
-# Which HTTP proxy leads to a driver: the one that its spec names, else that of the job's environment.
+# --- HTTP proxy to a driver: its spec's, else that of the job's environment
 
 
 def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
-    """The proxy's URL; None: straight.
+    """Return the proxy's URL; None for a direct connection.
 
     Args:
         url: of the driver.
-        given: `drivers.<name>.proxy`; it stands above the environment, NO_PROXY too.
-        environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; small letters first, as curl and Python do.
+        given: `drivers.<name>.proxy`; it takes precedence over the environment, also over NO_PROXY.
+        environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; lower case first, as in curl and Python.
 
     Raises:
-        AutorlError: it is no HTTP proxy (SOCKS).
+        AutorlError: it is not an HTTP proxy (SOCKS).
     """
     if given is not None:
         return given
@@ -123,7 +123,7 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 
 
 def _passed_by(host: str, port: int | None, rule: str) -> bool:
-    """Whether NO_PROXY names the host: `*`, a name with all below it, an address, or a network."""
+    """Return whether NO_PROXY names the host: `*`, a name with its subdomains, an address, or a network."""
     for entry in (part.strip().lower() for part in rule.split(",")):
         if entry == "*":
             return True

@@ -1,4 +1,5 @@
-"""The driver job: `python -m autorl_hpc job driver EXPERIMENT NAME`. Restartable at any moment; read `work` top to bottom."""
+"""The driver job, `python -m autorl_hpc job driver EXPERIMENT NAME`: start `vllm serve`, watch it, restart it, end with its
+runs. It can be restarted at any time; `DriverJob.work` is the main loop."""
 
 from __future__ import annotations
 
@@ -35,13 +36,13 @@ from autorl_hpc.records.driver import DriverEndpoint, DriverSpec, serve_options
 from autorl_hpc.sandbox.sandbox_plan import TORCH_PORTS, handed_out
 from autorl_hpc.states import Fault
 
-# One start of a driver's server: a process group of its own, asked over HTTP whether it answers.
+# --- one start of the server: its own process group, health checks by HTTP
 
 LOG_TAIL_BYTES = 64 * 1024
-"""In which the error is looked for: the stacks of three processes may follow it."""
+"""How much of the log is searched for the error, which the stacks of three processes may follow."""
 
 MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Of a server's output; what is older is dropped at its next start."""
+"""Maximum size of a server's log; a larger one is truncated at the next start."""
 
 ASK_TIMEOUT_S = 10.0
 STOP_WAIT_S = 15.0
@@ -50,11 +51,11 @@ POLL_S = 0.1
 MAX_WORDS = 300
 
 FOLLOWS = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
-"""Errors of vLLM that only say that another process had one."""
+"""Errors of vLLM that only report an error of another process."""
 
 
 def _in_the_child() -> None:
-    """A job that is killed without a word leaves no server behind that holds the GPU; one that is aborted, no image of its memory."""
+    """End the server when the job is killed, because it would hold the GPU; write no core dumps when it is aborted."""
     die_with_parent(signal.SIGTERM)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
@@ -65,16 +66,12 @@ class Server:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], log: Path, port: int, model: str, key: str, folder: Path
     ) -> None:
-        """
-        Args:
-            log: gets what it prints.
-            folder: where it runs.
-        """
+        """Start the server in `folder`, with its output appended to `log`."""
         self.model = model
         self._key = key
         self._base = f"http://127.0.0.1:{port}"
         self._log = log
-        # Without the job's proxy: this is loopback.
+        # loopback: without the job's proxy
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         fresh = not log.exists() or log.stat().st_size > MAX_LOG_BYTES
         with open(log, "wb" if fresh else "ab") as output:
@@ -95,11 +92,11 @@ class Server:
         return self.process.poll() is not None
 
     def healthy(self) -> bool:
-        """Whether /health says so now."""
+        """Return whether /health answers now."""
         return self._ask("/health") is not None
 
     def serves(self) -> bool:
-        """Whether /v1/models, asked with the key, names the model."""
+        """Return whether /v1/models, queried with the key, lists the model."""
         answer = self._ask("/v1/models", {"Authorization": f"Bearer {self._key}"})
         try:
             rows = json.loads(answer or b"null")["data"]
@@ -112,11 +109,11 @@ class Server:
         try:
             with self._opener.open(request, timeout=ASK_TIMEOUT_S) as answer:
                 return bytes(answer.read(1 << 20))
-        except (OSError, ValueError, http.client.HTTPException):  # whatever a broken server sends is no answer
+        except (OSError, ValueError, http.client.HTTPException):  # a broken server may send anything
             return None
 
     def stop(self) -> None:
-        """Ends it and every process it started: an engine left behind would hold the GPU."""
+        """End the server and every process it started: an engine left behind would hold the GPU."""
         if not self.died:
             self._signal(signal.SIGTERM)
             deadline = time.monotonic() + STOP_WAIT_S
@@ -132,25 +129,25 @@ class Server:
             pass
 
     def show_stacks(self) -> None:
-        """Lets every Python process of it write into the log where it stands, by faulthandler. It ends by that."""
+        """Have every Python process of the server write its stack into the log (faulthandler). This ends the server."""
         self._signal(signal.SIGABRT)
         deadline = time.monotonic() + STACKS_WAIT_S
         while not self.died and time.monotonic() < deadline:
             time.sleep(POLL_S)
 
     def last_words(self) -> str:
-        """The last line of this start that tells an error which does not only follow another one; without any, the last line."""
+        """Return the last error line of this start that does not only follow another error; without one, the last line."""
         lines = self._lines()
         errors = [line for line in lines if "Error" in line]
         causes = [line for line in errors if not any(words in line for words in FOLLOWS)]
         return (causes or errors or lines or [""])[-1]
 
     def last_line(self) -> str:
-        """What this start printed last."""
+        """Return the last line of this start."""
         return (self._lines() or [""])[-1]
 
     def _lines(self) -> list[str]:
-        """The last lines of this start that hold anything, without the key."""
+        """Return the last non-empty lines of this start, with the key masked."""
         try:
             with open(self._log, "rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -161,10 +158,10 @@ class Server:
         return [line.strip().replace(self._key, "***")[:MAX_WORDS] for line in text.splitlines() if line.strip()]
 
 
-# How a driver's server is started: its program, arguments, environment and address.
+# --- how the server is started: program, arguments, environment, address
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""By which vLLM takes its key: on the command line every user of the node could read it."""
+"""The variable for vLLM's key. On the command line every user of the node could read it."""
 
 ANY_ADDRESS = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
@@ -174,7 +171,7 @@ PORT_TRIES = 100
 
 
 def program(profile: ClusterProfile | None) -> str:
-    """The path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH.
+    """Return the path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH.
 
     Raises:
         AutorlError: there is none.
@@ -195,7 +192,7 @@ def program(profile: ClusterProfile | None) -> str:
 
 
 def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) -> list[str]:
-    """What follows the program. The key is not among it."""
+    """Return the program's arguments. They do not contain the key."""
     parallel = spec.tensor_parallel or max(1, gpus)
     found = ["serve", str(model), f"--served-model-name={spec.model}", f"--host={host}", f"--port={port}"]
     found.append(f"--tensor-parallel-size={parallel}")
@@ -205,11 +202,11 @@ def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) ->
 
 
 def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
-    """The server's variables: this job's, with the key, offline, and without our frozen code, which may be of another Python.
+    """Return the server's variables: this job's, plus key and offline mode, without our frozen code (it may be another Python's).
 
     Args:
         code: the folder of the frozen code.
-        inner_port: where its own processes meet; None: it takes one of those that the kernel hands out.
+        inner_port: where the server's processes meet; None for a port that the kernel chooses.
     """
     env = dict(outer)
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
@@ -218,28 +215,28 @@ def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int |
         del env["PYTHONPATH"]
     env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
     env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
-    # Its processes are on this node. Asked by itself it would take the address of the way out, or none.
+    # All its processes are on this node; by itself it would choose an outward address, or none.
     env["VLLM_HOST_IP"] = LOOPBACK
     if inner_port is not None:
         env["VLLM_PORT"] = str(inner_port)
-    # Ours, for the frozen code; vLLM is imported three times a start, and each would compile all of it again.
+    # We set it for the frozen code; vLLM is imported three times a start and would be compiled each time.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    # The server's stacks go into its log when it is ended for not answering.
+    # If the server hangs and is aborted, its stacks go into the log.
     env.setdefault("PYTHONFAULTHANDLER", "1")
-    # Compiled by nvcc at the first start: a minute, and nodes without nvcc fail. vLLM's own sampler needs none.
+    # nvcc would compile FlashInfer's sampler at the first start: a minute, and nodes without nvcc fail. vLLM's own works.
     env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return env
 
 
 def inner_port(spec: DriverSpec) -> int | None:
-    """A free port for the server's own processes, which ask for no key there; None where it needs several that it can't take in turn."""
+    """Return a free port for the server's own processes, which need no key there; None if it needs several ports."""
     return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
 
 
 def free_port(host: str) -> int:
-    """A port that nobody has now. Should another take it before the server does, that dies and gets a new one.
+    """Return a port that is free now. If another process takes it first, the server dies and the next start gets another one.
 
-    It is none of those that agents at level landlock may go to, as long as the node has others: some paths of the server ask for no key.
+    Ports that agents at level landlock may connect to are avoided if possible, because some paths of the server need no key.
     """
     handed = handed_out()
     for wanted in (SERVED_PORTS, ANY_PORTS):
@@ -257,7 +254,7 @@ def _bound(host: str, port: int) -> int:
 
 
 def reachable_name() -> str:
-    """By which other nodes reach this one: its host name where that is known, else the address of its way out."""
+    """Return the name by which other nodes reach this one: its host name if it resolves, else its outward address."""
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None, socket.AF_INET)
@@ -267,7 +264,7 @@ def reachable_name() -> str:
 
 
 def _own_address() -> str:
-    """Of the interface that a packet into the wide world would take; none is sent."""
+    """Return the address of the interface for outward packets; none is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -276,11 +273,11 @@ def _own_address() -> str:
             return LOOPBACK
 
 
-# The runs that call a driver: whether any is still open to it, and whether any gives a sign of life.
+# --- the runs that call a driver
 
 
 class Users:
-    """One driver's runs. What can't be read now counts as open: a driver must not leave its agents."""
+    """The runs of one driver. A run that can't be read counts as open, because a driver must not leave its agents."""
 
     def __init__(self, experiment: ExperimentDir, name: str) -> None:
         self.experiment = experiment
@@ -289,7 +286,7 @@ class Users:
         self._ended: set[str] = set()
 
     def open(self) -> list[str]:
-        """Runs that call the driver and are not sealed, those of later launches too."""
+        """Return the runs that call the driver and are not sealed, also those of later launches."""
         closed = set(reading.list_names(self.experiment.finished))
         runs = read_experiment(self.experiment).runs
         return [run for run in runs if run not in closed and self._calls(run) and not self._sealed(run)]
@@ -313,7 +310,7 @@ class Users:
         return True
 
     def signs(self, runs: list[str]) -> dict[str, object]:
-        """What changes while an agent of these runs is at work or asks the driver."""
+        """Return values that change while an agent of these runs works or calls the driver."""
         found: dict[str, object] = {}
         for run_id in runs:
             run = self.experiment.run(run_id)
@@ -334,16 +331,16 @@ log = logging.getLogger("autorl_hpc.drivers")
 
 @dataclass(frozen=True)
 class Timing:
-    """How patient the job is, in seconds.
+    """Time limits of the job, in seconds.
 
     Attributes:
-        beat_s: between two looks, each of which writes the endpoint file.
-        users_s: between two looks at the runs.
-        start_s: for a server to answer for the first time; large models are read from slow disks, then compiled for.
-        hang_s: without an answer for so long, a server that had answered is started over. A busy one answers late.
-        pause_s: before a server that died is started again; doubled with each further death, up to `max_pause_s`.
-        failures: starts in a row that came to nothing before the job gives up.
-        progress_s: between two lines of the log that say how far a server that starts has come.
+        beat_s: between two checks, each of which writes the endpoint file.
+        users_s: between two checks of the runs.
+        start_s: for a server's first answer; large models are read from slow disks and compiled for.
+        hang_s: without an answer for this time, a server that had answered is restarted. A busy one answers late.
+        pause_s: before a server that died is restarted; doubled with each further death, up to `max_pause_s`.
+        failures: failed starts in a row before the job gives up.
+        progress_s: between two log lines on a starting server.
     """
 
     beat_s: float = 2.0
@@ -357,7 +354,7 @@ class Timing:
 
     @classmethod
     def from_environment(cls) -> Timing:
-        """`$AUTORL_DRIVER_TIMING`, such as `hang_s=5,pause_s=0.1`: for tests and for odd file systems."""
+        """Read `$AUTORL_DRIVER_TIMING`, such as `hang_s=5,pause_s=0.1`: for tests and unusual file systems."""
         given = os.environ.get("AUTORL_DRIVER_TIMING", "")
         pairs = [part.partition("=") for part in given.split(",") if part]
         made = {name.strip(): float(value) for name, _, value in pairs}
@@ -399,7 +396,7 @@ class DriverJob:
         self.users = Users(self.experiment, self.name)
 
     def work(self) -> int:
-        """Serves until no run is open to it, it is idle for long, a newer job has the driver, or it is told to end."""
+        """Serve until no run needs it, it was idle for long, a newer job took over, or a signal came. Return the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(number, self._on_signal)
         if not self.users.open():
@@ -408,11 +405,11 @@ class DriverJob:
         failures = 0
         self._tell("starting")
         try:
-            verify_model(self.root, self.spec.model)  # once: to hash a large model takes minutes
+            verify_model(self.root, self.spec.model)  # once, because hashing a large model takes minutes
             while (why := self._reason_to_end()) is None:
                 answered, problem = self._serve_once()
                 if problem is None:
-                    continue  # asked to end: the loop sees why
+                    continue  # this job ends: the loop condition finds the reason
                 failures = 1 if answered else failures + 1
                 log.warning("driver %s: %s (%d in a row)", self.name, problem, failures)
                 if failures >= self.timing.failures:
@@ -429,7 +426,7 @@ class DriverJob:
         return 0
 
     def _serve_once(self) -> tuple[bool, str | None]:
-        """One server from its start to its end: whether it ever answered, and what ended it; None: this job's end."""
+        """Run one server; return whether it ever answered, and what ended it (None if this job ends)."""
         host, name = (LOOPBACK,) * 2 if self.profile is None else (ANY_ADDRESS, reachable_name())
         port = free_port(host)
         key = read_key(self.experiment.driver_key(self.name))
@@ -468,7 +465,7 @@ class DriverJob:
                 return answered, f"its server has not answered for {now - last_good:.0f} s" + (
                     f"; it last said: {words}" if words else ""
                 )
-            else:  # one that answers late is still there: requests find it
+            else:  # a late answer: the server is still there for requests
                 said = None if answered else server.last_line()
                 self._tell("ready" if answered else "starting", url if answered else None, said=said)
                 if now - told_at > self.timing.progress_s:
@@ -480,7 +477,7 @@ class DriverJob:
         return answered, None
 
     def _reason_to_end(self) -> str | None:
-        """Why this job should end; once there is a reason, it stays."""
+        """Return why this job should end; a reason, once found, stays."""
         if self._why is None:
             try:
                 self._why = self._look()
@@ -510,7 +507,7 @@ class DriverJob:
         return f"no agent was at work for {idle_s:.0f} s" if idle_s > self.spec.idle_exit_s else None
 
     def _tell(self, state: str, url: str | None = None, problem: str | None = None, said: str | None = None) -> None:
-        """Writes the endpoint file, unless a newer job has it."""
+        """Write the endpoint file, unless a newer job owns it."""
         self._counter += 1
         told = DriverEndpoint(
             name=self.name,
@@ -543,7 +540,7 @@ class DriverJob:
 
 
 def run_driver(experiment: ExperimentDir, name: str) -> int:
-    """The payload of a driver job."""
+    """Run a driver job and return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
     return DriverJob(experiment, name, Timing.from_environment()).work()

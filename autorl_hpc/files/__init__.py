@@ -1,1 +1,1 @@
-"""What touches the shared file system: atomic writes, tolerant reads, listing, layout, ledger, claims."""
+"""The shared file system: atomic writes, tolerant reads, listing, layout, ledger, queue and claims."""

@@ -1,6 +1,6 @@
-"""Archives, of staged things and of evidence: tar, plain or packed by gzip or zstandard; the same files give the same bytes.
+"""Read and write tar archives (plain, gzip or zstandard) of staged data and evidence; equal files give equal bytes.
 
-What is read is taken for hostile: nothing but plain files, no header larger than it need be, no more bytes than allowed.
+Reading assumes a hostile archive: only plain files, and limits on header size and on unpacked bytes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ SUFFIXES = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
 ZSTD_LEVEL = 3
-"""Weights hardly pack at all; wheels are packed already. The default is fast, and other levels gain little."""
+"""zstd's default level is fast. Higher levels gain little: weights hardly compress, and wheels are compressed already."""
 
 MAX_WINDOW_BYTES = 128 * 1024 * 1024
-"""What zstd itself takes without being told to; a larger one is memory that an archive of ours doesn't need."""
+"""zstd's own default limit. A larger window costs memory, and our archives do not need one."""
 
 CHUNK_BYTES = 1024 * 1024
 MAX_EXTENDED_BYTES = 64 * 1024
-"""Of a header for a long name."""
+"""Limit for an extended header (a long name), because tarfile reads it into memory."""
 
 
 class DamagedArchive(Exception):
-    """An archive that can't be read on, in words."""
+    """Report that an archive can't be read any further, and why."""
 
 
 def suffix_of(path: Path) -> str:
-    """The one of `SUFFIXES` that a bundle's name ends with.
+    """Return the suffix of `SUFFIXES` that the bundle's name ends with.
 
     Raises:
-        AutorlError: it has none.
+        AutorlError: it ends with none of them.
     """
     found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if found is None:
@@ -51,7 +51,7 @@ def suffix_of(path: Path) -> str:
 
 
 def packing_of(path: Path) -> str | None:
-    """How a file is packed, by its first bytes whatever its name: `zst`, `gz`, `tar`; None: otherwise."""
+    """Return how a file is packed, judged by its first bytes: `zst`, `gz`, `tar`, or None for anything else."""
     with open(path, "rb") as file:
         head = file.read(TAR_MAGIC_AT + len(TAR_MAGIC))
     if head.startswith(ZSTD_MAGIC):
@@ -62,10 +62,10 @@ def packing_of(path: Path) -> str | None:
 
 
 def zstandard_module() -> Any:
-    """The package zstandard.
+    """Import and return the package zstandard.
 
     Raises:
-        AutorlError: it is not there.
+        AutorlError: it is not installed.
     """
     try:
         import zstandard
@@ -80,7 +80,7 @@ def zstandard_module() -> Any:
 
 @contextmanager
 def writing(raw: Any, suffix: str) -> Iterator[tarfile.TarFile]:
-    """A tar archive that is written into `raw`."""
+    """Yield a tar archive that writes to the binary stream `raw`, packed as `suffix` says."""
     with _packed(raw, suffix) as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         yield archive
 
@@ -99,14 +99,14 @@ def _packed(raw: Any, suffix: str) -> Iterator[Any]:
 
 
 def add(archive: tarfile.TarFile, name: str, size_bytes: int, mode: int, data: Any) -> None:
-    """Adds a file with nothing of the host that makes the archive: no owner, no time."""
+    """Add a file without owner and time, so that the archive does not depend on the host."""
     row = tarfile.TarInfo(name)
     row.size, row.mode, row.mtime, row.uid, row.gid, row.uname, row.gname = size_bytes, mode, 0, 0, 0, "", ""
     archive.addfile(row, data)
 
 
 class Bounded:
-    """A stream that ends with an error after `allowed` bytes: a small archive may unpack to any size."""
+    """Read a stream and fail after `allowed` bytes, because a small archive may unpack to any size."""
 
     def __init__(self, inner: Any, allowed: int) -> None:
         self.inner = inner
@@ -121,7 +121,7 @@ class Bounded:
 
 
 class Header(tarfile.TarInfo):
-    """Refuses headers that would be read into memory whatever their size."""
+    """Refuse large extended headers, which tarfile would read into memory, and sparse files."""
 
     def _proc_member(self, archive: tarfile.TarFile) -> Any:
         extended = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME)
@@ -133,7 +133,7 @@ class Header(tarfile.TarInfo):
 
 
 class ArchiveReader:
-    """An archive that is read from its beginning to its end."""
+    """Read an archive from beginning to end: `packing` as `packing_of` returns it, at most `allowed` unpacked bytes."""
 
     def __init__(self, path: Path, packing: str, allowed: int) -> None:
         self._raw = open(path, "rb")  # noqa: SIM115  closed by `close`
@@ -142,19 +142,19 @@ class ArchiveReader:
             stream = gzip.GzipFile(fileobj=self._raw)
         elif packing == "zst":
             opened = zstandard_module().ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
-            stream = opened.stream_reader(self._raw, read_across_frames=True)  # else what follows the first is not seen
+            stream = opened.stream_reader(self._raw, read_across_frames=True)  # else only the first frame is read
         self.bound = Bounded(stream, allowed)
 
     def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
-        """Name, size and data of each file; to be read before the next is asked for, all of it under `damage`.
+        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under `damage`.
 
         Raises:
-            Damaged: there is something else than plain files, or something follows the archive's end.
+            DamagedArchive: there is anything but plain files, or data after the archive's end.
         """
         source: Any = self.bound
         archive = tarfile.open(fileobj=source, mode="r|", tarinfo=Header)  # noqa: SIM115  a stream, not a file
         while (row := archive.next()) is not None:
-            archive.members.clear()  # type: ignore[attr-defined]  # they would all be kept
+            archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             if not row.isreg() or row.issparse():
                 raise DamagedArchive(f"{row.name[:100]!r} is no plain file")
             data = archive.extractfile(row)
@@ -165,7 +165,7 @@ class ArchiveReader:
 
     @contextmanager
     def damage(self) -> Iterator[None]:
-        """Whatever goes wrong in reading is `Damaged`."""
+        """Turn every read error into DamagedArchive."""
         try:
             yield
         except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, ValueError, OverflowError) as error:
@@ -180,7 +180,7 @@ class ArchiveReader:
 
 
 class Hashed:
-    """A file that is hashed as it is read or written."""
+    """Compute the sha256 and size in bytes of a file while it is read or written."""
 
     def __init__(self, inner: IO[bytes]) -> None:
         self._inner = inner

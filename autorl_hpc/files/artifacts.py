@@ -1,7 +1,7 @@
 """Accepted checkpoints: `artifacts/<content_hash>/`, shared by the runs that submitted the same content.
 
-A run that needs an artifact holds a file under its `refs/`. The last one to let go renames the folder away before it is
-deleted; a run that came in between finds its reference gone with the folder and copies again.
+A run that needs an artifact has a reference file in its `refs/`. When the last reference is released, the folder is renamed
+and then deleted. A run that added its reference in between finds it gone with the folder and copies again.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
 MAX_INSTALL_TRIES = 100
-"""Each try that fails means that another run installed or released the same content in between."""
+"""Each failed try means that another run installed or released the same content in between."""
 
 MAX_REMOVE_TRIES = 20
-"""Each try that fails means that one more run had begun to take hold of a folder before it was moved away."""
+"""Each failed try means that one more run had started to add its reference before the folder was moved away."""
 
 MAX_RELEASE_TRIES = 20
-"""Each try that finds something means that a reference moved with its folder while it was looked for."""
+"""Each try that finds a reference means that it moved with its folder during the search."""
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
-    """Whether a whole artifact of that content is there."""
+    """Return whether a complete artifact with that content hash exists."""
     try:
         return READY_NAME in reading.list_names(artifacts / content_hash)
     except NotADirectoryError:
@@ -38,15 +38,15 @@ def artifact_ready(artifacts: Path, content_hash: str) -> bool:
 
 
 def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
-    """An empty folder beside the artifacts to copy into, which bears the mark of its run and attempt."""
+    """Make and return an empty folder beside the artifacts to copy into. Its name carries the run and the attempt."""
     folder = artifacts / f"{_unfinished(run_id)}{attempt}-{os.getpid()}-{secrets.token_hex(8)}"
-    again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # the name is ours: one that stands is a lost answer's
+    again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # random name: if it exists, we made it
     return folder
 
 
 def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
-    """Removes the copies that killed attempts of a run, up to `attempt`, left unfinished; their names. What can't be seen or
-    removed now is left to the next look."""
+    """Remove unfinished copies of a run's killed attempts, up to `attempt`, and return their names. What can't be seen or
+    removed now is left for the next call."""
     mark, found = _unfinished(run_id), []
     try:
         names = sorted(again(lambda: os.listdir(artifacts)))
@@ -61,12 +61,12 @@ def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
 
 
 def _unfinished(run_id: str) -> str:
-    """How names of unfinished copies of a run begin. By a hash: a run's name may be as long as a file's."""
+    """Return the name prefix of a run's unfinished copies. A hash, because a run's name may be too long."""
     return f"{TEMPORARY_PREFIX}{hashlib.sha256(run_id.encode()).hexdigest()[:16]}-"
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
-    """Gives the copied `folder` its name, with a reference of `run_id` in it; an equal one that stands is kept.
+    """Rename the copied `folder` to its content hash, with a reference of `run_id` in it. An existing equal artifact is kept.
 
     Raises:
         OSError: the file system failed; nothing was installed.
@@ -92,8 +92,7 @@ def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> No
 
 
 def _clear_away(artifacts: Path, content_hash: str) -> None:
-    """Removes something that bears an artifact's name and has no manifest. Renamed first: what another run put there in
-    between is whole, and goes back."""
+    """Remove an artifact folder without manifest. It is renamed first; if another run completed it in between, it is put back."""
     target = artifacts / content_hash
     gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
     try:
@@ -111,8 +110,8 @@ def _clear_away(artifacts: Path, content_hash: str) -> None:
 
 
 def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
-    """Gives an artifact its name again. Where an equal copy bears it by now, that one takes over who holds this one. What can be
-    done in neither way is better left lying than lost."""
+    """Give an artifact its name again. If an equal copy has the name by now, move the references to that copy. If neither
+    works, keep the folder under its temporary name."""
     for _ in range(MAX_INSTALL_TRIES):
         try:
             again(lambda: os.rename(gone, artifacts / content_hash))
@@ -126,23 +125,23 @@ def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
 
 
 def _hand_over(artifacts: Path, gone: Path, content_hash: str, name: str) -> bool:
-    """Moves a reference to the copy that bears the artifact's name; False if that has to be tried again. One that has been released
-    meanwhile stays so: only what is still here can be linked, and whoever releases looks at both places."""
+    """Move a reference to the copy that has the artifact's name. Return False if this must be tried again. A reference that was
+    released meanwhile stays so: it can be linked only while it is here, and `release` looks at both places."""
     here, there = gone / "refs" / name, artifacts / content_hash / "refs"
     try:
         os.link(here, there / name)
     except FileExistsError:
-        pass  # it has come to hold that copy, too
+        pass  # that run references the other copy already
     except OSError:
         return name not in reading.list_names(gone / "refs")
     if name not in reading.list_names(there):
-        return False  # released again, or that copy was moved away as well: the next look tells
+        return False  # released again, or that copy was moved away too: the next round shows it
     atomic.unlink_quietly(here)
     return True
 
 
 def remove(path: Path) -> None:
-    """Removes a folder, or a file in its place, as far as that can be done."""
+    """Remove a folder or a file, as far as possible. Errors are ignored."""
     for _ in range(MAX_REMOVE_TRIES):
         try:
             again(functools.partial(shutil.rmtree, path))
@@ -150,7 +149,7 @@ def remove(path: Path) -> None:
         except NotADirectoryError:
             break
         except OSError as error:
-            if error.errno != errno.ENOTEMPTY:  # somebody was about to write into it when it lost its name
+            if error.errno != errno.ENOTEMPTY:  # another run was writing into it when it was renamed
                 break
     try:
         again(functools.partial(os.unlink, path))
@@ -159,7 +158,7 @@ def remove(path: Path) -> None:
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
-    """Adds a reference of `run_id` if the artifact is there, a new one in the place of an old one; False if it is not."""
+    """Add or renew the reference of `run_id`. Return False if the artifact does not exist or was moved away meanwhile."""
     target = artifacts / content_hash
     if not artifact_ready(artifacts, content_hash):
         return False
@@ -167,22 +166,22 @@ def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
         atomic.write_bytes(target / "refs" / run_id, b"")
     except OSError:
         return False
-    # Not in the folder that bears the name now: it went away with another one, whose remover may or may not have seen it.
+    # If the reference is missing now, it went away with a renamed folder, and the remover may not have seen it.
     return run_id in reading.list_names(target / "refs") and artifact_ready(artifacts, content_hash)
 
 
 Reference = tuple[int, int]
-"""Tells a reference from a later one of its name."""
+"""(inode, mtime in ns): distinguishes a reference from a later one with the same name."""
 
 
 def reference(artifacts: Path, content_hash: str, run_id: str) -> Reference | None:
-    """The reference of `run_id` as it stands; None if there is none to be seen."""
+    """Return the identity of `run_id`'s reference, or None if none is visible."""
     return _identity(artifacts / content_hash / "refs" / run_id)
 
 
 def _identity(path: Path) -> Reference | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opened: an NFS client asks the server then
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opening makes an NFS client ask the server
     except OSError:
         return None
     try:
@@ -195,9 +194,9 @@ def _identity(path: Path) -> Reference | None:
 
 
 def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Reference) -> bool:
-    """`release`, unless the reference is no longer the one that was `seen`: then somebody has come to need the artifact.
+    """Release the reference of `run_id` unless it was replaced since it was `seen`. Return whether it was released.
 
-    It is moved aside before it is looked at, under a name that still holds the artifact.
+    The reference is first renamed to a name that still protects the artifact, and then compared.
     """
     refs = artifacts / content_hash / "refs"
     aside = refs / f"{run_id}~{secrets.token_hex(6)}"
@@ -211,16 +210,16 @@ def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Refer
             os.link(aside, refs / run_id)
         except OSError:
             if run_id not in reading.list_names(refs):
-                return False  # better a reference too many: the artifact stays until the run is closed
+                return False  # keep the extra reference: the artifact stays until the run is closed
     release(artifacts, content_hash, aside.name)
     return same and reference(artifacts, content_hash, run_id) is None
 
 
 def release(artifacts: Path, content_hash: str, run_id: str) -> None:
-    """Takes the reference of `run_id` away (with what a kill left of it), and the artifact with the last one."""
+    """Remove the reference of `run_id` and what a killed release left of it. The last reference removes the artifact too."""
     target = artifacts / content_hash
     for _ in range(MAX_RELEASE_TRIES):
-        # A folder that is moved away may be on its way back: after it, the one that bears the name is looked at once more.
+        # A folder that was moved away may be on its way back, so the folder with the artifact's name is checked again last.
         found = [
             _unlink_reference(folder, run_id) for folder in (target, *_moved_away(artifacts, content_hash), target)
         ]
@@ -239,11 +238,11 @@ def release(artifacts: Path, content_hash: str, run_id: str) -> None:
         _put_back(artifacts, gone, content_hash)
         if held is None:
             return
-        # Someone took hold in between, and may have let go again: look once more.
+        # A run added a reference in between and may have released it again: check once more.
 
 
 def _unlink_reference(folder: Path, run_id: str) -> bool:
-    """Takes a reference out of one folder, with what a kill left of it; whether there was one."""
+    """Remove a reference, and what a killed release left of it, from one folder. Return whether there was one."""
     try:
         left = [name for name in reading.list_names(folder / "refs") if name.startswith(f"{run_id}~")]
     except NotADirectoryError:
@@ -259,7 +258,7 @@ def _unlink_reference(folder: Path, run_id: str) -> bool:
 
 
 def _gone(content_hash: str) -> str:
-    """How names of an artifact's folders begin that were moved away."""
+    """Return the name prefix of an artifact's folders that were moved away."""
     return f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-"
 
 
@@ -272,7 +271,7 @@ def _moved_away(artifacts: Path, content_hash: str) -> list[Path]:
 
 
 def _is_held(gone: Path) -> bool | None:
-    """Whether a run holds it; None if that can't be seen."""
+    """Return whether any run references the folder, or None if that can't be seen."""
     try:
         return bool(_fresh_names(gone / "refs"))
     except OSError:
@@ -280,7 +279,7 @@ def _is_held(gone: Path) -> bool | None:
 
 
 def _fresh_names(folder: Path) -> list[str]:
-    """The names in `folder` as the server has them: a change of our own makes an NFS client drop what it remembered."""
+    """Return the names in `folder` as the server has them: writing to the folder makes an NFS client drop its cached listing."""
     probe = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(6)}"
     try:
         probe.touch()

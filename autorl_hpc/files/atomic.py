@@ -1,7 +1,7 @@
-"""One way to write a file whole or not at all, and one way to publish a name that only one writer can win.
+"""Atomic writes: replace a file completely or not at all, and publish a name that only one of several writers can win.
 
-A temporary name in the same directory, write, fsync, rename (or link), fsync of the directory. A kill at any step
-leaves the old file or the new one, never a part. `os.link` is the exclusive step: on NFS it is atomic, whereas
+Steps: temporary name in the same directory, write, fsync, rename (or link), fsync of the directory. A kill at any step
+leaves the old file or the new one, never a part. `os.link` is the exclusive step: it is atomic on NFS, whereas
 O_CREAT|O_EXCL was seen to let two clients win.
 """
 
@@ -18,21 +18,21 @@ from autorl_hpc.files.faults import again, as_lost_answer
 from autorl_hpc.records import readable_json
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Names with this prefix are unfinished writes; every listing passes over them."""
+"""Prefix of unfinished writes; every listing skips these names."""
 
 Hook = Callable[[str], None]
 Parts = Callable[[], Iterable[bytes]]
 
 
 def _no_hook(step: str) -> None:
-    """Replaced by tests that kill the process at each step."""
+    """Do nothing; tests replace it to kill the process at each step."""
 
 
 def fsync_directory(path: Path) -> None:
-    """Makes a rename or link in `path` durable, where that can be done.
+    """Make a rename or link in `path` durable where the file system can.
 
-    No failure is an error: some file systems refuse fsync of a directory, and whoever looks sees the name already. To call
-    it a failure would make the caller do again what is done.
+    Failures are ignored: some file systems refuse to fsync a directory, and the new name is visible already. An error would
+    make the caller repeat what is done.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -47,8 +47,8 @@ def fsync_directory(path: Path) -> None:
 
 
 def _write_temporary(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool = True) -> Path:
-    """A synced file of the parts beside `path`. Each try has a name of its own: what a lost answer left behind bears the old
-    one, and after a failed fsync only a new file is known to reach the disk."""
+    """Write a temporary file beside `path` and return its path. Each retry uses a new name: the old file may exist (lost
+    answer), and after a failed fsync only a new file is sure to reach the disk."""
     return again(lambda: _write_once(path, parts, mode, hook, durable))
 
 
@@ -58,7 +58,7 @@ def _write_once(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool) 
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     except OSError as error:
-        unlink_quietly(temporary)  # an error may be the lost answer to a file that was made
+        unlink_quietly(temporary)  # the file may exist: the error can be a lost answer
         if isinstance(error, FileExistsError):
             raise as_lost_answer(error) from error
         raise
@@ -82,7 +82,7 @@ def _write_once(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool) 
 
 
 def _link_count(path: Path) -> int:
-    """As the server has it. Opening makes an NFS client ask; other clients learn it by a change of their own."""
+    """Return the link count as the server has it: opening makes an NFS client ask, and fchmod makes other clients notice."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
@@ -95,8 +95,8 @@ def _link_count(path: Path) -> int:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Whether `path` is now ours. EEXIST doesn't prove that it is not: it comes too when a link is asked for a second time
-    after a lost answer. The link count of the temporary file tells."""
+    """Link `path` to the temporary file and return whether we won the name. EEXIST is no proof that we lost: a retry after a
+    lost answer gets it too. The temporary file's link count decides."""
     try:
         os.link(temporary, path)
         return True
@@ -105,7 +105,7 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Renames over `path`. An error proves nothing here either: the listing tells, from which only a rename takes the name."""
+    """Rename over `path`. On an error, the listing decides whether the rename was done: only a rename removes the old name."""
     try:
         os.replace(temporary, path)
     except OSError:
@@ -114,7 +114,7 @@ def _rename(temporary: Path, path: Path) -> None:
 
 
 def unlink_quietly(path: Path) -> None:
-    """Removes a file; one that is gone, or that can't be removed now, is no error."""
+    """Remove a file. A file that is gone or can't be removed now is no error."""
     try:
         os.unlink(path)
     except OSError:
@@ -122,22 +122,22 @@ def unlink_quietly(path: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
-    """Replaces `path` by `data`, whole or not at all. The folder must exist.
+    """Replace `path` by `data`, completely or not at all. The folder must exist.
 
     Args:
-        durable: False for what can be made again: nothing waits for the disk, and a crash of the machine may leave nothing.
+        durable: False for files that can be made again: no fsync, so a crash of the machine may lose the file.
 
     Raises:
-        OSError: the write failed; the old content, if any, still stands.
+        OSError: the write failed; the old content, if any, is unchanged.
     """
     write_parts(path, lambda: (data,), mode=mode, hook=hook, durable=durable)
 
 
 def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
-    """`write_bytes` of what is too large to be held whole.
+    """Replace `path` like `write_bytes`, for content that is too large to hold in memory.
 
     Args:
-        parts: gives the bytes from the beginning; called again when writing is tried again.
+        parts: returns the bytes from the beginning; called again on each retry.
     """
     temporary = _write_temporary(path, parts, mode, hook, durable)
     try:
@@ -152,12 +152,12 @@ def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, hook: Hook = _no
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644, hook: Hook = _no_hook) -> None:
-    """`write_bytes` of readable JSON with sorted keys."""
+    """Replace `path` by readable JSON with sorted keys; see `write_bytes`."""
     write_bytes(path, readable_json(value), mode=mode, hook=hook)
 
 
 def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _no_hook) -> bool:
-    """Creates `path` with `data` unless the name is taken. Exactly one of many racing writers gets True.
+    """Create `path` with `data` unless the name is taken. Exactly one of several racing writers gets True.
 
     Raises:
         OSError: the file system failed; as far as can be seen, nothing was created.

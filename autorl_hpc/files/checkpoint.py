@@ -1,7 +1,8 @@
-"""Checkpoints as files: safetensors headers read and checked without torch, and the content hash.
+"""Checkpoint files: parse and check safetensors headers without torch, compute the content hash, decide whether a base
+model's head is tied, and hash files and folders.
 
-Format: https://github.com/huggingface/safetensors#format. The content hash runs over sorted (tensor name, dtype, shape,
-sha256 of data), so that resharding a checkpoint doesn't change it and a single changed byte does.
+Format: https://github.com/huggingface/safetensors#format. The content hash covers the sorted (tensor name, dtype, shape,
+sha256 of data): resharding a checkpoint does not change it, a single changed byte does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from autorl_hpc.files.faults import again
 from autorl_hpc.records import canonical_json
 
 MAX_HEADER_BYTES = 100_000_000
-"""The limit that the safetensors library itself sets."""
+"""The limit of the safetensors library itself."""
 
 MAX_JSON_BYTES = 16 * 1024 * 1024
-"""config.json and the shard index: an index of a million tensors is still smaller."""
+"""Limit for config.json and the shard index; an index of a million tensors is smaller."""
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""The dtypes that a submission may be stored in."""
+"""Bytes per item of the dtypes that a submission may use."""
 
 EMBEDDING_NAMES = (
     "model.embed_tokens.weight",
@@ -45,7 +46,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class TensorSpec(NamedTuple):
-    """One tensor of a file: where its bytes lie, from the file's start."""
+    """Describe one tensor of a file; `begin` and `end` are byte offsets from the file's start."""
 
     name: str
     dtype: str
@@ -63,7 +64,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, file: str) -> Any:
-    """JSON of a submission; never raises anything but Refused."""
+    """Parse JSON from a submission. Raises Refused, and nothing else, if it is not JSON or repeats a key."""
     try:
         return json.loads(data, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
@@ -73,13 +74,13 @@ def parse_json(data: bytes, file: str) -> Any:
 
 
 def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) -> list[TensorSpec]:
-    """The tensors of an open safetensors file, from its header alone.
+    """Return the tensors of an open safetensors file, read from its header alone.
 
     Args:
-        max_header_bytes: a longer header is not parsed; parsing takes many times its size in memory.
+        max_header_bytes: a longer header is refused; parsing takes many times its size in memory.
 
     Raises:
-        Refused: the header is not what the format asks for, or the file is shorter or longer than it says.
+        Refused: the header violates the format, or the file is shorter or longer than the header says.
         OSError: the file system failed.
     """
     size = os.fstat(fd).st_size
@@ -140,13 +141,13 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
 
 
 def content_hash(parts: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """The content hash over (name, dtype, shape, sha256 of data)."""
+    """Return the content hash (hex) over (name, dtype, shape, sha256 of data) rows."""
     rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in parts)
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
 
 def hash_span(fd: int, begin: int, end: int) -> str:
-    """sha256 of the bytes [begin, end) of an open file."""
+    """Return the sha256 (hex) of the bytes [begin, end) of an open file."""
     digest = hashlib.sha256()
     buffer = bytearray(min(CHUNK_BYTES, max(1, end - begin)))
     view = memoryview(buffer)
@@ -160,12 +161,12 @@ def hash_span(fd: int, begin: int, end: int) -> str:
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The safetensors files of a folder of ours (store or artifact), sorted."""
+    """Return the sorted names of the safetensors files in a store or artifact folder."""
     return sorted(name for name in again(lambda: os.listdir(folder)) if name.endswith(".safetensors"))
 
 
 def tensors_of(folder: Path) -> list[TensorSpec]:
-    """All tensors of a folder of ours, from the headers."""
+    """Return all tensors of a store or artifact folder, read from the headers."""
     return [tensor for name in weight_files(folder) for tensor in again(functools.partial(_tensors_in, folder / name))]
 
 
@@ -178,16 +179,18 @@ def _tensors_in(path: Path) -> list[TensorSpec]:
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
-    """The content hash of a model folder of ours, the tensors `drop` left out: reads every tensor once. Of a base model:
-    `tying.base_content_hash`."""
+    """Return the content hash of a store or artifact folder, without the tensors in `drop`; reads every other tensor once.
+
+    For a base model use `base_content_hash`.
+    """
     return content_hash(folder_parts(folder, drop))
 
 
 def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """What the content hash of a model folder of ours runs over.
+    """Return the rows (name, dtype, shape, sha256) that the content hash of a model folder covers.
 
     Raises:
-        Refused: a file is no safetensors file, or a tensor stands in two.
+        Refused: a file is not a safetensors file, or two files hold the same tensor.
     """
     parts: list[tuple[str, str, tuple[int, ...], str]] = []
     tensors = tensors_of(folder)
@@ -209,10 +212,10 @@ def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple
         os.close(fd)
 
 
-# Whether a base model's head is its embedding, decided in one place: for the content hash, intake and every engine alike.
+# --- tied embeddings: decided here for the content hash, the intake and every engine
 #
-# It is where the config ties them, whatever the file holds, or where the file has no head. Then a head that lies in a file all the same
-# (as in some published models) counts for nothing: it must equal the embedding, no content hash covers it, and no engine uses it.
+# A head is tied if the config says so, whatever the file holds, or if the file has no head. A tied head that is in a file
+# anyway (as in some published models) must equal the embedding; the content hash does not cover it and no engine uses it.
 
 TIED_BY_DEFAULT = frozenset(
     [
@@ -265,11 +268,11 @@ TIED_BY_DEFAULT = frozenset(
         *("zamba", "zamba2", "zaya"),
     ]
 )
-"""Values of `model_type` for which transformers (5.24) ties where the config says nothing; for all other causal models it does not."""
+"""Values of `model_type` that transformers (5.24) ties by default; it ties no other causal model without a config entry."""
 
 
 def config_ties(config: Mapping[str, Any]) -> bool:
-    """`tie_word_embeddings` as transformers resolves it."""
+    """Return `tie_word_embeddings` as transformers resolves it."""
     inner = config.get("text_config")
     for part in (config, inner if isinstance(inner, dict) else {}):
         if isinstance(part.get("tie_word_embeddings"), bool):
@@ -278,7 +281,7 @@ def config_ties(config: Mapping[str, Any]) -> bool:
 
 
 def own_tensors(base: Path) -> tuple[list[TensorSpec], frozenset[str]]:
-    """The tensors of a staged base model that a checkpoint of it has to have, and the names that count for nothing beside them."""
+    """Return the tensors of a staged base model that its checkpoints must have, and the tensor names to ignore (a tied head)."""
     tensors = tensors_of(base)
     own = [tensor for tensor in tensors if tensor.name != HEAD_NAME]
     if len(own) < len(tensors) and not config_ties(json.loads(reading.read_bytes(base / "config.json"))):
@@ -287,11 +290,11 @@ def own_tensors(base: Path) -> tuple[list[TensorSpec], frozenset[str]]:
 
 
 def base_content_hash(folder: Path) -> str:
-    """The content hash of a base model: reads every tensor once.
+    """Return the content hash of a base model; reads every tensor once.
 
     Raises:
-        Refused: it is no model that can be a base; `untied_head`: the config ties head and embedding, and the file holds two that
-            differ. transformers would then load both, other engines the embedding alone.
+        Refused: it can't be a base model; `untied_head`: the config ties head and embedding, but the file holds two that
+            differ. transformers would load both, other engines only the embedding.
     """
     parts = folder_parts(folder)
     _, tied = own_tensors(folder)
@@ -307,14 +310,14 @@ def base_content_hash(folder: Path) -> str:
     return content_hash(part for part in parts if part[0] not in tied)
 
 
-# Hashes of files and of folders.
+# --- hashes of files and folders
 
 SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
-"""Folders that are no part of code: they come and go with the interpreter."""
+"""Cache folders, which are not part of the code."""
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hex; read anew should the file system fail on the way."""
+    """Return the sha256 (hex) of a file; retries if the file system fails on the way."""
     return again(lambda: _file_sha256(path))
 
 
@@ -331,7 +334,7 @@ def _file_sha256(path: Path) -> str:
 
 
 def walk_files(folder: Path) -> list[str]:
-    """Relative paths of the regular files below `folder`, sorted; caches left out, links never followed."""
+    """Return the sorted relative paths of the regular files below `folder`, without caches; links are not followed."""
     found: list[str] = []
     for parent, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
@@ -343,6 +346,6 @@ def walk_files(folder: Path) -> list[str]:
 
 
 def tree_sha256(folder: Path, files: Iterable[str] | None = None) -> str:
-    """A hash over (relative path, sha256) of the files below `folder`."""
+    """Return a hash (hex) over (relative path, sha256) of the files below `folder`, or of `files` in it."""
     names = walk_files(folder) if files is None else sorted(files)
     return hashlib.sha256(canonical_json([[name, file_sha256(folder / name)] for name in names])).hexdigest()

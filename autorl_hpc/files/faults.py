@@ -1,4 +1,4 @@
-"""Which OSErrors are the file system's own, and not a statement about the file that was asked for."""
+"""Which OSErrors are faults of the file system and not of the requested file, and `again`, which retries them."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ CLUSTER_ERRNOS = frozenset(
         errno.EINTR,
     }
 )
-"""A full disk, a stale handle, no more descriptors: tried again, never charged to an agent."""
+"""A full disk, a stale handle, no free descriptors and the like: retried, never charged to an agent."""
 
 
 def is_cluster_error(error: OSError) -> bool:
-    """Whether waiting may help."""
+    """Return whether waiting may help."""
     return error.errno in CLUSTER_ERRNOS
 
 
 PASSING_ERRNOS = frozenset({errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
-"""Those that are often gone at the next try; a full disk is not."""
+"""Errors that are often gone at the next try; a full disk is not."""
 
 TRIES = 5
 PAUSE_S = 0.05
 
 
 def as_lost_answer(error: FileExistsError) -> OSError:
-    """What EEXIST says of a name that nobody else has: Linux asked a second time by itself, after an answer was lost."""
+    """Return the error that EEXIST stands for if nobody else uses the name: Linux repeated the request after a lost answer."""
     return OSError(errno.ESTALE, os.strerror(errno.ESTALE), error.filename)
 
 
 def again(step: Callable[[], T]) -> T:
-    """Does one step on a shared file system, over again while it fails in a way that often passes: five tries in a second.
+    """Run one step on a shared file system, with up to five tries in a second for errors that often pass.
 
-    A step that changes something must bear to be done twice: an error may be a lost answer to what was done.
+    A step that changes something must be safe to repeat, because an error may be a lost answer to a completed step.
 
     Raises:
-        OSError: it failed in another way, or to the last.
+        OSError: it failed with another error, or at the last try.
     """
     for attempt in range(TRIES - 1):
         try:

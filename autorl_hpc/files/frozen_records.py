@@ -1,4 +1,4 @@
-"""Reading run.json and experiment.json."""
+"""Read run.json, experiment.json, the local job list (jobs/local.json) and baselines/<key>.json."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from autorl_hpc.states import Split
 
 
 def read_run(run: RunDir) -> RunRecord:
-    """run.json.
+    """Read run.json.
 
     Raises:
-        AutorlError: absent or damaged.
+        AutorlError: it is absent or damaged.
     """
     return parse_record(RunRecord, _read(run.record), run.record)
 
 
 def read_experiment(experiment: ExperimentDir) -> ExperimentRecord:
-    """experiment.json.
+    """Read experiment.json.
 
     Raises:
-        AutorlError: absent or damaged.
+        AutorlError: it is absent or damaged.
     """
     return parse_record(ExperimentRecord, _read(experiment.resolved), experiment.resolved)
 
@@ -50,26 +50,26 @@ def _read(path: Path) -> Any:
         raise damaged(f"{path.name} can't be read: {error}", path) from None
 
 
-# Jobs on this machine as files: who was started, and whether that very process still lives.
+# --- jobs on this machine
 
 JOBS_NAME = "local.json"
 
 
 @dataclass(frozen=True)
 class LocalJob:
-    """A job on this machine: the controller's pid with its start time, so that a re-used pid is not taken for it."""
+    """A job on this machine: the controller's pid, and its start time to detect a re-used pid."""
 
     role: str
     pid: int
     started: str
 
     def alive(self) -> bool:
-        """Whether that very process is still there."""
+        """Return whether that process still runs."""
         return process_start(self.pid) == self.started
 
 
 def process_start(pid: int) -> str | None:
-    """Boot id and start time (clock ticks since boot) of a living process, None if there is none."""
+    """Return boot id and start time (clock ticks since boot) of a living process, or None if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
@@ -79,22 +79,22 @@ def process_start(pid: int) -> str | None:
 
 
 def jobs_of(experiment: ExperimentDir) -> list[LocalJob]:
-    """The jobs that were last submitted here."""
+    """Return the jobs of the last local submission."""
     value = reading.read_json_or_none(experiment.jobs / JOBS_NAME)
     rows = value.get("jobs", []) if isinstance(value, dict) else []
     return [LocalJob(str(row["role"]), int(row["pid"]), str(row["started"])) for row in rows]
 
 
 def alive_jobs(experiment: ExperimentDir) -> list[LocalJob]:
-    """Those that are still running."""
+    """Return the local jobs that still run."""
     return [job for job in jobs_of(experiment) if job.alive()]
 
 
-# Base models' scores as files: `baselines/<key>.json`.
+# --- baselines: scores of base models
 
 
 def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
-    """What makes two base-model scores the same measurement."""
+    """Return the key of a base-model score: equal keys mean the same measurement."""
     parts = [science.base_model_content_hash, science.splits[split].sha256, science.recipe.hash(), engine_hash]
     if (part := science.part(split)) is not None:
         parts.append(part.sha256)
@@ -102,7 +102,7 @@ def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
 
 
 def read_baseline(folder: Path, key: str) -> Baseline | None:
-    """The baseline of that key, None while there is none or it can't be read."""
+    """Return the baseline with that key, or None if there is none or it can't be read."""
     path = folder / f"{key}.json"
     try:
         if path.name not in reading.list_names(folder):

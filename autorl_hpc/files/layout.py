@@ -1,6 +1,6 @@
-"""Where everything lies. Nothing else in the suite puts two path parts together.
+"""The layout of root, experiment and run folders, the files shipped with the package, and users' agent and task folders.
 
-See docs/file-protocol.md for what each file is and who writes it.
+No other module joins path parts. docs/file-protocol.md says what each file is and who writes it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ ROOT_VARIABLE = "AUTORL_ROOT"
 
 
 def default_root() -> Path:
-    """`$AUTORL_ROOT`, else the current directory: the folder that holds store/, vault/ and runs/."""
+    """Return `$AUTORL_ROOT` or the current directory: the folder that holds store/, vault/ and runs/."""
     return Path(os.environ.get(ROOT_VARIABLE) or ".").absolute()
 
 
 @dataclass(frozen=True)
 class Root:
-    """The folder with store/ (what agents may see), vault/ (what they may not) and runs/."""
+    """The folder with store/ (visible to agents), vault/ (hidden from agents) and runs/."""
 
     path: Path
 
@@ -40,7 +40,7 @@ class Root:
 
     @property
     def judge_cache(self) -> Path:
-        """Judges' answers, of all experiments. In the vault: who may write them decides scores."""
+        """Answers of judges, for all experiments. In the vault, because who can write them decides scores."""
         return self.vault / ".judge-cache"
 
     def model(self, name: str) -> Path:
@@ -51,7 +51,7 @@ class Root:
         return self.store / "envs"
 
     def environment(self, name: str, content_hash: str) -> Path:
-        """A venv can't be moved, and agents may run in it: other content has a folder of its own."""
+        """Return the folder of one version. A venv can't be moved and may be in use, so new content gets a new folder."""
         return self.environments / f"{name}-{content_hash[:12]}"
 
     def environment_pointer(self, name: str) -> Path:
@@ -110,20 +110,20 @@ class ExperimentDir:
         return self.path / "drivers"
 
     def driver_endpoint(self, name: str) -> Path:
-        """Where a driver of kind `vllm` answers."""
+        """Return the file that says where a driver of kind `vllm` answers."""
         return self.drivers / f"{name}.json"
 
     def driver_key(self, name: str) -> Path:
-        """A driver's key, for its owner alone."""
+        """Return the file with a driver's key, readable by its owner only."""
         return self.drivers / f"{name}.key"
 
     def driver_log(self, name: str) -> Path:
-        """What the driver's server printed."""
+        """Return the log of the driver's server."""
         return self.drivers / f"{name}.log"
 
     @property
     def troubles(self) -> Path:
-        """One file per entry of the queue that failed and waits."""
+        """One file per queue entry that failed and waits for a retry."""
         return self.path / "troubles"
 
     @property
@@ -136,12 +136,12 @@ class ExperimentDir:
 
     @property
     def heads(self) -> Path:
-        """Where the chains stood when the report job looked last."""
+        """The ledger heads when the report job last ran."""
         return self.path / "heads.json"
 
     @property
     def finished(self) -> Path:
-        """One empty file per closed run: how a grader sees, by one listing, that the experiment is over."""
+        """One empty file per closed run: one listing shows a grader that the experiment is over."""
         return self.path / "finished"
 
     @property
@@ -162,7 +162,7 @@ class ExperimentDir:
         return RunDir(self.path / run_id)
 
     def folders(self) -> list[Path]:
-        """The folders that launch makes."""
+        """Return the folders that launch makes."""
         return [
             self.path,
             self.code,
@@ -207,17 +207,17 @@ class RunDir:
 
     @property
     def sketches(self) -> Path:
-        """What later submissions' weights are compared with, when the weights themselves are gone."""
+        """Sketches of weights, to compare later submissions with weights that are deleted by then."""
         return self.path / "sketches"
 
     @property
     def clock(self) -> Path:
-        """The supervisor's persisted clock."""
+        """The supervisor's saved clock."""
         return self.path / "clock.json"
 
     @property
     def driver_bodies(self) -> Path:
-        """Requests and answers themselves, where the experiment asks for them."""
+        """Bodies of requests and answers, if the experiment records them."""
         return self.path / "bodies"
 
     @property
@@ -226,7 +226,7 @@ class RunDir:
 
     @property
     def gateway_log(self) -> Path:
-        """What the gateway's process printed."""
+        """Output of the gateway's process."""
         return self.logs / "gateway.log"
 
     @property
@@ -239,21 +239,21 @@ class RunDir:
 
     @property
     def agent_times(self) -> Path:
-        """Lines `<byte> <elapsed_s> <at>`: up to this byte, agent.log had been written by then."""
+        """Lines `<byte> <elapsed_s> <at>`: agent.log had been written up to this byte at this time."""
         return self.logs / "agent.times"
 
     @property
     def driver_log(self) -> Path:
-        """A line for each request to the run's driver, by its gateway."""
+        """One line for each request to the run's driver, written by its gateway."""
         return self.path / "driver.jsonl"
 
     @property
     def code_git(self) -> Path:
-        """A bare git repository: every state of the agent's code."""
+        """A bare git repository with every state of the agent's code."""
         return self.path / "code.git"
 
     def recorded(self, name: str) -> Path:
-        """What the recorder wrote, by a name of `records.recorded.RECORDED`: usage.jsonl beside run.json, the others in logs/."""
+        """Return a file of the recorder by its name in `RECORDED`: usage.jsonl beside run.json, the others in logs/."""
         return self.path / "usage.jsonl" if name == "usage" else self.logs / f"{name}.jsonl"
 
     @property
@@ -262,40 +262,38 @@ class RunDir:
 
     @property
     def workspace_link(self) -> Path:
-        """A file that names the workspace, which may lie in scratch."""
+        """A file that names the workspace, which may be in scratch."""
         return self.path / "workspace.json"
 
 
-# Where the files that ship with the package lie: tasks/, templates/, jobs/, and of docs/ what a command reads.
-#
-# In a checkout and in an experiment's frozen code they stand beside the package, in an installed wheel inside it.
+# --- files shipped with the package: beside it in a checkout and in frozen code, inside it in an installed wheel
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def share(part: str) -> Path:
-    """The folder `tasks`, `templates`, `jobs` or `docs`."""
+    """Return the shipped folder `tasks`, `templates`, `jobs` or `docs`."""
     beside = PACKAGE.parent / part
     inside = PACKAGE / "_share" / part
     return inside if inside.is_dir() else beside
 
 
-# Folders of users' own agents and tasks, which are looked into before the built-in ones. A variable names them, so that child processes know them too.
+# --- users' own agents and tasks: searched before the built-in ones; an environment variable passes them to child processes
 
 
 def named_by(variable: str) -> list[Path]:
-    """The folders that a variable names, first the one that is looked into first."""
+    """Return the folders in an environment variable, in search order."""
     return [Path(part).absolute() for part in os.environ.get(variable, "").split(os.pathsep) if part]
 
 
 def put_first(variable: str, folders: Sequence[Path], kind: str) -> None:
-    """Puts folders before those that the variable names, for this process and those that it starts.
+    """Put folders first in the search path of an environment variable, for this process and its children.
 
     Args:
-        kind: what lies in folders of its own there: `agent`, `task`.
+        kind: `agent` or `task`, for messages.
 
     Raises:
-        AutorlError: one is no folder.
+        AutorlError: one of them is not a folder.
     """
     for folder in folders:
         if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""A run's ledger: hash-chained entries, one file each, committed by `link` to the next number.
+"""A run's ledger: hash-chained entries, one file each, committed by `link` to the next number; and the heads of ledgers.
 
-Only one writer can win a number; a loser reads again and decides anew. So an entry that must stand once ("the score
-of submission 3") is written by `append(..., unless=...)`: the condition is tested against the whole chain right
-before the number that the entry would take, and nothing can slip in between.
+Only one writer can win a number; a loser reads again and decides again. An entry that may exist only once ("the score of
+submission 3") is written by `append(..., unless=...)`: the condition is tested against the whole chain just before the
+entry's number, so nothing can slip in between.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from autorl_hpc.states import EntryKind
 
 _ENTRY_NAME = re.compile(r"^[0-9]{6}\.json$")
 MAX_APPEND_TRIES = 10_000
-"""Each try that fails means that another writer's entry stands; a run has far fewer writers than this."""
+"""Each failed try means that another writer won the number; a run has far fewer writers than this."""
 
 
 def now_text() -> str:
-    """The wall clock for people, in UTC."""
+    """Return the wall-clock time in UTC as ISO text, for people."""
     return dt.datetime.now(dt.timezone.utc).isoformat(timespec="milliseconds")
 
 
 def sha256_hex(data: bytes) -> str:
-    """sha256 in hex."""
+    """Return the sha256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def this_writer(role: str) -> Writer:
-    """The calling process as a Writer."""
+    """Return the calling process as a Writer."""
     return Writer(
         role=role,
         host=host_name(),
@@ -57,7 +57,7 @@ def this_writer(role: str) -> Writer:
 
 @dataclass(frozen=True)
 class Linked:
-    """An entry with its typed body and the hash that the next one links to."""
+    """An entry with its typed body and the sha256 that the next entry links to."""
 
     entry: Entry
     body: Any
@@ -77,9 +77,9 @@ class Linked:
 
 
 class Ledger:
-    """The ledger of one run. Reading keeps what was read: entries never change, so only new ones are opened.
+    """Read and append to the ledger of one run. Entries never change, so only new ones are opened.
 
-    Thread-safe: what was read only grows, and one thread at a time reads on or appends.
+    Thread-safe: the list of read entries only grows, and one thread at a time reads or appends.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -89,29 +89,29 @@ class Ledger:
         self._genesis: str | None = None
 
     def genesis(self) -> str:
-        """What the first entry links to: the hash of run.json."""
+        """Return the hash that the first entry links to: the sha256 of run.json."""
         if self._genesis is None:
             self._genesis = sha256_hex(reading.read_bytes(self.run.record))
         return self._genesis
 
     def head(self) -> str:
-        """The hash of the last entry read."""
+        """Return the hash of the last entry read, or the genesis if there is none."""
         return self._entries[-1].sha256 if self._entries else self.genesis()
 
     def read(self) -> Sequence[Linked]:
-        """All entries, new ones included.
+        """Return all entries, including new ones.
 
         Raises:
-            AutorlError: an entry is missing, altered or out of order; the entry is named. What was read before
-                it stays in `entries`.
-            OSError: the file system failed; look again.
+            AutorlError: an entry is missing, altered or out of order; the message names it. The entries before it remain
+                in `entries`.
+            OSError: the file system failed; try again.
         """
         with self._lock:
             return self._read()
 
     def _read(self) -> Sequence[Linked]:
         listing = reading.list_names(self.run.ledger)
-        # The entries that were read are not looked at again: a ledger of thousands is listed many times a second.
+        # Entries read before are skipped: a ledger with thousands of entries is listed many times a second.
         new = [name for name in listing[bisect_right(listing, self._name(0)) :] if _ENTRY_NAME.match(name)]
         if not new and not self._entries:
             for line in self._sealed_lines():
@@ -124,25 +124,25 @@ class Ledger:
                 data = reading.read_listed(path)
             except (OSError, ValueError) as error:
                 if isinstance(error, OSError) and is_cluster_error(error):
-                    raise  # look again later: nothing is said about the entry
+                    raise  # try again later: this says nothing about the entry
                 raise damaged(f"ledger entry {name} can't be read: {error}", path) from error
             self._take(data, path)
         beyond = [name for name in new if name > self._name(0)]
         if beyond:
             missing = self._name(1)
-            # A writer may have linked this one after our listing began: look once more before it is called missing.
+            # Another writer may have linked it after our listing began: look again before calling it missing.
             if missing in reading.list_names(self.run.ledger):
                 return self._read()
             raise damaged(f"ledger entry {missing} is missing, though {beyond[0]} is there", self.run.ledger / missing)
         return self._entries
 
     def _name(self, after: int) -> str:
-        """File name of the entry `after` the last one read."""
+        """Return the file name of the entry `after` places behind the last one read."""
         return f"{len(self._entries) + after:06d}.json"
 
     @property
     def entries(self) -> Sequence[Linked]:
-        """What the last `read` saw."""
+        """The entries that the last `read` saw."""
         return self._entries
 
     def append(
@@ -153,7 +153,7 @@ class Ledger:
         role: str,
         unless: Callable[[Sequence[Linked]], bool] | None = None,
     ) -> Linked | None:
-        """Commits one entry after all that stand, and returns it; None if `unless` says that it need not stand.
+        """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain.
 
         Raises:
             OSError: the file system failed; as far as can be seen, nothing was committed.
@@ -181,12 +181,12 @@ class Ledger:
             )
             path, data = self.run.ledger / f"{entry.seq:06d}.json", entry.canonical() + b"\n"
             if atomic.publish_bytes(path, data):
-                self._take(data, path)  # not read again: a failure now would say that nothing was committed
+                self._take(data, path)  # not read back: a failure here would wrongly report that nothing was committed
                 return self._entries[-1]
         raise RuntimeError(f"no number of the ledger {self.run.ledger} could be won")
 
     def seal_file(self) -> None:
-        """Writes ledger.jsonl, the entries one a line: a copy for readers that want one file."""
+        """Write ledger.jsonl, one entry per line: a copy for readers that want one file."""
         lines = b"".join(reading.read_bytes(self.run.ledger / f"{linked.entry.seq:06d}.json") for linked in self.read())
         atomic.write_bytes(self.run.sealed_ledger, lines)
 
@@ -217,14 +217,14 @@ class Ledger:
         self._entries.append(Linked(entry, body, sha256_hex(data)))
 
 
-# Heads of ledgers: what has to be kept outside the account that holds the runs.
+# --- heads, which should also be stored outside the account that owns the runs
 
 
 def run_head(run: RunDir) -> RunHead:
-    """Where the run's chain stands.
+    """Return the head of the run's ledger.
 
     Raises:
-        AutorlError: it is damaged.
+        AutorlError: the ledger is damaged.
         OSError: it can't be read now.
     """
     ledger = Ledger(run)
@@ -233,22 +233,22 @@ def run_head(run: RunDir) -> RunHead:
 
 
 def heads_of(experiment: ExperimentDir, runs: Iterable[RunHead]) -> Heads:
-    """The heads of these runs as one record."""
+    """Combine the heads of runs into one record."""
     return Heads(experiment=experiment.path.absolute().name, runs=tuple(sorted(runs, key=lambda head: head.run_id)))
 
 
 def in_words(head: RunHead) -> str:
-    """One line for logs and terminals."""
+    """Return one line for logs and terminals."""
     return f"head of {head.run_id} after {head.entries} entries: {head.head}"
 
 
 def write_heads(experiment: ExperimentDir, heads: Heads) -> None:
-    """Replaces heads.json."""
+    """Replace heads.json."""
     atomic.write_bytes(experiment.heads, readable_json(heads.model_dump(mode="json")))
 
 
 def read_heads(experiment: ExperimentDir) -> Heads | None:
-    """heads.json; None where there is none.
+    """Read heads.json; None if it does not exist.
 
     Raises:
         AutorlError: it is damaged.

@@ -1,4 +1,5 @@
-"""The processes of an agent, as /proc shows them: by descent, and by a mark in their environment. Standard library only."""
+"""Processes through /proc and prctl: find an agent's processes (by descent and by a mark in their environment), measure their
+memory and open files, end them all; host, boot and job ids; usable CPU cores; cancelling work of a thread."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ MARK_VARIABLE = "AUTORL_RUN_MARK"
 
 
 def parents() -> dict[int, int]:
-    """Parent of every process that can be seen."""
+    """Return the parent pid of every visible process."""
     table: dict[int, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     rest = file.read().rpartition(b")")[2].split()
-                # A process whose first thread has ended is shown as a zombie, though its other threads go on.
+                # A process whose main thread has ended is shown as a zombie while its other threads still run.
                 if rest[0] != b"Z" or len(os.listdir(f"/proc/{name}/task")) > 1:
                     table[int(name)] = int(rest[1])
             except (OSError, IndexError, ValueError):
@@ -41,7 +42,7 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> set[int]:
-    """All living descendants of `root`."""
+    """Return all living descendants of `root`."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -56,7 +57,7 @@ def descendants(root: int) -> set[int]:
 
 
 def marked(mark: str) -> set[int]:
-    """Living processes whose first environment has a mark that begins so, this one left out."""
+    """Return the living processes, except this one, whose initial environment has a mark that starts with `mark`."""
     wanted = f"{MARK_VARIABLE}={mark}".encode()
     found: set[int] = set()
     for pid in parents():
@@ -70,7 +71,7 @@ def marked(mark: str) -> set[int]:
     return found
 
 
-# Which host, boot and job this process is.
+# --- host, boot and job of this process; prctl
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -78,7 +79,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def boot_id() -> str | None:
-    """Tells one boot of a host from another."""
+    """Return the id of the host's current boot."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -86,27 +87,27 @@ def boot_id() -> str | None:
 
 
 def host_name() -> str:
-    """The node's name. Slurm's own name first: several nodes may share a host name."""
+    """Return the node's name; Slurm's own name first, because several nodes may share a host name."""
     return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def deny_inspection() -> None:
-    """Keeps other processes of the same ordinary user from reading this one's memory and environment in /proc."""
+    """Keep other processes of the same ordinary user from reading this process's memory and environment in /proc."""
     prctl(PR_SET_DUMPABLE, 0)
 
 
 def die_with_parent(number: int) -> bool:
-    """The kernel sends this process a signal when the thread that started it is gone; False where it can't."""
+    """Have the kernel send this process a signal when the thread that started it ends; False if it can't."""
     return prctl(PR_SET_PDEATHSIG, number)
 
 
 def become_subreaper() -> bool:
-    """Makes orphaned descendants children of this process; False where the kernel refuses."""
+    """Make orphaned descendants children of this process; False if the kernel refuses."""
     return prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def prctl(option: int, value: int) -> bool:
-    """Sets one option of this process; False where the kernel refuses, or there is no Linux."""
+    """Set one option of this process; False if the kernel refuses or there is no Linux."""
     try:
         return bool(ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
@@ -114,8 +115,8 @@ def prctl(option: int, value: int) -> bool:
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends, however it ends. The caller looks afterwards whether
-    its parent is still there."""
+    """Have the kernel kill this process when the thread that started it ends. The caller must check afterwards that its parent is
+    still there."""
     try:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (OSError, AttributeError):
@@ -123,21 +124,21 @@ def end_with_parent() -> None:
 
 
 def job_id() -> str | None:
-    """The scheduler's id of this job."""
+    """Return the scheduler's id of this job."""
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID")
 
 
-# Processes that have one address space together: until it execs, a child of vfork runs in its parent's, and all that is resident
-# there is shown for both of them. subprocess starts programs so, whatever the size of who starts them.
+# --- shared address spaces: a child of vfork (as subprocess uses it) runs in its parent's address space until it execs, and
+# the same resident memory is shown for both
 
 KCMP = {"x86_64": 312, "aarch64": 272}
-"""The number of kcmp(2) by machine."""
+"""Syscall number of kcmp(2) by machine."""
 
 KCMP_VM = 1
 
 
 def of_their_own(pids: set[int]) -> set[int]:
-    """Those whose address space is no parent's among them. Where the kernel doesn't tell, all of them."""
+    """Return the processes that do not share their parent's address space; all of them if the kernel can't say."""
     number = KCMP.get(platform.machine())
     if number is None:
         return pids
@@ -161,20 +162,20 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-# Memory of processes, and bytes of files that only they still hold, measured from outside through /proc.
+# --- memory of processes, and bytes of files that only they hold open
 
 IN_MEMORY = ("tmpfs", "ramfs")
-"""Kinds of file systems in memory. What lies in those that an agent's processes have of their own is nobody's resident memory."""
+"""File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
 
 MEMFD = "/memfd:"
-"""How /proc shows a file in memory without a name (memfd_create)."""
+"""How /proc shows an unnamed file in memory (memfd_create)."""
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
-    """Memory of some processes together. What several share is counted once, if counting it for each would be too much.
+    """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum exceeds `enough`.
 
     Args:
-        enough: a sum of resident sizes below this is good enough an answer: it costs much less to ask for.
+        enough: a sum of resident sizes below this is returned as it is, because it is much cheaper to measure.
     """
     owners = of_their_own(pids)
     resident = sum(_resident_bytes(pid) for pid in owners)
@@ -195,7 +196,7 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _proportional_bytes(pid: int) -> tuple[int, int]:
-    """(memory with what is shared divided among those who share it, of that in shared files)."""
+    """Return (proportional set size, its part in shared files), in bytes."""
     found = {"Pss": 0, "Pss_Shmem": 0}
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -209,7 +210,7 @@ def _proportional_bytes(pid: int) -> tuple[int, int]:
 
 
 def _file_system_bytes(pids: set[int]) -> list[int]:
-    """Bytes in each file system in memory that processes have of their own: a sandbox's /dev/shm, or one that they mounted."""
+    """Return the bytes in each private file system in memory: a sandbox's /dev/shm, or one that the processes mounted."""
     outer = {device for device, _ in _mounted_in_memory("self")}
     found: dict[str, int] = {}
     seen: set[int] = set()
@@ -232,7 +233,7 @@ def _file_system_bytes(pids: set[int]) -> list[int]:
 
 
 def _mounted_in_memory(pid: str) -> list[tuple[str, str]]:
-    """(device, mount point) of the file systems in memory that a process sees; proc(5), mountinfo."""
+    """Return (device, mount point) of the file systems in memory that a process sees; see proc(5), mountinfo."""
     found = []
     with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
@@ -244,7 +245,7 @@ def _mounted_in_memory(pid: str) -> list[tuple[str, str]]:
 
 
 def _open_bytes(pids: set[int], counts: Callable[[str, os.stat_result], bool]) -> dict[tuple[int, int], int]:
-    """By file, bytes of the plain files that processes hold open and that count: what no walk through folders finds."""
+    """Return, by (device, inode), the bytes of the open regular files that `counts` accepts. They may be deleted."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         try:
@@ -263,20 +264,20 @@ def _open_bytes(pids: set[int], counts: Callable[[str, os.stat_result], bool]) -
 
 
 def nameless_bytes(pids: set[int], device: int) -> int:
-    """Bytes on the disk `device` of files that processes hold open though no folder has them any more."""
+    """Return the bytes on the disk `device` of deleted files that the processes still hold open."""
     return sum(_open_bytes(pids, lambda _, info: info.st_nlink == 0 and info.st_dev == device).values())
 
 
-# Ending every process of an agent, also those that left its process group by setsid. Standard library only.
+# --- ending all processes of an agent, also those that left its process group by setsid
 #
-# The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and can be found
-# by walking /proc from them. Processes that got away all the same are found by a mark in their environment.
+# The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and is found by
+# walking /proc. Processes that escaped anyway are found by the mark in their environment.
 
 OWN: set[int] = set()
-"""Children of the supervisor that are the suite's: they are not ended with the agent."""
+"""The suite's own children of the supervisor: they are not ended with the agent."""
 
 _STARTING = threading.Lock()
-"""Held while one of them is there and not yet noted."""
+"""Held while a new child of the suite exists but is not in OWN yet."""
 
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
@@ -291,8 +292,8 @@ def _send(pids: set[int], number: int) -> None:
 
 
 def _asked_to_end(pids: set[int]) -> set[int]:
-    """Those that TERM is for: where some live in a sandbox with process numbers of its own, not what stands around it, whose
-    end would be theirs at once."""
+    """Return the processes that get TERM: those inside a sandbox's pid namespace if there are any. Ending the sandbox's outer
+    process would kill them at once."""
     inside = {pid for pid in pids if (space := _pid_namespace(pid)) and space != _pid_namespace(os.getpid())}
     return inside or pids
 
@@ -307,9 +308,9 @@ def _pid_namespace(pid: int) -> str | None:
 def start_own(
     module: str, env: Mapping[str, str], *, stderr: IO[bytes] | None = None, pass_fds: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Starts a module of the suite's as a child, in a session of its own, with pipes to its input and output.
+    """Start a module of the suite as a child in its own session, with pipes to its input and output.
 
-    Another thread may be ending an agent at this moment: it looks before, or when the child is noted.
+    The lock keeps a thread that is ending an agent at this moment from ending the new child too.
     """
     with _STARTING:
         process = subprocess.Popen(
@@ -327,7 +328,7 @@ def start_own(
 
 
 def reap() -> None:
-    """Collects children that have ended, so that they don't stay as zombies."""
+    """Collect children that have ended, so that they do not stay zombies."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -338,7 +339,7 @@ def reap() -> None:
 def end_all(
     root: int, mark: str, *, spare: frozenset[int] = frozenset(), grace_s: float = 0.0, collect: bool = False
 ) -> set[int]:
-    """Ends all descendants of `root` and all marked processes; returns those that could not be ended.
+    """End all descendants of `root` and all marked processes; return those that could not be ended.
 
     First TERM and `grace_s` seconds; then STOP until no new process appears, which a fork bomb can't outrun; then KILL.
     """
@@ -366,19 +367,16 @@ def end_all(
     return targets()
 
 
-# How work that nobody waits for any more comes to its end: what it waits for is ended, be it programs, a task's own processes or
-# requests to a judge.
-#
-# A thread can't be ended from outside. Where one does work that may be given up, whatever it starts says by `ended_by` how that is
-# ended.
+# --- cancelling work: a thread can't be ended from outside, so a cancellable thread registers with `ended_by` how to end what it
+# waits for (a program, a task's own processes, a request to a judge)
 
 
 class GivenUp(Exception):
-    """Nobody waits any more for the work that this thread does."""
+    """The work of this thread was cancelled."""
 
 
 class Cancellable:
-    """Of one piece of work. `end` is for another thread than the one that works."""
+    """One piece of work that another thread can cancel by `end`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -386,25 +384,25 @@ class Cancellable:
         self._over = False
 
     def of_this_thread(self) -> None:
-        """The work is what this thread does from now on."""
+        """Make the calling thread the one that does this work."""
         _ENDING.set(self)
 
     def end(self) -> None:
-        """Ends what is under way; nothing further can be begun."""
+        """End what is under way; nothing new can start."""
         with self._lock:
             self._over = True
             for way in self._ways:
                 way()
 
     def add(self, way: Callable[[], None]) -> None:
-        """Raises GivenUp if it is over."""
+        """Register a way to end a step. Raises GivenUp if the work was cancelled."""
         with self._lock:
             if self._over:
                 raise GivenUp
             self._ways.append(way)
 
     def remove(self, way: Callable[[], None]) -> None:
-        """It is no longer called."""
+        """Unregister a way."""
         with self._lock:
             self._ways.remove(way)
 
@@ -414,10 +412,10 @@ _ENDING: ContextVar[Cancellable | None] = ContextVar("ending", default=None)
 
 @contextmanager
 def ended_by(way: Callable[[], None]) -> Iterator[None]:
-    """What is under way is ended by `way`, called by another thread, if the work of this thread is given up.
+    """Register `way` during the block: another thread calls it if this thread's work is cancelled.
 
     Raises:
-        GivenUp: it was given up before.
+        GivenUp: it was cancelled before.
     """
     ending = _ENDING.get()
     if ending is None:

@@ -1,7 +1,8 @@
-"""The queue folder: names carry what a grader needs to choose, so choosing opens no file.
+"""The queue of an experiment: entries, claims with generations, heartbeats, trouble notes, and a run's events.jsonl.
 
-Names: `b1-...` a baseline on the feedback split, `f-<run>--<n>` a submission, `c-<run>` a closing, `b2-...` a baseline
-on the report split, `p-<run>--<n>` the fingerprint of a scored submission. `grading/order.py` says in which order.
+An entry's name carries what a grader needs to choose, so choosing opens no file: `b1-...` a baseline on the feedback split,
+`f-<run>--<n>` a submission, `c-<run>` a closing, `b2-...` a baseline on the report split, `p-<run>--<n>` the fingerprint of a
+scored submission. `grading/schedule.py` decides the order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SUFFIX = ".json"
 
 
 def entry_name(entry: QueueEntry) -> str:
-    """The file name of an entry, without suffix."""
+    """Return the file name of an entry, without suffix."""
     if entry.kind is QueueKind.BASELINE:
         number = 1 if entry.split is Split.FEEDBACK else 2
         return f"b{number}-{entry.task}-{entry.base_model.replace('/', '+')}-{entry.recipe_hash[:8]}"
@@ -36,43 +37,42 @@ def entry_name(entry: QueueEntry) -> str:
 
 
 def put(queue: Path, entry: QueueEntry) -> None:
-    """Puts an entry into the queue; one that stands already is the same work."""
+    """Put an entry into the queue. An existing entry of that name is the same work."""
     atomic.publish_bytes(queue / f"{entry_name(entry)}{SUFFIX}", entry.canonical() + b"\n")
 
 
 def waiting(queue: Path) -> list[str]:
-    """Names of the waiting entries, without suffix, from one listing."""
+    """Return the names of the waiting entries, without suffix, from one listing."""
     return [name[: -len(SUFFIX)] for name in reading.list_names(queue) if name.endswith(SUFFIX)]
 
 
 def is_waited_for(name: str) -> bool:
-    """Whether an agent that is at work waits for it: nothing else may stand in its way."""
+    """Return whether a running agent waits for this entry; such entries come first."""
     return name.startswith(("b1-", "f-"))
 
 
 def run_of(name: str) -> str:
-    """The run_id in an entry's name."""
+    """Return the run_id in an entry's name."""
     return name.partition("-")[2].partition("--")[0]
 
 
 def number_of(name: str) -> int:
-    """The submission's number in an entry's name, 0 where there is none."""
+    """Return the submission number in an entry's name, or 0 if it has none."""
     number = name.rpartition("--")[2]
     return int(number) if number.isascii() and number.isdecimal() else 0
 
 
-# Claims with generations, and heartbeats judged by the reader's own clock.
+# --- claims with generations, and heartbeats judged by the reader's own clock
 #
-# A claim is a file `<entry>.g<generation>` made by link. The highest generation holds the entry. A grader's heartbeat is
-# a counter in a file; a reader that sees no change for `stale_after_s` of its own monotonic time takes the entry over
-# with the next generation. Nothing is decided by any other host's clock, nor by mtime. A holder that was only slow does
-# no harm: the ledger takes one score.
+# A claim is a file `<entry>.g<generation>` made by link. The highest generation owns the entry. A grader's heartbeat is a counter
+# in a file; a reader that sees no change for `stale_after_s` of its own monotonic time takes the entry over with the next
+# generation. No other host's clock and no mtime is used. An owner that was only slow does no harm: the ledger takes one score.
 
 _CLAIM_NAME = re.compile(r"^(?P<entry>.+)\.g(?P<generation>\d{4,})$")
 
 
 class HeartbeatWatch:
-    """Remembers when, by this process's clock, each grader's counter last changed."""
+    """Remember when, by this process's clock, each grader's counter last changed."""
 
     def __init__(self, folder: Path, stale_after_s: float) -> None:
         self.folder = folder
@@ -80,14 +80,14 @@ class HeartbeatWatch:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def is_stale(self, grader: str) -> bool:
-        """True once the grader's counter has not changed for `stale_after_s`, or it said that it ended."""
+        """Return whether the grader's counter has not changed for `stale_after_s`, or it says that it ended."""
         raw = reading.read_json_or_none(self.folder / f"{grader}.json")
         counter = raw.get("counter") if isinstance(raw, dict) else None
         if isinstance(raw, dict) and raw.get("state") == "ended":
             return True
         now = time.monotonic()
         known = self._seen.get(grader)
-        # A heartbeat that can't be read is no sign of life, and none of death: the time goes on from the last one.
+        # An unreadable heartbeat is neither a sign of life nor of death: the time since the last change goes on.
         if known is None or (isinstance(counter, int) and known[0] != counter):
             self._seen[grader] = (counter if isinstance(counter, int) else -1, now)
             return False
@@ -95,7 +95,7 @@ class HeartbeatWatch:
 
 
 class Claims:
-    """The claims folder of an experiment, as one grader uses it."""
+    """Take and release claims in an experiment's claims folder, as one grader."""
 
     def __init__(self, folder: Path, grader: str, host: str, watch: HeartbeatWatch) -> None:
         self.folder = folder
@@ -105,11 +105,11 @@ class Claims:
         self._unreadable_since: dict[Path, float] = {}
 
     def current(self) -> dict[str, int]:
-        """Highest generation by entry, from one listing."""
+        """Return the highest generation by entry, from one listing."""
         return claimed_entries(self.folder)
 
     def take(self, entry: str, current: dict[str, int]) -> int | None:
-        """Claims `entry` and returns the generation, or None while a living grader holds it."""
+        """Claim `entry` and return the generation, or None while a living grader has it."""
         held = current.get(entry, 0)
         if held and not self._may_take_over(self._path(entry, held)):
             return None
@@ -119,39 +119,39 @@ class Claims:
         return None
 
     def _may_take_over(self, claim: Path) -> bool:
-        """Whether the holder of the newest claim is this grader, or gives no sign of life."""
+        """Return whether the owner of the newest claim is this grader, or gives no sign of life."""
         try:
             raw = reading.read_json(claim)
         except FileNotFoundError:
-            return False  # dropped since the listing: the work is done, or the next listing shows it free
+            return False  # dropped since the listing: done, or free in the next listing
         except (OSError, ValueError):
             raw = None
         holder = raw.get("grader") if isinstance(raw, dict) else None
         if isinstance(holder, str):
             self._unreadable_since.pop(claim, None)
             return holder == self.grader or self.watch.is_stale(holder)
-        # Who holds it can't be told: it may be one bad read, or damage that must not hold the entry for ever.
+        # The owner is unknown: maybe one bad read, or damage, which must not block the entry for ever.
         since = self._unreadable_since.setdefault(claim, time.monotonic())
         return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
-        """Whether the claim of that generation is this grader's, and no one has taken the entry over since. Generations begin at 1
-        again once a claim was dropped: so the file is asked, too."""
+        """Return whether this grader still owns the claim of that generation. The file is checked too, because generations
+        restart at 1 after a claim was dropped."""
         return self.current().get(entry) == generation and self._is_own(entry, generation)
 
     def give_back(self, entry: str, generation: int) -> None:
-        """Drops a claim, unless it is no longer this grader's."""
+        """Drop a claim, unless it is no longer this grader's."""
         if self.holds(entry, generation):
             drop(self.folder, entry, generation)
 
     def drop_own(self) -> None:
-        """Gives back whatever this grader holds: a signal may come between a claim and the note of it."""
+        """Drop all claims of this grader, also one taken just before a signal."""
         for entry, generation in self.current().items():
             if self._is_own(entry, generation):
                 drop(self.folder, entry, generation)
 
     def drop(self, entry: str) -> None:
-        """Removes every generation of a claim whose work is done."""
+        """Remove every generation of a claim whose work is done."""
         drop(self.folder, entry)
 
     def _is_own(self, entry: str, generation: int) -> bool:
@@ -163,7 +163,7 @@ class Claims:
 
 
 def drop(folder: Path, entry: str, up_to: int | None = None) -> None:
-    """Removes the generations of a claim, all of them or up to one. The newest comes last: until then it holds the entry."""
+    """Remove all generations of a claim, or those up to one; the newest last, because it owns the entry until then."""
     for name in reading.list_names(folder):
         match = _CLAIM_NAME.match(name)
         if match and match["entry"] == entry and (up_to is None or int(match["generation"]) <= up_to):
@@ -171,7 +171,7 @@ def drop(folder: Path, entry: str, up_to: int | None = None) -> None:
 
 
 def claimed_entries(folder: Path) -> dict[str, int]:
-    """Highest generation of each claimed entry."""
+    """Return the highest generation of each claimed entry."""
     highest: dict[str, int] = {}
     for name in reading.list_names(folder):
         match = _CLAIM_NAME.match(name)
@@ -181,18 +181,19 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
-    """Replaces the grader's heartbeat file. Not fsynced twice over: it is rewritten every second."""
+    """Replace the grader's heartbeat file; it is rewritten every second."""
     atomic.write_bytes(folder / f"{beat.grader}.json", beat.canonical() + b"\n")
 
 
-# Notes on entries of the queue that failed: how often, why, whose fault. They outlive graders, so that the next one waits as long
-# as the last one would have, and `status` can say what a run waits for.
+# --- trouble notes on failed entries: how often, why, whose fault
+#
+# They outlive graders, so the next grader continues the waiting time, and `status` can say what a run waits for.
 
 MAX_CHARS = 1000
 
 
 def read_trouble(folder: Path, entry: str) -> Trouble | None:
-    """The note on an entry, None where there is none that can be read."""
+    """Return the note on an entry, or None if there is none that can be read."""
     path = folder / f"{entry}{SUFFIX}"
     try:
         return parse_record(Trouble, reading.read_json(path), path)
@@ -201,13 +202,13 @@ def read_trouble(folder: Path, entry: str) -> Trouble | None:
 
 
 def read_troubles(folder: Path) -> list[Trouble]:
-    """All notes, by entry."""
+    """Return all notes, sorted by entry."""
     names = [name[: -len(SUFFIX)] for name in reading.list_names(folder) if name.endswith(SUFFIX)]
     return [trouble for name in sorted(names) if (trouble := read_trouble(folder, name)) is not None]
 
 
 def write_trouble(folder: Path, trouble: Trouble) -> None:
-    """Replaces the note. One that can't be written is no error: it is told in the log, too."""
+    """Replace the note. A failure is ignored, because the log has the same text."""
     try:
         folder.mkdir(exist_ok=True)
         atomic.write_bytes(folder / f"{trouble.entry}{SUFFIX}", trouble.canonical() + b"\n")
@@ -216,15 +217,15 @@ def write_trouble(folder: Path, trouble: Trouble) -> None:
 
 
 def drop_trouble(folder: Path, entry: str) -> None:
-    """Removes the note of an entry that came through."""
+    """Remove the note of an entry that succeeded."""
     atomic.unlink_quietly(folder / f"{entry}{SUFFIX}")
 
 
-# logs/events.jsonl: what happened in a run, for people and for the report. No score is ever read from it.
+# --- logs/events.jsonl: what happened in a run, for people and for the report; no score is read from it
 
 
 def append_event(path: Path, kind: str, **fields: Any) -> None:
-    """Appends one line. Losing one is no harm, so a failure is silent."""
+    """Append one line. A failure is ignored, because losing an event does no harm."""
     line = json.dumps({"at": now_text(), "event": kind, **fields}, ensure_ascii=False, default=str) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Tolerant listing and reading: on a shared file system any OSError on a read means "look again".
+"""Tolerant listing and reading of files, JSON, gzip and YAML on a shared file system, where a read error means "try again".
 
-Waiters list directories and never wait on `exists()` of a name: an NFS client may go on believing for 30 s that a
-name it once missed is not there, while the listing already shows it.
+Waiters list directories and never poll `exists()`: an NFS client may believe for 30 s that a name it once missed is absent,
+while a listing already shows it.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
 
 RETRIES = 5
-"""A stale handle or a remote I/O error clears at the next open; five looks in a second see it gone."""
+"""A stale handle or a remote I/O error is gone at the next open; five tries in a second are enough."""
 
 RETRY_PAUSE_S = 0.05
 UNSEEN_PATIENCE_S = 40.0
-"""An NFS client goes on for 30 s with a name that it once missed, if nothing makes it ask; a listing most often does."""
+"""Seconds. An NFS client may miss a new name for 30 s unless something makes it ask; a listing usually does."""
 
 UNSEEN_PAUSE_S = 0.1
 MAX_RECORD_BYTES = 32 * 1024 * 1024
-"""No record of ours comes near this; a larger file under a record's name is damage, not data."""
+"""Far above any record of ours; a larger file under a record's name is damage."""
 
 _STEP_BYTES = 1 << 16
 
 MAX_UNPACKED_BYTES = 512 * 1024 * 1024
-"""Of an items file: some hundred bytes an item."""
+"""Limit for an items file, which has some hundred bytes an item."""
 
 
 def list_names(folder: Path) -> list[str]:
-    """The sorted names in `folder`, unfinished writes left out. A folder that is not there is empty.
+    """Return the sorted names in `folder`, without unfinished writes; an absent folder is empty.
 
     Raises:
-        OSError: the folder is there and can't be listed after several looks.
+        OSError: the folder exists but can't be listed after several tries.
     """
     for attempt in range(RETRIES):
         try:
@@ -57,12 +57,12 @@ def list_names(folder: Path) -> list[str]:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-    """The whole file, read through a fresh open (which is what makes NFS look at the server).
+    """Read the whole file through a new open, which makes NFS ask the server.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it does not exist.
         ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device.
-        OSError: it can't be read after several looks.
+        OSError: it can't be read after several tries.
     """
     for attempt in range(RETRIES):
         try:
@@ -82,7 +82,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
 
 
 def says(path: Path, parts: Iterable[bytes]) -> bool:
-    """Whether the file is there and is just these parts, one after the other."""
+    """Return whether the file exists and consists of exactly these parts."""
     try:
         with open(_open_file(path)[0], "rb") as file:
             return all(file.read(len(part)) == part for part in parts) and not file.read(1)
@@ -91,11 +91,11 @@ def says(path: Path, parts: Iterable[bytes]) -> bool:
 
 
 def _read_file(path: Path, limit: int) -> bytes:
-    """At most `limit` bytes."""
+    """Read at most `limit` bytes."""
     fd, size = _open_file(path)
     try:
         found: list[bytes] = []
-        left, step = limit, size + 1  # most often all of it in one read, and a second one that finds the end
+        left, step = limit, size + 1  # usually one read gets all, and a second one finds the end
         while left > 0 and (data := os.read(fd, min(step, left))):
             found.append(data)
             left, step = left - len(data), max(_STEP_BYTES, size)
@@ -105,7 +105,7 @@ def _read_file(path: Path, limit: int) -> bytes:
 
 
 def _open_file(path: Path) -> tuple[int, int]:
-    """A descriptor and the size of nothing but a file, opened without waiting for a FIFO's other end."""
+    """Open a regular file without waiting for a FIFO's other end; return its descriptor and size in bytes."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(fd)
@@ -120,10 +120,10 @@ def _open_file(path: Path) -> tuple[int, int]:
 
 
 def read_listed(path: Path) -> bytes:
-    """The whole file, whose name a listing has shown. As long as listings go on to show it, absent means not yet seen.
+    """Read a file whose name a listing has shown. While listings still show it, "absent" only means "not visible yet".
 
     Raises:
-        FileNotFoundError: it is no longer listed, or has not come to be seen for longer than any client keeps a name missed.
+        FileNotFoundError: it is no longer listed, or stayed invisible for longer than any client caches a missing name.
         ValueError, OSError: see `read_bytes`.
     """
     deadline = time.monotonic() + UNSEEN_PATIENCE_S
@@ -137,10 +137,10 @@ def read_listed(path: Path) -> bytes:
 
 
 def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
-    """The bytes that were packed by gzip.
+    """Unpack gzip data.
 
     Raises:
-        ValueError: it is no gzip, or unpacks to more than `max_bytes`: a few kilobytes may hold gigabytes.
+        ValueError: it is not gzip, or unpacks to more than `max_bytes` (a few kilobytes may hold gigabytes).
     """
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
@@ -155,10 +155,10 @@ def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in `path`.
+    """Return the JSON value in `path`.
 
     Raises:
-        FileNotFoundError: it is not there.
+        FileNotFoundError: it does not exist.
         ValueError: it is not JSON in UTF-8 (json.JSONDecodeError is a ValueError), or too large.
     """
     try:
@@ -168,28 +168,28 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_or_none(path: Path) -> Any | None:
-    """The JSON value in `path`, or None where it is absent or unreadable right now."""
+    """Return the JSON value in `path`, or None if it is absent or unreadable now."""
     try:
         return read_json(path)
     except (OSError, ValueError):
         return None
 
 
-# YAML files of users, read so that a mistake is named by file and line.
+# --- users' YAML files: errors name the file and the line
 
 MAX_YAML_BYTES = 1024 * 1024
 
 
 def parse_yaml(data: bytes, where: str | Path) -> Any:
-    """The value of a YAML text (the safe loader: no objects).
+    """Return the value of a YAML text, read by the safe loader (no objects).
 
     Raises:
-        AutorlError: it is not YAML, a key stands twice, or it is not UTF-8.
+        AutorlError: it is not YAML, not UTF-8, or has a duplicate key.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """The safe loader, which also refuses a key that stands twice."""
+        """The safe loader, which also refuses duplicate keys."""
 
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -219,10 +219,10 @@ def parse_yaml(data: bytes, where: str | Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a YAML file.
+    """Return the value of a YAML file.
 
     Raises:
-        AutorlError: it is absent, unreadable or no YAML.
+        AutorlError: it is absent, unreadable or not YAML.
     """
     try:
         data = read_bytes(path, max_bytes=MAX_YAML_BYTES)

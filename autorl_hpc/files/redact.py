@@ -1,7 +1,7 @@
-"""Secrets in command lines and texts that an agent wrote, masked before they are kept or shown.
+"""Mask secrets in command lines, texts, environments and streams of an agent before they are stored or shown.
 
-A mask is no proof that nothing is left: it knows names that secrets go by and shapes that services give their keys. What
-hides a secret in another shape passes. Every pattern and the scan take time linear in the text.
+Masking is no proof that nothing is left: it knows common names of secrets and the formats of services' keys, and misses
+others. Every pattern and the scan take time linear in the text.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ MASK = "***"
 
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-"""Parts of a name: HF_TOKEN, apiKey and --api-key are all of two."""
+"""The parts of a name: HF_TOKEN, apiKey and --api-key have two."""
 
 _SEPARATOR = re.compile(
     r"\\?[\"']?[ \t]{0,8}\]?[ \t]{0,8}"
     r"(?::[ \t]{0,8}(?:str|bytes|Optional|Union|Any|Final|ClassVar|SecretStr|typing|string)\b[\w.\[\]| ,]{0,40}=|=>|:=|=(?!=)|:)"
     r"[ \t]{0,8}(?:\([ \t\n]{0,40}(?=[rRbBfFuU]{0,2}[\"']))?"
 )
-"""Between a name and its value: `=`, `"] = `, `: str = (`."""
+"""What is between a name and its value: `=`, `"] = `, `: str = (`."""
 
 _QUOTED_SEPARATOR = re.compile(
     r"\\?[\"']?[ \t]{0,8}(?:\]?[ \t]{0,8}[!=]=|[\])][ \t]{0,8}or\b|[\])]?[ \t]{0,8}\?\?)[ \t]{0,8}(?=[rRbBfFuU]{0,2}\\?[\"'])"
 )
-"""After it, text in quotes alone is a secret: `if password == "..."`, `os.environ.get("X_TOKEN") or "..."`."""
+"""After this, only quoted text is a secret: `if password == "..."`, `os.environ.get("X_TOKEN") or "..."`."""
 
 _TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})
-"""Of an argument without a default: no secret."""
+"""Type names of an argument without a default: no secrets."""
 
 _COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
 _TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
-"""Before a name: a call whose next argument is its value."""
+"""Text before a name: a call whose next argument is the value."""
 
 _OPTION = re.compile(r"(?:add_argument|[oO]ption)\([ \t\n]{0,8}[\"']\Z")
 _DEFAULT = re.compile(
@@ -42,7 +42,7 @@ _DEFAULT = re.compile(
 _SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
 _LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
 LOOKBACK = 48
-"""Characters before a name that are looked at: the longest of the calls above fits."""
+"""How many characters before a name are examined; the longest of the calls above fits."""
 
 _SPACE = re.compile(r"[ \t]{1,8}")
 _EQUALS = re.compile("=")
@@ -50,10 +50,10 @@ _VALUE = re.compile(
     r"[rRbBfFuU]{0,2}(?:"
     r'"""[^"]*(?:"""|\Z)'
     r"|'''[^']*(?:'''|\Z)"
-    r'|\\"[^"\\\n]*(?:\\"|"|)'  # in double quotes, which JSON inside of JSON escapes
+    r'|\\"[^"\\\n]*(?:\\"|"|)'  # double quotes escaped by JSON inside JSON
     r'|"(?:[^"\\\n]|\\[^\n])*"?'
     r"|'[^'\n]*'?)"
-    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but its name says enough
+    r"|\$\{[^}\s]*\}?|\$\([^)\n]*\)?"  # a variable: no secret, but masked as well
     r"|[^\s\"'`;&|<>,)\]}\\]+"
 )
 _LINE = re.compile(r"[^\"'\n]+")
@@ -62,11 +62,11 @@ _CLOSING = re.compile(r"""(?:\"{3}|'{3}|\\?[\"'])$""")
 
 _ALWAYS = frozenset({"password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "credential"})
 _ALWAYS |= {"credentials", "apikey", "authtoken", "accesstoken", "secretkey", "accesskey", "sshpass", "pgpassword"}
-"""Parts that make a name a secret's wherever they stand."""
+"""Parts that make a name that of a secret, in any position."""
 
 _KEY_OF = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "signing", "master"})
 _KEY_OF |= {"service", "subscription", "license", "deploy", "shared", "storage"}
-"""`key` is a secret after one of these; `foreign_key`, `sort-key` are none."""
+"""`key` is a secret after one of these; in `foreign_key` and `sort-key` it is not."""
 
 _NO_SECRET_TOKEN = frozenset({"eos", "bos", "pad", "unk", "mask", "cls", "sep", "stop", "image", "end", "start", "per"})
 _NO_SECRET_TOKEN |= {
@@ -82,10 +82,10 @@ _NO_SECRET_TOKEN |= {
     "decoder",
     "new",
 }
-"""Of models: `pad_token` is no secret, and `max_tokens` ends in another word."""
+"""Words before `token` in models' settings: `pad_token` is no secret. (`max_tokens` does not end in `token`.)"""
 
 _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
-"""Of curl: `name:password`."""
+"""curl's options that take `name:password`."""
 
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
@@ -103,13 +103,13 @@ _HINTS = (
     "-u",
     "cookie",
 )
-"""One of these stands in every name that announces a secret: a text without any of them holds no such name."""
+"""Every name of a secret contains one of these, so a text without them is skipped."""
 
 _SHORTEST_CREDENTIAL = 8
-"""`basic training` and `bearer of news` are words; credentials are longer than most words, or hold other characters."""
+"""`basic training` and `bearer of news` are words; credentials are longer than most words or contain other characters."""
 
 _LONG_CREDENTIAL = 32
-"""With slashes in it, a shorter one is a path."""
+"""Below this length, a value with slashes is a path."""
 
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_\-]{8,2048}(?![\w.(\[])")
 
@@ -123,7 +123,7 @@ _PROGRAMS = re.compile(
     r"))(?P<value>'[^'\n]*'?|\"[^\"\n]*\"?|[^\s;|&\"']+)"
 )
 _NAMES_OF_PROGRAMS = ("login", "sshpass", "mysql", "mariadb", "redis-cli")
-"""Programs that take a secret by an option of one letter, or as a word."""
+"""Programs that take a secret by a one-letter option or as a word."""
 
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])(?:"
@@ -136,18 +136,18 @@ _SHAPES = re.compile(
     r")"
 )
 _SHORTEST_SHAPE = 15
-"""Of a secret that is known by its own shape: `xoxb-` and ten characters; a private key's first line has 27."""
+"""Shortest secret found by its format alone: `xoxb-` and ten characters. A private key's first line has 27."""
 
 _USERINFO = re.compile(r"(?<=://)[^\s/@\"'<>?#]{1,256}@")
 _BRIDGE = re.compile(r"(?<=127\.0\.0\.1:)(\d{1,5}/)[A-Za-z0-9_\-]{32}(?![A-Za-z0-9_\-])")
-"""The grading server's address holds the run's token."""
+"""The address of the grading server contains the run's token."""
 
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]{0,32}PRIVATE KEY-----[^-]*(?:-----END [A-Z ]{0,32}PRIVATE KEY-----)?")
 
 
 def masked(text: str) -> str:
-    """`text` with what looks like a secret replaced by `***`; linear in its length, never longer than about it."""
-    if len(text) >= _SHORTEST_SHAPE:  # most of what is masked is a name or a number
+    """Replace what looks like a secret by `***`. Time is linear in the length; the result is hardly longer than `text`."""
+    if len(text) >= _SHORTEST_SHAPE:  # most texts to mask are a name or a number
         text = _PRIVATE_KEY.sub(MASK, text)
         text = _SHAPES.sub(MASK, text)
     if "://" in text:
@@ -158,7 +158,7 @@ def masked(text: str) -> str:
 
 
 def masked_options(text: str) -> str:
-    """`text` without the secrets that some programs take by an option whose name alone doesn't tell."""
+    """Mask the secrets that some programs take by an option whose name does not show it."""
     for name in _NAMES_OF_PROGRAMS:
         if name in text:
             return _PROGRAMS.sub(_without_option, text)
@@ -176,7 +176,7 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _without_named(text: str) -> str:
-    """Values of names that secrets go by, and credentials after their scheme. One pass: the cursor only moves on."""
+    """Mask the values of secrets' names, and credentials after their scheme, in one pass."""
     lowered = text.lower()
     for hint in _HINTS:
         if hint in lowered:
@@ -196,10 +196,10 @@ def _without_named(text: str) -> str:
 
 
 def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
-    """Where the secret stands that `word` announces."""
+    """Return the span of the secret that `word` announces, or None."""
     name = word[0]
     if len(name) > 128:
-        return None  # no name, but data
+        return None  # too long for a name: data
     lowered = name.lower()
     if lowered in _SCHEMES:
         space = _SPACE.match(text, word.end())
@@ -226,7 +226,7 @@ def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
 
 
 def _separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | None:
-    """What stands between a secret's name and its value; None: no value follows. `before`: what stands before the name."""
+    """Match what is between a secret's name and its value; None if no value follows. `before` is the text before the name."""
     at, name = word.end(), word[0]
     found = _SEPARATOR.match(text, at) or _QUOTED_SEPARATOR.match(text, at)
     if found is not None:
@@ -245,7 +245,7 @@ def _separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | N
 
 
 def _is_credential(text: str, at: int) -> bool:
-    """Whether after the name of a variable and a space something stands that is no word of a sentence."""
+    """Return whether a space and a credential-like token follow a variable's name at `at`, and not a word of a sentence."""
     space = _SPACE.match(text, at)
     value = _TOKEN.match(text, space.end()) if space else None
     if value is None or len(value[0]) < (_LONG_CREDENTIAL if "/" in value[0] else _SHORTEST_CREDENTIAL):
@@ -254,7 +254,7 @@ def _is_credential(text: str, at: int) -> bool:
 
 
 def _is_flag(text: str, word: re.Match[str]) -> bool:
-    """Whether another option follows at once: `--no-password --host x` names no value."""
+    """Return whether another option follows directly: `--no-password --host x` has no value."""
     space = _SPACE.match(text, word.end())
     return space is None or text.startswith("-", space.end())
 
@@ -287,56 +287,55 @@ def _is_secrets_name(name: str) -> bool:
     return last == "signature" and before in ("amz", "goog")
 
 
-# Which environment variables are secrets: what is left out of jobs, and where a process starts that has to
-# do with models' texts or weights.
+# --- environment variables: secrets are left out of jobs and of processes that handle models' texts or weights
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
-"""SLURM_JWT is a user's whole access to the scheduler."""
+"""SLURM_JWT gives full access to the scheduler as this user."""
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables whose names don't look like a secret's."""
+    """Return the variables whose names do not look like a secret's."""
     return {name: value for name, value in environ.items() if not SECRET.search(name)}
 
 
-# Command lines as they are kept: secrets masked, control characters escaped, only their beginning.
+# --- command lines for records: secrets masked, control characters escaped, cut to a maximum length
 
 MAX_COMMAND_CHARS = 400
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """A command line, at most MAX_COMMAND_CHARS characters, printable, with what looks like a secret masked.
+    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked.
 
-    A secret with an innocent name and no known form stays: it stood in /proc for every user of the node.
+    A secret with a harmless name and no known format stays; every user of the node could read it in /proc anyway.
     """
     shown, before = [], ""
     for part in argv:
         is_value = not part.startswith("-") and (_announces_secret(before, part) or _names_secret(before, part))
-        shown.append(MASK if is_value else _quoted(masked(part)))  # masked first: quoting would hide where a value ends
+        shown.append(MASK if is_value else _quoted(masked(part)))  # quoting first would hide where a value ends
         before = part
     return cut(printable(masked_options(" ".join(shown))), MAX_COMMAND_CHARS)
 
 
 def _announces_secret(option: str, value: str) -> bool:
-    """Whether the word after this option is a secret."""
+    """Return whether the word after this option is a secret."""
     probe = f"{option} a:b" if ":" in value else f"{option} ab"  # curl's -u takes a name, or name:password
     return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
 
 
 def _names_secret(name: str, value: str) -> bool:
-    """Whether a word is the name of a secret variable and the next one its value."""
+    """Return whether `name` is the name of a secret variable and the next word its value."""
     return name.isupper() and masked(f"{name} {value}") == f"{name} {MASK}"
 
 
 def printable(text: str) -> str:
-    """`text` with control, direction and unpaired characters escaped, as Python writes them."""
+    """Escape control, direction and unpaired characters as Python's repr does."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def cut(text: str, limit: int) -> str:
-    """The beginning of `text`."""
+    """Cut `text` to `limit` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
@@ -344,13 +343,13 @@ def _quoted(part: str) -> str:
     return part if part and not set(part) & set(" \t\n'\"") else shlex.quote(part)
 
 
-# A stream without the driver's key, should the driver quote it: of the same length, so that announced lengths stay true.
+# --- driver keys in answer streams: masked with the same length, so that announced lengths stay true
 
 
 class KeyHidden:
-    """Puts stars in place of a key, wherever pieces of the stream meet.
+    """Replace a key in a stream by stars, also across pieces.
 
-    A piece that ends as the key begins is held back that far, until the next one tells.
+    If a piece ends with a beginning of the key, that end is held back until the next piece.
     """
 
     def __init__(self, key: str | None) -> None:
@@ -359,7 +358,7 @@ class KeyHidden:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What passes now."""
+        """Return the masked bytes that can be passed on now."""
         if not self._key:
             return data
         data = (self._held + data).replace(self._key, self._stars)
@@ -368,12 +367,12 @@ class KeyHidden:
         return data
 
     def end(self) -> bytes:
-        """What is left when the stream has ended."""
+        """Return the rest when the stream has ended."""
         rest, self._held = self._held, b""
         return rest
 
     def _begin_in(self, data: bytes) -> int:
-        """Where a beginning of the key stands that reaches to the end of the data; else its length."""
+        """Return where a beginning of the key starts that reaches the end of the data, or the data's length."""
         at = data.find(self._key[:1], max(0, len(data) - len(self._key) + 1))
         while at >= 0 and not self._key.startswith(data[at:]):
             at = data.find(self._key[:1], at + 1)

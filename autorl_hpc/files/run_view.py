@@ -1,4 +1,4 @@
-"""What a run's ledger says, as one object: used by supervisor, grader, status and report alike."""
+"""The content of a run's ledger as one object, for supervisor, grader, status and report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autorl_hpc.states import EntryKind, Network, RunState, SandboxLevel
 
 
 class OneEntry(Protocol):
-    """An entry as far as a view looks at it."""
+    """The attributes of an entry that a view uses."""
 
     @property
     def kind(self) -> EntryKind: ...
@@ -31,7 +31,7 @@ class OneEntry(Protocol):
 
 @dataclass
 class RunView:
-    """The ledger's content by kind."""
+    """The content of a run's ledger by kind."""
 
     attempts: list[AttemptStarted] = field(default_factory=list)
     ended: list[AttemptEnded] = field(default_factory=list)
@@ -45,14 +45,14 @@ class RunView:
 
     @classmethod
     def of(cls, entries: Sequence[OneEntry]) -> RunView:
-        """The view of a chain."""
+        """Return the view of a chain of entries."""
         view = cls()
         for linked in entries:
             view.take(linked)
         return view
 
     def copy(self) -> RunView:
-        """Another view of the same entries: what is taken into one doesn't show in the other."""
+        """Return an independent copy: entries added to one do not show in the other."""
         return RunView(
             attempts=list(self.attempts),
             ended=list(self.ended),
@@ -66,14 +66,14 @@ class RunView:
         )
 
     def take(self, linked: OneEntry) -> None:
-        """Adds one entry. First come, first counted: a second entry of what must stand once changes nothing."""
+        """Add one entry. The first counts: a second entry of something that may exist only once changes nothing."""
         body = linked.body
         if linked.kind is EntryKind.ATTEMPT_STARTED:
             self.attempts.append(body)
         elif linked.kind is EntryKind.ATTEMPT_ENDED:
             self.ended.append(body)
         elif linked.kind is EntryKind.SUBMISSION:
-            if self.sealed is None:  # what comes after the seal is never scored
+            if self.sealed is None:  # a submission after the seal is never scored
                 self.submissions.setdefault(body.submission_id, body)
         elif linked.kind is EntryKind.SCORE:
             self.scores.setdefault(body.submission_id, body)
@@ -90,12 +90,12 @@ class RunView:
 
     @property
     def attempt(self) -> int:
-        """The number of the newest attempt, 0 before the first."""
+        """The number of the newest attempt, or 0 before the first."""
         return max((a.attempt for a in self.attempts), default=0)
 
     @property
     def state(self) -> RunState:
-        """Where the run stands. A dead supervisor can't be told from a living one by the ledger alone."""
+        """The state of the run. The ledger alone can't show whether the supervisor is alive."""
         if self.closed:
             return RunState.FINISHED
         if self.sealed:
@@ -106,9 +106,9 @@ class RunView:
 
     @property
     def sandbox(self) -> tuple[SandboxLevel, Network] | None:
-        """The weakest level that an attempt's agent ran in, and the most open network; None: no agent was ever started.
+        """The weakest sandbox level of an attempt's agent and the most open network, or None if no agent was started.
 
-        An agent that submitted and of whose sandbox nothing was written had none.
+        An agent that submitted without a sandbox entry had no sandbox.
         """
         if not self.sandboxes:
             return (SandboxLevel.NONE, Network.OPEN) if self.submissions else None
@@ -117,31 +117,31 @@ class RunView:
         return level, max((used.network for used in self.sandboxes), key=networks.index)
 
     def accepted(self) -> list[Submission]:
-        """Accepted submissions in order."""
+        """Return the accepted submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "accepted"]
 
     def contents(self) -> set[str]:
-        """Content hashes of the accepted submissions: copies of one content are one."""
+        """Return the content hashes of the accepted submissions; copies of one content count once."""
         return {s.content_hash for s in self.submissions.values() if s.content_hash is not None}
 
     def refused(self) -> list[Submission]:
-        """Refused submissions in order."""
+        """Return the refused submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "refused"]
 
     def score_of(self, submission: Submission) -> Score | None:
-        """The score that answers a submission: its own, or that of the equal one before it."""
+        """Return the score of a submission: its own, or that of the earlier submission with the same content."""
         return self.scores.get(submission.same_as or submission.submission_id)
 
     def unscored(self) -> list[Submission]:
-        """Accepted submissions that still wait for a score of their own."""
+        """Return the accepted submissions that still wait for a score of their own."""
         return [s for s in self.accepted() if s.same_as is None and s.submission_id not in self.scores]
 
     def fingerprint_of(self, submission: Submission) -> Fingerprint | None:
-        """The fingerprint that answers for a submission: its own, or that of the equal one before it."""
+        """Return the fingerprint of a submission: its own, or that of the earlier submission with the same content."""
         return self.fingerprints.get(submission.same_as or submission.submission_id)
 
     def unfingerprinted(self) -> list[Submission]:
-        """Submissions with a score of their own whose fingerprint is due. What could not be evaluated needs none."""
+        """Return the submissions with a score of their own whose fingerprint is due. Failed evaluations need none."""
         return [
             s
             for s in self.accepted()
@@ -152,7 +152,7 @@ class RunView:
         ]
 
     def best(self) -> Submission | None:
-        """The accepted submission with the highest score, the earliest of equals."""
+        """Return the accepted submission with the highest score; the earliest of equals."""
         best: tuple[float, Submission] | None = None
         for submission in self.accepted():
             score = self.score_of(submission)
@@ -163,7 +163,7 @@ class RunView:
         return None if best is None else best[1]
 
     def final(self) -> Submission | None:
-        """The last submission that the agent marked final and that has a score."""
+        """Return the last scored submission that the agent marked as final."""
         for submission in reversed(self.accepted()):
             score = self.score_of(submission)
             if submission.final and score is not None and score.evaluation.score is not None:

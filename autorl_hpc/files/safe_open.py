@@ -1,4 +1,5 @@
-"""Opening what lies below a folder that belongs to an agent: by descriptors, following no link, waiting for nobody."""
+"""Safe access to files that an agent controls: open below a folder without following links or waiting on FIFOs, read its log
+by line, read and append driver.jsonl, and write into its folders by descriptor."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from autorl_hpc.records.base import Strict
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Not blocking: a FIFO that takes a file's place between look and open must hold nobody."""
+"""Non-blocking, because a FIFO may replace a file between check and open."""
 
 
 def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
-    """Opens a file or folder part by part, following no link. Raises OSError."""
+    """Open a file or folder part by part, following no link. Raises OSError."""
     fd = os.dup(root_fd)
     try:
         for number, part in enumerate(parts):
@@ -42,7 +43,7 @@ def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
 
 
 def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
-    """Opens a regular file; None if something else is there by now. Raises OSError."""
+    """Open a regular file; None if it is something else by now. Raises OSError."""
     fd = open_below(root_fd, parts, READ_FLAGS)
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
@@ -50,19 +51,19 @@ def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
     return None
 
 
-# Reads an agent's log by line, with the time at which each was written. The log is the agent's: anything may stand in it.
+# --- an agent's log by line, with the time of each line
 #
-# An agent holds the descriptor of its log. It can't reach the file by name from a sandbox, but it can cut it (ftruncate), also
-# to a length beyond its end. Stamps are the recorder's; they may be cut by a crash or be missing.
+# The content is the agent's, so it may hold anything. The agent also has the log's descriptor: it can't reach the file by name
+# from a sandbox, but it can truncate it, or extend it (ftruncate). Time stamps are the recorder's; a crash may cut or lose them.
 
 MAX_BYTES = 64 * 2**20
-"""Of a log, that are read at once unless more is asked for."""
+"""How much of a log is read at once by default."""
 
 MAX_LINE_BYTES = 16 * 2**10
-"""What a line has beyond is skipped."""
+"""The rest of a longer line is skipped."""
 
 MAX_TIMES_BYTES = 17 * 2**20
-"""Somewhat more than the recorder writes."""
+"""A little more than the recorder writes."""
 
 CHUNK_BYTES = 2**20
 FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -77,10 +78,10 @@ class AgentLogLine:
 
     Attributes:
         offset: byte at which it begins.
-        elapsed_s: budget used by the time it stood there whole, None where no stamp says so.
-        text: as a terminal would show it, without its newline: the last state of a progress bar, no escapes. Still the agent's
-            words: clean it before it is shown.
-        cut: it was longer.
+        elapsed_s: seconds of budget used when the line was complete; None if no stamp shows it.
+        text: as a terminal would show it, without newline and escapes: the last state of a progress bar. Still the agent's
+            words: clean it before showing it.
+        cut: the line was longer.
     """
 
     offset: int
@@ -90,20 +91,20 @@ class AgentLogLine:
 
 
 class Times:
-    """When which byte of the log had been written."""
+    """Look up when a byte of the log had been written."""
 
     def __init__(self, stamps: list[tuple[int, float]]) -> None:
         self._bytes = [byte for byte, _ in stamps]
         self._elapsed = [elapsed_s for _, elapsed_s in stamps]
 
     def at(self, byte: int) -> float | None:
-        """Budget used when everything before `byte` had been written; None if no stamp came after it."""
+        """Return the seconds of budget used when everything before `byte` had been written; None without a later stamp."""
         place = bisect_left(self._bytes, byte)
         return self._elapsed[place] if place < len(self._elapsed) else None
 
 
 def read_times(path: Path) -> Times:
-    """The stamps that hold for the log as it is now. Damaged lines are skipped; no file is no stamps."""
+    """Return the stamps that are valid for the log as it is now. Damaged lines are skipped; no file means no stamps."""
     stamps: list[tuple[int, float]] = []
     for line in _bounded(path, MAX_TIMES_BYTES).split(b"\n"):
         fields = line.split(b" ", 2)
@@ -113,7 +114,7 @@ def read_times(path: Path) -> Times:
             continue
         if len(fields) < 3 or byte < 0 or not math.isfinite(elapsed_s) or elapsed_s < 0:
             continue
-        while stamps and stamps[-1][0] > byte:  # the log was cut: what was beyond is gone
+        while stamps and stamps[-1][0] > byte:  # the log was truncated: later stamps are void
             stamps.pop()
         if not stamps or byte > stamps[-1][0]:
             stamps.append((byte, elapsed_s))
@@ -128,11 +129,11 @@ def lines(
     max_bytes: int = MAX_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[AgentLogLine]:
-    """The lines that begin in the `max_bytes` bytes from `start` on; a log that is not there has none.
+    """Yield the lines that begin in the `max_bytes` bytes from `start`; an absent log has none.
 
     Args:
         start: byte; inside a line, reading begins with the next one. See `tail_start`.
-        max_line_bytes: of a line, what is read. Memory stays below this and a chunk, whatever the log is.
+        max_line_bytes: how much of a line is read. Memory stays below this plus one chunk.
 
     Raises:
         OSError: the log can't be read.
@@ -143,7 +144,7 @@ def lines(
 
 
 def tail_start(log: Path, max_bytes: int) -> int:
-    """Where the last `max_bytes` bytes of a log begin; 0 if it has no more, or is not there."""
+    """Return where the last `max_bytes` bytes of a log begin; 0 if it is shorter or absent."""
     try:
         return max(0, os.stat(log, follow_symlinks=False).st_size - max_bytes)
     except OSError:
@@ -151,19 +152,19 @@ def tail_start(log: Path, max_bytes: int) -> int:
 
 
 def shown(data: bytes) -> str:
-    """A line's text as a terminal would leave it: what follows the last carriage return that something follows."""
+    """Return a line's text as a terminal would leave it: the last non-empty part between carriage returns."""
     text = without_escapes(data.decode("utf-8", "replace"))
     states = [state for state in text.split("\r") if state.strip("\x00 ")]
     return _CONTROL.sub("", states[-1]).rstrip() if states else ""
 
 
 def without_escapes(text: str) -> str:
-    """`text` without colours, cursor movements, titles and links of terminals."""
+    """Remove terminal escapes: colours, cursor movements, titles and links."""
     return _ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def open_plain(path: Path) -> int | None:
-    """A descriptor of a plain file; None if there is none, or something else that could make a reader wait."""
+    """Open a regular file; None if it is absent, or something else that could make a reader wait."""
     try:
         fd = os.open(path, FLAGS)
     except OSError as error:
@@ -177,7 +178,7 @@ def open_plain(path: Path) -> int | None:
 
 
 def _raw_lines(log: Path, start: int, max_bytes: int, max_line_bytes: int) -> Iterator[tuple[int, int, bytes, bool]]:
-    """(first byte, byte behind it, data without newline, whether it was cut) of each line."""
+    """Yield (first byte, byte behind it, data without newline, whether it was cut) for each line."""
     fd = open_plain(log)
     if fd is None:
         return
@@ -219,13 +220,11 @@ def _bounded(path: Path, max_bytes: int) -> bytes:
             return b""
 
 
-# driver.jsonl: one line for each request to the driver's gateway; what was used of tokens and cost is counted from it.
+# --- driver.jsonl: one line for each request to the driver's gateway; token use and cost are counted from it
 #
-# Before a request is sent a line `under_way` says what it may take, and others what it has taken as its answer grows; the line with the
-# same number that follows when it has ended stands in their place. Where none follows, the gateway died over it: then the last of them
-# counts, as an estimate.
-#
-# Never headers, never bodies. It is appended to by one gateway at a time, and read by the next one and by the report.
+# Before a request is sent, a line `under_way` says what it may use, and more of them what it has used while the answer grows. The
+# line with the same number at its end replaces them. If none follows, the gateway died, and the last one counts as an estimate.
+# It has no headers and no bodies. One gateway at a time appends; the next gateway and the report read.
 
 
 class DriverCall(Strict):
@@ -263,13 +262,12 @@ class DriverCall(Strict):
 
     @property
     def counted(self) -> bool:
-        """Whether the driver worked for it."""
+        """Return whether the driver worked on it."""
         return self.tokens_in is not None or self.tokens_out is not None
 
 
 def read_calls(path: Path) -> Iterator[DriverCall]:
-    """The lines in their order, one at a time, and at the end those of requests that never ended. Damaged ones are left out. None if the
-    file is not there."""
+    """Yield the lines in order, then those of requests that never ended. Damaged lines are skipped; no file means none."""
     under_way: dict[int, DriverCall] = {}
     try:
         with open(path, "rb") as file:
@@ -292,12 +290,12 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """What a run's driver was asked, all attempts together.
+    """Totals of a run's driver requests over all attempts.
 
     Attributes:
-        calls: requests that the driver worked for, or may have: cut answers and those that a provider never answered among them.
-        failed: requests that it was asked and did not answer.
-        cost_usd: None where there are no prices.
+        calls: requests that the driver worked on, or may have: includes cut answers and requests without an answer.
+        failed: requests that were sent to the driver and failed.
+        cost_usd: None without prices.
         points: (elapsed_s, tokens in and out so far, cost so far), rising.
         spans: when at least one request was open, in seconds of budget; not joined.
     """
@@ -316,7 +314,7 @@ class DriverTotals:
 
 
 def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
-    """The totals of the lines."""
+    """Return the totals of the lines."""
     counted = refused = failed = estimated = given = out = cached = last = 0
     cost, priced, now = 0.0, False, 0.0
     points: list[tuple[float, int, float]] = []
@@ -354,13 +352,13 @@ def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
 
 
 def read_totals(path: Path) -> DriverTotals | None:
-    """The totals of a log; None where there is none, or no request was made."""
+    """Return the totals of a log; None if there is no log or no request."""
     totals = add_up_calls(read_calls(path))
     return totals if totals.last_number else None
 
 
 class LogWriter:
-    """Appends lines. What can't be written now is kept and written with the next one."""
+    """Append lines to a file. Lines that can't be written now are kept and written with the next one."""
 
     MAX_KEPT = 100_000
 
@@ -369,13 +367,13 @@ class LogWriter:
         self._kept: list[bytes] = []
 
     def write(self, line: bytes) -> bool:
-        """Whether everything is on file. `line` has no newline of its own."""
+        """Append `line` (without newline). Return whether everything is in the file."""
         self._kept.append(line)
         del self._kept[: -self.MAX_KEPT]
         return self.flush()
 
     def flush(self) -> bool:
-        """Writes what is kept."""
+        """Write the kept lines. Return whether everything is in the file."""
         if not self._kept:
             return True
         whole = b"".join(b"%s\n" % line for line in self._kept)
@@ -391,16 +389,14 @@ class LogWriter:
             finally:
                 os.close(fd)
         except OSError:
-            begun = (
-                whole.rfind(b"\n", 0, len(whole) - len(data)) + 1
-            )  # a line of which a part was written comes again whole
+            begun = whole.rfind(b"\n", 0, len(whole) - len(data)) + 1  # a partly written line is written again
             self._kept = whole[begun:].splitlines()
             return False
         self._kept = []
         return True
 
 
-# A folder that may belong to an agent already, written to by descriptor: no link in it is ever followed.
+# --- writing into a folder that may belong to an agent: by descriptor, following no link
 
 OWNERS = stat.S_IRWXU
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -419,17 +415,16 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Closes the descriptor."""
+        """Close the descriptor."""
         os.close(self.fd)
 
     @classmethod
     def open(cls, path: Path) -> Folder:
-        """The folder at `path`, whose last part must be no link."""
+        """Open the folder at `path`, whose last part must not be a link."""
         return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
-        """The folder `name` in it, made if it is not there. A link or a file in its place is removed; one that its owner closed
-        is opened.
+        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored.
 
         Raises:
             OSError: it can be neither opened nor made.
@@ -447,7 +442,7 @@ class Folder:
         return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
 
     def _open_up(self, name: str) -> None:
-        """Gives a folder's owner all rights again; by descriptor, so that no link that comes in its place is followed."""
+        """Give a folder's owner all rights again, by descriptor, so that no link put in its place is followed."""
         fd = again(lambda: os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=self.fd))
         try:
             os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | OWNERS)
@@ -455,14 +450,14 @@ class Folder:
             os.close(fd)
 
     def stands(self, name: str) -> bool:
-        """Whether there is something of that name that is no link."""
+        """Return whether something with that name exists that is not a link."""
         try:
             return not stat.S_ISLNK(self._mode(name))
         except FileNotFoundError:
             return False
 
     def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
-        """Lays a file, whole or not at all, unless something stands there. A link in its place is replaced."""
+        """Write a file, completely or not at all, unless the name exists. A link in its place is replaced."""
         again(lambda: self._lay_file(name, source, mode))
 
     def _lay_file(self, name: str, source: Path | bytes, mode: int) -> None:
@@ -488,7 +483,7 @@ class Folder:
             raise
 
     def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
-        """Lays the files below `source` that don't stand yet; names in `skip` and compiled Python are left out."""
+        """Copy the files below `source` that do not exist yet, except names in `skip` and compiled Python."""
         for name in sorted(again(lambda: os.listdir(source))):
             if name in skip or name == "__pycache__" or name.endswith(".pyc"):
                 continue
@@ -502,7 +497,7 @@ class Folder:
                 self.lay_file(name, path, 0o644 | execute)
 
     def lay_link(self, name: str, source: Path) -> None:
-        """Lays a link to `source`, unless a folder with something in it stands there."""
+        """Make a link to `source`, unless a non-empty folder is there."""
         if self.stands(name) and not self._is_empty(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
@@ -511,7 +506,7 @@ class Folder:
         again(lambda: self._rename(temporary, name))
 
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
-        """Lays a copy of the folder `source`, whole or not at all, unless a folder with something in it stands there."""
+        """Copy the folder `source`, completely or not at all, unless a non-empty folder is there."""
         if self.stands(name) and not self._is_empty(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
@@ -521,7 +516,7 @@ class Folder:
         again(lambda: self._rename(temporary, name))
 
     def _rename(self, temporary: str, name: str) -> None:
-        """The listing tells whether an error is only the lost answer to a rename that was made."""
+        """Rename. On an error, the listing shows whether only the answer to a completed rename was lost."""
         try:
             os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:
@@ -532,7 +527,7 @@ class Folder:
         return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
 
     def _is_empty(self, name: str) -> bool:
-        """Whether it is a folder with nothing in it: a place where a sandbox mounted something."""
+        """Return whether it is an empty folder, such as a sandbox's mount point."""
         try:
             fd = os.open(name, DIR_FLAGS, dir_fd=self.fd)
         except OSError:

@@ -1,4 +1,5 @@
-"""The store and the vault: manifests of what `stage` brought in, and their verification."""
+"""The store and the vault: manifests of staged data and their verification; staged environments; driver endpoints and keys;
+and the frozen code of an experiment."""
 
 from __future__ import annotations
 
@@ -28,10 +29,10 @@ MANIFEST_NAME = "MANIFEST.json"
 
 
 def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManifest:
-    """The manifest of a staged folder.
+    """Read the manifest of a staged folder.
 
     Raises:
-        AutorlError: it is not staged; says how to stage it.
+        AutorlError: it is not staged; the error says how to stage it.
     """
     path = folder / MANIFEST_NAME
     try:
@@ -59,11 +60,11 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
 
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
-    """Every file of the manifest is there, with its size and sha256, and no other: an added shard would be read too.
+    """Check that the folder holds exactly the manifest's files, by size and sha256. An extra shard would be loaded too.
 
     Raises:
-        AutorlError: the first file that is not.
-        OSError: the file system failed: nothing is said about the files.
+        AutorlError: names the first file that differs.
+        OSError: the file system failed; this says nothing about the files.
     """
     stage_again = f"something changed it after staging; put the original back or run: {stage_command} --again"
     known = {file.path for file in manifest.files} | {MANIFEST_NAME}
@@ -91,7 +92,7 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
 
 
 def _all_names(folder: Path) -> set[str]:
-    """Relative paths of everything below `folder` but folders and hidden names (an NFS client's own, for one)."""
+    """Return the relative paths of everything below `folder` except folders and hidden names (such as an NFS client's)."""
     return {
         (Path(parent) / name).relative_to(folder).as_posix()
         for parent, _, names in os.walk(folder)
@@ -101,10 +102,10 @@ def _all_names(folder: Path) -> set[str]:
 
 
 def verify_model(root: Root, name: str) -> StoreManifest:
-    """The manifest of a staged base model, after every file's hash was checked.
+    """Return the manifest of a staged base model, after checking every file's hash.
 
     Raises:
-        AutorlError: it is not staged, or something was changed.
+        AutorlError: it is not staged, or a file was changed.
     """
     command = f"autorl-hpc stage {name}"
     manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
@@ -117,7 +118,7 @@ def _changed(what: str, path: Path, next_step: str) -> AutorlError:
 
 
 def describe_files(folder: Path, names: Iterable[str] | None = None) -> tuple[StoreFile, ...]:
-    """StoreFile rows of the files below `folder`, the manifest itself left out."""
+    """Return StoreFile rows of the files below `folder`, without the manifest."""
     rows = []
     for name in walk_files(folder) if names is None else names:
         if name != MANIFEST_NAME:
@@ -127,26 +128,26 @@ def describe_files(folder: Path, names: Iterable[str] | None = None) -> tuple[St
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
-    """Writes MANIFEST.json: the last step of staging, so a folder with one is complete."""
+    """Write MANIFEST.json. This is the last step of staging, so a folder with a manifest is complete."""
     atomic.write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
 
 
-# Staged environments, as launch and the agents' jobs find them: `store/envs/<name>.json` points to `<name>-<12 hex>/`.
+# --- staged environments: `store/envs/<name>.json` points to `<name>-<12 hex>/`
 #
-# A venv is checked file by file when an experiment is launched, and by its manifest alone when an agent starts: a thousand
-# agents that hash ten thousand files each would be the end of a file server.
+# Launch checks a venv file by file; the start of an agent checks only its manifest, because a thousand agents that hash ten
+# thousand files each would overload a file server.
 
 VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"
-"""What an environment's folder holds."""
+"""The names in an environment's folder."""
 
 
 def wheels_hash(digests: Iterable[str], python: str) -> str:
-    """The content hash of a venv: over the sorted sha256 of its wheels and the tag of its Python."""
+    """Return the content hash of a venv: over the sorted sha256 of its wheels and its Python tag."""
     return hashlib.sha256(canonical_json({"python": python, "wheels": sorted(digests)})).hexdigest()
 
 
 def present_hash(root: Root, name: str) -> str | None:
-    """The content hash of the environment that `name` stands for now; None: none is staged."""
+    """Return the content hash that `name` points to now, or None if none is staged."""
     path = root.environment_pointer(name)
     try:
         value = reading.read_json(path)
@@ -163,7 +164,7 @@ def present_hash(root: Root, name: str) -> str | None:
 
 
 def find_environment(root: Root, name: str, content_hash: str | None = None) -> tuple[Path, StoreManifest]:
-    """Folder and manifest of an environment, the present one unless a hash is given. Its files are not looked at.
+    """Return folder and manifest of an environment: the current one, or that with the given hash. Its files are not checked.
 
     Raises:
         AutorlError: it is not staged.
@@ -186,7 +187,7 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
 
 
 def verify_environment(root: Root, name: str, content_hash: str | None = None) -> StoreManifest:
-    """The manifest of a staged environment, after every file's hash was checked.
+    """Return the manifest of a staged environment, after checking every file's hash.
 
     Raises:
         AutorlError: it is not staged, or something was changed after staging.
@@ -211,9 +212,9 @@ def verify_environment(root: Root, name: str, content_hash: str | None = None) -
 
 
 def environment_files(folder: Path) -> list[str]:
-    """Relative paths of all regular files, compiled ones too, which Python would read in the place of the source.
+    """Return the relative paths of all regular files, also compiled ones, which Python would read in place of the source.
 
-    Links are those that a venv makes to its interpreter, which is the host's; others are no part of an environment.
+    Links are left out: a venv makes them to the host's interpreter, and no others belong to an environment.
     """
     found = []
     for parent, _, names in os.walk(folder):
@@ -226,7 +227,7 @@ def environment_files(folder: Path) -> list[str]:
 
 
 def describe_environment(folder: Path) -> tuple[StoreFile, ...]:
-    """The manifest's rows of an environment's folder."""
+    """Return the manifest's rows for an environment's folder."""
     return tuple(
         StoreFile(path=name, sha256=file_sha256(folder / name), size_bytes=(folder / name).stat().st_size)
         for name in environment_files(folder)
@@ -243,19 +244,19 @@ def _environment_changed(what: str, path: Path, name: str) -> AutorlError:
     )
 
 
-# Where the drivers answer that jobs of ours serve: `drivers/<name>.json`, written by the driver's job, read by gateways.
+# --- driver endpoints: `drivers/<name>.json`, written by the job that serves the driver, read by gateways
 #
-# A job makes a generation its own by link; the highest one holds the driver, and an older job that sees a newer one steps back
-# (Slurm may run two attempts of one job at once). A reader judges the heartbeat by its own monotonic clock.
+# A job takes a generation by link. The highest one owns the driver, and an older job that sees a newer one stops (Slurm may run
+# two attempts of one job at once). A reader judges the heartbeat by its own monotonic clock.
 
 _GENERATION = re.compile(r"^(?P<name>.+)\.g(?P<generation>\d{4,})$")
 
 STALE_AFTER_S = 60.0
-"""Without a new counter for so long, a driver's job is taken for dead. It writes every few seconds."""
+"""Seconds without a new counter after which a driver's job counts as dead. It writes every few seconds."""
 
 
 def read_endpoint(path: Path) -> DriverEndpoint | None:
-    """The endpoint in the file; None where there is none, or none that can be read now."""
+    """Return the endpoint in the file, or None if there is none that can be read now."""
     value = reading.read_json_or_none(path)
     try:
         return None if value is None else DriverEndpoint.model_validate(value)
@@ -264,12 +265,12 @@ def read_endpoint(path: Path) -> DriverEndpoint | None:
 
 
 def write_endpoint(path: Path, endpoint: DriverEndpoint) -> None:
-    """Replaces the file, whole or not at all."""
+    """Replace the file, completely or not at all."""
     atomic.write_bytes(path, endpoint.canonical() + b"\n")
 
 
 def take_generation(folder: Path, name: str) -> int:
-    """The next generation of a driver, which is then the caller's alone."""
+    """Take the next generation of a driver; it belongs to the caller alone."""
     while True:
         wanted = newest_generation(folder, name) + 1
         if atomic.publish_bytes(folder / f"{name}.g{wanted:04d}", b""):
@@ -277,13 +278,13 @@ def take_generation(folder: Path, name: str) -> int:
 
 
 def newest_generation(folder: Path, name: str) -> int:
-    """The highest generation that a job has taken; 0: none."""
+    """Return the highest generation that a job has taken, or 0."""
     found = [match for entry in reading.list_names(folder) if (match := _GENERATION.match(entry))]
     return max((int(match["generation"]) for match in found if match["name"] == name), default=0)
 
 
 class EndpointWatch:
-    """One driver's endpoint file, as one reader sees it over time."""
+    """Watch one driver's endpoint file over time, as one reader."""
 
     def __init__(self, path: Path, stale_after_s: float = STALE_AFTER_S) -> None:
         self.path = path
@@ -293,10 +294,10 @@ class EndpointWatch:
         self._seen_twice = False
 
     def look(self) -> DriverEndpoint | None:
-        """What the file says now; None if nothing. Call it every few seconds."""
+        """Read the file and return its endpoint, or None if there is none. Call it every few seconds."""
         now = time.monotonic()
         found = read_endpoint(self.path)
-        if found is None:  # no sign of life, and none of death: time goes on from the last one
+        if found is None:  # neither alive nor dead: the time since the last change goes on
             return self.last
         if self.last is None or (found.generation, found.counter) != (self.last.generation, self.last.counter):
             self._seen_twice = self.last is not None
@@ -306,30 +307,30 @@ class EndpointWatch:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the counter has not changed for `stale_after_s` of this reader's time."""
+        """Return whether the counter has not changed for `stale_after_s` of this reader's time."""
         return self._changed_at is not None and time.monotonic() - self._changed_at > self.stale_after_s
 
     @property
     def is_alive(self) -> bool:
-        """Whether the counter was seen to change: a file alone may be left over from a dead job."""
+        """Return whether the counter was seen to change; the file alone may be left over from a dead job."""
         return self._seen_twice and not self.is_stale
 
     def ready(self) -> DriverEndpoint | None:
-        """The endpoint, where the driver says that it answers and its job lives."""
+        """Return the endpoint if the driver says that it is ready and its job is alive."""
         found = self.look()
         return found if found is not None and found.ready and found.url and self.is_alive else None
 
 
-# The key of a driver: in a file that its owner alone may read. No error shows any of it.
+# --- driver keys: in files that only their owner may read; no error shows any part of one
 
 MAX_KEY_BYTES = 4096
 
 
 def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | None:
-    """The file that holds the driver's key; None where it has none.
+    """Return the file with the driver's key, or None if it has none.
 
-    An API's key that came in a variable lies in `drivers/<name>.key`, as that of a server of ours does: jobs of Slurm don't get
-    the launching shell's variables, and any process of the user may read those of another.
+    An API key from a variable is copied to `drivers/<name>.key`, like the key of our own server: Slurm jobs do not get the
+    launching shell's variables, and other processes of the user could read them in /proc.
     """
     if spec.key_file is not None:
         return Path(os.path.expanduser(spec.key_file))
@@ -339,7 +340,7 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
 
 
 def read_key(path: Path) -> str:
-    """The key in `path`.
+    """Return the key in `path`.
 
     Raises:
         AutorlError: the file can't be read, is open to others, or holds no key.
@@ -363,10 +364,10 @@ def read_key(path: Path) -> str:
 
 
 def checked_key(data: bytes, where: str | Path) -> str:
-    """`data` as a key: one line of visible characters.
+    """Return `data` as a key: one line of visible characters.
 
     Raises:
-        AutorlError: it is none.
+        AutorlError: it is not one.
     """
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
@@ -377,12 +378,12 @@ def checked_key(data: bytes, where: str | Path) -> str:
 
 
 def write_key(path: Path, key: str) -> None:
-    """Writes the key for its owner alone."""
+    """Write the key, readable by its owner only."""
     atomic.write_bytes(path, key.encode() + b"\n", mode=0o600)
 
 
 def new_key() -> str:
-    """A random key for a server of ours."""
+    """Return a random key for a server of ours."""
     return secrets.token_urlsafe(32)
 
 
@@ -390,14 +391,14 @@ def _no_key(what: str, where: str | Path, next_step: str) -> AutorlError:
     return AutorlError(what, where=where, next_step=next_step, exit_code=Exit.USAGE)
 
 
-# The code that an experiment's jobs run, under the hash of its content: `code/<hash>/`.
+# --- frozen code: what an experiment's jobs run, in `code/<content hash>/`
 
 Parts = dict[str, tuple[Path, list[str]]]
-"""Where each frozen folder comes from, and its files, by its place."""
+"""Source folder and files of each frozen folder, by its place."""
 
 
 def code_hash(frozen: Parts) -> str:
-    """The hash that the frozen code is named by: over every file's place and content."""
+    """Return the hash that names the frozen code: over every file's place and content."""
     rows = {
         f"{name}/{file}".lstrip("/"): file_sha256(folder / file)
         for name, (folder, files) in frozen.items()
@@ -407,9 +408,9 @@ def code_hash(frozen: Parts) -> str:
 
 
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
-    """Whether the frozen code still has the hash that it is named by, and holds nothing that the hash passes over.
+    """Return whether the frozen code matches the hash in its name and holds nothing that the hash does not cover.
 
-    Compiled Python is such a thing: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source.
+    The hash does not cover compiled Python: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source.
     """
     folder = experiment.code / wanted
     for parent, folders, names in os.walk(folder):

@@ -1,1 +1,1 @@
-"""Experiment -> runs -> jobs."""
+"""Launch an experiment: expand the matrix to runs, plan the jobs, submit them here or to Slurm, cancel them."""

@@ -1,10 +1,8 @@
-"""What one task of an array of agents runs on Slurm: the supervisor of its run, started over after a crash, and in
-`placement: step` a grader beside it.
+"""One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
 
-The scheduler's signals: before the time limit USR2 comes (`--signal`), before a preemption USR2 or TERM, at a scancel
-TERM. Each stops the agent cleanly. What then is right depends on why it came: at the time limit the task ends well, so that
-the next link of the chain may start; before a preemption it waits to be killed, since only a job that is killed is put
-back in line; and if nothing comes of it, it goes on.
+Signals: USR2 before the time limit (`--signal`), USR2 or TERM before a preemption, TERM at a scancel. Each stops the agent
+cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the next link of the
+chain may start; before a preemption it waits to be killed, because only a killed job is requeued; if nothing happens, it goes on.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ log = logging.getLogger("autorl_hpc.jobs")
 CRASH_PAUSE_S = 2.0
 MAX_CRASH_PAUSE_S = 60.0
 CRASHES_BEFORE_LEAVING = 6
-"""Supervisors that fail before they can begin an attempt (a full disk), in one job; those that begin are counted in the
-ledger, where `attempts` of the experiment bounds them."""
+"""Supervisors in one job that may fail before they begin an attempt (a full disk). Those that begin one are counted in the
+ledger, where the experiment's `attempts` limits them."""
 
 KILL_WAIT_S = 300.0
-"""How long a task waits to be killed after a warning; sites grant a few minutes at most. Then it was a false alarm."""
+"""How long a task waits to be killed after a warning. Sites grant a few minutes at most; after that it was a false alarm."""
 
 LOOK_S = 30.0
 FINISH_S = 60.0
@@ -60,7 +58,7 @@ class ArrayTask:
     _grader: subprocess.Popen[bytes] | None = None
 
     def work(self) -> int:
-        """Runs until the run needs this job no more, or the job ends; the exit code."""
+        """Work until the run no longer needs this job or the job ends; return the exit code."""
         crashes = 0
         while not self._served():
             self._keep_grader()
@@ -75,7 +73,7 @@ class ArrayTask:
                     return self._end(self._leaving_code())
                 self.stopping.asked = 0
                 continue
-            if code == 0:  # sealed; or a newer attempt has the run
+            if code == 0:  # sealed, or a newer attempt has taken over
                 break
             crashes = crashes + 1 if code != EXIT_RESUME else 0
             if crashes >= CRASHES_BEFORE_LEAVING:
@@ -85,7 +83,7 @@ class ArrayTask:
         return self._end(0)
 
     def _served(self) -> bool:
-        """Whether nothing is left for this task: the run is sealed, or with a grader beside it, closed."""
+        """Return whether this task has nothing left to do: the run is sealed, or closed if a grader is in this job."""
         if self.run_id in reading.list_names(self.experiment.finished):
             return True
         if self._step:
@@ -93,14 +91,14 @@ class ArrayTask:
         try:
             return RunView.of(Ledger(self.experiment.run(self.run_id)).read()).sealed is not None
         except (AutorlError, OSError):
-            return False  # the supervisor says what is wrong
+            return False  # the supervisor reports what is wrong
 
     @property
     def _step(self) -> bool:
         return self.record.grader.placement == "step"
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
-        """The supervisor's exit code; a grader that ended meanwhile is started over."""
+        """Wait for the supervisor, restarting a grader that ended, and return the exit code."""
         while True:
             try:
                 code = child.wait(timeout=LOOK_S)
@@ -111,7 +109,7 @@ class ArrayTask:
             return code
 
     def _wait_for_closing(self) -> None:
-        """With a grader beside it, a task lasts until its sealed run is closed, by this grader or another one."""
+        """In `placement: step`, wait until the sealed run is closed, by this grader or another one."""
         next_look = 0.0
         while self._step and not self.stopping.asked and not self._served():
             if time.monotonic() >= next_look:
@@ -120,7 +118,7 @@ class ArrayTask:
             time.sleep(POLL_S)
 
     def _keep_grader(self) -> None:
-        """Starts the grader of `placement: step`, and starts it over."""
+        """In `placement: step`, start the grader, or restart it if it ended."""
         if not self._step or self.stopping.asked:
             return
         if self._grader is not None:
@@ -136,7 +134,7 @@ class ArrayTask:
         return code
 
     def _let_grader_finish(self) -> None:
-        """A grader marks a run as closed before it clears the queue; the last one of an experiment ends by itself."""
+        """Let the grader clear the queue, which it does after closing a run. The last grader of an experiment ends by itself."""
         deadline = time.monotonic() + FINISH_S
         while self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
             over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
@@ -152,11 +150,11 @@ class ArrayTask:
             self._grader.wait()
 
     def _leaving_code(self) -> int:
-        """A task that leaves work to a next link has done its part: only then that link starts at once."""
+        """Return 0 if a later link does the rest, because only then it starts at once; else EXIT_RESUME."""
         return EXIT_RESUME if self.submitted.last_link else 0
 
     def _is_over(self) -> bool:
-        """After a signal: whether this job ends. Waits for the kill of a preemption; False if none comes."""
+        """Return whether this job ends after a signal. Waits for a preemption's kill; False if none comes."""
         self._end_grader()
         deadline = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < deadline:
@@ -176,7 +174,7 @@ class ArrayTask:
         return False
 
     def _gpus(self) -> tuple[dict[str, str], dict[str, str]]:
-        """The agent's and the grader's part of this job's GPUs, as the scheduler named them."""
+        """Return environments with the agent's and the grader's share of this job's GPUs, as the scheduler named them."""
         visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         mine = self.profile.agent.resources(self.record.spec.resources.agent).gpus or 0
         if not self._step or len(visible) <= mine:
@@ -188,10 +186,10 @@ class ArrayTask:
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
-    """The payload of `job task`: the run that this task of the array stands for.
+    """Work on this array task's run (`job task`) and return the exit code.
 
     Raises:
-        AutorlError: this is no job of that array.
+        AutorlError: this is not a job of that array.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)

@@ -1,5 +1,5 @@
-"""`cancel`: a mark in the experiment's cancel folder, which supervisors see within a second; then the jobs, if asked for
-everything. What was accepted is still scored and the runs are closed, so a cancelled run has a report too."""
+"""`cancel`: mark runs in the cancel folder, which supervisors see within a second, and end the jobs if all are cancelled.
+Accepted submissions are still scored and the runs are closed, so a cancelled run has a report too."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ from autorl_hpc.launch.plan import only_one
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import JobState
 
-# `cancel` on a Slurm cluster: what waits is cancelled, what runs is asked to end, and in the end nothing is left.
+# --- cancelling on Slurm: waiting jobs are cancelled, running jobs are asked to end, and in the end none is left
 
 LOOK_S = 2.0
 END_WAIT_S = 90.0
-"""A job that is cancelled gets TERM, and KILL after the site's KillWait (30 s by default)."""
+"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
 
 
 class SlurmJobsOf:
-    """The jobs of one experiment, for cancelling."""
+    """Look up and cancel the Slurm jobs of one experiment."""
 
     def __init__(self, experiment: ExperimentDir, *, step: bool) -> None:
         self.experiment = experiment
         self.step = step
 
     def board(self) -> JobTable:
-        """As the scheduler shows them now.
+        """Return the jobs as the scheduler shows them now.
 
         Raises:
-            SchedulerError: it doesn't answer.
+            SchedulerError: it does not answer.
         """
         jobs = read_submitted(self.experiment)
         return JobTable() if jobs is None else JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
 
     def cancel_waiting(self, runs: Iterable[str]) -> set[str]:
-        """Cancels the tasks of these runs that have no place yet; the runs of which a task has one."""
+        """Cancel the tasks of these runs that do not run yet; return the runs with a running task."""
         wanted = set(runs)
         tasks = [task for task in self.board().alive() if task.run_id in wanted]
         slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
         return {task.run_id for task in tasks if task.state is JobState.RUNNING and task.run_id}
 
     def cancel_runs(self, runs: Iterable[str]) -> None:
-        """Cancels every task of these runs and waits until they have ended."""
+        """Cancel every task of these runs and wait until they have ended."""
         wanted = set(runs)
         self._cancel_and_wait(lambda: [task for task in self.board().alive() if task.run_id in wanted])
 
     def end(self) -> list[str]:
-        """Cancels whatever is left of the experiment's jobs; the numbers of those that would not end. Claims of jobs that
-        could not give them back go too."""
+        """Cancel all jobs left of the experiment and remove claims that they could not give back. Return the ids of jobs that do
+        not end."""
         left = self._cancel_and_wait(lambda: self.board().alive())
         if not left:
             for entry in claimed_entries(self.experiment.claims):
@@ -71,7 +71,7 @@ class SlurmJobsOf:
         return left
 
     def graders_run(self) -> bool:
-        """Whether a grader has a place and may still close runs; in `placement: step` they are in the agents' jobs."""
+        """Return whether a grader runs and may still close runs; in `placement: step` graders are in the agents' jobs."""
         role = "agents" if self.step else "grader-"
         return any(
             task.state is JobState.RUNNING and task.submitted.role.startswith(role) for task in self.board().alive()
@@ -95,12 +95,12 @@ def _ids(tasks: Iterable[ListedJob]) -> list[str]:
 
 SEAL_WAIT_S = 60.0
 CLOSE_WAIT_S = 180.0
-"""For graders to score what was accepted; what is not closed then is closed by the next launch."""
+"""Time for graders to score accepted submissions. What is not closed by then is closed by the next launch."""
 
 REPORT_WAIT_S = 60.0
 POLL_S = 0.3
 CLUSTER_POLL_S = 3.0
-"""Each look asks the scheduler."""
+"""Each poll asks the scheduler."""
 
 WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs"
 
@@ -108,10 +108,10 @@ WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to scor
 def cancel_runs(
     experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Cancels the given runs, or all, and waits until they are sealed.
+    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`.
 
     Raises:
-        AutorlError: a run id that the experiment doesn't have.
+        AutorlError: the experiment has no run with that id.
     """
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
@@ -122,13 +122,13 @@ def cancel_runs(
             next_step="see `autorl-hpc status` for the run ids",
         )
     wanted = runs or list(record.runs)
-    for name in wanted:  # not one mark for all: runs that a later launch adds are not cancelled
+    for name in wanted:  # no mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
     say(f"cancelling {len(wanted)} runs: ending their agents (ctrl-C is safe: the marks are set)")
     if record.cluster is None:
         open_runs, left = _cancel_here(experiment, record, wanted, say, everything=not runs)
     else:
-        with only_one(experiment, say):  # a launch that is still submitting would go on behind our back
+        with only_one(experiment, say):  # a launch that is still submitting would add jobs behind us
             open_runs, left = _cancel_on_cluster(experiment, record, wanted, say, everything=not runs)
     closed = set(reading.list_names(experiment.finished))
     text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"
@@ -144,13 +144,13 @@ def cancel_runs(
 def _cancel_here(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
-    """On this machine; the runs that are not sealed, and the jobs that are left."""
+    """Cancel on this machine; return the runs that are not sealed and the jobs that are left."""
     _seal_here(experiment, record, wanted)
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     if any(job.role.startswith("grader") for job in alive_jobs(experiment)) and not open_runs:
         say(WAIT_WORDS)
         _wait(CLOSE_WAIT_S, lambda: _not_closed(experiment, wanted) if alive_jobs(experiment) else [])
-    if not _not_closed(experiment, record.runs):  # the jobs see that it is over, and the last one writes the report
+    if not _not_closed(experiment, record.runs):  # jobs see that it is over; the last one writes the report
         _wait(REPORT_WAIT_S, lambda: [job.role for job in alive_jobs(experiment)])
     left = stop_all(experiment) if everything else []
     return open_runs, [str(job.pid) for job in left]
@@ -159,7 +159,8 @@ def _cancel_here(
 def _cancel_on_cluster(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
-    """On Slurm: what waits never starts, what runs seals itself, what doesn't is cancelled and sealed here."""
+    """Cancel on Slurm: waiting tasks never start, running supervisors seal their runs, the others are cancelled and sealed here.
+    Return the runs that are not sealed and the jobs that are left."""
     jobs = SlurmJobsOf(experiment, step=record.grader.placement == "step")
     running = jobs.cancel_waiting(wanted)
     _seal_here(experiment, record, [run for run in wanted if run not in running])
@@ -176,7 +177,7 @@ def _cancel_on_cluster(
     if not everything:
         jobs.cancel_runs(wanted)
         return open_runs, []
-    if not _not_closed(experiment, record.runs):  # links of the chain see that it is over, and the report is written
+    if not _not_closed(experiment, record.runs):  # the chain sees that it is over, and the report is written
         _wait(REPORT_WAIT_S, lambda: [task.submitted.name for task in jobs.board().alive()], poll_s=CLUSTER_POLL_S)
     return open_runs, jobs.end()
 
@@ -187,9 +188,9 @@ def _not_closed(experiment: ExperimentDir, runs: Iterable[str]) -> list[str]:
 
 
 def _seal_here(experiment: ExperimentDir, record: ExperimentRecord, runs: list[str]) -> None:
-    """A run that waits for a place, or whose supervisor is gone, gets one, which sees the mark and seals.
+    """Seal runs that wait for a job or lost their supervisor: a supervisor is started, sees the mark and seals.
 
-    One whose supervisor lives here is left to it.
+    Runs whose supervisor runs on this host are left to it.
     """
     here = supervisors(experiment)
     for run in runs:

@@ -1,4 +1,4 @@
-"""An experiment's drivers: looked up, pinned, and their keys laid where gateways and driver jobs find them."""
+"""Drivers of an experiment at launch: look them up, pin them, check and write their keys, estimate their cost."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from autorl_hpc.records.experiment import ExperimentSpec
 
 
 def used(spec: ExperimentSpec) -> dict[str, DriverSpec]:
-    """The drivers that the matrix names."""
+    """Return the drivers that the matrix names."""
     return {name: spec.drivers[name] for name in spec.matrix.driver if name != NO_DRIVER}
 
 
 def served(spec: ExperimentSpec) -> Sequence[str]:
-    """Those of them that a job of ours serves."""
+    """Return the names of the used drivers that one of our jobs serves (kind `vllm`)."""
     return [name for name, driver in used(spec).items() if driver.kind == "vllm"]
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
-    """What answers behind each driver of the matrix.
+    """Return the pinned facts of each driver of the matrix.
 
     Raises:
-        AutorlError: a model to be served is not staged, or was changed.
+        AutorlError: a model to serve is not staged, or was changed.
     """
     return {
         name: driver.science(_model_hash(root, name, driver.model) if driver.kind == "vllm" else None)
@@ -63,13 +63,13 @@ def _model_hash(root: Root, driver: str, model: str) -> str:
 
 
 def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
-    """Before anything is queued: keys are there and for their owner alone, and GPUs suffice. No error shows any of a key.
+    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a key.
 
     Args:
-        profile: None: this machine.
+        profile: None for this machine.
 
     Raises:
-        AutorlError: naming the field.
+        AutorlError: names the field.
     """
     for name, driver in used(spec).items():
         if driver.kind == "vllm":
@@ -84,13 +84,13 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
-    """No agent gets a driver's key by asking for its variable.
+    """Check that no agent's `secrets` name a driver's key variable.
 
     Args:
-        frozen: the code whose agents run; None: those that are there now.
+        frozen: the code whose agents run; None for the agents as they are now.
 
     Raises:
-        AutorlError: naming the agent.
+        AutorlError: names the agent.
     """
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
@@ -107,7 +107,7 @@ def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path)
 
 
 def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:
-    if driver.key_variable is not None:  # and no launch before this one had it
+    if driver.key_variable is not None:  # and no earlier launch had it
         return AutorlError(
             f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set",
             where=where,
@@ -134,7 +134,7 @@ def _key_in_variable(name: str, variable: str, where: Path) -> str:
 
 
 def gpus_of(driver: DriverSpec, profile: ClusterProfile | None) -> int:
-    """GPUs of the driver's job. On this machine all jobs share what there is."""
+    """Return the number of GPUs of the driver's job. On this machine all jobs share its GPUs."""
     return driver.gpus or 0 if profile is None else profile.driver.resources(driver.resources).gpus or 0
 
 
@@ -154,11 +154,11 @@ def _check_gpus(name: str, driver: DriverSpec, profile: ClusterProfile | None, w
 
 
 PARALLEL = ("pipeline-parallel-size", "data-parallel-size")
-"""Options of `vllm serve` by which a server takes more GPUs than `tensor_parallel` says."""
+"""Options of `vllm serve` that multiply the GPUs beyond `tensor_parallel`."""
 
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
-    """Writes `drivers/<name>.key`: a random one for each server of ours, and what came in a variable, since jobs don't get it.
+    """Write `drivers/<name>.key`: a random key for each server of ours, and keys from variables, which jobs do not get.
 
     Raises:
         AutorlError: see `check_drivers`.
@@ -167,14 +167,14 @@ def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> No
     for name, driver in used(spec).items():
         path = experiment.driver_key(name)
         if driver.kind == "vllm":
-            if not path.exists():  # a driver that runs has the one that stands
+            if not path.exists():  # a running driver uses the existing key
                 store.write_key(path, store.new_key())
         elif driver.key_variable is not None and driver.key_variable in os.environ:
             store.write_key(path, _key_in_variable(name, driver.key_variable, where))
 
 
 def drop_keys(experiment: ExperimentDir) -> None:
-    """Removes the keys of an experiment, if it is over; a launch makes or copies them again."""
+    """Remove the driver keys of an experiment that is over; a launch writes them again."""
     if not set(read_experiment(experiment).runs) <= set(reading.list_names(experiment.finished)):
         return
     for path in experiment.drivers.glob("*.key"):
@@ -184,11 +184,11 @@ def drop_keys(experiment: ExperimentDir) -> None:
 def facts(
     spec: ExperimentSpec, profile: ClusterProfile | None, runs: Mapping[str, int], hours: float
 ) -> list[dict[str, Any]]:
-    """What drivers may cost, for a dry run.
+    """Return what the drivers may cost, for a dry run.
 
     Args:
-        runs: how many runs call each.
-        hours: from the first agent's start to the last one's end: so long a driver is served.
+        runs: number of runs by driver.
+        hours: from the first agent's start to the last one's end, during which a driver is served.
     """
     found = []
     for name, driver in used(spec).items():
@@ -212,7 +212,7 @@ def facts(
 
 
 def notes(spec: ExperimentSpec) -> list[str]:
-    """What is allowed and may be meant otherwise, for people."""
+    """Return notes for people on settings that are allowed but may be mistakes."""
     found = []
     for name, driver in used(spec).items():
         if driver.url is not None and VERSIONED.search(driver.url) is None:
@@ -234,11 +234,11 @@ def notes(spec: ExperimentSpec) -> list[str]:
 
 
 VERSIONED = re.compile(r"/(v\d+\w*|openai)$")
-"""Ends of addresses at which known APIs answer."""
+"""How the addresses of known APIs end."""
 
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:
-    """The same for people."""
+    """Return the rows of `facts` as lines for people."""
     return [_line(row) for row in found]
 
 

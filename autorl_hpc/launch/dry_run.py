@@ -22,12 +22,12 @@ from autorl_hpc.states import Split
 from autorl_hpc.tasks.heldout import asked_items
 from autorl_hpc.tasks.loader import load_task
 
-# The smallest gain that each split of a task can show, before anything is measured.
+# --- smallest visible gain of each split, before anything is measured
 
 
 def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
-    """Of each split: items, clusters (null: items are independent, or their clusters are not known), the number of independent
-    items that they count for, and the smallest visible gain in points (null: none that is possible)."""
+    """Return for each split: items, clusters (null: independent or unknown), the equivalent number of independent items, and
+    the smallest visible gain in points (null: no gain is visible)."""
     return {str(split): _of_split(root, science, Split(split)) for split in science.splits}
 
 
@@ -44,7 +44,7 @@ def _of_split(root: Root, science: Science, split: Split) -> dict[str, Any]:
 
 
 def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
-    """Sizes of the clusters; empty where items are independent, or are not readable here: then nothing is known of them."""
+    """Return the cluster sizes; empty if items are independent or can't be read here."""
     task = load_task(science.task).file
     field = task.cluster_field
     if field is None:
@@ -58,7 +58,7 @@ def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
 
 
 def visible_line(task: str, splits: dict[str, dict[str, Any]]) -> str:
-    """The same for people, one line a task."""
+    """Return the visible gains of a task as a line for people."""
     told = ", ".join(f"{split} {_words(facts)}" for split, facts in splits.items())
     return f"smallest gain that one run on {task} can show (80 % power): {told}"
 
@@ -73,14 +73,14 @@ def _words(facts: dict[str, Any]) -> str:
 
 
 ARTIFACTS_PER_RUN = 4
-"""Accepted checkpoints that a run may hold at once in this estimate; closing a run frees all but the selected one."""
+"""Estimate of the accepted checkpoints that a run stores at once; closing a run frees all but the selected one."""
 
 WORKSPACE_COPIES = 6
-"""Base model, checkpoints and optimizer states of a run in its scratch, in sizes of the base model; an estimate."""
+"""Estimate of base model, checkpoints and optimizer states in a run's scratch, in sizes of the base model."""
 
 
 def describe(plan: Plan, path: Path) -> dict[str, Any]:
-    """The plan as data for people and programs.
+    """Return the plan as data for people and programs.
 
     Args:
         path: the experiment's file.
@@ -141,7 +141,7 @@ def _size_bytes(root: Root, model: str) -> int:
 
 
 def _jobs(plan: Plan) -> list[dict[str, Any]]:
-    """The commands of the jobs, as submitit will start them."""
+    """Return the commands of the local jobs, as submitit will start them."""
     path = str(plan.experiment.path)
     return [
         {"role": "agents", "command": f"python -m autorl_hpc job array {path}", "at_once": plan.spec.parallel},
@@ -158,7 +158,7 @@ def _jobs(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
-    """Every script, as sbatch will get it but for the numbers of jobs."""
+    """Return every script as sbatch will get it, except for job ids."""
     from autorl_hpc.launch.sbatch import dry_scripts
 
     assert plan.cluster is not None
@@ -167,7 +167,7 @@ def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the description as text for people."""
     lines = [f"experiment {facts['experiment']}, protocol {facts['protocol']}, {len(facts['runs'])} runs"]
     lines += [f"  {row['state']:<9}  {row['run_id']}" for row in facts["runs"]]
     lines.append("jobs")

@@ -1,4 +1,4 @@
-"""An experiment's matrix, expanded to runs, with everything that a run depends on looked up and pinned."""
+"""Expand an experiment's matrix to runs, with everything that a run depends on looked up, checked and pinned."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
 if TYPE_CHECKING:
     pass
 
-# What graders must reach to score an experiment's tasks, and where no real score is possible; said before anything is queued.
+# --- what graders must reach to score the tasks (judge, search engine)
 
 
 def check_search(recipe: Recipe, task: str, where: Path) -> None:
-    """The recipe's search engine is named in full, and its key can be read.
+    """Check that the recipe fully names its search engine and that its key can be read.
 
     Raises:
-        AutorlError: it isn't. No connection is tried: this may be a machine without one.
+        AutorlError: it does not. No connection is tried, because this machine may have no network.
     """
     kind = recipe.options.get("search")
     if kind not in ("online", "replay"):
@@ -67,7 +67,7 @@ def check_search(recipe: Recipe, task: str, where: Path) -> None:
 
 
 def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
-    """One sentence for each task that asks something beyond this package and its staged files; none for the others."""
+    """Return one sentence for each task that needs more than this package and its staged files."""
     recipes = {cell.science.task: cell.science.recipe for cell in cells}
     return [
         f"{task}: {words}"
@@ -111,7 +111,7 @@ Checked = TypeVar("Checked")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix: a run to be, with its hashes."""
+    """One cell of the matrix: a future run with its hashes."""
 
     science: Science
     task_hash: str
@@ -124,10 +124,10 @@ class Cell:
 
 
 def read_spec(path: Path) -> ExperimentSpec:
-    """The experiment in `path`.
+    """Read the experiment in `path`.
 
     Raises:
-        AutorlError: naming the file, the field and the next step.
+        AutorlError: names the file, the field and the next step.
     """
     value = read_yaml(path)
     if not isinstance(value, dict):
@@ -151,14 +151,14 @@ def _refuse_empty_axes(value: dict[str, Any], path: Path) -> None:
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
-    """The runs of an experiment, in the order of the matrix.
+    """Return the runs of an experiment, in the order of the matrix.
 
     Args:
-        frozen: look for tasks and agents in this frozen code alone.
+        frozen: look for tasks and agents only in this frozen code.
 
     Raises:
-        AutorlError: an unknown task or agent, a model or task that is not staged or was changed, runs that stand twice,
-            or nothing left to run.
+        AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is listed twice,
+            or no run is left.
     """
     task_places = None if frozen is None else [frozen / "tasks"]
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
@@ -222,14 +222,14 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
 
 
 def _refuse_without_driver(agents: Mapping[str, Agent], pairs: Iterable[tuple[str, str]], where: Path) -> None:
-    """Every agent that needs a driver has one.
+    """Check that every agent that needs a driver has one.
 
     Args:
         pairs: agent and driver of each run.
         where: the experiment's file.
 
     Raises:
-        AutorlError: one has none.
+        AutorlError: an agent has none.
     """
     for agent, driver in pairs:
         use = agents[agent].file.driver
@@ -256,7 +256,7 @@ def _located(load: Any, name: str, places: list[Path] | None, where: Path, field
 
 
 def _in_field(check: Callable[[], Checked], field: str) -> Checked:
-    """The result of a check of staged files; its error names the experiment's field beside the file that is wrong."""
+    """Return the result of a check of staged files; its error also names the experiment's field."""
     try:
         return check()
     except AutorlError as error:
@@ -339,7 +339,7 @@ def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin
 
 
 def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
-    """The part of the feedback split that is asked; None: all of it, where the spec or the split has no more."""
+    """Return the part of the feedback split that is used; None for all of it."""
     if spec.feedback.items is None:
         return None
     items = load_items(root, task.name, Split.FEEDBACK, task.file.splits["feedback"])
@@ -358,7 +358,7 @@ def _model_hash(root: Root, name: str) -> str:
 
 
 def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
-    """What the recipe needs beside the items is staged, and is what it pins: worked examples, the prompt of a judge."""
+    """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
         path = root.task_vault(task.name) / name

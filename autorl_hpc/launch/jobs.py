@@ -1,10 +1,10 @@
-"""Which jobs an experiment needs on Slurm, and what each waits for. Pure: nothing is asked, nothing submitted.
+"""Plan which Slurm jobs an experiment needs and what each depends on. Nothing is queried or submitted here.
 
-* The first link of each grader's chain waits for nothing; later links for the one before (singleton) and for an agent.
-* Agents are arrays, split by the largest array the site takes, with the throttle shared out among them; they wait for a grader
-  to start. Where a budget needs several jobs, each link's task waits for the same task of the link before.
-* A driver that is served here is a chain like a grader's; agents wait for its first job to start too.
-* The report waits for the graders, or for the agents where these bring their grader along.
+* The first link of a grader's chain depends on nothing; later links on the one before (singleton) and on an agent's start.
+* Agents are arrays, split by the site's largest array, with the throttle shared among them; they wait for a grader's start.
+  If a budget needs several jobs, each link's task waits for the same task of the link before.
+* A driver served here is a chain like a grader's; agents also wait for its first job to start.
+* The report waits for the graders, or for the agents in `placement: step`.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 
-# How long jobs must be, and how many of them make up a budget that is longer than one job may be.
+# --- job lengths, and chains for budgets that are longer than one job may be
 
 START_S = 60.0
-"""From a job's first line to the agent's: a copy of the base model, an import."""
+"""From a job's first line to the agent's start: copying the base model, imports."""
 
 END_S = 120.0
-"""For what was dropped last: intake and the seal."""
+"""For the last submissions: intake and sealing."""
 
 EARLY_S = 60.0
-"""Slurm checks limits every half minute or so: its signal was seen up to a minute early."""
+"""Slurm checks limits about every half minute; its signal was seen up to a minute early."""
 
 SPARE_SHARE = 0.1
 SPARE_S = 600.0
-"""More time for a run in one job, where the limit allows it: a tenth of the budget, at most this. A supervisor that is started
-over or a warning that came to nothing takes time of the job that the budget doesn't count. A chain has a link to spare."""
+"""Extra time of a run in one job, if the limit allows it: a tenth of the budget, at most SPARE_S. A supervisor's restart or a
+false warning uses job time that the budget does not count. A chain has a spare link instead."""
 
 LEAST_USE_S = 30.0
-"""A link that leaves the agent less than this is no link."""
+"""A link must leave the agent at least this much time."""
 
 MAX_LINKS = 100
-"""Of a budget, as the supervisor gives it back at most."""
+"""Maximum number of links in a chain."""
 
 GRADER_S = 86400.0
-"""A grader's job asks for no more than a day where the profile doesn't say how long: shorter jobs start sooner."""
+"""Default upper limit of a grader's job, because shorter jobs start sooner."""
 
 DRIVER_CHAIN = 3
-"""Jobs of a driver that stand in line at least: one dies with its node, another goes on."""
+"""Least number of jobs in a driver's chain: if one dies with its node, another goes on."""
 
 REPORT_MINUTES = 30
 CLOSING_S = 1800.0
-"""For the scores on the report split, after the last agent."""
+"""For the scores on the report split, after the last agent's end."""
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ def _floor_minutes(seconds: float) -> int:
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
-    """The jobs of one run: one where the limit allows it, else a chain with one link to spare.
+    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link.
 
     Args:
-        limit_s: the longest job there may be; None: no limit.
-        closing_s: what the job does after the agent's end, where its grader is in it.
+        limit_s: the longest possible job; None for no limit.
+        closing_s: what the job does after the agent's end if its grader is in it.
 
     Raises:
-        AutorlError: a job is too short to be of use, or too many of them would be needed.
+        AutorlError: a job is too short to be useful, or too many are needed.
     """
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
@@ -119,7 +119,7 @@ def agent_links(
 
 
 def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
-    """From the first agent's start to the last closing, queues left out."""
+    """Return the seconds from the first agent's start to the last closing, without queueing time."""
     rounds = math.ceil(runs / spec.parallel) if runs else 0
     return rounds * agent.count * agent.minutes * 60 + CLOSING_S
 
@@ -136,12 +136,12 @@ def chain_links(
     where: str,
     what: str,
 ) -> Links:
-    """As many jobs as last from the first agent to the last, `least` at least.
+    """Return enough jobs to last from the first agent to the last, but at least `least`.
 
     Args:
-        limit_s: the longest job there may be; None: no limit.
-        asked_s: what experiment or profile say; None: nothing.
-        what: the field that says so.
+        limit_s: the longest possible job; None for no limit.
+        asked_s: job length from the experiment or profile; None if unset.
+        what: the field that sets it.
     """
     long_s = expected_s(spec, runs, agent)
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
@@ -171,7 +171,7 @@ def driver_links(
     where: str,
     name: str,
 ) -> Links:
-    """The jobs of a driver that is served here."""
+    """Return the jobs of a driver that is served here."""
     what = f"drivers.{name}.time"
     return chain_links(spec, runs, agent, limit_s, asked_s, DRIVER_CHAIN, signal_s=signal_s, where=where, what=what)
 
@@ -186,36 +186,36 @@ def grader_links(
     signal_s: float = 0.0,
     where: str = "",
 ) -> Links:
-    """The jobs of one grader: as many as the experiment says, and enough to last from the first agent to the last.
+    """Return the jobs of one grader: the experiment's `grader.chain`, or more to last from the first agent to the last.
 
     Args:
-        limit_s: the longest job there may be; None: no limit.
-        asked_s: what the profile says; None: nothing.
+        limit_s: the longest possible job; None for no limit.
+        asked_s: job length from the profile; None if unset.
     """
     chain = spec.grader.chain
     return chain_links(spec, runs, agent, limit_s, asked_s, chain, signal_s=signal_s, where=where, what="grader.time")
 
 
 def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
-    """The time limit of the report's job."""
+    """Return the time limit of the report's job, in minutes."""
     minutes = REPORT_MINUTES if asked_s is None else _floor_minutes(asked_s)
     return minutes if limit_s is None else min(minutes, _floor_minutes(limit_s))
 
 
 DRIVER_ROLE = "driver-"
-"""Before a driver's name, its role."""
+"""Prefix of a driver job's role, before the driver's name."""
 
 NAME_CHARS = 40
-"""Of the experiment's name in a job's name."""
+"""Maximum length of the experiment's name in a job name."""
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One sbatch call to come.
+    """One sbatch call to make.
 
     Attributes:
-        depends: sbatch's --dependency with `{key}` for the numbers of jobs that come before it.
-        throttle: of an array: how many of its tasks run at once.
+        depends: sbatch's --dependency, with `{key}` for the ids of earlier jobs.
+        throttle: number of tasks of an array that run at once.
     """
 
     submitted: Submitted
@@ -226,22 +226,22 @@ class JobPlan:
 
     @property
     def key(self) -> str:
-        """By which others depend on it."""
+        """The key in the `depends` of other jobs."""
         return f"n{self.submitted.number}"
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What is missing of an experiment's jobs.
+    """The jobs that an experiment lacks.
 
     Attributes:
         runs: runs without a job.
-        graders: by a grader's number, whether its chain is to be submitted (1) or stands (0).
-        report: whether a report job is to come.
-        present: numbers of jobs that stand, for which a report waits besides those of this launch.
-        drivers: by a served driver's name, whether its chain is to be submitted (1) or stands (0).
-        driving: by a served driver's name, the number of a job of it that runs or will.
-        busy: tasks of agents that stand: they have their share of the throttle.
+        graders: by grader number, 1 if its chain must be submitted, 0 if it exists.
+        report: whether a report job is needed.
+        present: ids of existing jobs that a report must wait for, besides those of this launch.
+        drivers: by name of a served driver, 1 if its chain must be submitted, 0 if it exists.
+        driving: by name of a served driver, the id of its job that runs or will run.
+        busy: existing agent tasks, which use part of the throttle.
     """
 
     runs: Sequence[str]
@@ -254,7 +254,7 @@ class Needs:
 
 
 class Planner:
-    """Lays out the jobs of one launch."""
+    """Plan the jobs of one launch."""
 
     def __init__(self, record: ExperimentRecord, profile: ClusterProfile, site: Site, uid: str, first: int) -> None:
         self.record = record
@@ -268,7 +268,7 @@ class Planner:
         self.grader = profile.grader.resources(self.spec.resources.grader)
 
     def plan(self, needs: Needs) -> list[JobPlan]:
-        """The sbatch calls in the order in which they are made.
+        """Return the sbatch calls in the order in which they must be made.
 
         Raises:
             AutorlError: the site's limits make the budget impossible.
@@ -310,7 +310,7 @@ class Planner:
         return ordered
 
     def _arrays(self, needs: Needs, links: Links, start: str) -> list[JobPlan]:
-        """Array by array, each with all of its links: where there are more arrays than may run at once, the next one waits for
+        """Return the arrays, each with all of its links. If there are more arrays than may run at once, the next array waits for
         the last link of the one before it in its lane."""
         parallel = max(1, self.spec.parallel - needs.busy)
         parts = split(needs.runs, self.site.max_array_size, parallel)
@@ -323,7 +323,7 @@ class Planner:
                 number = self._next()
                 depends = start
                 if link > 1:
-                    # The same task's next link; where tasks wait for each other, or the one before failed, after them all.
+                    # The same task's next link; if tasks wait for each other or the one before failed, after all of them.
                     key = before[place].key
                     together = len(part) <= throttle
                     depends = f"aftercorr:{{{key}}}?afterany:{{{key}}}" if together else f"afterany:{{{key}}}"
@@ -356,8 +356,8 @@ class Planner:
 
     @staticmethod
     def _start(starters: Sequence[str], needs: Needs, driving: Mapping[str, JobPlan]) -> str:
-        """What agents wait for: any grader, and every driver. Slurm takes only one kind of separator: with drivers, the grader
-        is the first one. A driver that stands is asked before one to come, which waits for its end."""
+        """Return what agents wait for: any grader, and every driver. Slurm allows only one kind of separator, so with drivers it
+        is the first grader. An existing driver job comes before a planned one, which would wait for its end."""
         drivers = [
             needs.driving.get(name) or f"{{{driving[name].key}}}"
             for name in needs.drivers
@@ -368,7 +368,7 @@ class Planner:
         return ",".join(f"after:{job}" for job in [*starters[:1], *drivers])
 
     def _drive_links(self, name: str, runs: int, agent: Links) -> Links:
-        """The jobs of one driver: enough to last from the first agent to the last."""
+        """Return the jobs of one driver: enough to last from the first agent to the last."""
         kind = self._driver_kind(name)
         return driver_links(
             self.spec,
@@ -399,7 +399,7 @@ class Planner:
         return JobPlan(submitted, kind, report_minutes(self._limit_s(kind), kind.time), depends)
 
     def _with_grader(self) -> JobKind:
-        """What an agent's job asks for that brings its grader along."""
+        """Return the resources of an agent's job that includes its grader."""
         memory = [_mebibytes(kind.memory) for kind in (self.agent, self.grader) if kind.memory]
         cpus = [kind.cpus for kind in (self.agent, self.grader) if kind.cpus]
         return self.agent.model_copy(
@@ -424,7 +424,7 @@ class Planner:
 
 
 def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple[list[str], int]]:
-    """Runs in arrays of like size, none above `max_array_size`, each with its share of the throttle."""
+    """Split runs into arrays of similar size, none above `max_array_size`, each with its share of the throttle."""
     if not runs:
         return []
     count = math.ceil(len(runs) / max_array_size)
@@ -441,39 +441,39 @@ def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple
 
 
 def _mebibytes(memory: str) -> int:
-    """Slurm's 64G in MiB."""
+    """Convert Slurm's memory text, such as 64G, to MiB."""
     return math.ceil(int(memory[:-1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}[memory[-1]])
 
 
-# The environment in which jobs are submitted and start.
+# --- environment in which jobs are submitted and start
 
 OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMPDIR")
-"""What Slurm sets for a job besides SLURM_*."""
+"""Variables besides SLURM_* that Slurm sets for a job."""
 
 
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
-    """This environment with the frozen code in it, and without what a surrounding job left; of secrets only those that the
+    """Return this environment with the frozen code, without a surrounding job's variables, and with only those secrets that the
     experiment's agents name."""
     outer = without_scheduler(os.environ)
-    env = without_secrets(outer)  # other processes of the user can read what a job has in its environment
+    env = without_secrets(outer)  # other processes of the user can read a job's environment
     env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
     for name in HABITS.values():
-        if name in os.environ:  # sbatch would put it above the script: the script says it where the profile doesn't
+        if name in os.environ:  # sbatch gives it precedence over the script, so the script sets it
             env[f"AUTORL_{name}"] = os.environ[name]
-    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders were frozen with the rest
+    for name in (AGENTS_PATH, TASKS_PATH):  # the user's own folders are in the frozen code
         env.pop(name, None)
-    if "SLURM_JOB_ID" in os.environ:  # of the surrounding job alone
+    if "SLURM_JOB_ID" in os.environ:  # set by the surrounding job
         for name in OF_A_JOB:
             env.pop(name, None)
     env["PYTHONPATH"] = str((experiment.code / record.code_hash).resolve())
-    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled code would lie in the frozen folder, where no hash covers it
+    env["PYTHONDONTWRITEBYTECODE"] = "1"  # compiled files in the frozen folder are covered by no hash
     env["AUTORL_ROOT"] = record.root
-    if record.cluster is None:  # on a cluster the scheduler says which GPUs a job has
+    if record.cluster is None:  # on a cluster the scheduler assigns the GPUs
         env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env
 
 
 def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
     frozen = experiment.code / record.code_hash / "templates" / "agents"
-    folders = [frozen] if frozen.is_dir() else None  # nothing is frozen yet in a dry run
+    folders = [frozen] if frozen.is_dir() else None  # a dry run has no frozen code yet
     return {name for agent in record.spec.matrix.agent for name in load_agent(agent, folders).file.secrets}

@@ -1,8 +1,7 @@
-"""Jobs on this machine, through submitit's local executor.
+"""Jobs on this machine: submit them through submitit's local executor, run arrays, grader chains and drivers, stop them.
 
 submitit starts, logs and stops the jobs; the payload is always `python -m autorl_hpc job ...`, so nothing is pickled
-and a job can be started again by hand. The jobs live in a session of their own: closing the terminal or ctrl-C
-in it doesn't touch them.
+and a job can be restarted by hand. The jobs have a session of their own: closing the terminal or ctrl-C does not end them.
 """
 
 from __future__ import annotations
@@ -33,26 +32,26 @@ from autorl_hpc.launch.jobs import job_environment
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, EXIT_TROUBLE, Fault
 
-# Supervisors and graders as children of a job's first process, which passes on what it is told.
+# --- child processes of a job: supervisors and graders, to which it passes signals on
 
 POLL_S = 0.2
 
 
 @dataclass
 class Stopping:
-    """Passes TERM and INT (with `usr2`, that signal too) on to the children, and remembers that they came."""
+    """Pass TERM and INT (and USR2 with `usr2`) on to the children as TERM, and remember the signal."""
 
     usr2: bool = False
     asked: int = 0
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def install(self) -> None:
-        """Installs the handlers."""
+        """Install the signal handlers."""
         for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR2] if self.usr2 else [])):
             signal.signal(number, self._on_signal)
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Starts `python -m autorl_hpc job ...` as a child that ends with this process's TERM."""
+        """Start `python -m autorl_hpc job ...` as a child that gets TERM when this process is asked to stop."""
         child = subprocess.Popen(
             [sys.executable, "-m", "autorl_hpc", "job", *arguments],
             stdin=subprocess.DEVNULL,
@@ -64,7 +63,7 @@ class Stopping:
         return child
 
     def sleep(self, seconds: float) -> None:
-        """Sleeps, unless a stop is asked for."""
+        """Sleep, but return early when a stop is requested."""
         ends_at = time.monotonic() + seconds
         while not self.asked and time.monotonic() < ends_at:
             time.sleep(POLL_S)
@@ -76,9 +75,7 @@ class Stopping:
                 child.send_signal(signal.SIGTERM)
 
 
-# What the local jobs do around supervisors and graders: run an array with a throttle, keep a chain of graders, wait.
-#
-# On Slurm the scheduler does these three; here they are a few lines each, so that both worlds run the same payload.
+# --- payloads of local jobs: throttled array, grader chain, waiting. On Slurm the scheduler does this.
 
 log = logging.getLogger("autorl_hpc.jobs")
 
@@ -86,16 +83,16 @@ CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 IDLE_PAUSE_S = 5.0
-"""Between two looks whether a driver is wanted again."""
+"""Seconds between two checks whether a driver is needed again."""
 CRASHES_BEFORE_LEAVING = 10
-"""Supervisors of one run that may fail before an array leaves it alone; with the pauses between them, five minutes."""
+"""Supervisors of one run that may fail before an array gives up on it; with the pauses, five minutes."""
 
 
 def run_array(experiment: ExperimentDir) -> int:
-    """Runs every run's supervisor, at most `parallel` at once; starts one over that did not seal.
+    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code.
 
-    The supervisor itself counts attempts and seals a run that has had too many. One that fails before it can begin an
-    attempt (a full disk, a damaged run.json) is tried less and less often, then left for the next launch.
+    The supervisor itself counts attempts and seals a run with too many. One that fails before it begins an attempt (a full
+    disk, a damaged run.json) is retried with growing pauses, then left for the next launch.
     """
     stopping = Stopping()
     stopping.install()
@@ -128,7 +125,7 @@ def run_array(experiment: ExperimentDir) -> int:
             return 0
         ready = [run_id for run_id in waiting if not_before.get(run_id, 0.0) <= time.monotonic()]
         if ready and len(running) < record.spec.parallel:
-            # One left behind by an array that was killed is waited for.
+            # Supervisors left behind by a killed array count too, and are waited for.
             left_behind = set(supervisors(experiment)) - set(running)
             free = record.spec.parallel - len(running) - len(left_behind)
             for run_id in [run_id for run_id in ready if run_id not in left_behind][: max(0, free)]:
@@ -140,9 +137,9 @@ def run_array(experiment: ExperimentDir) -> int:
 
 
 def processes(experiment: ExperimentDir) -> dict[int, list[str]]:
-    """The arguments after `job` of every process on this host that works on this experiment, by process id.
+    """Return, by pid, the arguments after `job` of every process on this host that works on this experiment.
 
-    They are found by their command lines, so also when what started them was killed.
+    They are found by command line, so even if the process that started them was killed.
     """
     path = os.fsencode(experiment.path.resolve())
     found: dict[int, list[str]] = {}
@@ -159,19 +156,19 @@ def processes(experiment: ExperimentDir) -> dict[int, list[str]]:
 
 
 def supervisors(experiment: ExperimentDir) -> dict[str, int]:
-    """The process id of every run's supervisor that lives on this host."""
+    """Return, by run id, the pid of every supervisor on this host."""
     rows = processes(experiment)
     return {words[-1]: pid for pid, words in rows.items() if len(words) == 3 and words[0] == "agent"}
 
 
 def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
-    """Keeps a grader: the next one starts when one died, or ended idle and work has come."""
+    """Run graders one after another: start the next if one died, or ended idle and there is new work. Return the exit code."""
     stopping = Stopping()
     stopping.install()
     left = read_experiment(experiment).grader.chain
     first = watcher(while_alive)
 
-    def alive() -> bool:  # an array that a later launch started counts too
+    def alive() -> bool:  # includes an array that a later launch started
         return first() or any(job.role == "agents" for job in alive_jobs(experiment))
 
     while not stopping.asked and left > 0:
@@ -185,7 +182,7 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
         child = stopping.start("grader", str(experiment.path))
         code = child.wait()
         stopping.children.remove(child)
-        if code == EXIT_TROUBLE and alive():  # agents still run: what is staged or repaired meanwhile may be scored
+        if code == EXIT_TROUBLE and alive():  # agents run: later staging or a repair may help
             log.warning("grader can't score anything here; the next one in %.0f s", TROUBLE_PAUSE_S)
             stopping.sleep(TROUBLE_PAUSE_S)
         elif code != 0:
@@ -196,7 +193,7 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
 
 
 def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]) -> int:
-    """Keeps a driver's job while agents may still call it: the next one starts when one died or gave up."""
+    """Run a driver's job while agents may call it, and restart it if it ends. Return the exit code."""
     stopping = Stopping()
     stopping.install()
     first = watcher(while_alive)
@@ -207,7 +204,7 @@ def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]
 
     users = Users(experiment, name)
     while not stopping.asked and alive() and not _over(experiment):
-        if not users.open():  # a later launch may bring runs
+        if not users.open():  # a later launch may add runs
             stopping.sleep(IDLE_PAUSE_S)
             continue
         code = stopping.start("driver", str(experiment.path), name).wait()
@@ -220,16 +217,16 @@ def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]
 
 
 def watcher(pids: Sequence[int]) -> Callable[[], bool]:
-    """A function that says whether any of these processes, as they are now, is still alive."""
+    """Return a function that says whether any of these processes, identified now, is still alive."""
     starts = {pid: process_start(pid) for pid in pids}
     return lambda: any(start is not None and process_start(pid) == start for pid, start in starts.items())
 
 
 def wait_for_end(experiment: ExperimentDir, after: Sequence[int]) -> None:
-    """Waits until the experiment is over or all jobs that work on it have ended."""
+    """Wait until the experiment is over or all jobs that work on it have ended."""
     first = watcher(after)
 
-    def alive() -> bool:  # so do jobs that a later launch started
+    def alive() -> bool:  # includes jobs that a later launch started
         return first() or any(job.role != "report" for job in alive_jobs(experiment))
 
     while not _over(experiment) and alive():
@@ -241,25 +238,25 @@ def _over(experiment: ExperimentDir) -> bool:
 
 
 NO_LIMIT_MIN = 60 * 24 * 365
-"""submitit's local executor wants a limit; the jobs end by themselves."""
+"""submitit's local executor requires a limit; the jobs end by themselves."""
 
 CANCEL_WAIT_S = 30.0
 OTHER_LAUNCH_WAIT_S = 60.0
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob]:
-    """Submits what is not running yet: the array of agents, the graders' chains, the report.
+    """Submit the jobs that do not run yet: the array of agents, grader chains, drivers, the report. Return the live jobs.
 
-    The submitting is done by a process in a session of its own, so that the jobs outlive this one.
+    A process in its own session submits them, so that the jobs outlive this one. Raises AutorlError if they can't be started.
     """
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-local", str(experiment.path.resolve())]
-    # Into a file, not a pipe: the jobs inherit it, and a pipe would be waited for until the last of them ends.
+    # A file and not a pipe: the jobs inherit it, and reading a pipe would last until the last job ends.
     said = experiment.jobs / "submit.log"
     with open(said, "wb") as log:
         done = subprocess.run(
             command,
             env=job_environment(experiment, record),
-            cwd=experiment.jobs,  # `python -m` looks there first: in a checkout it would find that, not the frozen code
+            cwd=experiment.jobs,  # `python -m` searches it first; in a checkout it would find the wrong code
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -280,9 +277,9 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob
 
 @contextlib.contextmanager
 def only_one(experiment: ExperimentDir) -> Iterator[None]:
-    """Lets one launch of an experiment submit at a time on this host, since two would see no job and start all twice.
+    """Allow one submitting launch of an experiment at a time on this host; two would each start all jobs.
 
-    The lock is a socket name of the kernel's own: it needs no file system, and goes with its process.
+    The lock is an abstract socket name of the kernel: it needs no file system and ends with its process.
     """
     name = hashlib.sha256(os.fsencode(experiment.path.resolve())).hexdigest()[:32]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
@@ -304,7 +301,7 @@ def only_one(experiment: ExperimentDir) -> Iterator[None]:
 
 
 def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> None:
-    """Runs in the submitting process: starts each missing job by submitit."""
+    """Start each missing job through submitit. Runs in the submitting process."""
     with only_one(experiment):
         _submit_missing(experiment, record)
 
@@ -329,11 +326,11 @@ def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None
 
 
 def _submitit(experiment: ExperimentDir, arguments: list[str]) -> int:
-    """Starts one command as a submitit job; returns its controller's pid, which is its job id."""
+    """Start one command as a submitit job; return the controller's pid, which is the job id."""
     import submitit
 
     class Commands(submitit.LocalExecutor):
-        """The seam: a command in the place of a pickled function."""
+        """Submit a command instead of a pickled function."""
 
         def submit_command(self, argv: list[str]) -> Any:
             return self._submit_command(shlex.join(argv))
@@ -349,9 +346,9 @@ def _write(experiment: ExperimentDir, jobs: list[LocalJob]) -> None:
 
 
 def stop_all(experiment: ExperimentDir) -> list[LocalJob]:
-    """Ends the jobs: TERM, a wait in which supervisors and graders clean up, KILL; returns what is left.
+    """End the jobs: TERM, a wait in which supervisors and graders clean up, then KILL. Return the jobs that are left.
 
-    Also ends what lost its job: supervisors and graders whose array or chain was killed.
+    Supervisors and graders whose array or chain was killed are ended too.
     """
     _signal_all(experiment, signal.SIGTERM)
     deadline = time.monotonic() + CANCEL_WAIT_S
@@ -362,7 +359,7 @@ def stop_all(experiment: ExperimentDir) -> list[LocalJob]:
 
 
 def _signal_all(experiment: ExperimentDir, number: int) -> None:
-    """The jobs first, then whatever else works on the experiment; a keeper ends its agent when its supervisor is gone."""
+    """Signal the jobs first, then every other process of the experiment. A keeper ends its agent if its supervisor is gone."""
     jobs = [job.pid for job in alive_jobs(experiment)]
     for pid in [*jobs, *sorted(set(processes(experiment)) - set(jobs))]:
         _signal(pid, number)

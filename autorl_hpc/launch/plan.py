@@ -1,4 +1,5 @@
-"""`launch`: makes or resumes an experiment's folder, queues what graders can do at once, and submits the jobs."""
+"""`launch`: freeze the code, check agents and engine, make or resume an experiment's folder, queue the baselines; and the lock
+that lets one launch or cancel work at a time."""
 
 from __future__ import annotations
 
@@ -40,18 +41,18 @@ from autorl_hpc.states import Fault, Protocol, QueueKind, Split
 from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import load_task
 
-# Freezes what queued jobs run: the package, tasks and templates, under the hash of their content.
+# --- frozen code: package, tasks and templates, under the hash of their content
 
 SHARED_PARTS = ("tasks", "templates")
 NOT_FROZEN = ("_share/", "models/")
-"""Base models lie in the store; the shipped copies of shared parts are frozen beside the package."""
+"""Base models are in the store; the shipped copies of shared parts are frozen beside the package."""
 
 
 def parts(own: Mapping[str, Path]) -> Parts:
-    """What is frozen: the package, built-in tasks and templates, and a user's own task and agent folders among them.
+    """Return what to freeze: the package, built-in tasks and templates, and the user's own task and agent folders.
 
     Args:
-        own: folders from outside the package by their frozen place, such as `templates/agents/mine`.
+        own: outside folders by their frozen place, such as `templates/agents/mine`.
     """
     found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
     replaced = tuple(f"{place}/" for place in own)
@@ -66,7 +67,7 @@ def parts(own: Mapping[str, Path]) -> Parts:
 
 
 def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
-    """Copies the code to `code/<hash>/` and returns the hash. A folder that stands is complete: it came by rename."""
+    """Copy the code to `code/<hash>/` and return the hash. An existing folder is complete, because it was renamed into place."""
     wanted = code_hash(frozen)
     target = experiment.code / wanted
     if target.is_dir():
@@ -76,7 +77,7 @@ def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
     for name, (folder, files) in frozen.items():
         for file in files:
             (work / name / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(folder / file, work / name / file)  # with its execute bit
+            shutil.copy(folder / file, work / name / file)  # keeps the execute bit
     try:
         os.rename(work, target)
     except OSError:
@@ -87,7 +88,7 @@ def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
 
 
 def git_revision() -> str | None:
-    """The revision of the checkout that the package runs from, `+` when it has local changes; None outside one."""
+    """Return the git revision of the package's checkout, with `+` if it has local changes; None outside a checkout."""
     try:
         head = subprocess.run(
             ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"],
@@ -110,11 +111,11 @@ def git_revision() -> str | None:
         return None
 
 
-# The agents of an experiment before anything is queued: do they have the driver they need, and are their programs here?
+# --- agents: before anything is queued, check their drivers and programs
 
 
 def idle_drivers(cells: Sequence[Cell]) -> list[Looked]:
-    """Agents that are given a driver and call none."""
+    """Return notes on agents that have a driver and never call it."""
     pairs = sorted({(cell.science.agent, cell.science.driver) for cell in cells})
     return [
         Looked(agent, "note", f"it calls no driver, so its runs with {driver} differ from those with none in name only",
@@ -127,8 +128,8 @@ def idle_drivers(cells: Sequence[Cell]) -> list[Looked]:
 def look_at_agents(
     root: Root, spec: ExperimentSpec, cells: Sequence[Cell], profile: ClusterProfile | None
 ) -> list[Looked]:
-    """What there is to know about the agents of an experiment, programs run to learn it; nothing is raised."""
-    environment = cells[0].environment  # one for all
+    """Return findings on the experiment's agents; runs their programs to learn versions. Raises nothing."""
+    environment = cells[0].environment  # the same for all
     image = environment is not None and environment.kind == "image"
     venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
     where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image, venv=venv)
@@ -139,9 +140,7 @@ def look_at_agents(
 
 
 def refuse_problems(found: Sequence[Looked]) -> None:
-    """Raises:
-    AutorlError: the first problem.
-    """
+    """Raise AutorlError for the first problem among the findings."""
     for looked in found:
         if looked.state == "problem":
             raise AutorlError(
@@ -154,7 +153,7 @@ def refuse_problems(found: Sequence[Looked]) -> None:
 
 
 def agent_lines(found: Sequence[Looked]) -> list[str]:
-    """For people."""
+    """Return the findings as lines for people."""
     signs = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
     return [
         f"agent {looked.agent}: {signs[looked.state]}: {looked.value}"
@@ -163,11 +162,11 @@ def agent_lines(found: Sequence[Looked]) -> list[str]:
     ]
 
 
-# The engine of an experiment's graders, looked for before anything is queued.
+# --- engine of the graders
 
 
 def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> VllmOnHost | None:
-    """What there is to know; None where graders need nothing but this package's own environment."""
+    """Look for vLLM; None if graders need only this package's own environment."""
     if spec.grader.engine != "vllm":
         return None
     where = where_agents_run(profile)
@@ -175,9 +174,7 @@ def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> Vllm
 
 
 def refuse_without_engine(seen: VllmOnHost | None, where: Path) -> None:
-    """Raises:
-    AutorlError: no grader would start.
-    """
+    """Raise AutorlError if no grader could start the engine."""
     if seen is not None and seen.state == "problem":
         raise AutorlError(
             f"field `grader.engine`: `vllm` can't start: {seen.value}",
@@ -189,7 +186,7 @@ def refuse_without_engine(seen: VllmOnHost | None, where: Path) -> None:
 
 
 def engine_lines(seen: VllmOnHost | None) -> list[str]:
-    """For people."""
+    """Return the finding as lines for people."""
     if seen is None:
         return []
     sign = "PROBLEM" if seen.state == "problem" else seen.state
@@ -201,8 +198,8 @@ class Plan:
     """What a launch would do.
 
     Attributes:
-        cluster: None: this machine.
-        scratch: the folder of the workspaces; None: scratch/ of the root.
+        cluster: None for this machine.
+        scratch: the folder for workspaces; None for scratch/ in the root.
     """
 
     spec: ExperimentSpec
@@ -215,11 +212,11 @@ class Plan:
 
 
 def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
-    """Reads and checks everything; writes nothing.
+    """Read and check everything; write nothing.
 
     Args:
-        cluster: a profile in the place of the one that the experiment names.
-        keep_frozen: an experiment that stands goes on with its frozen tasks and agents, whatever they are by now.
+        cluster: a profile that replaces the experiment's own.
+        keep_frozen: an existing experiment continues with its frozen tasks and agents, even if they changed since.
 
     Raises:
         AutorlError: anything that would make a job fail later.
@@ -247,7 +244,7 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
 
 
 def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[ClusterProfile | None, Path | None]:
-    """The cluster's profile (None: this machine), and the folder of the workspaces."""
+    """Return the cluster's profile (None for this machine) and the folder for workspaces."""
     try:
         profile = load_profile(name or spec.cluster)
     except AutorlError as error:
@@ -267,13 +264,14 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 def prepare(
     path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None, checked: bool = True
 ) -> tuple[Plan, ExperimentRecord]:
-    """Makes the experiment's folder, or completes the one that stands.
+    """Make the experiment's folder, or complete an existing one; return the plan and the record.
 
     Args:
-        checked: the programs of its agents, and vLLM where graders need it, are looked for here first.
+        checked: first look for the agents' programs here, and for vLLM if graders need it.
 
     Raises:
-        AutorlError: see `plan`; or the program of an agent, or vLLM, is not here; or the code or a task changed since the first launch; or the folder can't be written.
+        AutorlError: see `plan`; or an agent's program or vLLM is missing, the code or a task changed since the first
+            launch, or the folder can't be written.
     """
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
@@ -299,7 +297,7 @@ def prepare(
 
 
 def would_be(planned: Plan, path: Path) -> ExperimentRecord:
-    """The record that `prepare` would write, for a dry run."""
+    """Return the record that `prepare` would write, for a dry run."""
     experiment = planned.experiment
     before = read_experiment(experiment) if experiment.resolved.exists() else None
     frozen = before.code_hash if before else code_hash(parts(_own_folders(planned)))
@@ -307,7 +305,7 @@ def would_be(planned: Plan, path: Path) -> ExperimentRecord:
 
 
 def _own_folders(planned: Plan) -> dict[str, Path]:
-    """Task and agent folders of the user's own that the experiment uses, by their place in the frozen code."""
+    """Return the user's own task and agent folders that the experiment uses, by their place in the frozen code."""
     matrix = planned.spec.matrix
     found = {f"tasks/{name}": load_task(name).folder for name in matrix.task}
     for name in matrix.agent:
@@ -410,14 +408,14 @@ def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
         )
 
 
-# One launch or cancel of an experiment at a time, on whatever login nodes: two would see no job and submit all twice.
+# --- lock: one launch or cancel at a time, across login nodes, because two would each submit all jobs
 
 log = logging.getLogger("autorl_hpc.launch")
 
 LOCK = "launching"
 STALE_S = 30.0
 BEAT_S = 3.0
-"""A holder that gave no sign of life for ten beats is dead."""
+"""A lock owner without a sign of life for ten beats counts as dead."""
 
 WAIT_S = 1200.0
 SAY_AFTER_S = 2.0
@@ -425,10 +423,10 @@ SAY_AFTER_S = 2.0
 
 @contextmanager
 def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[None]:
-    """Holds the lock: a claim in jobs/ with a heartbeat, as graders hold their entries.
+    """Hold the lock during the block: a claim in jobs/ with a heartbeat, like a grader's claim on an entry.
 
     Raises:
-        AutorlError: another holder lives on and on.
+        AutorlError: another owner is still alive after WAIT_S.
     """
     folder = experiment.jobs
     folder.mkdir(exist_ok=True)

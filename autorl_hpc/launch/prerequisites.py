@@ -1,4 +1,4 @@
-"""A run's judge: found in the experiment, checked, and written into the recipe, whose hash then names it."""
+"""Check what a run needs: write the experiment's judge into the recipe, verify the environment and the agents' packages."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from autorl_hpc.scoring.judges import JUDGE_MODEL, JUDGE_REVISION, read_key
 from autorl_hpc.states import Fault, SandboxLevel
 
 JUDGE_PARAMETERS: Final = "judge_parameters"
-"""The option that holds the further parameters of requests. Address and key are not in the recipe: the same model behind another
-address is the same judge to compare by, if `judge.revision` says the same; its answers are kept apart all the same."""
+"""The recipe option for the judge's request parameters. Address and key are not in the recipe: the same model at another address
+counts as the same judge if `judge.revision` is the same, but its answers are cached separately."""
 
 ENDPOINT: Final = "`judge: {url: http://HOST:PORT/v1, model: NAME}`, with `key_file` where the endpoint wants a key"
 TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTIN}}}`"
 
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
-    """The recipe with its judge: the experiment's, else the one that the task names itself.
+    """Return the recipe with its judge: the experiment's, else the one that the task names.
 
     Raises:
-        AutorlError: it asks a judge and there is none, or the judge's key can't be read.
+        AutorlError: it needs a judge and there is none, or the judge's key can't be read.
     """
     if recipe.judge == "none":
         return recipe
@@ -65,22 +65,22 @@ def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> 
     return recipe.model_copy(update={"options": options})
 
 
-# The environment that an experiment's agents train in, and whether it has what they need.
+# --- environment in which agents train
 
 LOOK = """import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"""
 LOOK_TIMEOUT_S = 120.0
-"""A Python on a shared file system that has not been read yet starts in seconds, not in minutes."""
+"""Starting a Python from a cold shared file system takes seconds, not minutes."""
 
 
 def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
-    """What run.json says of the experiment's environment, after every file of it was checked; None: it names none.
+    """Return run.json's facts on the experiment's environment, after checking every file of it; None if it names none.
 
     Args:
-        level: the sandbox's, as the experiment demands it.
+        level: the sandbox level that the experiment requires.
 
     Raises:
-        AutorlError: it is not staged, was changed, or is an image where another level than apptainer is demanded.
+        AutorlError: it is not staged, was changed, or is an image although another level than apptainer is required.
     """
     if name is None:
         return None
@@ -95,7 +95,7 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
             exit_code=error.exit_code,
         ) from None
     facts = manifest.environment
-    assert facts is not None and manifest.content_hash is not None  # `find_environment` looked
+    assert facts is not None and manifest.content_hash is not None  # checked by `find_environment`
     if facts.kind == "image" and level not in ("auto", SandboxLevel.APPTAINER):
         raise AutorlError(
             f"field `sandbox.level`: {name} is an image, which runs at level apptainer and not at {level}",
@@ -106,17 +106,17 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
 
 
 def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
-    """The Python packages that an agent needs are in the environment that it will run in.
+    """Check that the Python packages an agent needs are in its environment.
 
     Raises:
-        AutorlError: one is not.
+        AutorlError: one is missing.
     """
     needs = list(agent.file.needs)
     if environment is None:
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
         place, advice = "which is not installed here", "pip install 'autorl-hpc[train]'"
     elif environment.kind == "image":
-        return  # what is in an image shows when it is started, on a node that can
+        return  # shows only when the image starts, on a node that can run it
     else:
         missing = _missing_in(root.environment(environment.name, environment.content_hash) / VENV, needs)
         place = f"which environment {environment.name} doesn't have"
@@ -132,7 +132,7 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
 
 
 def _missing_in(venv: Path, modules: list[str]) -> list[str]:
-    """Those that the venv's own Python doesn't find."""
+    """Return the modules that the venv's own Python does not find."""
     python = venv / "bin" / "python"
     try:
         done = subprocess.run(

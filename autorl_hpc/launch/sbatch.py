@@ -1,4 +1,4 @@
-"""Jobs on a Slurm cluster: submits what an experiment lacks, all of it or nothing."""
+"""Jobs on a Slurm cluster: write sbatch scripts, submit the jobs that an experiment lacks (all or none), take them back."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import Fault, JobState
 
-# The text of each sbatch script, made by submitit from a job's plan and the cluster's profile.
+# --- sbatch scripts, written by submitit from a job's plan and the cluster's profile
 
 
 class Scripts:
-    """Makes and submits the scripts of one experiment."""
+    """Write and submit the scripts of one experiment."""
 
     def __init__(self, experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile, uid: str) -> None:
         self.experiment = experiment
@@ -44,21 +44,21 @@ class Scripts:
         self.uid = uid
 
     def text(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
-        """The script, with the numbers of the jobs that it waits for."""
+        """Return the script; `numbers` has the ids of the jobs that it waits for, by key."""
         executor = self._executor(job, numbers)
         text: str = executor._make_submission_file_text(self.command(job), "")
         return text
 
     def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
-        """Hands it to sbatch and returns the job's number.
+        """Submit the script by sbatch and return the job id.
 
         Raises:
-            submitit's FailedJobError or FailedSubmissionError: with sbatch's words.
+            submitit's FailedJobError or FailedSubmissionError: with sbatch's message.
         """
         return str(self._executor(job, numbers).submit_command(self.command(job)).job_id)
 
     def command(self, job: JobPlan) -> str:
-        """The payload. By exec: signals for the batch shell are then the payload's own."""
+        """Return the payload's command. It uses exec, so that the payload itself gets the batch shell's signals."""
         path = str(self.experiment.path.resolve())
         role = job.submitted.role
         words = {
@@ -68,7 +68,7 @@ class Scripts:
         if role.startswith(DRIVER_ROLE):
             words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
         argv = [*self._python(), "-m", "autorl_hpc", *words]
-        # $VARS of the profile's image and Python are those of the job; everything else is taken as it stands.
+        # $VARS in the profile's image and Python are expanded in the job; everything else is quoted.
         return "exec " + " ".join(argv[: -len(words)] + [shlex.quote(word) for word in words])
 
     def _python(self) -> list[str]:
@@ -84,7 +84,7 @@ class Scripts:
         import submitit
 
         class Commands(submitit.SlurmExecutor):
-            """The seam: a command in the place of a pickled function; scripts can be made where there is no Slurm."""
+            """Submit a command instead of a pickled function, and write scripts without Slurm."""
 
             def submit_command(self, command: str) -> Any:
                 return self._submit_command(command)
@@ -129,24 +129,24 @@ class Scripts:
         return executor
 
     def _setup(self) -> list[str]:
-        # Slurm's warning may come before the payload can take it, and would end the shell, and with it the job, for good.
+        # Slurm's warning may come before the payload can handle it, and would end the shell and the job.
         lines = ["trap '' USR2", *module_lines(self.profile), *self.profile.setup]
         code = shlex.quote(str((self.experiment.code / self.record.code_hash).resolve()))
         if self.profile.container is None and (self.profile.modules or self.profile.setup):
-            code += "${PYTHONPATH:+:$PYTHONPATH}"  # modules of some sites bring packages by it: after the frozen code
+            code += "${PYTHONPATH:+:$PYTHONPATH}"  # some sites' modules set it; the frozen code goes first
         lines += [
             f"export PYTHONPATH={code}",
             "export PYTHONDONTWRITEBYTECODE=1",
             f"export AUTORL_ROOT={shlex.quote(self.record.root)}",
         ]
-        # `python -m` looks in the current folder first: in a checkout it would find that, not the frozen code.
+        # `python -m` searches the current folder first; in a checkout it would find that, not the frozen code.
         return [*lines, f"cd {shlex.quote(str(self.experiment.path.resolve()))}"]
 
 
-# Taking back what a launch that failed had submitted, and finding again what nobody has noted any more.
+# --- taking back the jobs of a failed launch, and recovering a lost slurm.json
 
 GONE_WAIT_S = 60.0
-"""A job that is cancelled gets TERM, and KILL after the site's KillWait (30 s by default)."""
+"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
 
 LOOK_S = 1.0
 _NAME = re.compile(
@@ -156,10 +156,10 @@ _NUMBER = re.compile(r"number (\d+)")
 
 
 def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submitted]) -> bool:
-    """Cancels the jobs that a launch has made; whether the scheduler says that none is left.
+    """Cancel the jobs of a failed launch; return whether the scheduler confirms that none is left.
 
-    They are marked before they are cancelled: nobody takes their end for a person's scancel. The last of them may have been
-    accepted though sbatch failed (a time-out), so they are looked for by name.
+    They are marked before they are cancelled, so that their end is not taken for a user's scancel. The last one may have been
+    accepted although sbatch failed (a time-out), so they are looked up by name.
     """
     asked = [submitted.model_copy(update={"asked_back": True}) for submitted in made]
     jobs = before.model_copy(update={"submitted": (*before.submitted, *asked)})
@@ -172,10 +172,10 @@ def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submi
 
 
 def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
-    """Cancels what is still to be taken back, and notes that it is gone.
+    """Cancel the jobs that are marked but not gone yet, and record that they are gone.
 
     Raises:
-        SchedulerError: the scheduler doesn't answer, or a job doesn't end.
+        SchedulerError: the scheduler does not answer, or a job does not end.
     """
     if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
         return jobs
@@ -204,10 +204,10 @@ def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
 
 
 def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
-    """Where slurm.json is gone: the experiment's own digits and numbers, out of the scripts in jobs/; None without any.
+    """Recover the experiment's uid and highest job number from the scripts in jobs/ if slurm.json is gone; None without scripts.
 
     Raises:
-        AutorlError: jobs of the experiment still live, and nobody knows any more which run each of them stands for.
+        AutorlError: jobs of the experiment are alive, and their runs are no longer known.
     """
     names: set[str] = set()
     uid, highest = "", 0
@@ -236,12 +236,12 @@ def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
 
 SUBMIT_LIMIT_S = 900.0
 NO_UID = "0" * 12
-"""In the scripts that a dry run prints: the experiment has no jobs yet."""
+"""For the scripts of a dry run, when the experiment has no jobs yet."""
 
 
 @dataclass(frozen=True)
 class SbatchScript:
-    """One script as it would be handed to sbatch."""
+    """One script as it would be passed to sbatch."""
 
     role: str
     name: str
@@ -249,10 +249,10 @@ class SbatchScript:
 
 
 def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[SbatchScript]:
-    """The scripts of a launch of every run, with words in the place of job numbers.
+    """Return the scripts of a launch of every run, with placeholders for job ids.
 
     Raises:
-        AutorlError: the budget can't be had on this cluster.
+        AutorlError: the budget is impossible on this cluster.
     """
     site = sites.ask(profile) if slurm.available() else sites.Site()
     closed = set(reading.list_names(experiment.finished))
@@ -266,13 +266,13 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
-    """Submits what is missing and returns every job of this launch.
+    """Submit what is missing and return every job of this launch.
 
-    sbatch is called by a process whose environment holds nothing of a job that surrounds this one.
+    sbatch is called by a process whose environment has nothing from a surrounding job.
 
     Raises:
-        AutorlError: the scheduler refused, in its words; what this launch had submitted was taken back.
-        KeyboardInterrupt: so too, unless all had been submitted: then they go on, which is said.
+        AutorlError: the scheduler refused, in its words; the jobs of this launch were taken back.
+        KeyboardInterrupt: the same; but if all jobs had been submitted, they go on and a message says so.
     """
     _refuse_patterns(experiment)
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
@@ -280,12 +280,12 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         process = subprocess.Popen(
             command,
             env=job_environment(experiment, record),
-            cwd=experiment.path,  # becomes the working folder of the jobs too
+            cwd=experiment.path,  # also the jobs' working folder
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # a ctrl-C comes to this process alone, which passes it on once
+            start_new_session=True,  # ctrl-C reaches only this process, which passes it on once
         )
         try:
             output, errors = process.communicate(timeout=SUBMIT_LIMIT_S)
@@ -293,7 +293,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
             say("interrupted: taking back what was submitted")
             process.send_signal(signal.SIGINT)
             process.communicate()
-            if process.returncode == 0:  # it had just ended
+            if process.returncode == 0:  # it had just finished
                 say(f"all jobs had been submitted and go on; to end them: autorl-hpc cancel {experiment.path}")
             raise
         except subprocess.TimeoutExpired:
@@ -331,14 +331,14 @@ def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
 
 
 def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitted]:
-    """Runs in the submitting process: looks at what stands, and submits the rest.
+    """Submit the jobs that are missing. Runs in the submitting process.
 
     Raises:
         AutorlError: see `submit`.
     """
     assert record.cluster is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # as a ctrl-C: what was submitted is taken back
+        signal.signal(number, signal.default_int_handler)  # like ctrl-C: submitted jobs are taken back
     jobs = read_submitted(experiment) or recovered(experiment, record.cluster.name)
     jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
     jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
@@ -350,7 +350,7 @@ def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Sub
 
 
 def _refuse_patterns(experiment: ExperimentDir) -> None:
-    """Slurm fills in `%j` and drops backslashes in the path of a log: the jobs would fail without one."""
+    """Refuse a path that Slurm would change: it expands `%j` and drops backslashes in a log's path, and the job would fail."""
     path = str(experiment.path.resolve())
     if "%" in path or "\\" in path or "\n" in path:
         raise AutorlError(
@@ -361,18 +361,18 @@ def _refuse_patterns(experiment: ExperimentDir) -> None:
 
 
 def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
-    """What has no job of which anything may still come."""
+    """Return what has no job that is alive or waiting."""
     board = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
     closed = set(reading.list_names(experiment.finished))
     open_runs = [run for run in record.runs if run not in closed]
-    if record.grader.placement == "job":  # sealed runs need a grader alone
+    if record.grader.placement == "job":  # sealed runs need only a grader
         open_runs = [run for run in open_runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
     has_job = board.alive_runs()
     runs = [run for run in open_runs if run not in has_job]
     over = set(record.runs) <= closed
     step = record.grader.placement == "step"
     chains = [board.alive(f"grader-{i}") for i in range(record.grader.count)]
-    # A grader that is about to end may not have seen the runs that are new now: there must be a link that has not started.
+    # A grader that is about to end may not see the new runs, so there must be a link that has not started.
     ready = [[t for t in chain if not runs or t.state is not JobState.RUNNING] for chain in chains]
     graders = [0 if waiting or over or step else 1 for waiting in ready]
     waits_for = [
@@ -392,12 +392,12 @@ def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJob
 
 
 def _drivers(names: Sequence[str], board: JobTable, runs: list[str]) -> dict[str, dict[str, Any]]:
-    """Which drivers lack a chain, and which job of the others agents may wait for."""
+    """Return which drivers lack a chain, and which job of the others agents may wait for."""
     lacks: dict[str, int] = {}
     driving: dict[str, str] = {}
     for name in names:
         chain = [task for task in board.alive(f"{DRIVER_ROLE}{name}") if task.seen]
-        # One that is about to end may not have seen the runs that are new now.
+        # A job that is about to end may not see the new runs.
         waiting = [task for task in chain if not runs or task.state is not JobState.RUNNING]
         lacks[name] = 0 if waiting else 1
         first = next((t for t in chain if t.state is JobState.RUNNING), chain[0] if chain else None)
@@ -409,7 +409,7 @@ def _drivers(names: Sequence[str], board: JobTable, runs: list[str]) -> dict[str
 def _submit_all(
     experiment: ExperimentDir, jobs: SlurmJobs, planned: list[JobPlan], scripts: Scripts
 ) -> list[Submitted]:
-    """Each call is noted before it is made: a launch that is killed leaves no job that nobody knows."""
+    """Submit the planned jobs in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
     numbers: dict[str, str] = {}
     done: list[Submitted] = []
     for job in planned:
@@ -429,10 +429,10 @@ def _submit_all(
 
 
 def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: int, back: bool) -> AutorlError:
-    """The refusal in the scheduler's words, and what became of the jobs before it.
+    """Return the refusal in the scheduler's words, and what happened to the jobs before it.
 
     Args:
-        back: whether the scheduler has confirmed that none of them is left.
+        back: whether the scheduler confirmed that none of them is left.
     """
     words = str(error).strip() or type(error).__name__
     known = slurm.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))

@@ -1,4 +1,4 @@
-"""Starts the jobs of a prepared experiment, here or on a cluster, and says what runs."""
+"""Start the jobs of a prepared experiment, here or on a cluster, and report what runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from autorl_hpc.records.run import ExperimentRecord
 
 
 def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -> dict[str, Any]:
-    """Submits what is missing; the facts of this launch.
+    """Submit what is missing and return the facts of this launch.
 
     Raises:
-        AutorlError: the jobs could not be started, or jobs of another cluster still work on the experiment.
+        AutorlError: the jobs could not be started, or jobs on another cluster still work on the experiment.
     """
     _refuse_two_places(planned)
     if record.cluster is None:
@@ -55,7 +55,7 @@ def _kind(role: str) -> str:
 
 
 def _refuse_two_places(planned: Plan) -> None:
-    """An experiment works in one place at a time: its jobs there would be submitted here again."""
+    """Refuse to launch while jobs in another place work on the experiment; they would be submitted twice."""
     experiment = planned.experiment
     here = "local" if planned.cluster is None else planned.cluster.name
     if planned.cluster is not None and alive_jobs(experiment):
@@ -75,7 +75,7 @@ def _refuse_two_places(planned: Plan) -> None:
 
 
 def as_text(facts: dict[str, Any]) -> str:
-    """The same for people."""
+    """Return the facts as text for people."""
     head = f"{facts['runs']} runs in {facts['experiment']} ({facts['new']} new, {facts['finished']} finished before)"
     needs = "".join(f"{line}\n" for line in (*facts["driver_notes"], *facts["graders_need"]))
     return (

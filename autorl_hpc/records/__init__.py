@@ -1,11 +1,11 @@
-"""What lies on disk, as typed models with a schema_version. JSON Schemas of them are in docs/schemas/."""
+"""Files on disk as typed models with a schema_version. docs/schemas/ has their JSON Schemas."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-# The two ways a record is written: canonical bytes for hashes, readable JSON for people.
+# Records are written in two ways: canonical bytes for hashes, readable JSON for people.
 
 
 def canonical_json(value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The base of every record, and how a record is read so that a mistake is named by file and field."""
+"""Base classes of all records, parsing with errors that name file and field, and shared name, hash and duration types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autorl_hpc.records import canonical_json
 from autorl_hpc.states import Fault
 
 SCHEMA_VERSION = 1
-"""Raised when a record changes so that an older reader would misread it."""
+"""Increased when a change would make an older reader misread a record."""
 
 
 class Strict(BaseModel):
@@ -67,7 +67,7 @@ def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_st
 
 
 def _explain(model: type[Strict], error: ValidationError, where: str | Path, next_step: str | None) -> AutorlError:
-    # A field that is unknown is most often a known one misspelt, which then is "missing" too: the spelling is the news.
+    # Report an unknown field first: most often a field is misspelt, and then it is "missing" too.
     first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
     field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
     message = first["msg"].removeprefix("Value error, ")
@@ -90,7 +90,7 @@ def _explain(model: type[Strict], error: ValidationError, where: str | Path, nex
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """The nearest known field, or all of them."""
     fields: dict[str, Any] = dict(model.model_fields)
-    is_key = False  # of a field that holds tables by name, such as `drivers`
+    is_key = False  # of a field with tables by name, such as `drivers`
     for part in location[:-1]:
         if is_key:
             is_key = False
@@ -119,11 +119,11 @@ def damaged(what: str, where: str | Path) -> AutorlError:
     )
 
 
-# The shapes of names and hashes that records share.
+# --- names and hashes
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""A task, agent, driver, mode, experiment or manifest: safe as a file name."""
+"""Name of a task, agent, driver, mode, experiment or manifest; safe as a file name."""
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
 ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]
@@ -153,7 +153,7 @@ def _escaped(found: re.Match[str]) -> str:
     return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
 
 
-# What the tables of experiments and of clusters' profiles are made of.
+# --- building blocks for tables of experiments and cluster profiles
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -175,7 +175,7 @@ def parse_duration_s(value: Any) -> float:
 
 Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
 Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400)]
-"""A duration that may be none at all."""
+"""A duration that may be zero."""
 
 
 class Table(Strict):

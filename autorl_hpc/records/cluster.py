@@ -1,4 +1,4 @@
-"""A cluster's profile, and the jobs that were submitted to it."""
+"""Records of a cluster: its profile (ClusterProfile), and its jobs as submitted and as seen (SlurmJobs, SeenJobs)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _lines(value: Any) -> Any:
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=2000), AfterValidator(_one_line)]
 Option = Annotated[Line, AfterValidator(_no_escape)]
-"""A value of an option of sbatch."""
+"""Value of an sbatch option."""
 
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_lines)]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
@@ -39,13 +39,13 @@ OWN_OPTIONS = {
     **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation", "requeue", "time")),
     **{"mem": "memory", "cpus-per-task": "cpus", "no-requeue": "requeue", "signal": "signal_before_end"},
 }
-"""Options of sbatch that have a field, and its name where that is another one."""
+"""Options of sbatch that the profile has a field for, with the field's name."""
 
 RESERVED_OPTIONS = {
     *("job-name", "comment", "array", "dependency", "output", "error", "open-mode"),
     *("cluster", "clusters", "parsable", "quiet", "test-only", "time-min", "wait", "wrap"),
 }
-"""By these the suite finds its jobs, their order, length and logs, or reads sbatch's answer."""
+"""Options of sbatch that the suite sets itself: it needs them to find jobs, their order, length, logs, and sbatch's answer."""
 
 
 class Wording(Table):

@@ -1,4 +1,5 @@
-"""Drivers: the LLMs that agents call. What a user writes of one, what of it makes a run another run, and where one answers."""
+"""Records of drivers, the LLMs that agents call: a user's settings (DriverSpec), the part that distinguishes runs
+(DriverScience), and the address of a served driver (DriverEndpoint)."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NO_DRIVER = "none"
 """In a matrix: the agent calls no LLM."""
 
 TOKENS_PRICED = 1_000_000
-"""Prices are for so many tokens."""
+"""Number of tokens that prices refer to."""
 
 ANSWERS = True
 SPEED = False
@@ -31,13 +32,13 @@ SERVE_OPTIONS: dict[str, bool] = {
     **dict.fromkeys(("attention-backend", "compilation-config", "distributed-executor-backend"), SPEED),
     **dict.fromkeys(("uvicorn-log-level", "disable-log-stats"), SPEED),
 }
-"""Options of `vllm serve` that `args` may hold, and whether they change what is answered. A list of what is allowed: argparse
-takes abbreviations, and other options load code (--trust-remote-code, --middleware, plug-ins), read a file of options (--config)
-or open the server to others (--host, --uds)."""
+"""Allowed options of `vllm serve` in `args`, and whether they change the answers. A list of allowed options, because argparse
+accepts abbreviations, and others load code (--trust-remote-code, --middleware, plug-ins), read an options file (--config) or
+open the server to others (--host, --uds)."""
 
 OPTION_VALUES: dict[str, tuple[str, ...]] = {"distributed-executor-backend": ("mp", "uni")}
-"""Options whose value loads code or looks for other nodes, but for these values: vLLM imports any other word as a class, and `ray`
-joins whatever cluster answers. The server is one job on one node."""
+"""Allowed values of options that could load code or look for other nodes: vLLM imports any other word as a class, and `ray`
+joins any cluster that answers. The server is one job on one node."""
 
 OWN_OPTIONS = {
     "model": "model",
@@ -48,13 +49,13 @@ OWN_OPTIONS = {
     "host": None,
     "port": None,
 }
-"""Options that the suite sets, and the field that stands for them."""
+"""Options that the suite sets, with the field to use instead."""
 
 OF_A_REQUEST = frozenset(("model", "messages", "input", "contents", "prompt", "stream"))
-"""Fields that an agent's request is made of: none of `parameters`."""
+"""Fields of an agent's request, which `parameters` must not set."""
 
 REQUEST_PATH = re.compile(r"/(chat/completions|completions|responses|messages|models(/.*)?|embeddings)/*$")
-"""Ends of an address at which requests are answered; `url` ends before."""
+"""How the addresses of requests end; `url` stops before this."""
 
 HttpUrl = Annotated[str, StringConstraints(max_length=500)]
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=2000)]
@@ -74,7 +75,7 @@ def checked_url(value: str) -> str:
         raise ValueError("no user and password in an address")
     if parts.query or parts.fragment:
         raise ValueError("an address without `?` and `#`")
-    _ = parts.port  # a ValueError of its own where it is none
+    _ = parts.port  # raises its own ValueError for a bad port
     return value.rstrip("/")
 
 
@@ -170,7 +171,7 @@ class DriverSpec(Resources):
         api = ("url", "key_file", "key_variable", "proxy", "tools")
         vllm = ("tensor_parallel", "args", "time", "gpus", "cpus", "memory", "patience_s", "idle_exit_s")
         others = vllm if self.kind == "api" else api
-        fields = type(self).model_fields  # not what was set: experiment.json holds the defaults too
+        fields = type(self).model_fields  # not only the fields that were set: experiment.json has the defaults too
         given = next((name for name in others if getattr(self, name) != fields[name].default), None)
         if given is not None:
             raise ValueError(f"`{given}` is no field of a driver of kind `{self.kind}`")

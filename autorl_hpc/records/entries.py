@@ -133,7 +133,7 @@ class Timings(Strict):
 
 
 CLUSTERS: Final = "item_clusters"
-"""The metric that tells in how many clusters a split's items come, where they are not independent."""
+"""The metric with the number of clusters of a split's items, if they are not independent."""
 
 
 class Evaluation(Strict):

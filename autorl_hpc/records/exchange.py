@@ -1,4 +1,5 @@
-"""The small files that rooms hand to each other: manifests, queue entries, claims, heartbeats, clocks, baselines."""
+"""Records of the small files that processes exchange: manifests, queue entries, claims, heartbeats, clocks, baselines, store
+manifests, bundles, ledger heads, anchors and evidence."""
 
 from __future__ import annotations
 
@@ -220,11 +221,11 @@ class BundleManifest(Record):
     files: tuple[StoreFile, ...]
 
 
-# What stands outside the runs' account: heads of ledgers, anchors of a second user; and the manifest of an exported run.
+# --- heads of ledgers, anchors of a second user, and the manifest of an exported run
 
 SHORT_HEX = 32
-"""Digits of a head's short form. 128 bits: who may write the ledgers may also look for two that end alike, and 64 bits would
-let that be found."""
+"""Hex digits of a head's short form (128 bits). Who can write the ledgers can search for two with equal digits; for 64 bits the
+search would succeed."""
 
 
 class RunHead(Strict):

@@ -1,4 +1,4 @@
-"""An experiment: one YAML file, a matrix of runs."""
+"""The experiment file: a YAML file with a matrix of runs, budget, graders, judge, sandbox and drivers."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def _as_tuple(value: Any) -> Any:
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 ModelNames = Annotated[tuple[ModelName, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-"""What every generator takes: numpy's has 32 bits."""
+"""A seed that every generator accepts; numpy's has 32 bits."""
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 GIVE_BACK_SHARE = 0.5
-"""Of the budget: with more given back, runs of one experiment had too different times to be compared."""
+"""Share of the budget that may be given back. With more, the times of an experiment's runs would differ too much to compare."""
 
 LAST_GRACE_SHARE = 0.05
-"""Of the wall clock: more were a budget of its own."""
+"""Share of the wall clock; more would be a budget of its own."""
 
 LATER_FIELDS = ("gpu_hours", "tokens", "cost_usd", "grace_s")
-"""Of a budget: left out of run ids at their defaults."""
+"""Fields of a budget that are left out of run ids at their defaults."""
 
 
 class Matrix(Table):
@@ -119,7 +119,7 @@ class AllResources(Table):
 
 
 MOST_WORKERS = 16
-"""On one GPU."""
+"""Workers on one GPU."""
 
 
 class GraderSpec(Table):
@@ -243,7 +243,7 @@ class JudgeSpec(Table):
             raise ValueError(f"an http or https address, or `{cls.BUILTIN}`")
         if parts.username is not None or parts.password is not None:
             raise ValueError("no user and password in an address: use `key_file`")
-        _ = parts.port  # a ValueError of its own where it is none
+        _ = parts.port  # raises its own ValueError for a bad port
         return value.rstrip("/")
 
     @field_validator("parameters")

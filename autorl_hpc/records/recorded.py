@@ -1,6 +1,7 @@
-"""What the recorder writes into a run's folder, one JSON object a line. It is told, not proven: no score hangs on it.
+"""Records that the recorder writes into a run's folder, one JSON object per line. Agents can influence them, so no score
+depends on them.
 
-`elapsed_s` is the budget used, as in the ledger, over all attempts; `at` is the wall clock of the node, for people.
+`elapsed_s` is the budget used, as in the ledger, over all attempts; `at` is the node's wall-clock time, for people.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pydantic import Field
 from autorl_hpc.records.base import Strict
 
 TraceKind = Literal["session", "usage", "tool_call", "tool_result", "message", "error", "end", "position"]
-"""session: an agent's program says what it is; usage: tokens or cost; message: the driver's words, their length only;
-position: the recorder's own, it has read as far as `offset`."""
+"""session: an agent's program identifies itself; usage: tokens or cost; message: the length of the driver's words;
+position: the recorder has read up to `offset`."""
 
 
 class Seen(Strict):
@@ -130,4 +131,4 @@ RECORDED: dict[str, type[Seen]] = {
     "training": TrainingPoint,
     "revisions": CodeRevision,
 }
-"""By the name of the file in which they stand."""
+"""Record types by the name of their file."""

@@ -1,4 +1,4 @@
-"""run.json: the frozen run; experiment.json: the experiment as resolved."""
+"""Records run.json (RunRecord, the frozen run with its Science) and experiment.json (ExperimentRecord, as resolved)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ FILES: tuple[type[Strict], ...] = (
     TaskFile,
     *RECORDED.values(),
 )
-"""Every record that is a file of its own, the body of each kind of ledger entry, and each kind of line that the recorder writes."""
+"""Every record that is a file of its own, the body of each kind of ledger entry, and each line type of the recorder."""
 
 
 def schemas(*more: type[Strict]) -> dict[str, dict[str, Any]]:

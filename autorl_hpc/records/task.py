@@ -1,4 +1,4 @@
-"""A task folder's task.yaml, and the recipe that says what is asked and how it is scored."""
+"""The task file task.yaml: sources, splits, and the recipes with prompts, sampling and scoring."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Sampling(Strict):
 
 
 HOW_REACHED = frozenset({"search_key_file", "search_key_header", "search_record"})
-"""Options that are not in the recipe_hash: what is found doesn't depend on whose key asks."""
+"""Options that are not part of the recipe_hash, because search results do not depend on whose key is used."""
 
 
 class Recipe(Strict):

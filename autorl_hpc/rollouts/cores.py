@@ -1,4 +1,4 @@
-"""How many processor cores this process may use: on a cluster fewer than the machine has."""
+"""How many CPU cores this process may use: on a cluster fewer than the machine has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cores(cgroups: Path = CGROUPS, own: Path = Path("/proc/self/cgroup")) -> int:
-    """The cores that the scheduler may put this process on, or fewer where a cgroup's quota of processor time is smaller."""
+    """Return the cores that the scheduler may run this process on, or fewer if a cgroup's CPU quota is smaller."""
     quotas = [_quota(folder) for folder in own_folders("cpu", cgroups, own)]
     return max(1, min(len(os.sched_getaffinity(0)), *(math.ceil(quota) for quota in quotas if quota), 1 << 20))
 
 
 def own_folders(controller: str, cgroups: Path, own: Path) -> list[Path]:
-    """The folders of each cgroup with that controller that this process is in, both versions, up to the root."""
+    """Return the folders of the cgroups with that controller (v1 and v2) that this process is in, up to the root."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError):
@@ -38,7 +38,7 @@ def own_folders(controller: str, cgroups: Path, own: Path) -> list[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """None: no limit, or no such file."""
+    """Return the quota in cores, or None if there is no limit or no such file."""
     try:
         if (folder / "cpu.max").exists():
             given, period = (folder / "cpu.max").read_text(encoding="ascii").split()

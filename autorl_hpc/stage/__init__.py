@@ -1,1 +1,1 @@
-"""Brings models and task data in on the login node, verifies and pins them."""
+"""Staging on the login node: fetch, verify and pin models, task data and environments."""

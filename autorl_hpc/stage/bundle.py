@@ -1,7 +1,7 @@
-"""Bundles: staged tasks, models and environments in one file, for a cluster without network.
+"""Bundles: pack staged tasks, models and environments into one file for a cluster without network, and unpack them.
 
-A bundle is a tar archive of plain files. The first, BUNDLE.json, says what there is, with size and sha256 of every file;
-the others follow sorted by name: `store/models/...`, `store/tasks/...`, `vault/...`, `store/envs/NAME/...`.
+A bundle is a tar archive of plain files. The first, BUNDLE.json, lists all files with size and sha256; the others follow
+sorted by name: `store/models/...`, `store/tasks/...`, `vault/...`, `store/envs/NAME/...`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from autorl_hpc.tasks.loader import load_task
 
 BUNDLE_NAME = "BUNDLE.json"
 MODE = 0o600
-"""Of the bundle: it may hold held-out items."""
+"""Mode of the bundle; it may hold held-out items."""
 
 STORE_MODE, VAULT_MODE = 0o444, 0o400
 
@@ -61,17 +61,17 @@ class Packed:
 
 @dataclass(frozen=True)
 class BundleFile:
-    """A file of a bundle: its name there, and where it lies."""
+    """A file of a bundle: its name in it, and its path here."""
 
     file: StoreFile
     path: Path
 
 
 def check_bundle_name(out: Path) -> None:
-    """Says what is wrong with `--bundle out` before anything is staged.
+    """Check `--bundle out` before anything is staged.
 
     Raises:
-        AutorlError: its suffix is unknown, what packs it is missing, or its folder is.
+        AutorlError: the suffix is unknown, the packing module is missing, or the folder does not exist.
     """
     if suffix_of(out) == ".tar.zst":
         zstandard_module()
@@ -82,10 +82,10 @@ def check_bundle_name(out: Path) -> None:
 
 
 def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = lambda _: None) -> Packed:
-    """Packs what `staged` describes, just verified, into `out`.
+    """Pack the parts that `staged` describes (verified just before) into `out`.
 
     Raises:
-        AutorlError: the disk is too small, or a file was changed meanwhile.
+        AutorlError: the disk is too small, or a file was changed during packing.
     """
     parts, entries = [], []
     for one in staged:
@@ -143,12 +143,12 @@ def _changed(path: Path) -> AutorlError:
 
 
 def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[BundleFile]]:
-    """What a manifest puts into a bundle. A task has two manifests, and is one part."""
+    """Return the bundle part and files of a manifest. A task has two manifests and is one part."""
     name = manifest.name
     if manifest.kind == "environment":
         assert manifest.content_hash is not None
         folder = find_environment(root, name, manifest.content_hash)[0]
-        # No venv: it is made anew where the bundle is unpacked, out of the same wheels.
+        # No venv: it is rebuilt from the same wheels where the bundle is unpacked.
         files = [f for f in manifest.files if f.path in (LOCK, IMAGE) or f.path.startswith(f"{WHEELS}/")]
         part = BundlePart(
             name=name, kind="environment", content_hash=manifest.content_hash, environment=manifest.environment
@@ -171,17 +171,17 @@ def _entry(place: str, folder: Path, file: StoreFile) -> BundleFile:
     return BundleFile(file.model_copy(update={"path": f"{place}/{file.path}"}), folder / file.path)
 
 
-# Unpacking a bundle: everything is checked before anything is installed, and each part is installed by a rename.
+# --- unpacking: everything is checked before anything is installed, and each part is installed by rename
 #
-# Files go to folders beside their last place; what a killed unpacking leaves there is removed by the next one.
+# Files go to work folders beside their final place; the next unpacking removes what a killed one left.
 
 MAX_HEAD_BYTES = 64 * 1024 * 1024
 ROW_BYTES = 4096
-"""Of a file in the archive beside its data: headers and filling."""
+"""Archive overhead per file: header and padding."""
 
 CHUNK_BYTES = 1024 * 1024
 PART_OF_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
-"""Names in a bundle: nothing hidden, no `..`, nothing that a shell or a terminal would take for more than a name."""
+"""Allowed path parts in a bundle: not hidden, no `..`, no character that is special to a shell or terminal."""
 
 
 @dataclass(frozen=True)
@@ -203,10 +203,10 @@ class Unpacked(Root):
 def unpack(
     root: Root, bundle: Path, names: list[str], *, again: bool = False, say: Say = lambda _: None
 ) -> list[StoreManifest]:
-    """Stages what `bundle` holds, or of it what is named.
+    """Stage the parts of `bundle`, all or those in `names`.
 
     Raises:
-        AutorlError: it is no bundle, was cut or altered, doesn't fit this version, or is too large for the disk.
+        AutorlError: it is no bundle, is truncated or altered, does not fit this version, or is too large for the disk.
     """
     try:
         packing = packing_of(bundle)
@@ -263,10 +263,10 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManifest:
-    """BUNDLE.json, with every name in it checked.
+    """Read BUNDLE.json and check every name in it.
 
     Raises:
-        AutorlError, Damaged: it is not there, or says what no bundle of ours says.
+        AutorlError, DamagedArchive: it is missing or invalid.
     """
     if first is None or first[0] != BUNDLE_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is no bundle: it doesn't begin with {BUNDLE_NAME}")
@@ -293,7 +293,7 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
 
 
 def _places(part: BundlePart) -> tuple[str, ...]:
-    """Where the files of a part lie in a bundle."""
+    """Return the path prefixes of a part's files in a bundle."""
     if part.kind == "model":
         return (f"store/models/{part.name}/",)
     if part.kind == "task":
@@ -320,7 +320,7 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
     parts = tuple(by_name[name] for name in dict.fromkeys(chosen))
     for part in parts:
         if part.kind == "task":
-            load_task(part.name)  # of another version or another user: say so before anything is unpacked
+            load_task(part.name)  # it may be missing here: report it before unpacking
         facts = part.environment
         if part.kind == "environment" and (facts is None or part.content_hash is None):
             raise DamagedArchive(f"{_shown(part)} is not described")
@@ -335,7 +335,7 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
 
 
 def _write(place: Unpacked, row: StoreFile, data: IO[bytes]) -> None:
-    """Writes a file and checks its hash as it goes."""
+    """Write a file and check its hash while writing."""
     top, _, rest = row.path.partition("/")
     target = (place.vault if top == "vault" else place.store) / rest
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -351,10 +351,10 @@ def _write(place: Unpacked, row: StoreFile, data: IO[bytes]) -> None:
 
 
 def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
-    """A part is what its own manifest says, and what this version of the suite would have staged.
+    """Check that a part matches its manifest, and that this version of the suite could have staged it.
 
     Raises:
-        AutorlError: it isn't.
+        AutorlError: it does not.
     """
     try:
         if part.kind == "model":
@@ -374,7 +374,7 @@ def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
 
 
 def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again: bool, say: Say) -> list[StoreManifest]:
-    """Puts a checked part in its place, unless the same is there."""
+    """Install a checked part, unless the same content is installed already."""
     origin = f"bundle {bundle.name}"
     if part.kind == "environment":
         work = place.environments / part.name

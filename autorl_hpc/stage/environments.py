@@ -1,7 +1,7 @@
-"""Staging the environment that agents train in: a venv with its wheelhouse, or a container image.
+"""Stage the environment that agents train in: a venv with its wheels, or a container image.
 
-A venv is made where it stays, out of wheels alone and without network, and is read-only then; nothing of a package is run
-but at most what pip runs of its own. Packages that have no wheel must be built beforehand: their builds differ each time.
+A venv is built in its final place, only from wheels and without network, and is then read-only; no code of a package runs
+except what pip itself runs. Packages without a wheel must be built beforehand, because their builds are not reproducible.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from autorl_hpc.stage.sources import Say, alone, check_space, in_words, remove_f
 from autorl_hpc.states import Fault
 
 PREFIX = "env:"
-"""What the name of an environment begins with, on the command line."""
+"""Prefix of environment names on the command line."""
 
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
-"""https://github.com/apptainer/sif: the launch script of 32 bytes comes first."""
+"""https://github.com/apptainer/sif: the magic follows a launch script of 32 bytes."""
 
 COMPILED_SHARE = 1.5
-"""Installed files and their compiled ones, against the unpacked wheels."""
+"""Size of installed and compiled files relative to the unpacked wheels."""
 
 
 def stage_environment(
@@ -56,15 +56,15 @@ def stage_environment(
     again: bool = False,
     say: Say = lambda _: None,
 ) -> StoreManifest:
-    """Stages the environment `name` from a requirements file, or from an image.
+    """Stage the environment `name` from a requirements file or an image.
 
     Args:
-        requirements: as pip reads it; none: `requirements.lock` in `source`.
-        source: a folder of wheels, instead of the package index; or a `.sif` image.
-        again: make it anew; with neither of the two, a venv out of its own wheels.
+        requirements: as pip reads it; default: `requirements.lock` in `source`.
+        source: a folder of wheels to use instead of the package index, or a `.sif` image.
+        again: build it again; without the other two, from the venv's own wheels.
 
     Raises:
-        AutorlError: a package has no wheel, a hash is wrong, the disk is too small.
+        AutorlError: a package has no wheel, a hash is wrong, or the disk is too small.
     """
     if not is_name(name):
         raise AutorlError(
@@ -101,13 +101,13 @@ def _requirements(name: str, given: Path | None, source: Path | None) -> Path:
 
 
 def _origin(requirements: Path | None, source: Path | None) -> str:
-    """For the manifest; not the requirements' text, which may name an index with a password."""
+    """Return the origin for the manifest, without the requirements' text, which may contain an index's password."""
     index = "the package index" if source is None else str(source)
     return index if requirements is None else f"{requirements.name} ({file_sha256(requirements)[:12]}), from {index}"
 
 
 def python_tag() -> str:
-    """Of the Python that makes the venvs: wheels that fit one need not fit another."""
+    """Return the tag of the Python that builds the venvs; wheels for one tag may not fit another."""
     return f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
@@ -129,7 +129,7 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
 def install_image(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Puts the folder `work` with an image in its place."""
+    """Install the folder `work` with an image in it."""
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
     _check_expected(name, digest, expected)
@@ -151,7 +151,7 @@ def install_image(
 
 
 def _gather(name: str, work: Path, requirements: Path, source: Path | None, say: Say) -> None:
-    """Brings the wheels into `work/wheels/` and writes the lock file, which names each with its hash."""
+    """Download the wheels into `work/wheels/` and write the lock file with the hash of each."""
     wheels = work / WHEELS
     wheels.mkdir()
     say(f"{PREFIX}{name}: gathering wheels for {python_tag()}")
@@ -174,13 +174,13 @@ def _gather(name: str, work: Path, requirements: Path, source: Path | None, say:
 def build_environment(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Makes the venv of the wheels and the lock file in `work`, and points `name` to it.
+    """Build the venv from the wheels and the lock file in `work`, and point `name` to it.
 
     Args:
-        expected: the content hash that must come out.
+        expected: the required content hash.
 
     Raises:
-        AutorlError: another hash came out; pip failed.
+        AutorlError: the content hash differs, or pip failed.
     """
     wheels = sorted((work / WHEELS).iterdir())
     digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
@@ -195,7 +195,7 @@ def build_environment(
         if folder.exists():
             say(f"{PREFIX}{name}: what stands there is incomplete or was changed; making it anew")
             remove_folder(folder)
-        os.rename(work, folder)  # its last place, as long as it has no manifest: a venv can't be moved
+        os.rename(work, folder)  # a venv can't be moved later; without a manifest it is not staged yet
         say(f"{PREFIX}{name}: installing {len(wheels)} wheels, {in_words(unpacked)}")
         _make_venv(name, folder)
         _take_write_bits(folder)
@@ -214,7 +214,7 @@ def build_environment(
 
 def _make_venv(name: str, folder: Path) -> None:
     venv = folder / VENV
-    # Without pip: what is in an environment are its wheels, and nothing else; and some hosts' Python can't bring one.
+    # Without pip: an environment holds only its wheels, and some hosts' Python can't install pip.
     done = subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", str(venv)], capture_output=True, text=True, check=False
     )
@@ -260,7 +260,7 @@ def _pip(arguments: list[str], what: str, where: Path, next_step: str, fault: Fa
 
 
 def _last_line(output: str) -> str:
-    """What a program says of its failure, without the passwords that an index's address may hold."""
+    """Return the error lines of a program's output, without passwords in index addresses."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no output"]
     text = re.sub(r"//[^/@\s]+@", "//", " ".join(errors[:2] if errors[0].startswith("ERROR:") else errors[-1:]))
@@ -283,7 +283,7 @@ def _alone(root: Root, name: str) -> Iterator[None]:
 
 
 def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
-    """The environment with this content, if it is there and whole."""
+    """Return the environment with this content if it exists and is complete."""
     try:
         return verify_environment(root, name, digest)
     except AutorlError:
@@ -311,7 +311,7 @@ def _take_write_bits(folder: Path) -> None:
 
 
 def _point(root: Root, manifest: StoreManifest, say: Say) -> StoreManifest:
-    """Makes this environment the one that its name stands for."""
+    """Make this environment the current one of its name."""
     name, digest = manifest.name, str(manifest.content_hash)
     os.chmod(root.environment(name, digest), 0o555)
     atomic.write_json(

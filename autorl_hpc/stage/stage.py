@@ -1,4 +1,4 @@
-"""`autorl-hpc stage`: what a name stands for, and where it comes from."""
+"""`autorl-hpc stage`: dispatch names to tasks, models and environments, unpack and pack bundles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from autorl_hpc.tasks.loader import load_task
 
 
 def is_bundle(source: Path | None) -> bool:
-    """Whether `--from` gives a bundle: by its content, whatever its name; or by its name, so that a damaged one is called so."""
+    """Return whether `--from` is a bundle, by content or by name (so that a damaged bundle is reported as one)."""
     return (
         source is not None and source.is_file() and (source.name.endswith(SUFFIXES) or packing_of(source) is not None)
     )
@@ -27,15 +27,15 @@ def is_bundle(source: Path | None) -> bool:
 
 @dataclass(frozen=True)
 class Ways:
-    """How things are staged.
+    """Options of staging.
 
     Attributes:
-        source: where from, instead of a download: a folder (of each task its own below it, if there is one), wheel, image or
-            bundle.
+        source: where to take files from instead of a download: a folder (with a subfolder per task, if there is one), wheel,
+            image or bundle.
         requirements: of an environment.
-        bundle: the file that what was staged is packed into.
-        again: whether staged or not.
-        keep_sources: leave downloads where they are.
+        bundle: the file to pack the staged parts into.
+        again: stage even if staged already.
+        keep_sources: keep downloads.
     """
 
     source: Path | None = None
@@ -49,10 +49,10 @@ PLAIN = Ways()
 
 
 def stage(root: Root, names: list[str], ways: Ways = PLAIN, say: Say = lambda _: None) -> list[dict[str, Any]]:
-    """Stages all that is named (none: all that the bundle `ways.source` holds), and packs it, if that is asked.
+    """Stage all `names` (none: everything in the bundle `ways.source`), and pack them if requested.
 
     Returns:
-        the manifests, and what was packed.
+        the manifests, and the bundle if one was packed.
 
     Raises:
         AutorlError: see the parts.
@@ -99,12 +99,12 @@ def _stage_one(root: Root, name: str, ways: Ways, say: Say) -> list[StoreManifes
 
 
 def _folder_of(name: str, source: Path | None) -> Path | None:
-    """Of a folder with the files of several tasks, that of one: DIR/TASK where it is there, else DIR itself."""
+    """Return DIR/TASK if it exists, because DIR may hold the files of several tasks; else DIR."""
     return source if source is None or not (source / name).is_dir() else source / name
 
 
 def _as_json(manifest: StoreManifest) -> dict[str, Any]:
     value = manifest.model_dump(mode="json")
-    if manifest.kind == "environment":  # a venv has ten thousand files, each described in its MANIFEST.json
+    if manifest.kind == "environment":  # a venv has ten thousand files; MANIFEST.json describes each
         value["files"] = [file for file in value["files"] if not file["path"].startswith("venv/")]
     return value

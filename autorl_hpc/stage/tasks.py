@@ -1,7 +1,7 @@
-"""Staging a task: its prepare.py makes the training files and the two held-out splits, and every hash is checked.
+"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash.
 
 Training files go to store/, held-out items to vault/ with mode 0700. A folder gets its manifest last and its name by
-rename, so a staging that was killed leaves nothing that looks staged.
+rename, so a killed staging leaves nothing that looks staged.
 """
 
 from __future__ import annotations
@@ -45,19 +45,18 @@ from autorl_hpc.tasks.heldout import (
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
 
-# Source files that nobody serves as they are: made of one that is served, and pinned by what is in them.
+# --- derived source files: made from a download, and pinned by their content
 #
-# `first_rows_jsonl_gz`: the first rows of a JSON list, one a line as Python's json writes them (not escaped), packed by gzip. The
-# pin is over the text, since each version of zlib packs it into other bytes; a file of such a source is therefore also taken
-# if its text is the pinned one.
+# `first_rows_jsonl_gz`: the first rows of a JSON list, one per line as Python's json writes them (not escaped), gzipped. The pin
+# covers the text, because zlib versions compress differently; so a file whose text matches is accepted too.
 
 MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
 MAX_TEXT_BYTES: Final = 256 * 1024 * 1024
-"""Of the unpacked text: a small file can unpack to anything."""
+"""Limit for the unpacked text, because a small file can unpack to any size."""
 
 
 def is_pinned(path: Path, pinned: SourceFile) -> str | None:
-    """None if the file is the one that the task pins, else its sha256."""
+    """Return None if the file matches the task's pin, else its sha256."""
     digest = file_sha256(path)
     if digest == pinned.sha256 or (pinned.derived is not None and _text_sha256(path) == pinned.derived.sha256):
         return None
@@ -65,10 +64,10 @@ def is_pinned(path: Path, pinned: SourceFile) -> str | None:
 
 
 def make_derived(raw: Path, target: Path, derived: Derived) -> None:
-    """Makes the file out of the one that was downloaded.
+    """Make the derived file from the download.
 
     Raises:
-        AutorlError: that one is no such list, or what was made is not what the task pins.
+        AutorlError: the download is not a suitable list, or the result does not match the pin.
     """
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
@@ -77,7 +76,7 @@ def make_derived(raw: Path, target: Path, derived: Derived) -> None:
     if not isinstance(rows, list) or len(rows) < derived.n:
         held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
         raise _refused(target, derived, f"holds {held}, needed are {derived.n} rows")
-    # Half of a surrogate pair can stand in JSON and in no file.
+    # JSON may contain half of a surrogate pair, which UTF-8 can't encode.
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: derived.n]).encode("utf-8", "replace")
     made = hashlib.sha256(text).hexdigest()
     if made != derived.sha256:
@@ -91,7 +90,7 @@ def _text_sha256(path: Path) -> str | None:
         text = unpack.decompress(reading.read_bytes(path, max_bytes=MAX_TEXT_BYTES), MAX_TEXT_BYTES)
     except (zlib.error, ValueError):
         return None
-    # Neither cut, nor too long, nor with something behind it.
+    # not truncated, not too long, no data after the end
     return hashlib.sha256(text).hexdigest() if unpack.eof and not unpack.unused_data else None
 
 
@@ -104,22 +103,22 @@ def _refused(target: Path, derived: Derived, words: str) -> AutorlError:
     )
 
 
-# Fetching a task's source files from where task.yaml says they are, each against its pin.
+# --- fetching a task's source files, each checked against its pin
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A source file and where it is fetched from; no address: only a person can get it."""
+    """A source file and its address; without an address only a person can get it."""
 
     pinned: SourceFile
     address: HttpSource | None
 
 
 def wanted_sources(task: Task) -> list[Wanted]:
-    """The task's source files.
+    """Return the task's source files.
 
     Raises:
-        AutorlError: an address in task.yaml is none.
+        AutorlError: an address in task.yaml is invalid.
     """
     found = []
     for source in task.file.sources:
@@ -138,11 +137,11 @@ def wanted_sources(task: Task) -> list[Wanted]:
 def fetch_sources(
     root: Root, task: Task, wanted: list[Wanted], *, say: Say = lambda _: None, patience: Patience = PATIENCE
 ) -> Path:
-    """The folder with the task's source files, after all that have an address were downloaded into it.
+    """Download all source files that have an address, and return their folder.
 
     Raises:
-        NoNetwork: with the list of what to fetch elsewhere.
-        AutorlError: a file could not be had, or is not the pinned one.
+        NoNetwork: with the list of files to fetch elsewhere.
+        AutorlError: a download failed, or a file does not match its pin.
     """
     folder = sources_folder(root, task.name)
     for place in (root.vault, folder.parent, folder):
@@ -176,12 +175,12 @@ def fetch_sources(
 
 
 def sources_folder(root: Root, name: str) -> Path:
-    """Where downloads are kept until they are staged: in the vault, since held-out items are made of them."""
+    """Return the folder for downloads until they are staged; in the vault, because they contain the held-out items."""
     return root.vault / ".sources" / name
 
 
 def remove_sources(root: Root, name: str) -> None:
-    """Frees what was downloaded."""
+    """Delete the downloads."""
     shutil.rmtree(sources_folder(root, name), ignore_errors=True)
 
 
@@ -202,19 +201,19 @@ def _ways_out(task: Task, wanted: list[Wanted]) -> str:
     return "\n".join(lines)
 
 
-# Staging a folder in rl-smith's form: its rows are cut into three splits, and what was made is what is pinned.
+# --- rl-smith folders: rows are cut into three splits, and the result is pinned
 
 MAX_SHOWN_CHARS = 500
 
 
 def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task:
-    """Writes training rows and held-out items below `work`; the task with their pins.
+    """Write training rows and held-out items below `work`; return the task with their pins.
 
     Args:
-        source: a folder with train.jsonl, in the place of the task folder's own rows.
+        source: a folder with train.jsonl, used instead of the task's own rows.
 
     Raises:
-        AutorlError: there are no rows, too few of them, or one can't be read; download_data.py failed.
+        AutorlError: rows are missing, too few or unreadable, or download_data.py failed.
     """
     assert task.smith is not None
     data = task.folder / DATA if source is None else source / Path(DATA).name
@@ -234,8 +233,8 @@ def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task
 
 
 def _downloaded(task: Task, copy: Path, say: Say) -> Path:
-    """data/train.jsonl as the task's own download_data.py makes it, in a private copy of the folder: the rows that will be
-    held out then lie nowhere else."""
+    """Run the task's download_data.py in a private copy of its folder, so that future held-out rows are nowhere else. Return
+    the path of data/train.jsonl."""
     script = task.folder / DOWNLOAD
     if not script.is_file():
         raise AutorlError(
@@ -270,13 +269,13 @@ def stage_task(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> StagedTask:
-    """Stages `task` from the files in `source`; without one they are downloaded, where the task needs any.
+    """Stage `task` from the files in `source`; without it, download them if the task needs any.
 
     Args:
-        keep_sources: leave what was downloaded in `vault/.sources/`.
+        keep_sources: keep downloads in `vault/.sources/`.
 
     Raises:
-        AutorlError: a source file is missing or is not the pinned one; a made file differs from the task's pin.
+        AutorlError: a source file is missing or does not match its pin, or a prepared file does not.
     """
     check_task(task)
     if (
@@ -290,7 +289,7 @@ def stage_task(
     if downloads:
         source = _download(root, task, say)
     _check_sources(task, source, say)
-    # In the vault: the held-out items lie in it, and a staging that is killed leaves it behind.
+    # In the vault, because it contains held-out items and a killed staging leaves it behind.
     work = root.vault / f".tmp-{task.name}-{os.getpid()}"
     try:
         shutil.rmtree(work, ignore_errors=True)
@@ -332,17 +331,16 @@ def stage_task(
 
 
 def lasting(error: OSError, work: Path, root: Root) -> Path:
-    """The place to name in a message: the file that could not be read or written, unless it lay in the folder that is gone
-    by the time somebody looks."""
+    """Return the path for an error message: the failed file, unless it was in the work folder, which is deleted by then."""
     named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes, os.PathLike)) else work
     return root.path if named.is_relative_to(work) else named
 
 
 def _download(root: Root, task: Task, say: Say) -> Path:
-    """The folder of the source files, fetched.
+    """Fetch the source files and return their folder.
 
     Raises:
-        AutorlError: one that the task needs can't be fetched by machine, or a download failed.
+        AutorlError: a required file has no address, or a download failed.
     """
     wanted = wanted_sources(task)
     by_hand = [one.pinned for one in wanted if one.address is None and not one.pinned.optional]
@@ -384,7 +382,7 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
 
 
 def _purpose(task: Task, pinned: SourceFile) -> str:
-    """An optional source with what it is for and where it comes from."""
+    """Return an optional source file with its purpose and origin."""
     needing = [recipe.name for recipe in task.file.recipes if pinned.file in recipe_files(recipe)]
     use = f", for recipe {', '.join(needing)}" if needing else ""
     return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
@@ -410,7 +408,7 @@ def _load_prepare(task: Task) -> ModuleType:
 
 
 def _prepare(task: Task, source: Path | None, work: Path) -> None:
-    """Runs the task's prepare.py.
+    """Run the task's prepare.py.
 
     Raises:
         AutorlError: it failed.
@@ -425,8 +423,7 @@ def _prepare(task: Task, source: Path | None, work: Path) -> None:
 def _own_code(
     task: Task, verb: str, next_step: str, passed: tuple[type[Exception], ...] = (AutorlError,)
 ) -> Iterator[None]:
-    """Around code of the task's folder: what it raises is its defect but for `passed`, and a program that calls `sys.exit` has not
-    prepared."""
+    """Wrap code of the task's folder: its errors (except `passed`) and `sys.exit` are reported as its defects."""
     path = task.folder / "prepare.py"
     try:
         yield
@@ -449,7 +446,7 @@ def _words(error: BaseException) -> str:
 
 
 def _made(work: Path, names: list[str]) -> list[str]:
-    """Those that were made: an optional source that is not there leaves a file out."""
+    """Return the names that exist; without an optional source, a file is left out."""
     return [name for name in names if (work / name).is_file()]
 
 
@@ -467,7 +464,7 @@ def _check_pins(task: Task, work: Path) -> None:
                 next_step="task.yaml and prepare.py must be changed together",
                 exit_code=Exit.FAILED,
             )
-    if task.smith is None:  # its rows were looked at one by one
+    if task.smith is None:  # smith rows were checked one by one
         check_items(task, work, task.folder / "prepare.py")
 
 
@@ -483,7 +480,7 @@ def _install(work: Path, names: list[str], target: Path, manifest: StoreManifest
 
 
 def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
-    """Puts `fresh` in the place of `target` and takes the write bits away."""
+    """Replace `target` by `fresh` and remove write permissions."""
     for parent, folders, names in os.walk(fresh):
         for name in names:
             os.chmod(Path(parent) / name, 0o400 if private else 0o444)
@@ -492,7 +489,7 @@ def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
     os.chmod(fresh, 0o700 if private else 0o755)
     if target.exists():
         old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
-        remove_folder(old)  # of a process with this number that was killed
+        remove_folder(old)  # left by a killed process with the same pid
         os.rename(target, old)
         try:
             os.rename(fresh, target)
