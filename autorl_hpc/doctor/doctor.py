@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -63,7 +62,8 @@ def _everything(root: Path, profile: ClusterProfile | None, *, jobs: bool, say: 
     found += wrong
     home = storage.existing(Path.home())  # caches and environments are there, often below a small quota
     found += examine("Home", _kind_and_space(home, like=place))
-    return found + host.check_agents(profile) + host.check_engine(profile) + _here()
+    found += host.check_agents(profile) + host.check_engine(profile)
+    return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 
 def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
@@ -126,26 +126,6 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _here() -> list[Finding]:
-    env = os.environ
-    groups = {
-        "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
-        "GPUs of this host": [Check("GPUs", lambda: host.check_gpus(env), 40.0)],
-        "Sandbox, on this host": [Check("sandbox", host.check_sandbox, 60.0)],
-        "Offline": [Check("offline variables", lambda: host.offline(env))],
-        "This host": [
-            Check("Python", host.python),
-            Check("packages", host.imports, 60.0),
-            Check("memory and CPUs", host.memory),
-            Check("open files", host.open_files),
-            Check("processes of yours", host.processes_allowed),
-            Check("processes of others", host.others),
-            Check("control groups", host.control_groups),
-        ],
-    }
-    return [finding for group, checks in groups.items() for finding in examine(group, checks)]
-
-
 def exit_code(findings: Sequence[Finding]) -> Exit:
     """Return 3 where nothing could be examined, 1 where there is a problem, else 0."""
     if all(finding.state is State.UNKNOWN for finding in findings):
@@ -164,13 +144,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 
 # The page on a terminal: one line a finding, and what follows from those that are not ok. Made for 80 columns and more.
 
-STYLES = {
-    State.OK: "green",
-    State.NOTE: "cyan",
-    State.WARNING: "yellow",
-    State.PROBLEM: "bold red",
-    State.UNKNOWN: "magenta",
-}
+STYLES = dict(zip(State, ("green", "cyan", "yellow", "bold red", "magenta"), strict=True))
 STATE_WIDTH = 8
 CHECK_WIDTH = 26
 LEAST_WIDTH = 60

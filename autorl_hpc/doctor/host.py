@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from autorl_hpc import __version__
@@ -343,6 +344,33 @@ def _engine(profile: ClusterProfile | None) -> Finding:
     return note("vLLM", seen.value, f"an experiment with `grader: {{engine: vllm}}` {what}", seen.do_this)
 
 
+NOT_IN_JOBS = ("level of runs", "processes of yours", "processes of others")
+
+
+def checks(asked: int | None = None) -> dict[str, list[Check]]:
+    """Return the checks of this host, by group.
+
+    Args:
+        asked: how many GPUs this process's job asked for; None: it is in no job.
+    """
+    env = os.environ
+    return {
+        "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
+        "GPUs of this host": [Check("GPUs", lambda: check_gpus(env, asked), 40.0)],
+        "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
+        "Offline": [Check("offline variables", lambda: offline(env))],
+        "This host": [
+            Check("Python", python),
+            Check("packages", imports, 60.0),
+            Check("memory and CPUs", memory),
+            Check("open files", open_files),
+            Check("processes of yours", processes_allowed),
+            Check("processes of others", others),
+            Check("control groups", control_groups),
+        ],
+    }
+
+
 # What a job sees on its node, under the Python that jobs use
 
 
@@ -360,21 +388,13 @@ def folder_seen(name: str, path: Path) -> Finding:
 
 def main(out: str, asked: str, *folders: str) -> int:
     """Write the findings of a job; the file appears by rename."""
-    env, named = os.environ, zip(("root", "scratch"), map(Path, folders), strict=False)
-    checks = [
-        Check("Python", python),
-        Check("GPUs", lambda: check_gpus(env, int(asked)), 40.0),
-        *(Check(name, partial(folder_seen, name, path)) for name, path in named),
-        Check("temporary folders", lambda: storage.temporaries(env)),
-        Check("memory and CPUs", memory),
-        Check("open files", open_files),
-        Check("control groups", control_groups),
-        Check("sandbox", lambda: check_sandbox()[1:], 60.0),
-        Check("offline", lambda: offline(env)),
-        Check("packages", imports, 60.0),
-    ]
+    named = zip(("root", "scratch"), map(Path, folders), strict=False)
+    of_suite = [Check(name, partial(folder_seen, name, path)) for name, path in named]
+    found = examine("", [*of_suite, *chain(*checks(int(asked)).values())])
     temporary = Path(f"{out}.tmp")
-    temporary.write_text(json.dumps([finding.as_json() for finding in examine("", checks)]), encoding="utf-8")
+    temporary.write_text(
+        json.dumps([each.as_json() for each in found if each.check not in NOT_IN_JOBS]), encoding="utf-8"
+    )
     temporary.rename(out)
     return 0
 

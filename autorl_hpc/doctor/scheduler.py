@@ -104,8 +104,8 @@ def max_array_size(config: Config, profile: Profile) -> Finding:
     count = int(text)
     own = profile.limits.max_array_size if profile else None
     if own and own > count:
-        advice = f"`limits: {{max_array_size: {count}}}` in the profile, or none"
-        return problem(name, f"{count}, and the profile says {own}", "sbatch refuses an array that is larger", advice)
+        so_what, value = "sbatch refuses an array that is larger", f"{count}, and the profile says {own}"
+        return problem(name, value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
     if count <= 1:
         return problem(name, f"{count}: arrays are off", "agents are submitted as arrays", "ask the site")
     return ok(name, f"{count}; larger experiments are split")
@@ -130,12 +130,8 @@ def requeue(config: Config, profile: Profile) -> Finding:
     value = f"{'on' if on else 'off'} by default; the profile {'asks for it' if profile.requeue else 'forbids it'}"
     if profile.requeue:
         return ok("JobRequeue", value)
-    return note(
-        "JobRequeue",
-        value,
-        "a run whose node dies stays interrupted",
-        "launch again: it goes on where it stopped",
-    )
+    so_what = "a run whose node dies stays interrupted"
+    return note("JobRequeue", value, so_what, "launch again: it goes on where it stopped")
 
 
 def preemption(config: Config) -> Finding:

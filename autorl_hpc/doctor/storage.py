@@ -32,18 +32,8 @@ LOW_FILES = 100_000
 
 MEMORY_KINDS = ("tmpfs", "ramfs")
 LOCAL_KINDS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs")
-TOLD_OPTIONS = {
-    "lookupcache",
-    "actimeo",
-    "acregmin",
-    "acregmax",
-    "acdirmin",
-    "acdirmax",
-    "noac",
-    "nolock",
-    "local_lock",
-}
-TOLD_OPTIONS |= {"flock", "localflock", "noflock", "noexec", "ro", "vers", "soft"}
+TOLD_OPTIONS = {"lookupcache", "actimeo", "acregmin", "acregmax", "acdirmin", "acdirmax", "noac", "local_lock"}
+TOLD_OPTIONS |= {"nolock", "flock", "localflock", "noflock", "noexec", "ro", "vers", "soft"}
 """Options of a mount that change what the suite or an agent can do there."""
 
 OTHER = "use another file system (--root, or `scratch` in the cluster's profile)"
