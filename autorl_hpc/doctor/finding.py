@@ -1,29 +1,30 @@
-"""What a check found, and how checks are run: none raises, none hangs."""
+"""Findings of the doctor, and how checks are run: no check raises or hangs."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autorl_hpc.cluster import vllm_program
+from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.states import StrEnum
 
 CHECK_LIMIT_S = 30.0
-"""A file system that hangs, hangs for ever; one that is slow has answered within seconds."""
+TOOL_LIMIT_S = 10.0
+"""`quota` asks every file server; one that is down keeps it waiting."""
 
 MAX_VALUE_CHARS = 600
 
 
 class State(StrEnum):
-    """How a finding stands."""
+    """What a finding means for runs."""
 
     OK = "ok"
     NOTE = "note"  # worth knowing; nothing will fail because of it
-    WARNING = "warning"  # something may fail, or is slower or less than one would think
+    WARNING = "warning"  # something may fail, or is slower or less than expected
     PROBLEM = "problem"  # something the suite needs doesn't work
     UNKNOWN = "unknown"  # it could not be found out
 
@@ -37,7 +38,7 @@ class Finding:
         value: what was found.
         so_what: what follows for runs.
         do_this: what helps.
-        group: the part of the page; set by `examine`.
+        group: the part of the page; set by `examine` or `in_group`.
     """
 
     check: str
@@ -48,19 +49,12 @@ class Finding:
     group: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """The same for programs."""
-        return {
-            "group": self.group,
-            "check": self.check,
-            "state": str(self.state),
-            "value": self.value,
-            "so_what": self.so_what,
-            "do_this": self.do_this,
-        }
+        """Return the fields with the state as a plain string."""
+        return {**asdict(self), "state": str(self.state)}
 
 
 def from_json(value: Any) -> Finding | None:
-    """A finding that another process wrote; None if it is none."""
+    """Parse a finding that another process wrote; None if it is none."""
     try:
         fields = {name: clean(str(value[name])) for name in ("check", "value", "so_what", "do_this", "group")}
         return Finding(state=State(value["state"]), **fields)
@@ -74,39 +68,44 @@ NOT_KNOWN = "what follows from it can't be said beforehand"
 
 
 def ok(check: str, value: str) -> Finding:
-    """Nothing to do."""
+    """Return a finding with nothing to do."""
     return Finding(check, State.OK, clean(value))
 
 
 def note(check: str, value: str, so_what: str, do_this: str = "") -> Finding:
-    """Worth knowing."""
+    """Return a finding that is worth knowing."""
     return Finding(check, State.NOTE, clean(value), so_what, do_this or NOTHING_TO_DO)
 
 
 def warning(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """May fail."""
+    """Return a finding by which something may fail."""
     return Finding(check, State.WARNING, clean(value), so_what, do_this)
 
 
 def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """Doesn't work."""
+    """Return a finding by which something doesn't work."""
     return Finding(check, State.PROBLEM, clean(value), so_what, do_this)
 
 
 def unknown(check: str, value: str, so_what: str = "", do_this: str = "") -> Finding:
-    """Could not be found out; `value` says why."""
+    """Return a finding for what could not be found out; `value` says why."""
     return Finding(check, State.UNKNOWN, clean(value), so_what or NOT_KNOWN, do_this or ASK_AGAIN)
 
 
 def clean(text: str) -> str:
-    """One line without control characters: what other programs say must not steer the terminal."""
+    """Return one line without control characters, since what other programs print must not steer the terminal."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
     return line if len(line) <= MAX_VALUE_CHARS else line[: MAX_VALUE_CHARS - 3] + "..."
 
 
+def in_group(group: str, *found: Finding) -> list[Finding]:
+    """Return the findings under a group's name."""
+    return [replace(finding, group=group) for finding in found]
+
+
 @dataclass(frozen=True)
 class Check:
-    """One thing to look at. `look` may give several findings, may raise, may hang."""
+    """One thing to look at. `look` may give several findings, raise, or hang."""
 
     name: str
     look: Callable[[], Finding | Iterable[Finding]]
@@ -114,12 +113,12 @@ class Check:
 
 
 def examine(group: str, checks: Iterable[Check]) -> list[Finding]:
-    """Runs the checks one after the other, each within its time limit."""
-    return [replace(found, group=group) for check in checks for found in _run(check)]
+    """Run the checks one after the other, each within its time limit."""
+    return in_group(group, *(found for check in checks for found in _run(check)))
 
 
 def _run(check: Check) -> list[Finding]:
-    """In a thread of its own: a call that the kernel doesn't answer can't be ended, only left behind."""
+    """Run a check in its own thread: a call that the kernel doesn't answer can't be ended, only left behind."""
     done: list[list[Finding]] = []
 
     def look() -> None:
@@ -133,45 +132,26 @@ def _run(check: Check) -> list[Finding]:
     thread = threading.Thread(target=look, daemon=True, name=f"doctor {check.name}")
     thread.start()
     thread.join(check.limit_s)
-    if done:
-        return done[0]
-    return [
-        unknown(
-            check.name,
-            f"no answer within {check.limit_s:.0f} s",
-            "what hangs here will hang in a job too",
-            "try the same by hand; tell the site's people if it hangs",
-        )
-    ]
+    value = f"no answer within {check.limit_s:.0f} s"
+    so_what, advice = (
+        "what hangs here will hang in a job too",
+        "try the same by hand; tell the site's people if it hangs",
+    )
+    return done[0] if done else [unknown(check.name, value, so_what, advice)]
 
 
-# Other programs, asked so that they can't hang a check; Slurm's clients are `cluster.commands`.
-
-TOOL_LIMIT_S = 10.0
-"""quota asks every file server; one that is down keeps it waiting."""
-
-MOST_WORDS = 200
+def ask(*argv: str, limit_s: float = TOOL_LIMIT_S) -> ProgramAnswer:
+    """Run another program within a time limit, with its messages in English."""
+    return vllm_program.ask(argv, env={**os.environ, "LC_ALL": "C"}, limit_s=limit_s)
 
 
-class ToolAnswer(vllm_program.ProgramAnswer):
-    """What a program said."""
-
-    @property
-    def said(self) -> str:
-        """Its last words."""
-        return self.last_words(MOST_WORDS) or "nothing"
-
-
-def ask(argv: Sequence[str], *, limit_s: float = TOOL_LIMIT_S) -> ToolAnswer | None:
-    """What a program prints; None: it is not here."""
-    if shutil.which(argv[0]) is None:
-        return None
-    answer = vllm_program.ask(argv, env={**os.environ, "LC_ALL": "C"}, limit_s=limit_s)
-    return ToolAnswer(answer.code, answer.out, answer.err)
+def said(answer: ProgramAnswer) -> str:
+    """Return a program's last words."""
+    return answer.last_words(200) or "nothing"
 
 
 def span(seconds: float) -> str:
-    """Such as 12 ms, 1.4 s, 90 s, 12 min, 8 h, 3 days."""
+    """Format a time: 12 ms, 1.4 s, 90 s, 12 min, 8 h, 3 days."""
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
     for unit, size, above in (("days", 86400, 2 * 86400), ("h", 3600, 2 * 3600), ("min", 60, 120)):
@@ -181,9 +161,9 @@ def span(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024 or unit == "TiB":
-            return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
+    """Format a number of bytes: 5 B, 2.0 KiB, 50 GiB."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
         count /= 1024
-    raise AssertionError
+        del units[0]
+    return f"{count:.0f} {units[0]}" if count >= 10 or units[0] == "B" else f"{count:.1f} {units[0]}"

@@ -1,7 +1,12 @@
-"""This host: Python, open files, processes of others, memory, control groups, variables that keep programs offline."""
+"""Check this host: Python, limits, GPUs, sandboxes, programs of agents and graders. Jobs of the doctor run the same on a node:
+
+python -m autorl_hpc.doctor.host OUT.json GPUS FOLDER ...
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import platform
 import re
@@ -13,36 +18,29 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from autorl_hpc import __version__
 from autorl_hpc.agents import agent_names, load_agent
-from autorl_hpc.agents.program_check import (
-    PROGRAM_LIMIT_S,
-    SETUP_LIMIT_S,
-    Looked,
-    Where,
-    has_checks,
-    look,
-    where_agents_run,
-)
-from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, look_for_engine
+from autorl_hpc.agents.program_check import PROGRAM_LIMIT_S, SETUP_LIMIT_S, Where, has_checks, look, where_agents_run
+from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, ProgramAnswer, look_for_engine
+from autorl_hpc.doctor import storage
 from autorl_hpc.doctor.finding import (
     Check,
     Finding,
     State,
-    ToolAnswer,
     ask,
     examine,
     note,
     ok,
     problem,
+    said,
     size,
     span,
     unknown,
     warning,
 )
-from autorl_hpc.doctor.storage import mounts
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.levels import LEVELS, Level
@@ -50,21 +48,19 @@ from autorl_hpc.sandbox.prove import probe
 from autorl_hpc.sandbox.sandbox_plan import SOCKET_NAME, SandboxPlan, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.states import Network, SandboxLevel
 
-LEAST_OPEN_FILES = 1024
+LEAST_OPEN_FILES = LEAST_PROCESSES = 1024
 SLOW_IMPORT_S = 15.0
 MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")
 """What jobs import."""
 
 
 def python() -> Finding:
-    """Which Python, and which autorl-hpc."""
+    """Tell the versions of Python and autorl-hpc."""
     return ok("Python", f"{platform.python_version()}, autorl-hpc {__version__}")
 
 
 def imports() -> Finding:
-    """Whether this Python has what jobs need, and how long it takes: a shared file system may be slow with small files."""
-    import importlib
-
+    """Import what jobs need, and measure the time: a shared file system may be slow with small files."""
     missing = []
     began = time.monotonic()
     for name in MODULES:
@@ -74,12 +70,11 @@ def imports() -> Finding:
             missing.append(f"{name} ({error})")
     took = time.monotonic() - began
     if missing:
-        return problem(
-            "packages",
-            f"missing in {sys.executable}: {', '.join(missing)}",
-            "jobs end at their first line",
-            "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see",
+        value = f"missing in {sys.executable}: {', '.join(missing)}"
+        advice = (
+            "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see"
         )
+        return problem("packages", value, "jobs end at their first line", advice)
     value = f"all there, imported in {span(took)}"
     if took > SLOW_IMPORT_S:
         return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
@@ -87,7 +82,7 @@ def imports() -> Finding:
 
 
 def open_files() -> Finding:
-    """ulimit -n."""
+    """Judge `ulimit -n`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     value = f"{_limit(soft)} (may be raised to {_limit(hard)})"
     if 0 <= soft < LEAST_OPEN_FILES:
@@ -97,12 +92,13 @@ def open_files() -> Finding:
 
 
 def processes_allowed() -> Finding:
-    """ulimit -u."""
+    """Judge `ulimit -u`."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    if 0 <= soft < 1024:
+    value = f"at most {_limit(soft)}"
+    if 0 <= soft < LEAST_PROCESSES:
         so_what = "it counts all your processes and threads on a host; training starts hundreds"
-        return warning("processes of yours", f"at most {soft}", so_what, "work in jobs, or ask for a higher limit")
-    return ok("processes of yours", f"at most {_limit(soft)}")
+        return warning("processes of yours", value, so_what, "work in jobs, or ask for a higher limit")
+    return ok("processes of yours", value)
 
 
 def _limit(value: int) -> str:
@@ -110,28 +106,27 @@ def _limit(value: int) -> str:
 
 
 def others(proc: Path = Path("/proc"), uid: int | None = None) -> Finding:
-    """Whether processes of other users can be seen."""
+    """Tell whether processes of other users can be seen."""
     me = os.geteuid() if uid is None else uid
-    hidden = [o for m in mounts(proc) if m.kind == "proc" for o in m.options if o.startswith("hidepid=")]
+    hidden = [o for m in storage.mounts(proc) if m.kind == "proc" for o in m.options if o.startswith("hidepid=")]
+    option = f" ({hidden[-1]})" if hidden else ""
     seen = 0
-    for entry in proc.iterdir():
-        if entry.name.isdigit():
-            try:
-                seen += entry.stat().st_uid != me and (entry / "cmdline").read_bytes() != b""
-            except OSError:
-                continue
+    for entry in proc.glob("[0-9]*"):
+        try:
+            seen += entry.stat().st_uid != me and (entry / "cmdline").read_bytes() != b""
+        except OSError:
+            continue
     if seen:
-        return note(
-            "processes of others",
-            f"{seen} seen" + (f" ({hidden[-1]})" if hidden else ""),
+        so_what, advice = (
             "others see your processes' command lines too",
             "never put a key or password on a command line",
         )
-    return ok("processes of others", "none seen" + (f" ({hidden[-1]})" if hidden else ""))
+        return note("processes of others", f"{seen} seen{option}", so_what, advice)
+    return ok("processes of others", f"none seen{option}")
 
 
 def control_groups(cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Version 1, 2, or none."""
+    """Tell the version of control groups."""
     if (cgroup / "cgroup.controllers").is_file():
         return ok("control groups", "version 2")
     if any((cgroup / name).is_dir() for name in ("memory", "freezer", "pids")):
@@ -140,12 +135,12 @@ def control_groups(cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
 
 
 def memory(proc: Path = Path("/proc")) -> Finding:
-    """What this host has."""
-    for line in (proc / "meminfo").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("MemTotal:"):
-            count = int(line.split()[1]) * 1024
-            return ok("memory and CPUs", f"{size(count)}, {len(os.sched_getaffinity(0))} CPUs for this process")
-    return unknown("memory and CPUs", "/proc/meminfo doesn't tell")
+    """Tell this host's memory, and the CPUs of this process."""
+    match = re.search(r"(?m)^MemTotal:\s+(\d+)", (proc / "meminfo").read_text(encoding="ascii", errors="replace"))
+    if match is None:
+        return unknown("memory and CPUs", "/proc/meminfo doesn't tell")
+    cpus = len(os.sched_getaffinity(0))
+    return ok("memory and CPUs", f"{size(int(match[1]) * 1024)}, {cpus} CPUs for this process")
 
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -153,62 +148,40 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
 
 def offline(environment: Mapping[str, str]) -> list[Finding]:
-    """Only what is set: nothing is contacted."""
+    """Tell the variables that are set; nothing is contacted, and no proxy's address is shown."""
     there = [f"{name}={environment[name]}" for name in OFFLINE if environment.get(name)]
     value = ", ".join(there) or "none set"
-    found = [ok("offline variables", f"{value}; agents get HF_HUB_OFFLINE=1, TRANSFORMERS_OFFLINE=1")]
+    found = ok("offline variables", f"{value}; agents get HF_HUB_OFFLINE=1, TRANSFORMERS_OFFLINE=1")
     proxies = sorted({name.lower() for name in environment if name.lower() in PROXIES and environment[name]})
-    if proxies:
-        found.append(
-            note(
-                "proxies",
-                f"set: {', '.join(proxies)}",
-                "agents don't get them: what an agent downloads through a proxy fails",
-                "stage what agents need before (autorl-hpc stage)",
-            )
-        )
-    else:
-        found.append(ok("proxies", "none set"))
-    return found
+    if not proxies:
+        return [found, ok("proxies", "none set")]
+    so_what = "agents don't get them: what an agent downloads through a proxy fails"
+    advice = "stage what agents need before (autorl-hpc stage)"
+    return [found, note("proxies", f"set: {', '.join(proxies)}", so_what, advice)]
 
 
-def writable(folder: Path) -> Finding:
-    """Whether a new file can be made in the folder, by making one."""
-    path = folder / f".autorl-doctor-{os.getpid()}-{os.urandom(4).hex()}"
-    name = "write access"
-    try:
-        path.write_bytes(b"x")
-        path.unlink()
-    except OSError as error:
-        so_what = "nothing can be staged or launched there"
-        return problem(name, f"no: {error.strerror}", so_what, "choose a folder that you may write to (--root)")
-    return ok(name, "yes")
-
-
-# GPUs as a host shows them, and as a job is told which are its own.
+# GPUs as a host shows them, and as a job is told which are its own
 
 SMI_LIMIT_S = 30.0
 """A host with eight cards and no persistence daemon wakes them one by one."""
 
-NOT_NUMBERS = "programs that take the names in CUDA_VISIBLE_DEVICES for numbers fail"
-
 
 def cards() -> Finding:
-    """What `nvidia-smi -L` lists."""
-    return read_cards(ask(["nvidia-smi", "-L"], limit_s=SMI_LIMIT_S))
+    """Ask `nvidia-smi -L`."""
+    return read_cards(ask("nvidia-smi", "-L", limit_s=SMI_LIMIT_S))
 
 
-def read_cards(answer: ToolAnswer | None) -> Finding:
-    """Names, how many of each, and MIG slices."""
-    if answer is None:
+def read_cards(answer: ProgramAnswer) -> Finding:
+    """Count the names of cards and MIG slices."""
+    if answer.missing:
         return ok("cards", "no nvidia-smi on this host")
     if answer.code != 0:
         so_what = "programs here will find no GPU"
-        return unknown("cards", f"nvidia-smi fails: {answer.said}", so_what, "none is needed on a login node")
+        return unknown("cards", f"nvidia-smi fails: {said(answer)}", so_what, "none is needed on a login node")
     names = Counter(re.findall(r"(?m)^GPU \d+: (.+?) \(UUID: \S+\)", answer.out))
     slices = Counter(re.findall(r"(?m)^\s+MIG (\S+)", answer.out))
     if not names:
-        return ok("cards", "none") if not answer.out.strip() else unknown("cards", f"nvidia-smi says: {answer.said}")
+        return ok("cards", "none") if not answer.out.strip() else unknown("cards", f"nvidia-smi says: {said(answer)}")
     value = ", ".join(f"{count} x {name}" for name, count in names.items())
     if slices:
         value += "; MIG: " + ", ".join(f"{count} x {name}" for name, count in slices.items())
@@ -218,7 +191,7 @@ def read_cards(answer: ToolAnswer | None) -> Finding:
 
 
 def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding:
-    """The form of CUDA_VISIBLE_DEVICES.
+    """Judge CUDA_VISIBLE_DEVICES.
 
     Args:
         asked: how many GPUs this process's job asked for; None: it is in no job.
@@ -229,57 +202,48 @@ def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding
         if not asked:
             return ok(name, "not set")
         so_what = "Slurm doesn't tell a job which GPUs are its own: jobs on one node use the same ones"
-        return warning(
-            name, f"not set, though the job asked for {asked}", so_what, "set `gpu_wording` as the site asks"
-        )
-    parts = [part for part in text.split(",") if part.strip()]
-    forms = {_form(part.strip()) for part in parts}
-    value = f"{text or 'empty: no GPU'}" + (f" (by {' and '.join(sorted(forms))})" if forms else "")
+        value = f"not set, though the job asked for {asked}"
+        return warning(name, value, so_what, "set `gpu_wording` as the site asks")
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    forms = sorted({_form(part) for part in parts})
+    value = f"{text or 'empty: no GPU'}" + (f" (by {' and '.join(forms)})" if forms else "")
     if asked is not None and len(parts) != asked:
-        so_what = f"the job asked for {asked}"
-        return warning(name, value, so_what, "see `gpu_wording` and `gpu_type` of the cluster's profile")
-    if forms - {"index"}:
-        return note(name, value, NOT_NUMBERS, "look them up with nvidia-smi -L; agents get the variable as it is")
+        advice = "see `gpu_wording` and `gpu_type` of the cluster's profile"
+        return warning(name, value, f"the job asked for {asked}", advice)
+    if set(forms) - {"index"}:
+        so_what = "programs that take the names in CUDA_VISIBLE_DEVICES for numbers fail"
+        return note(name, value, so_what, "look them up with nvidia-smi -L; agents get the variable as it is")
     return ok(name, value)
 
 
 def _form(part: str) -> str:
-    if part.isdigit():
-        return "index"
     if part.startswith("MIG-"):
         return "MIG slice"
-    return "UUID" if part.startswith("GPU-") else "unknown name"
+    return "index" if part.isdigit() else "UUID" if part.startswith("GPU-") else "unknown name"
 
 
 def check_gpus(environment: Mapping[str, str], asked: int | None = None) -> list[Finding]:
-    """Of this host or job."""
+    """Judge the GPUs of this host or job."""
     return [cards(), visible(environment, asked)]
 
 
-# Which sandbox levels work here, by doing what an agent might: see sandbox/probing.py.
+# Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
 
-UNRANKED = "an agent could read held-out items, ledgers and your files: such scores never rank"
 PORT = 29570
 """Inside, where the way out is tried; one of those that level landlock leaves open."""
 
 
 def check_sandbox() -> list[Finding]:
-    """The level that runs on this host would have first, then each level with what it stops."""
+    """Tell the level that runs on this host would have, then what each level stops."""
+    tried = [level for level in LEVELS if level.name not in (SandboxLevel.NONE, SandboxLevel.APPTAINER)]
     with tempfile.TemporaryDirectory(prefix="autorl-") as folder:
         plan = _trial_plan(Path(folder))
-        found = [
-            _level(level, plan) for level in LEVELS if level.name not in (SandboxLevel.NONE, SandboxLevel.APPTAINER)
-        ]
-    works = [finding for finding in found if finding.state is State.OK]
-    if works:
+        found = [_level(level, plan) for level in tried]
+    so_what = "an agent could read held-out items, ledgers and your files: such scores never rank"
+    advice = "ask for user namespaces, or for a kernel with Landlock (5.13; 6.7 closes TCP too)"
+    first = note("level of runs", "none", so_what, advice)
+    if works := [finding for finding in found if finding.state is State.OK]:
         first = ok("level of runs", f"{works[0].check} on a host like this one")
-    else:
-        first = note(
-            "level of runs",
-            "none",
-            UNRANKED,
-            "ask for user namespaces, or for a kernel with Landlock (5.13; 6.7 closes TCP too)",
-        )
     return [first, *found, _container()]
 
 
@@ -301,21 +265,19 @@ def _level(level: Level, plan: SandboxPlan) -> Finding:
 
 
 def _container() -> Finding:
+    so_what = "environments that are images can't be used"
     for name in ("apptainer", "singularity"):
-        answer = ask([name, "--version"])
-        if answer is not None and answer.code == 0:
-            return ok(
-                "apptainer", f"{answer.out.strip()} (its version; it is tried in runs whose environment is an image)"
-            )
-        if answer is not None:
-            return note("apptainer", f"there, but fails: {answer.said}", "environments that are images can't be used")
-    return note(
-        "apptainer", "not here", "environments that are images can't be used", "often a module: module avail apptainer"
-    )
+        answer = ask(name, "--version")
+        if answer.code == 0:
+            value = f"{answer.out.strip()} (its version; it is tried in runs whose environment is an image)"
+            return ok("apptainer", value)
+        if not answer.missing:
+            return note("apptainer", f"there, but fails: {said(answer)}", so_what)
+    return note("apptainer", "not here", so_what, "often a module: module avail apptainer")
 
 
 def _trial_plan(folder: Path) -> SandboxPlan:
-    """A made-up world like that of an agent."""
+    """Make up a world like an agent's."""
     for name in ("vault", "store/data", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/data", "socket"):
         (folder / name).mkdir(parents=True)
     for name in ("vault/items", "store/data/train", "runs/run.json"):
@@ -336,64 +298,106 @@ def _trial_plan(folder: Path) -> SandboxPlan:
     )
 
 
-# The programs of agents on this host: most people have some of them, so one that is not here is no problem yet.
-
-AGENTS_GROUP = "Agents"
+# Programs of agents and graders: most experiments need few of them, so a missing one is no problem yet
 
 
 def check_agents(profile: ClusterProfile | None) -> list[Finding]:
-    """One finding or more for each agent that has a program."""
+    """Look for the program of each agent that has one."""
     where: list[Where] = []
 
-    def jobs() -> Finding:
+    def path_of_jobs() -> Finding:
         where.append(where_agents_run(profile))
         if where[0].doubt:
             return warning("PATH of jobs", where[0].doubt, "agents are looked for on this host's PATH", "correct them")
         return ok("PATH of jobs", where[0].path)
 
-    found = examine(AGENTS_GROUP, [Check("PATH of jobs", jobs, SETUP_LIMIT_S + 5)])
-    if not where:
-        return found
-    return found + examine(
-        AGENTS_GROUP,
-        [Check(name, partial(_agent_finding, name, where[0]), 2 * PROGRAM_LIMIT_S + 5) for name in agent_names()],
-    )
+    found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
+    limit_s = 2 * PROGRAM_LIMIT_S + 5
+    checks = [Check(name, partial(_agent, name, each), limit_s) for each in where for name in agent_names()]
+    return found + examine("Agents", checks)
 
 
-def _agent_finding(name: str, where: Where) -> list[Finding]:
+def _agent(name: str, where: Where) -> list[Finding]:
     try:
         agent = load_agent(name)
     except AutorlError as error:
         return [warning(name, error.what, "an experiment with it can't be launched", error.next_step or "")]
-    return [_finding(looked) for looked in look(agent, where)] if has_checks(agent.file) else []
-
-
-def _finding(looked: Looked) -> Finding:
-    if looked.state == "ok":
-        return ok(looked.agent, looked.value)
-    if looked.state == "note":
-        return note(looked.agent, looked.value, "it may work", looked.do_this)
-    return note(looked.agent, looked.value, "an experiment with it is refused", looked.do_this)
-
-
-# vLLM for graders: most experiments do without, so one that is not here is no problem yet.
-
-GRADERS_GROUP = "Graders"
+    so_what = {"note": "it may work", "problem": "an experiment with it is refused"}
+    return [
+        ok(name, seen.value) if seen.state == "ok" else note(name, seen.value, so_what[seen.state], seen.do_this)
+        for seen in (look(agent, where) if has_checks(agent.file) else [])
+    ]
 
 
 def check_engine(profile: ClusterProfile | None) -> list[Finding]:
-    """One finding."""
-    return examine(
-        GRADERS_GROUP, [Check("vLLM", partial(_engine_finding, profile), SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5)]
-    )
+    """Look for the vLLM of graders."""
+    limit_s = SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5
+    return examine("Graders", [Check("vLLM", partial(_engine, profile), limit_s)])
 
 
-def _engine_finding(profile: ClusterProfile | None) -> Finding:
+def _engine(profile: ClusterProfile | None) -> Finding:
     where = where_agents_run(profile)
     seen = look_for_engine(profile, where.environ, where.doubt)
     if seen.state == "ok":
         return ok("vLLM", seen.value)
-    so_what = "an experiment with `grader: {engine: vllm}` " + (
-        "is refused" if seen.state == "problem" else "may find none"
+    what = "is refused" if seen.state == "problem" else "may find none"
+    return note("vLLM", seen.value, f"an experiment with `grader: {{engine: vllm}}` {what}", seen.do_this)
+
+
+NOT_IN_JOBS = ("level of runs", "processes of yours", "processes of others")
+
+
+def checks(asked: int | None = None) -> dict[str, list[Check]]:
+    """Return the checks of this host, by group.
+
+    Args:
+        asked: how many GPUs this process's job asked for; None: it is in no job.
+    """
+    env = os.environ
+    return {
+        "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
+        "GPUs of this host": [Check("GPUs", lambda: check_gpus(env, asked), 40.0)],
+        "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
+        "Offline": [Check("offline variables", lambda: offline(env))],
+        "This host": [
+            Check("Python", python),
+            Check("packages", imports, 60.0),
+            Check("memory and CPUs", memory),
+            Check("open files", open_files),
+            Check("processes of yours", processes_allowed),
+            Check("processes of others", others),
+            Check("control groups", control_groups),
+        ],
+    }
+
+
+# What a job sees on its node, under the Python that jobs use
+
+
+def folder_seen(name: str, path: Path) -> Finding:
+    """Judge a folder of the suite, from the node."""
+    if not path.is_dir():
+        so_what = "jobs find nothing of what they need, or make a workspace that nobody else sees"
+        return problem(name, f"{path} is not on this node", so_what, "give a folder that all nodes share")
+    if not os.access(path, os.W_OK | os.X_OK):
+        value = f"{path} may not be written to from this node"
+        return problem(name, value, "jobs can't record anything", "mount it for writing")
+    mount = storage.mount_of(path)
+    return ok(name, f"{path} is there ({mount.told if mount else 'unknown kind'})")
+
+
+def main(out: str, asked: str, *folders: str) -> int:
+    """Write the findings of a job; the file appears by rename."""
+    named = zip(("root", "scratch"), map(Path, folders), strict=False)
+    of_suite = [Check(name, partial(folder_seen, name, path)) for name, path in named]
+    found = examine("", [*of_suite, *chain(*checks(int(asked)).values())])
+    temporary = Path(f"{out}.tmp")
+    temporary.write_text(
+        json.dumps([each.as_json() for each in found if each.check not in NOT_IN_JOBS]), encoding="utf-8"
     )
-    return note("vLLM", seen.value, so_what, seen.do_this)
+    temporary.rename(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,198 +1,241 @@
-"""One side of a pair of processes that find out how they see each other's files.
+"""Run one side of a pair of processes that find out how they see each other's files.
 
     python3 pair.py FOLDER a|b
 
-Needs the standard library and `post.py` beside it; runs on two nodes, or twice on one. Each side has a folder of messages; a
-message appears by rename and is waited for by listing. Side A acts and B watches, then both race. Each ends with a message
-`result`, raw: times by the writer's own clock, for `visibility` to judge. A also answers pings of a third side, `login`, until
-B is there.
+Runs on two nodes, or twice on one, with the standard library alone. Each side has a folder of messages; a message appears by
+rename and is waited for by listing. Side A acts and B watches, then both race. Each side ends with a message `result`: raw
+times by the writer's own clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
 """
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-try:
-    from autorl_hpc.doctor.post import PHASE_S, PINGS, POLL_S, Late, Post, below, offset, ping, pong, who
-except ImportError:  # a node where the package is not: that is for another check to tell
-    from post import PHASE_S, PINGS, POLL_S, Late, Post, below, offset, ping, pong, who  # type: ignore[no-redef]
+POLL_S = 0.02
+QUICK_POLL_S = 0.002
+"""While clocks are compared: the time of a poll adds to the uncertainty of the result."""
 
+PHASE_S = 15.0
+"""For an answer of the other side."""
+
+PINGS = 8
 HELLO_S = 240.0
 """The other side may still wait in the queue; whoever started the pair ends it earlier."""
 
 WATCH_S = 40.0
-"""An NFS client may believe for 30 s that a name it once missed is not there."""
+"""An NFS client may believe for 30 s that a name is absent."""
 
 TOTAL_S = HELLO_S + 120.0
 RACES = 30
 RACE_STEP_S = 0.015
 RACE_SPREAD_S = 0.006
-"""At most: B comes this much early or late, sweeping, so that the two meet though their clocks are known but roughly."""
+"""B comes at most this much early or late, sweeping, so that the two meet although their clocks are compared only roughly."""
 
 LEAD_S = 0.5
 """Time for the message that says when a race starts."""
 
-# ------------------------------------------------------------------ what A does and B watches
-
-WATCHED = ("listed", "looked_for", "tried_to_open", "size_by_stat", "size_by_open", "renamed_over", "removed")
+WATCHED = ("listed", "renamed_over")
 
 
-def _path(folder: str, name: str) -> str:
-    """Each in a folder of its own: listing a folder may clear what a client remembers of its names."""
-    return os.path.join(below(folder, "watched", name), "file")
+class Late(Exception):
+    """The other side said nothing in time."""
 
 
-def prepare(folder: str) -> None:
-    """A's files as B first sees them."""
-    for name in WATCHED:
-        path = _path(folder, name)
-        if name in ("size_by_stat", "size_by_open", "renamed_over", "removed"):
-            write(path, b"old")
+class Post:
+    """Exchanges messages with another side; each side writes to a folder of its own."""
+
+    def __init__(self, folder: str, own: str, other: str) -> None:
+        self.own = subfolder(folder, own)
+        self.other = os.path.join(folder, other)
+        self.name = other
+
+    def say(self, name: str, **value: Any) -> None:
+        """Make a message appear."""
+        hidden = os.path.join(self.own, f".{name}")
+        with open(hidden, "w") as file:
+            json.dump({**value, "said": time.time()}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(hidden, os.path.join(self.own, name))
+
+    def heard(self, name: str) -> dict[str, Any] | None:
+        """Return the message if it is there now; its `heard` is the time of the listing that showed it."""
+        if name not in listing(self.other):
+            return None
+        now = time.time()
+        try:
+            with open(os.path.join(self.other, name)) as file:
+                return {**json.load(file), "heard": now}
+        except (OSError, ValueError):
+            return None  # look again
+
+    def hear(self, name: str, limit_s: float = PHASE_S, poll_s: float = POLL_S) -> dict[str, Any]:
+        """Wait for a message.
+
+        Raises:
+            Late: it did not come in time.
+        """
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            found = self.heard(name)
+            if found is not None:
+                return found
+            time.sleep(poll_s)
+        raise Late(f"no `{name}` within {limit_s:.0f} s")
+
+
+def subfolder(folder: str, name: str) -> str:
+    """Make a folder in an existing one; if that was removed meanwhile, it is not made again."""
+    path = os.path.join(folder, name)
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        pass
+    return path
+
+
+def listing(folder: str) -> list[str]:
+    """Return the names in a folder; none if it can't be listed now."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def write(path: str, data: str) -> None:
+    with open(path, "w") as file:
+        file.write(data)
+
+
+def read(path: str) -> str:
+    """Return a file's content; empty if it can't be read."""
+    try:
+        with open(path, errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def who() -> dict[str, Any]:
+    """Describe this process's host."""
+    host = socket.gethostname()
+    boot = read("/proc/sys/kernel/random/boot_id").strip()
+    return {"node": os.environ.get("SLURMD_NODENAME") or host, "boot": boot}
+
+
+# Clocks
+
+
+def ping(post: Post, me: str, limit_s: float = PHASE_S) -> list[list[float]]:
+    """Return rounds of [asked, heard there, answered there, heard here]; fewer where a round takes long."""
+    deadline = time.monotonic() + limit_s
+    rounds = []
+    for number in range(PINGS):
+        asked = time.time()
+        post.say(f"ping-{number}")
+        try:
+            answer = post.hear(f"pong-{me}-{number}", deadline - time.monotonic(), QUICK_POLL_S)
+        except Late:
+            break
+        rounds.append([asked, answer["there"], answer["said"], answer["heard"]])
+    return rounds
+
+
+def pong(post: Post, number: int, limit_s: float) -> None:
+    """Answer one ping."""
+    asked = post.hear(f"ping-{number}", limit_s, QUICK_POLL_S)
+    post.say(f"pong-{post.name}-{number}", there=asked["heard"])
+
+
+def offset(rounds: list[list[float]]) -> tuple[float, float] | None:
+    """Return how far the other clock is ahead, and the uncertainty, in seconds: by the quickest round (RFC 5905, section 8)."""
+    if not rounds:
+        return None
+    t0, t1, t2, t3 = min(rounds, key=lambda r: (r[3] - r[0]) - (r[2] - r[1]))
+    return ((t1 - t0) + (t2 - t3)) / 2, ((t3 - t0) - (t2 - t1)) / 2
+
+
+# A acts and B watches
+
+
+def seen(folder: str, name: str) -> bool:
+    """Tell whether B sees A's change."""
+    if name == "listed":
+        return "file" in listing(os.path.join(folder, name))
+    return read(os.path.join(folder, name, "file")) == "new"
 
 
 def act(folder: str) -> dict[str, float]:
-    """A's changes, each with the time right after it."""
+    """Make A's changes, and return the time right after each."""
     done = {}
     for name in WATCHED:
-        path = _path(folder, name)
-        if name == "removed":
-            os.unlink(path)
-        elif name == "renamed_over":
-            write(path + ".new", b"new")
-            os.rename(path + ".new", path)
-        elif name.startswith("size"):
-            with open(path, "ab") as file:
-                file.write(b"er")
-        else:
-            write(path, b"new")
+        path = os.path.join(folder, name, "file")
+        write(path + ".new", "new")
+        os.rename(path + ".new", path)
         done[name] = time.time()
     return done
 
 
-def write(path: str, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-
-
-def read(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def openable(path: str) -> bool:
-    os.close(os.open(path, os.O_RDONLY))
-    return True
-
-
-def looks(folder: str) -> dict[str, Callable[[], bool]]:
-    """B's ways of looking, each true once the change is seen."""
-    path = {name: _path(folder, name) for name in WATCHED}
-    return {
-        "listed": lambda: "file" in os.listdir(os.path.dirname(path["listed"])),
-        "looked_for": lambda: os.path.exists(path["looked_for"]),
-        "tried_to_open": lambda: openable(path["tried_to_open"]),
-        "size_by_stat": lambda: os.stat(path["size_by_stat"]).st_size == 5,
-        "size_by_open": lambda: len(read(path["size_by_open"])) == 5,
-        "renamed_over": lambda: read(path["renamed_over"]) == b"new",
-        "removed": lambda: not os.path.exists(path["removed"]),
-    }
-
-
-def seen(look: Callable[[], bool]) -> bool:
-    try:
-        return look()
-    except OSError:
-        return False
-
-
 def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, float]]:
-    """When B first saw each change (None: not within WATCH_S), and when it last looked for each in vain: a node that is held up
-    looks late."""
-    ways = looks(folder)
-    missed = dict.fromkeys(ways, time.time())
-    early = [name for name, look in ways.items() if seen(look)]  # and every client remembers what it saw
-    post.say("watching", early=early)
-    at: dict[str, float | None] = dict.fromkeys(ways)
+    """Return when B first saw each change (None: not within WATCH_S), and when it last looked for each in vain: a node that is
+    held up looks late."""
+    missed = dict.fromkeys(WATCHED, time.time())
+    at: dict[str, float | None] = dict.fromkeys(WATCHED)
+    for name in WATCHED:
+        seen(folder, name)  # every client remembers what it saw
+    post.say("watching")
     deadline = time.monotonic() + WATCH_S
     while None in at.values() and time.monotonic() < deadline:
-        for name, look in ways.items():
+        for name in WATCHED:
             if at[name] is None:
                 began = time.time()
-                if seen(look):
+                if seen(folder, name):
                     at[name] = time.time()
                 else:
                     missed[name] = began
         time.sleep(POLL_S)
-    return {name: when for name, when in at.items() if name not in early}, missed
+    return at, missed
 
 
-# ------------------------------------------------------------------ what both do at once
-
-RACE_KINDS = ("link", "mkdir", "create")
+# Both at once
 
 
-def race(folder: str, side: str, start: float, spread: float = 0.0) -> dict[str, list[str]]:
-    """By kind, for each name: `won`, `lost` or the error.
+def race(folder: str, side: str, start: float, spread: float = 0.0) -> list[str]:
+    """Link many names at the same time as the other side; return `won`, `lost` or the error for each.
 
     Args:
         start: by this side's clock.
         spread: this side comes from so many seconds early to so many late, name by name.
     """
-    place = below(folder, "race")
+    place = subfolder(folder, "race")
     source = os.path.join(place, f"from-{side}")
-    write(source, side.encode())
-    told: dict[str, list[str]] = {}
-    for turn, kind in enumerate(RACE_KINDS):
-        told[kind] = []
-        for number in range(RACES):
-            shift = spread * (2 * number / (RACES - 1) - 1)
-            wait = start + (turn * RACES + number) * RACE_STEP_S + shift - time.time()
-            if wait > 0:
-                time.sleep(wait)
-            told[kind].append(_try(kind, source, os.path.join(place, f"{kind}-{number}")))
+    write(source, side)
+    told = []
+    for number in range(RACES):
+        shift = spread * (2 * number / (RACES - 1) - 1)
+        time.sleep(max(0.0, start + number * RACE_STEP_S + shift - time.time()))
+        try:
+            os.link(source, os.path.join(place, f"link-{number}"))
+            told.append("won")
+        except FileExistsError:
+            told.append("lost")
+        except OSError as error:
+            told.append(error.strerror or str(error))
     return told
 
 
-def _try(kind: str, source: str, path: str) -> str:
+def lock(folder: str) -> tuple[str, int]:
+    """Try flock; return `granted`, `refused` or the error, and the open file."""
+    fd = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        if kind == "link":
-            os.link(source, path)
-        elif kind == "mkdir":
-            os.mkdir(path)
-        else:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-    except FileExistsError:
-        return "lost"
-    except OSError as error:
-        return error.strerror or str(error)
-    return "won"
-
-
-def holders(folder: str) -> list[str]:
-    """Whose each linked name is, by its content: tells a link that was made though its maker was told otherwise."""
-    found = []
-    for number in range(RACES):
-        try:
-            found.append(read(os.path.join(folder, "race", f"link-{number}")).decode())
-        except (OSError, UnicodeDecodeError):
-            found.append("")
-    return found
-
-
-LOCKS: dict[str, Callable[[int, int], Any]] = {"flock": fcntl.flock, "lockf": fcntl.lockf}
-
-
-def lock(folder: str, kind: str) -> tuple[str, int]:
-    """`granted`, `refused` or the error; and the open file."""
-    fd = os.open(os.path.join(folder, f"lock-{kind}"), os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        LOCKS[kind](fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return "refused", fd
     except OSError as error:
@@ -200,44 +243,42 @@ def lock(folder: str, kind: str) -> tuple[str, int]:
     return "granted", fd
 
 
-# ------------------------------------------------------------------ the two sides
+# The two sides
 
 
 def side_a(folder: str, result: dict[str, Any]) -> None:
-    """Acts. `result` is filled as far as it gets."""
+    """Act; `result` is filled as far as it gets."""
     post, login = Post(folder, "a", "b"), Post(folder, "a", "login")
-    prepare(folder)
+    for name in WATCHED:  # each in its own folder: listing a folder may clear what a client remembers of its names
+        subfolder(folder, name)
+    write(os.path.join(folder, "renamed_over", "file"), "old")
     post.say("hello", **who())
-    result["b"] = _wait_for_b(post, login)
+    _wait_for_b(post, login)
     result["rounds"] = ping(post, "a")
-    clock = offset(result["rounds"])
-    ahead, unsure = clock or (0.0, RACE_SPREAD_S)
+    ahead, unsure = offset(result["rounds"]) or (0.0, RACE_SPREAD_S)
     post.say("clock", ahead=ahead, spread=min(max(2 * unsure, 0.001), RACE_SPREAD_S))
-    result["early"] = post.hear("watching")["early"]
+    post.hear("watching")
     result["acted"] = act(folder)
     post.hear("watched", WATCH_S + PHASE_S)
     start = time.time() + LEAD_S
     post.say("race", start=start)
     result["race"] = race(folder, "a", start)
     post.hear("raced")
-    result["holders"] = holders(folder)
-    held = {kind: lock(folder, kind) for kind in LOCKS}
-    result["held"] = {kind: word for kind, (word, _) in held.items()}
+    result["holders"] = [read(os.path.join(folder, "race", f"link-{number}")) for number in range(RACES)]
+    result["held"], fd = lock(folder)
     post.say("locked")
     post.hear("tried")
-    for _, fd in held.values():
-        os.close(fd)
+    os.close(fd)
     post.say("unlocked")
     post.hear("result")
 
 
-def _wait_for_b(post: Post, login: Post) -> dict[str, Any]:
+def _wait_for_b(post: Post, login: Post) -> None:
     deadline = time.monotonic() + HELLO_S
     answered = 0
     while time.monotonic() < deadline and os.path.isdir(post.own):
-        found = post.heard("hello")
-        if found is not None:
-            return found
+        if post.heard("hello") is not None:
+            return
         if login.heard(f"ping-{answered}") is not None:
             pong(login, answered, 1.0)
             answered += 1
@@ -246,9 +287,9 @@ def _wait_for_b(post: Post, login: Post) -> dict[str, Any]:
 
 
 def side_b(folder: str, result: dict[str, Any]) -> None:
-    """Watches."""
+    """Watch."""
     post = Post(folder, "b", "a")
-    result["a"] = post.hear("hello", HELLO_S)
+    post.hear("hello", HELLO_S)
     post.say("hello", **who())
     for number in range(PINGS):
         if post.heard("clock") is not None:
@@ -261,17 +302,15 @@ def side_b(folder: str, result: dict[str, Any]) -> None:
     result["race"] = race(folder, "b", start, clock["spread"])
     post.say("raced")
     post.hear("locked")
-    tried = {kind: lock(folder, kind) for kind in LOCKS}
-    result["tried"] = {kind: word for kind, (word, _) in tried.items()}
-    for _, fd in tried.values():
-        os.close(fd)
+    result["tried"], fd = lock(folder)
+    os.close(fd)
     post.say("tried")
     post.hear("unlocked")
-    result["again"] = {kind: lock(folder, kind)[0] for kind in LOCKS}
+    result["again"] = lock(folder)[0]
 
 
 def main(folder: str, side: str) -> int:
-    """Runs a side; its result says how far it came."""
+    """Run a side; its result says how far it came."""
     signal.alarm(int(TOTAL_S))  # whatever hangs: a probe must not keep a node
     result: dict[str, Any] = {**who(), "stopped": ""}
     try:

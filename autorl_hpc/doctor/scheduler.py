@@ -1,4 +1,4 @@
-"""What Slurm says of itself: clients, accounting, what it remembers and allows, what it does to jobs that must go."""
+"""Check what Slurm says: clients, configuration, limits of accounts, partitions, and whether it would take the profile's jobs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.doctor.finding import Finding, note, ok, problem, span, unknown, warning
 from autorl_hpc.files.layout import PACKAGE
 from autorl_hpc.files.redact import without_secrets
-from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
+from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
 Config = Mapping[str, str]
 """`scontrol show config`: names and values as Slurm prints them."""
+
+Profile = ClusterProfile | None
 
 ASK_S = 15.0
 SLOW_S = 5.0
@@ -39,7 +41,7 @@ CLIENTS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 
 
 def clients() -> Finding:
-    """Whether they are on this host."""
+    """Look for Slurm's clients on this host."""
     missing = [name for name in CLIENTS if shutil.which(name) is None]
     if not missing:
         return ok("clients", "all here")
@@ -51,21 +53,14 @@ def clients() -> Finding:
 
 
 def answered(config: Config, took_s: float) -> Finding:
-    """The controller, and how quickly it speaks."""
+    """Judge how quickly the controller answers."""
     value = f"{config.get('ClusterName', 'no name')} answers in {span(took_s)}"
     if took_s > SLOW_S:
         return warning("controller", value, "a busy scheduler: what became of jobs is known late", "launch fewer jobs")
     return ok("controller", value)
 
 
-def silent(error: slurm.SchedulerError) -> Finding:
-    """The controller doesn't answer."""
-    so_what = "nothing can be submitted or looked up now"
-    return problem("controller", error.what, so_what, error.next_step or "try again later")
-
-
 def version(config: Config) -> Finding:
-    """Slurm's own."""
     text = config.get("SLURM_VERSION", "")
     match = re.match(r"(\d+)\.(\d+)", text)
     if match is None:
@@ -77,7 +72,7 @@ def version(config: Config) -> Finding:
 
 
 def accounting(config: Config) -> Finding:
-    """Whether sacct knows what became of jobs that squeue has forgotten."""
+    """Ask sacct, which knows what became of jobs that squeue has forgotten."""
     storage = config.get("AccountingStorageType", "not told").removeprefix("accounting_storage/")
     memory = config.get("MinJobAge", "MinJobAge")
     lost = f"how a job ended is known for {memory} after its end, then only from what it wrote itself"
@@ -92,36 +87,33 @@ def accounting(config: Config) -> Finding:
 
 
 def min_job_age(config: Config) -> Finding:
-    """How long ended jobs stay in squeue."""
-    seconds = _seconds(config.get("MinJobAge"))
+    """Judge how long ended jobs stay in squeue."""
+    seconds = _seconds(config, "MinJobAge")
     if seconds is None:
         return unknown("MinJobAge", config.get("MinJobAge", "not told"))
-    value = "0: ended jobs are never forgotten" if seconds == 0 else f"{seconds:.0f} s"
     if 0 < seconds < SHORT_MEMORY_S:
         so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
-        return note("MinJobAge", value, so_what, "nothing: the run is judged by its own files")
-    return ok("MinJobAge", value)
+        return note("MinJobAge", f"{seconds:.0f} s", so_what, "nothing: the run is judged by its own files")
+    return ok("MinJobAge", f"{seconds:.0f} s" if seconds else "0: ended jobs are never forgotten")
 
 
-def max_array_size(config: Config, profile: ClusterProfile | None) -> Finding:
-    """Arrays."""
-    text = config.get("MaxArraySize", "")
+def max_array_size(config: Config, profile: Profile) -> Finding:
+    text, name = config.get("MaxArraySize", ""), "MaxArraySize"
     if not text.isdigit():
-        return unknown("MaxArraySize", text or "not told", "arrays are kept below 1001 then")
+        return unknown(name, text or "not told", "arrays are kept below 1001 then")
     count = int(text)
     own = profile.limits.max_array_size if profile else None
     if own and own > count:
-        so_what = "sbatch refuses an array that is larger"
-        value = f"{count}, and the profile says {own}"
-        return problem("MaxArraySize", value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
+        so_what, value = "sbatch refuses an array that is larger", f"{count}, and the profile says {own}"
+        return problem(name, value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
     if count <= 1:
-        return problem("MaxArraySize", f"{count}: arrays are off", "agents are submitted as arrays", "ask the site")
-    return ok("MaxArraySize", f"{count}; larger experiments are split")
+        return problem(name, f"{count}: arrays are off", "agents are submitted as arrays", "ask the site")
+    return ok(name, f"{count}; larger experiments are split")
 
 
 def kill_wait(config: Config) -> Finding:
-    """Between TERM and KILL."""
-    seconds = _seconds(config.get("KillWait"))
+    """Judge the time between TERM and KILL."""
+    seconds = _seconds(config, "KillWait")
     if seconds is None:
         return unknown("KillWait", config.get("KillWait", "not told"))
     if seconds < SHORT_KILL_S:
@@ -130,21 +122,20 @@ def kill_wait(config: Config) -> Finding:
     return ok("KillWait", f"{seconds:.0f} s")
 
 
-def requeue(config: Config, profile: ClusterProfile | None) -> Finding:
-    """Whether jobs of a dead node come back."""
+def requeue(config: Config, profile: Profile) -> Finding:
+    """Tell whether jobs of a dead node come back."""
     on = config.get("JobRequeue") == "1"
-    asked = profile is None or profile.requeue
-    value = f"{'on' if on else 'off'} by default; the profile {'asks for it' if asked else 'forbids it'}"
     if profile is None:
-        value = "on" if on else "off by default; each job asks for it"
-    if not asked:
-        so_what = "a run whose node dies stays interrupted"
-        return note("JobRequeue", value, so_what, "launch again: it goes on where it stopped")
-    return ok("JobRequeue", value)
+        return ok("JobRequeue", "on" if on else "off by default; each job asks for it")
+    value = f"{'on' if on else 'off'} by default; the profile {'asks for it' if profile.requeue else 'forbids it'}"
+    if profile.requeue:
+        return ok("JobRequeue", value)
+    so_what = "a run whose node dies stays interrupted"
+    return note("JobRequeue", value, so_what, "launch again: it goes on where it stopped")
 
 
 def preemption(config: Config) -> Finding:
-    """What happens to a job whose place a better one takes."""
+    """Tell what happens to a job whose place a better one takes."""
     kind = config.get("PreemptType", "not told").removeprefix("preempt/")
     if kind in ("none", "(null)", "not told"):
         return ok("preemption", "none" if kind != "not told" else kind)
@@ -157,45 +148,37 @@ def preemption(config: Config) -> Finding:
     return note("preemption", value, so_what, "" if told else "agents lose what they have not saved")
 
 
-def memory_default(config: Config, profile: ClusterProfile | None) -> Finding:
-    """What a job gets that names no memory."""
+def memory_default(config: Config, profile: Profile) -> Finding:
+    """Judge the memory of a job that names none."""
+    label, advice = "memory of jobs", "`memory: 64G` under agent and grader in the profile"
+    if profile is not None and profile.agent.memory and profile.grader.memory:
+        return ok(label, "the profile names it")
     name = next((n for n in ("DefMemPerGPU", "DefMemPerCPU", "DefMemPerNode") if config.get(n, "").isdigit()), None)
-    named = profile is not None and all(kind.memory for kind in (profile.agent, profile.grader))
-    if named:
-        return ok("memory of jobs", "the profile names it")
     if name is None:
         so_what = "a job that names no memory may take a whole node's, and wait for a whole node"
-        return note("memory of jobs", "no default", so_what, "`memory: 64G` under agent and grader in the profile")
-    count = int(config[name])
+        return note(label, "no default", so_what, advice)
+    count, cpus = int(config[name]), (profile.agent.cpus or 1) if profile is not None else 1
     value = f"{count} MB per {name.removeprefix('DefMemPer')} for a job that names none"
-    cpus = (profile.agent.cpus or 1) if profile is not None else 1
     if name != "DefMemPerGPU" and count * (cpus if name == "DefMemPerCPU" else 1) < LITTLE_MEMORY_MIB:
         so_what = "an import of torch takes some GB: such jobs end OUT_OF_MEMORY, or FAILED"
-        return warning("memory of jobs", value, so_what, "`memory: 64G` under agent and grader in the profile")
-    return ok("memory of jobs", value)
+        return warning(label, value, so_what, advice)
+    return ok(label, value)
 
 
-def _seconds(text: str | None) -> float | None:
-    """Of `300 sec`."""
-    match = re.match(r"(\d+)\s*(sec|$)", text or "")
+def _seconds(config: Config, name: str) -> float | None:
+    """Parse `300 sec`."""
+    match = re.match(r"(\d+)\s*(sec|$)", config.get(name, ""))
     return float(match[1]) if match else None
 
 
-def check_configuration(config: Config, profile: ClusterProfile | None) -> list[Finding]:
-    """All that stands in the configuration."""
-    return [
-        version(config),
-        accounting(config),
-        min_job_age(config),
-        max_array_size(config, profile),
-        kill_wait(config),
-        requeue(config, profile),
-        preemption(config),
-        memory_default(config, profile),
-    ]
+def check_configuration(config: Config, profile: Profile) -> list[Finding]:
+    """Judge everything in the configuration."""
+    alone = [look(config) for look in (version, accounting, min_job_age)]
+    later = [max_array_size(config, profile), kill_wait(config), requeue(config, profile), preemption(config)]
+    return [*alone, *later, memory_default(config, profile)]
 
 
-# What the doctor's own jobs ask for and run: worded as the profile words real ones, submitted by one function.
+# What the doctor's own jobs ask for and run, worded as the profile words real ones
 
 SUBMIT_LIMIT_S = 60.0
 SHORT_MINUTES = 8
@@ -211,43 +194,40 @@ class Request:
     """What a job asks for.
 
     Attributes:
-        kind: of the profile's jobs; its GPUs, CPUs and memory are asked for as they stand.
+        kind: one of the profile's jobs, with its GPUs, CPUs and memory.
     """
 
-    profile: ClusterProfile | None
+    profile: Profile
     kind: JobKind
     minutes: int = SHORT_MINUTES
     exclude: str | None = None
 
     def options(self) -> list[str]:
-        """For sbatch, without name and output."""
+        """Return the options for sbatch, without name and output."""
         profile, kind = self.profile, self.kind
-        options = [f"--time={self.minutes}", "--no-requeue", "--open-mode=append"]
-        for option in ("partition", "account", "qos", "constraint", "reservation"):
-            value = getattr(kind, option) or (getattr(profile, option) if profile else None) or habit(option)
-            options += [f"--{option}={value}"] if value else []
-        options += [f"--cpus-per-task={kind.cpus}"] if kind.cpus else []
-        options += [f"--mem={kind.memory}"] if kind.memory else []
-        options += [f"--exclude={self.exclude}"] if self.exclude else []
-        gpus = [f"--{name}={value}" for name, value in gpu_options(profile, kind).items()]
-        return [*options, *gpus, *self._further()]
+        named = {
+            **{option: self._value(option) for option in ("partition", "account", "qos", "constraint", "reservation")},
+            **{"cpus-per-task": kind.cpus, "mem": kind.memory, "exclude": self.exclude},
+            **gpu_options(profile, kind),
+        }
+        given = {**(profile.sbatch if profile else {}), **kind.sbatch}
+        further = {name: value for name, value in given.items() if name not in OURS and value is not False}
+        options = [f"--{name}={value}" for name, value in named.items() if value]
+        options += [f"--{name}" if value is True else f"--{name}={value}" for name, value in further.items()]
+        return [f"--time={self.minutes}", "--no-requeue", "--open-mode=append", *options]
+
+    def _value(self, option: str) -> str | None:
+        return getattr(self.kind, option) or getattr(self.profile, option, None) or habit(option)
 
     def describe(self) -> str:
-        """Such as `1 GPU, 1 CPU, 8 min in gpu`."""
-        kind, profile = self.kind, self.profile
-        where = kind.partition or (profile.partition if profile else None) or habit("partition")
-        counts = [(kind.gpus, "GPU"), (kind.cpus, "CPU")]
+        """Return words such as `1 GPU, 1 CPU, 8 min in gpu`."""
+        counts = [(self.kind.gpus, "GPU"), (self.kind.cpus, "CPU")]
         parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
-        return ", ".join([*parts, f"{self.minutes} min"]) + f" in {where or 'the default partition'}"
-
-    def _further(self) -> list[str]:
-        given = {**(self.profile.sbatch if self.profile else {}), **self.kind.sbatch}
-        kept = {name: value for name, value in given.items() if name not in OURS and value is not False}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in kept.items()]
+        return ", ".join([*parts, f"{self.minutes} min"]) + f" in {self._value('partition') or 'the default partition'}"
 
 
-def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
-    """What sbatch prints and what it says beside that; the script is its input.
+def sbatch(script: str, options: Sequence[str]) -> str:
+    """Submit a script from standard input, and return what sbatch says beside the job's number.
 
     Raises:
         SchedulerError: it refused, is not here, or did not answer.
@@ -258,46 +238,34 @@ def sbatch(script: str, options: Sequence[str]) -> tuple[str, str]:
     if answer.code != 0:
         words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", answer.err or answer.out)
         raise slurm.failed("sbatch", words)
-    return answer.out.strip(), answer.err.strip()
+    return answer.err.strip()
 
 
-def script(profile: ClusterProfile | None, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
-    """The job of one side: a real job's modules, setup and Python; first what the node shows, beside it the pair."""
+def script(profile: Profile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
+    """Return the job of one side: a real job's modules, setup and Python, then the pair beside what the node shows."""
     place = shlex.quote(str(folder))
-    lines = ["#!/bin/bash", *module_lines(profile)]
-    lines += profile.setup if profile is not None else ()
     code = shlex.quote(str(PACKAGE.parent))
     if profile is not None and profile.container is None and (profile.modules or profile.setup):
         code += "${PYTHONPATH:+:$PYTHONPATH}"
-    lines += [f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"]
-    seen = " ".join(shlex.quote(str(path)) for path in (folder.parent, *folders))
-    lines += [
-        f'run() {{ {_python(profile, [folder.parent, *folders])} "$@"; }}',
+    seen = [folder.parent, *folders]
+    lines = [
+        *("#!/bin/bash", *module_lines(profile), *(profile.setup if profile is not None else ())),
+        *(f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"),
+        f'run() {{ {_python(profile, seen)} "$@"; }}',
         f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
-        f"run -m autorl_hpc.doctor.node {place}/node-{side}.json {gpus} {seen} >node-{side}.log 2>&1 &",
+        f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(map(str, seen))} >node-{side}.log 2>&1 &",
         f"run pair.py {place} {side}",
+        "wait",
     ]
-    return "\n".join([*lines, "wait", ""])
+    return "\n".join([*lines, ""])
 
 
-def _python(profile: ClusterProfile | None, folders: Sequence[Path]) -> str:
-    if profile is None or (profile.container is None and profile.python is None):
-        return shlex.quote(sys.executable)
-    if profile.container is None:
-        return with_variables(profile.python or "")
-    container = profile.container
-    words = [*container.options, *(f"--bind={folder}" for folder in folders)]
-    options = " ".join(shlex.quote(word) for word in words)
-    return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
-
-
-def cancel(name: str) -> None:
-    """Whatever runs or waits under this name of ours: also a job whose number sbatch never told.
-
-    Raises:
-        SchedulerError: the scheduler doesn't answer.
-    """
-    slurm.run(["scancel", f"--name={name}", f"--user={os.geteuid()}"])
+def _python(profile: Profile, folders: Sequence[Path]) -> str:
+    container = None if profile is None else profile.container
+    if container is not None:
+        options = shlex.join([*container.options, *(f"--bind={folder}" for folder in folders)])
+        return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
+    return with_variables(profile.python) if profile is not None and profile.python else shlex.quote(sys.executable)
 
 
 # Partitions, their GPUs, and whether the profile's jobs would be taken, by the scheduler's own mouth.
@@ -325,38 +293,35 @@ class Partition:
 
 
 def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
-    """From `scontrol --oneliner show partition` and `sinfo --format=%R|%F|%G`."""
+    """Parse `scontrol --oneliner show partition` and `sinfo --format=%R|%F|%G`."""
     found: dict[str, Partition] = {}
     for line in scontrol.splitlines():
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)
-        name = words.get("PartitionName")
-        if not name:
-            continue
-        grace = words.get("GraceTime", "0")
-        found[name] = Partition(
-            name=name,
-            default=words.get("Default") == "YES",
-            up=words.get("State", "UP") == "UP",
-            max_time_s=duration_s(words.get("MaxTime", "")),
-            preempt=words.get("PreemptMode", "OFF"),
-            grace_s=float(grace) if grace.isdigit() else 0.0,
-        )
+        if name := words.get("PartitionName"):
+            grace = words.get("GraceTime", "")
+            found[name] = Partition(
+                name=name,
+                default=words.get("Default") == "YES",
+                up=words.get("State", "UP") == "UP",
+                max_time_s=duration_s(words.get("MaxTime", "")),
+                preempt=words.get("PreemptMode", "OFF"),
+                grace_s=float(grace) if grace.isdigit() else 0.0,
+            )
     for line in sinfo.splitlines():
-        parts = line.split("|", 2)
-        if len(parts) != 3 or parts[0] not in found:
+        name, numbers, told = [*line.split("|", 2), "", ""][:3]
+        if name not in found:
             continue
-        partition = found[parts[0]]
-        counts = [int(count) if count.isdigit() else 0 for count in parts[1].split("/")]
-        if len(counts) == 4:  # allocated/idle/other/total
-            partition.usable += counts[0] + counts[1]
-            partition.nodes += counts[3]
-        for kind, count in gres(parts[2]).items():
-            partition.gpus[kind] = max(partition.gpus.get(kind, 0), count)
+        counts = re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers)  # allocated/idle/other/total
+        if counts:
+            found[name].usable += int(counts[1]) + int(counts[2])
+            found[name].nodes += int(counts[3])
+        for kind, count in gres(told).items():
+            found[name].gpus[kind] = max(found[name].gpus.get(kind, 0), count)
     return found
 
 
 def gres(text: str) -> dict[str, int]:
-    """GPUs of one node, by type: `gpu:a100:4(S:0-1),gpu:2,lscratch:1` gives {a100: 4, '': 2}."""
+    """Count the GPUs of one node by type: `gpu:a100:4(S:0-1),gpu:2,lscratch:1` gives {a100: 4, '': 2}."""
     found: dict[str, int] = {}
     for item in re.sub(r"\([^)]*\)", "", text).split(","):
         match = re.fullmatch(r"gpu(?::([^:=]+(?=:)))?[:=](\d+)[KM]?|gpu:([^:=\d][^:=]*)|gpu", item.strip())
@@ -366,8 +331,8 @@ def gres(text: str) -> dict[str, int]:
     return found
 
 
-def check_partitions(config: dict[str, str], profile: ClusterProfile | None) -> list[Finding]:
-    """Partitions, GPUs as they are named, and a dry submission of each kind of job."""
+def check_partitions(config: Config, profile: Profile) -> list[Finding]:
+    """Judge partitions, names of GPUs, and a dry submission of each kind of job."""
     try:
         known = read(
             slurm.run(["scontrol", "--oneliner", "show", "partition"], timeout_s=ASK_S),
@@ -379,31 +344,28 @@ def check_partitions(config: dict[str, str], profile: ClusterProfile | None) -> 
     return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile, known)]
 
 
-def wanted(profile: ClusterProfile | None, known: dict[str, Partition]) -> list[str]:
-    """The partitions that jobs would go to."""
-    default = habit("partition") or next((p.name for p in known.values() if p.default), None)
-    if profile is None:
-        return default.split(",") if default else []
-    names = [kind.partition or profile.partition or default or "" for kind in _kinds(profile).values()]
-    return list(dict.fromkeys(part for name in names for part in name.split(",") if part))
+def wanted(profile: Profile, known: dict[str, Partition]) -> list[str]:
+    """Return the partitions that jobs would go to."""
+    default = habit("partition") or next((p.name for p in known.values() if p.default), "")
+    named = [default] if profile is None else [k.partition or profile.partition or default for k in _kinds(profile)]
+    return list(dict.fromkeys(part for name in named for part in name.split(",") if part))
 
 
-def _kinds(profile: ClusterProfile) -> dict[str, JobKind]:
-    return {"agent": profile.agent, "grader": profile.grader, "report": profile.report}
+def _kinds(profile: ClusterProfile) -> list[JobKind]:
+    return [profile.agent, profile.grader, profile.report]
 
 
-def lines(known: dict[str, Partition], profile: ClusterProfile | None, preempts: bool) -> list[Finding]:
-    """Those that jobs would go to each have a line, and the others too where they are few."""
+def lines(known: dict[str, Partition], profile: Profile, preempts: bool) -> list[Finding]:
+    """Judge each partition that jobs would go to, and the others too where there are few."""
     if not known:
         return [problem("partitions", "none that you may see", "no job can be submitted", "ask the site")]
     ours = wanted(profile, known)
     names = ours if len(known) > MANY else list(known)
     found = [_line(known[name], name in ours, preempts) for name in names if name in known]
-    found += [
-        problem(f"partition {name}", "there is none", "sbatch refuses the jobs", f"choose one of: {', '.join(known)}")
-        for name in ours
-        if name not in known
-    ]
+    choice = f"choose one of: {', '.join(known)}"
+    for name in ours:
+        if name not in known:
+            found.append(problem(f"partition {name}", "there is none", "sbatch refuses the jobs", choice))
     others = [name for name in known if name not in names]
     return [*found, ok("further partitions", ", ".join(others))] if others else found
 
@@ -426,12 +388,11 @@ def _line(partition: Partition, ours: bool, preempts: bool) -> Finding:
     return ok(name, value)
 
 
-def gpu_names(known: dict[str, Partition], profile: ClusterProfile | None) -> Finding:
-    """The types that Slurm knows, against what the profile asks for."""
+def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
+    """Compare the types that Slurm knows with what the profile asks for."""
     name = "GPUs as Slurm names them"
-    places = [known[p] for p in wanted(profile, known) if p in known] or list(known.values())
     types: dict[str, int] = {}
-    for place in places:
+    for place in [known[p] for p in wanted(profile, known) if p in known] or known.values():
         for kind, count in place.gpus.items():
             types[kind] = max(types.get(kind, 0), count)
     value = ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in types.items()) or "none"
@@ -444,8 +405,7 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile | None) -> Fi
         return note(name, f"{value}; the profile asks for none", so_what, "`gpu_wording: gres` in the profile")
     asks = {(kind.gpu_type or profile.gpu_type or "", kind.gpus or 0) for kind in (profile.agent, profile.grader)}
     for asked, count in sorted(asks):
-        most = types.get(asked, 0) if asked else max(types.values(), default=0)
-        if most < count:
+        if count > (types.get(asked, 0) if asked else max(types.values(), default=0)):
             wish = f"the profile asks for {count} {asked}".rstrip()
             advice = "set `gpu_type` and `gpus` to what is there; `gpu_wording: none` where Slurm doesn't count GPUs"
             return problem(name, value, f"{wish} on one node: sbatch refuses, or the job waits for ever", advice)
@@ -456,168 +416,39 @@ def gpu_names(known: dict[str, Partition], profile: ClusterProfile | None) -> Fi
     return ok(name, value)
 
 
-def dry(profile: ClusterProfile | None, known: dict[str, Partition] | None = None) -> list[Finding]:
-    """`sbatch --test-only`: the scheduler judges the job, and nothing is submitted."""
-    known = known or {}
-
-    def up(partition: str | None) -> bool:
-        names = [name for name in (partition or "").split(",") if name in known] or [
-            p.name for p in known.values() if p.default
-        ]
-        return not names or any(known[name].usable for name in names)
-
+def dry(profile: Profile, known: dict[str, Partition] | None = None) -> list[Finding]:
+    """Let `sbatch --test-only` judge each kind of job; nothing is submitted."""
     if profile is None:
-        request = Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES)
-        return [_dry("a job of 1 CPU", request, nodes_up=up(habit("partition")))]
+        return [_dry("a job of 1 CPU", Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES), known or {})]
     found = []
-    for name, kind in _kinds(profile).items():
+    for name, kind in zip(("agent", "grader", "report"), _kinds(profile), strict=True):
         minutes = max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES
-        partition = kind.partition or profile.partition or habit("partition")
-        found.append(_dry(f"{name} job", Request(profile, kind, minutes), nodes_up=up(partition)))
+        found.append(_dry(f"{name} job", Request(profile, kind, minutes), known or {}))
     return found
 
 
-def _dry(name: str, request: Request, *, nodes_up: bool) -> Finding:
+def _dry(name: str, request: Request, known: dict[str, Partition]) -> Finding:
     asked = request.describe()
     try:
-        _, said = sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
+        said = sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
     except slurm.SchedulerError as error:
         if "no answer within" in error.what:
             return unknown(name, error.what)
         told = f"--test-only says no: {error.what} ({asked})"
-        if not nodes_up:  # it is asked about the nodes as they are; sbatch itself takes the job and lets it wait
-            return warning(
-                name, told, "no node of its partition is up: jobs would wait", "wait, or choose another partition"
-            )
+        named = (request._value("partition") or "").split(",")
+        places = [known[n] for n in named if n in known] or [p for p in known.values() if p.default]
+        if places and not any(place.usable for place in places):  # sbatch itself takes the job and lets it wait
+            so_what = "no node of its partition is up: jobs would wait"
+            return warning(name, told, so_what, "wait, or choose another partition")
         return problem(name, told, "launch would be refused too", error.next_step or "")
-    return ok(name, f"would be taken{_start(said)} ({asked})")
-
-
-def _start(said: str, now: float | None = None) -> str:
-    match = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)
-    if match is None:
-        return ""
-    at = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S"))
-    wait = at - (time.time() if now is None else now)
-    return ", at once" if wait < 60 else f", in {span(wait)} as things stand"
+    match, start = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said), ""
+    if match is not None:
+        wait = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) - time.time()
+        start = ", at once" if wait < 60 else f", in {span(wait)} as things stand"
+    return ok(name, f"would be taken{start} ({asked})")
 
 
 # What accounting allows a user and an account: jobs at once, GPUs at once, the longest job.
-
-ASSOCIATION = ["Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES"]
-ASSOCIATION += ["GrpJobs", "GrpSubmit", "GrpTRES", "GrpWall"]
-QOS = ["Name", "MaxJobsPU", "MaxSubmitPU", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpJobs", "GrpSubmit", "GrpTRES"]
-FEW_SUBMITTED = 20
-"""Each run is a task of an array and counts; graders, their chain and the report come on top."""
-
-STEP = "`grader: {placement: step}` in the experiment: the grader runs in the agent's job"
-Row = Mapping[str, str]
-
-
-def rows(what: str, fields: Sequence[str], *conditions: str) -> list[dict[str, str]]:
-    """`sacctmgr show`, one dictionary a line; lines of another form are passed over.
-
-    Raises:
-        SchedulerError: it doesn't answer.
-        ValueError: it answers, and no line has the form.
-    """
-    argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
-    lines = [line for line in slurm.run(argv, timeout_s=ASK_S).splitlines() if line.strip()]
-    found = [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
-    if lines and not found:
-        raise ValueError(lines[0][:100])
-    return found
-
-
-@dataclass(frozen=True)
-class Need:
-    """What one run needs at once, by the profile."""
-
-    gpus: int = 0
-    jobs: int = 2
-
-    @classmethod
-    def of(cls, profile: ClusterProfile | None) -> Need:
-        if profile is None:
-            return cls()
-        return cls((profile.agent.gpus or 0) + (profile.grader.gpus or 0))
-
-
-def check_limits(config: Mapping[str, str], profile: ClusterProfile | None) -> list[Finding]:
-    """Of the user's associations, their accounts, and their QOS."""
-    if config.get("AccountingStorageType", "").endswith("none"):
-        return [ok("limits of accounts", "none: there is no accounting")]
-    name = "limits of accounts"
-    user, cluster = _user(), config.get("ClusterName", "")
-    try:
-        mine = rows("assoc", ASSOCIATION, f"user={user}", *([f"cluster={cluster}"] if cluster else []))
-    except slurm.SchedulerError as error:
-        return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
-    except ValueError as error:
-        return [unknown(name, f"sacctmgr says: {error}", "sbatch may refuse what launch asks for", "look by hand")]
-    enforced = config.get("AccountingStorageEnforce", "none")
-    found = [_accounts(mine, profile, enforced)]
-    need = Need.of(profile)
-    for row in _with_accounts(mine, cluster):
-        place = row["Account"] + (f", partition {row['Partition']}" if row.get("Partition") else "")
-        found.append(
-            judge(f"account {place}" if row.get("User") else f"account {place}, all users", row, need, enforced)
-        )
-    return [*found, *_qos(mine, profile, need, enforced)]
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return os.environ.get("USER", str(os.geteuid()))
-
-
-def _wordings(profile: ClusterProfile | None) -> list[Wording]:
-    return [profile, profile.agent, profile.grader, profile.report] if profile else []
-
-
-def _accounts(mine: list[dict[str, str]], profile: ClusterProfile | None, enforced: str) -> Finding:
-    names = sorted({row["Account"] for row in mine if row["Account"]})
-    wanted = {kind.account for kind in _wordings(profile) if kind.account}
-    value = ", ".join(names) or "none"
-    strict = "associations" in enforced or "limits" in enforced or "safe" in enforced
-    if wanted - set(names):
-        value += f"; the profile says {', '.join(sorted(wanted))}"
-        judged = problem if strict else warning
-        return judged("your accounts", value, "sbatch refuses the jobs", "set `account` in the profile to one of yours")
-    if not names and strict:
-        return problem("your accounts", value, "sbatch refuses every job", "ask the site for an account")
-    return ok("your accounts", value)
-
-
-def _with_accounts(mine: list[dict[str, str]], cluster: str) -> list[dict[str, str]]:
-    """The user's rows and, of each account, the row that counts for all of its users."""
-    names = ",".join(sorted({row["Account"] for row in mine if row["Account"]}))
-    if not names:
-        return mine
-    try:
-        shared = rows("assoc", ASSOCIATION, f"account={names}", "user=", *([f"cluster={cluster}"] if cluster else []))
-    except (slurm.SchedulerError, ValueError):
-        return mine
-    return [*mine, *(row for row in shared if not row["User"] and any(row[f] for f in ASSOCIATION if "Grp" in f))]
-
-
-def _qos(mine: list[dict[str, str]], profile: ClusterProfile | None, need: Need, enforced: str) -> list[Finding]:
-    names = {name for row in mine for name in row["QOS"].split(",") if name}
-    wanted = {kind.qos for kind in _wordings(profile) if kind.qos}
-    try:
-        known = rows("qos", QOS)
-    except (slurm.SchedulerError, ValueError) as error:
-        words = error.what if isinstance(error, slurm.SchedulerError) else f"sacctmgr says: {error}"
-        return [unknown("limits of QOS", words)]
-    found = []
-    for name in sorted(wanted - (names or {row["Name"] for row in known})):
-        so_what = "sbatch refuses the jobs where QOS is enforced"
-        found.append(warning(f"qos {name}", "not one of yours", so_what, f"choose one of: {', '.join(sorted(names))}"))
-    shown = wanted & names or names
-    return found + [judge(f"qos {row['Name']}", row, need, enforced) for row in known if row["Name"] in shown]
-
 
 WORDS = {
     "MaxJobs": "jobs at once",
@@ -632,36 +463,116 @@ WORDS = {
     "MaxTRESPU": "a user",
     "GrpTRES": "of all",
 }
+ASSOCIATION = ["Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES"]
+ASSOCIATION += ["GrpJobs", "GrpSubmit", "GrpTRES", "GrpWall"]
+QOS = ["Name", "MaxJobsPU", "MaxSubmitPU", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpJobs", "GrpSubmit", "GrpTRES"]
+FEW_SUBMITTED = 20
+"""Each run is a task of an array and counts; graders, their chain and the report come on top."""
+
+STEP = "`grader: {placement: step}` in the experiment: the grader runs in the agent's job"
+Row = Mapping[str, str]
 
 
-def judge(name: str, row: Row, need: Need, enforced: str) -> Finding:
-    """One association's or QOS's limits against what one run needs."""
-    told = [f"{row[field]} {words}" for field, words in WORDS.items() if row.get(field)]
-    if not told:
+def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
+    """Return the lines of `sacctmgr show`; lines of another form are passed over.
+
+    Raises:
+        SchedulerError: it doesn't answer, or no line has the form.
+    """
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
+    lines = [line for line in slurm.run(argv, timeout_s=ASK_S).splitlines() if line.strip()]
+    found = [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
+    if lines and not found:
+        raise slurm.SchedulerError(f"sacctmgr says: {lines[0][:100]}")
+    return found
+
+
+def check_limits(config: Config, profile: Profile) -> list[Finding]:
+    """Judge the limits of the user's associations, their accounts, and their QOS."""
+    name = "limits of accounts"
+    if config.get("AccountingStorageType", "").endswith("none"):
+        return [ok(name, "none: there is no accounting")]
+    here = [f"cluster={config['ClusterName']}"] if config.get("ClusterName") else []
+    try:
+        mine = rows("assoc", ASSOCIATION, f"user={_user()}", *here)
+    except slurm.SchedulerError as error:
+        return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
+    enforced = config.get("AccountingStorageEnforce", "none")
+    gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0) if profile else 0
+    found = [_accounts(mine, profile, enforced)]
+    for row in [*mine, *_for_all_users(mine, here)]:
+        place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
+        found.append(judge(f"account {place}{'' if row['User'] else ', all users'}", row, gpus, enforced))
+    return [*found, *_qos(mine, profile, gpus, enforced)]
+
+
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return os.environ.get("USER", str(os.geteuid()))
+
+
+def _named(profile: Profile, option: str) -> set[str]:
+    """Return what the profile and its kinds of jobs say for an option."""
+    given = [profile, *_kinds(profile)] if profile else []
+    return {value for each in given if (value := getattr(each, option))}
+
+
+def _accounts(mine: Sequence[Row], profile: Profile, enforced: str) -> Finding:
+    names, wanted = {row["Account"] for row in mine if row["Account"]}, _named(profile, "account")
+    value = ", ".join(sorted(names)) or "none"
+    strict = any(word in enforced for word in ("associations", "limits", "safe"))
+    if wanted - names:
+        value += f"; the profile says {', '.join(sorted(wanted))}"
+        judged = problem if strict else warning
+        return judged("your accounts", value, "sbatch refuses the jobs", "set `account` in the profile to one of yours")
+    if not names and strict:
+        return problem("your accounts", value, "sbatch refuses every job", "ask the site for an account")
+    return ok("your accounts", value)
+
+
+def _for_all_users(mine: Sequence[Row], here: Sequence[str]) -> Sequence[Row]:
+    """Return the row of each account that counts for all of its users."""
+    names = ",".join(sorted({row["Account"] for row in mine if row["Account"]}))
+    try:
+        shared = rows("assoc", ASSOCIATION, f"account={names}", "user=", *here) if names else []
+    except slurm.SchedulerError:
+        return []
+    return [row for row in shared if not row["User"] and any(row[f] for f in ASSOCIATION if "Grp" in f)]
+
+
+def _qos(mine: Sequence[Row], profile: Profile, gpus: int, enforced: str) -> list[Finding]:
+    names, wanted = {name for row in mine for name in row["QOS"].split(",") if name}, _named(profile, "qos")
+    try:
+        known = rows("qos", QOS)
+    except slurm.SchedulerError as error:
+        return [unknown("limits of QOS", error.what)]
+    so_what, advice = "sbatch refuses the jobs where QOS is enforced", f"choose one of: {', '.join(sorted(names))}"
+    strange = sorted(wanted - (names or {row["Name"] for row in known}))
+    found = [warning(f"qos {name}", "not one of yours", so_what, advice) for name in strange]
+    shown = wanted & names or names
+    return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
+
+
+def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
+    """Compare one association's or QOS's limits with what one run needs: its GPUs, and two jobs."""
+    value = "; ".join(f"{row[field]} {words}" for field, words in WORDS.items() if row.get(field))
+    if not value:
         return ok(name, "no limits")
-    value = "; ".join(told)
     if not ({"limits", "safe", "qos", "all"} & set(re.split(r"[,|]", enforced))):
         return ok(name, f"{value} (told, not enforced: {enforced})")
-    gpus = min(
-        (count for field in ("GrpTRES", "MaxTRESPU") if (count := _gpus(row.get(field))) is not None), default=None
-    )
-    jobs = _least(row, "MaxJobs", "MaxJobsPU", "GrpJobs")
-    submits = _least(row, "MaxSubmit", "MaxSubmitPU", "GrpSubmit")
-    if gpus is not None and gpus < need.gpus:
-        so_what = f"an agent and its grader want {need.gpus} GPUs at once: one waits until the other ends"
+    tres = re.findall(r"gres/gpu(?::[^=,]+)?=(\d+)", f"{row.get('GrpTRES')},{row.get('MaxTRESPU')}")
+    if min(map(int, tres), default=gpus_needed) < gpus_needed:
+        so_what = f"an agent and its grader want {gpus_needed} GPUs at once: one waits until the other ends"
         return warning(name, value, so_what, STEP)
-    if jobs is not None and jobs < need.jobs:
+    if _least(row, "MaxJobs", "MaxJobsPU", "GrpJobs") < 2:
         return warning(name, value, "an agent and its grader can't run at once: scores come after the end", STEP)
-    if submits is not None and submits < FEW_SUBMITTED:
+    if _least(row, "MaxSubmit", "MaxSubmitPU", "GrpSubmit") < FEW_SUBMITTED:
         so_what = "each run counts, and 5 jobs more an experiment; sbatch refuses what is above"
         return warning(name, value, so_what, "launch smaller experiments one after the other")
     return note(name, value, "runs wait in the queue above these, and sbatch refuses what is longer or more", "")
 
 
-def _gpus(tres: str | None) -> int | None:
-    match = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", tres or "")
-    return int(match[1]) if match else None
-
-
-def _least(row: Row, *fields: str) -> int | None:
-    return min((int(row[field]) for field in fields if row.get(field, "").isdigit()), default=None)
+def _least(row: Row, *fields: str) -> float:
+    return min((int(row[field]) for field in fields if row.get(field, "").isdigit()), default=float("inf"))

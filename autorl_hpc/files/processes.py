@@ -1,5 +1,5 @@
 """Processes through /proc and prctl: find an agent's processes (by descent and by a mark in their environment), measure their
-memory and open files, end them all; host, boot and job ids; usable CPU cores; cancelling work of a thread."""
+memory and open files, end them all; host, boot and job ids; cancelling work of a thread."""
 
 from __future__ import annotations
 

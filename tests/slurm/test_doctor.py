@@ -86,7 +86,7 @@ def test_without_accounting_a_pair_of_nodes_and_a_gpu(slurm: Sandbox, tmp_path: 
     assert facts[node, "packages"]["state"] == "ok"
     assert "are one machine" in facts["Two nodes", "the two nodes"]["value"]
     assert "cpu0" in facts["Two nodes", "the two nodes"]["value"]
-    by_doing = ("clocks, node to node", "new file, by listing", "missed name, by exists()", "link, raced", "flock")
+    by_doing = ("clocks, node to node", "new file, by listing", "renamed over, by open()", "link, raced", "flock")
     assert states(facts, "Two nodes", *by_doing) == {"ok"}
     assert left(slurm, root) == []
 

@@ -56,7 +56,7 @@ MIN_LINES = 40
 
 MAX_LEVELS = 10
 
-ALONE = ("sandbox/inside.py", "sandbox/trial.py", "doctor/pair.py", "doctor/post.py")
+ALONE = ("sandbox/inside.py", "sandbox/trial.py", "doctor/pair.py")
 """Run where the package is not to be seen: standard library only."""
 
 INTERFACE = {"Environment", "Dialogue"}

@@ -11,8 +11,9 @@ import pytest
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, state
 
+from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.doctor import host, storage
-from autorl_hpc.doctor.finding import Check, ToolAnswer, examine
+from autorl_hpc.doctor.finding import Check, examine
 
 fake = patients.fake
 
@@ -35,8 +36,8 @@ def test_cards(fake: Fake) -> None:
     assert state(found) == "note" and "2 x NVIDIA A100-SXM4-40GB; MIG: 2 x 1g.5gb" in found.value
     fake("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert state(host.cards()) == "unknown" and "mismatch" in host.cards().value
-    assert state(host.read_cards(ToolAnswer(0, "garbage", ""))) == "unknown"
-    assert state(host.read_cards(ToolAnswer(0, "", ""))) == "ok"
+    assert state(host.read_cards(ProgramAnswer(0, "garbage", ""))) == "unknown"
+    assert state(host.read_cards(ProgramAnswer(0, "", ""))) == "ok"
 
 
 @pytest.mark.parametrize(
@@ -161,14 +162,14 @@ def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) ->
 def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "PAIR_LIMIT_S", PATIENCE_S)
     found = by_name([*storage.probes(tmp_path), *storage.pair_here(tmp_path)])
-    for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "mkdir, raced", "flock", "lockf"):
+    for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "flock"):
         assert state(found[name]) == "ok", found[name]
 
 
 def test_a_folder_that_is_gone_is_a_problem(tmp_path: Path) -> None:
     found = by_name(storage.probes(tmp_path / "gone"))
     assert state(found["hard link"]) == "problem"
-    assert state(host.writable(tmp_path / "gone")) == "problem"
+    assert state(storage.writable(tmp_path / "gone")) == "problem"
 
 
 def test_space(tmp_path: Path) -> None:

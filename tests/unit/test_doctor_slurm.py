@@ -108,7 +108,7 @@ ROW = dict.fromkeys([*scheduler.ASSOCIATION, *scheduler.QOS], "")
     ],
 )
 def test_a_limit_against_what_one_run_needs(row: dict[str, str], enforced: str, expected: str) -> None:
-    assert state(scheduler.judge("x", {**ROW, **row}, scheduler.Need(gpus=2), enforced)) == expected
+    assert state(scheduler.judge("x", {**ROW, **row}, 2, enforced)) == expected
 
 
 def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
