@@ -3,7 +3,7 @@
 The game's logic and every word of its text are TextWorld's (`textworld[pddl]` 1.7.0) on the official games. Only what it does
 again and again is done once: the translation of a game to SAS (four times a game in the stock environment) is kept, the
 grammar is parsed once a process, parsed templates and conditions are kept, and commands are worked out where one is compared
-or asked for. `bin/bench-alfworld` compares every observation with the stock environment's.
+or asked for. `benchmarks/bench-alfworld` compares every observation with the stock environment's.
 
 For training: `goals(data)` gives the training games; see `autorl_hpc.rollouts.episodes.run_episodes`.
 """

@@ -1,4 +1,4 @@
-"""`bin/bench gpu-all --small`: every way through the code that measures a GPU, with the toy model on the CPU."""
+"""`benchmarks/bench gpu-all --small`: every way through the code that measures a GPU, with the toy model on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from realdata import REPO
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.rollouts.engine import Answer
 
-sys.path.append(str(REPO / "bin" / "lib"))
+sys.path.append(str(REPO / "benchmarks" / "lib"))
 
 from gpubench.cold import forget
 from gpubench.recorder import Replay, _Echo, recorded
@@ -40,7 +40,7 @@ def measured(tmp_path: Path, *options: str) -> tuple[dict[tuple[str, str], dict[
     """The figures by subcommand and words, and what was printed."""
     told = tmp_path / "figures.json"
     done = subprocess.run(
-        [sys.executable, str(REPO / "bin" / "bench"), "gpu-all", "--small", "--json", str(told), *options],
+        [sys.executable, str(REPO / "benchmarks" / "bench"), "gpu-all", "--small", "--json", str(told), *options],
         env={**os.environ, "BENCH_DIR": str(tmp_path)},
         capture_output=True,
         text=True,
@@ -125,7 +125,7 @@ def test_a_stop_amid_the_queue_ends_the_grader_and_its_engine(tmp_path: Path) ->
         "AUTORL_ENGINE_CACHE": tmp_path / "cache",
     }
     bench = subprocess.Popen(
-        [sys.executable, str(REPO / "bin" / "bench"), "gpu-queue", "--small", "--engine", "vllm"],
+        [sys.executable, str(REPO / "benchmarks" / "bench"), "gpu-queue", "--small", "--engine", "vllm"],
         env={**os.environ, **{name: str(path) for name, path in told.items()}},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

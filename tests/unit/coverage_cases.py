@@ -1,4 +1,4 @@
-"""How often each 95 % interval of the reports holds the truth: one function a case, for test_coverage.py and bin/coverage.
+"""How often each 95 % interval of the reports holds the truth: one function a case, for test_coverage.py and benchmarks/coverage.
 
 A case draws data of a known truth, asks the report's own function, and says whether the interval holds it.
 """

@@ -47,7 +47,7 @@ HEAVY = {
     "aiohttp",
 }
 
-MAX_PACKAGE_LINES, MAX_PACKAGE_CODE, MAX_PACKAGE_FILES = 70_400, 49_200, 244
+MAX_PACKAGE_LINES, MAX_PACKAGE_CODE, MAX_PACKAGE_FILES = 69_700, 48_700, 243
 MAX_TEST_LINES = 66_600
 """Ratchets: they only go down. The aim is 45,000 lines, 33,000 of them code, 230 files, and 35,000 lines of tests."""
 

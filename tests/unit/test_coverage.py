@@ -1,4 +1,4 @@
-"""Every 95 % interval holds the truth about as often as it says: short simulations; bin/coverage makes the long ones."""
+"""Every 95 % interval holds the truth about as often as it says: short simulations; benchmarks/coverage makes the long ones."""
 
 from __future__ import annotations
 

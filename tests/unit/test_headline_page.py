@@ -18,7 +18,7 @@ REPO = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script's module."""
-    monkeypatch.syspath_prepend(REPO / "bin" / "lib")
+    monkeypatch.syspath_prepend(REPO / "benchmarks" / "lib")
     return importlib.import_module("headline_parts")
 
 

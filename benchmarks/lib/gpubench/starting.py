@@ -1,4 +1,4 @@
-"""Starts bin/lib/gpubench/reference.py, a program of its own, and reads what it tells line by line into a file."""
+"""Starts benchmarks/lib/gpubench/reference.py, a program of its own, and reads what it tells line by line into a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The figures of one GPU: `bin/bench gpu-...  [gpu-...] [options]`; several share one engine of each side.
+"""The figures of one GPU: `benchmarks/bench gpu-...  [gpu-...] [options]`; several share one engine of each side.
 
 gpu-swap      swaps of a warm engine to other checkpoints of the base model, by where they are read from; A, B, A
 gpu-load      the engine's reading of a checkpoint against reading and sha256 alone
@@ -169,7 +169,7 @@ def _count(text: str) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bin/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="benchmarks/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("what", nargs="+", choices=NAMES, metavar="gpu-...", help=", ".join(NAMES))

@@ -1,4 +1,4 @@
-"""bin/bench recorder: what the recorder costs beside trees of several kinds and IDLE processes with the agent's mark."""
+"""benchmarks/bench recorder: what the recorder costs beside trees of several kinds and IDLE processes with the agent's mark."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The figures of one GPU: `benchmarks/bench gpu-...`; see `cli`."""

@@ -1,1 +1,0 @@
-"""The figures of one GPU: `bin/bench gpu-...`; see `cli`."""
