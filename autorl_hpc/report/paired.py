@@ -15,9 +15,7 @@ from autorl_hpc.report.statistics import (
     ClusterTotals,
     bca,
     bca_of_mean,
-    counts,
-    expanded_tail,
-    flips,
+    generator,
     hull,
     paired_clusters,
     sign_flip_p,
@@ -60,7 +58,7 @@ def paired_graded(base: Sequence[float], new: Sequence[float], level: float = LE
     found = ClusterTotals(differences, [1] * len(differences))
     if max(differences) - min(differences) <= ALIKE:
         return GradedResult(seen, *tango_of(found, level), p_value)
-    interval = bca_of_mean(differences, found.sizes, level)
+    interval = bca_of_mean(sorted(differences), found.sizes, level)
     return GradedResult(seen, *(hull(interval, tango_of(found, level)) if vary_little(found) else interval), p_value)
 
 
@@ -154,7 +152,7 @@ def paired(
     """Difference of two length-controlled win rates on the same items, with BCa interval and permutation test.
 
     The items are resampled, both models' with the same draw, and both are refitted at their own fixed penalty (2,000, seeded;
-    the acceleration is from leaving out each item: B. Efron, JASA 82:171-185, 1987). Test: of each item both models' pairs are
+    the acceleration is from leaving out each item). Test: of each item both models' pairs are
     exchanged or not (1,000, seeded), p = (hits + 1) / (draws + 1); both sides are then fitted at the base model's penalty.
     ValueError unless both hold the same two or more items.
     """
@@ -174,11 +172,8 @@ def paired(
     seen = float(differences(np.ones((1, n)))[0])
     if all(a.y == b.y and a.len_2 == b.len_2 for a, b in zip(base, new, strict=True)):
         return GradedResult(seen, seen, seen, 1.0)
-    left_out = differences(np.ones((n, n)) - np.eye(n))
-    low, high = bca(
-        differences(counts(n, RESAMPLES)), seen, (left_out.mean() - left_out).tolist(), expanded_tail(n, level)
-    )
-    return GradedResult(seen, low, high, _permutation_p(base, new, c_base))
+    (interval,) = bca(lambda counts: differences(counts)[None], n, level, RESAMPLES)
+    return GradedResult(seen, *interval, _permutation_p(base, new, c_base))
 
 
 def _permutation_p(base: Sequence[JudgedPair], new: Sequence[JudgedPair], c: float) -> float:
@@ -186,7 +181,7 @@ def _permutation_p(base: Sequence[JudgedPair], new: Sequence[JudgedPair], c: flo
     import numpy as np
 
     n = len(base)
-    swapped = np.unpackbits(flips(n, REGROUPINGS), axis=1, count=n).astype(float)
+    swapped = generator().integers(0, 2, (REGROUPINGS, n)).astype(float)
     swapped = np.vstack([np.zeros((1, n)), swapped])  # the first is as it was seen
     both = [*new, *base]
     one = refits(both, c, np.hstack([1 - swapped, swapped]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import warnings
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, combinations
 from statistics import NormalDist, fmean, stdev, variance
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Seeded draws for every resampling of a report: the same numbers on every machine and with every version of numpy.
-#
-# Only the raw stream of PCG64 is used, which numpy promises never to change; its `Generator` methods may.
-
 RESAMPLES = 10_000
 SEED = 20260101
 """Any fixed number: two reports over the same runs must not differ."""
@@ -28,94 +25,30 @@ SEED = 20260101
 EXACT_WAYS = 20_000
 """Up to this many regroupings or sign patterns are all tried; beyond it a seeded sample of `RESAMPLES` is."""
 
-TIE = 1e-9
+TIE, DIGITS = 1e-9, 9
 """Sums of the same numbers in another order differ by less than this, and count as equal."""
 
-CHUNK_CELLS = 2_000_000
-"""Resampled cells held at once as floats: 16 MB."""
+CHUNK_CELLS = 1_000_000
+"""Resampled cells held at once: 8 MB."""
 
-UNIT = 2.0**32
-"""Values are rounded to multiples of 1/UNIT before they are summed: whole numbers below 2^53 add up exactly in any order, so
-that neither a linear algebra library nor a processor decides a last digit or a tie. 2e-10 is far below any score's digits."""
+TOGETHER = 50
+"""Means that are drawn together: 4 MB of resampled ones."""
 
-_DRAWS, _COINS = 1, 2
-"""First words of streams."""
-
-_KEPT_DRAWS = 4
-"""Matrices of draws kept: a report holds the two splits of one or two tasks at a time."""
+SMALLEST_TAIL = 1e-12
+"""The expanded tail of two values is 1e-72, which is lost beside 1."""
 
 
-def raw(size: int, *stream: int) -> NDArray[np.uint64]:
-    """The first `size` words of a stream of random 64-bit words."""
+def generator() -> np.random.Generator:
+    """Return a new generator of random numbers: each resampling starts with the same seed."""
     import numpy as np
 
-    found: NDArray[np.uint64] = np.random.PCG64([SEED, *stream]).random_raw(size)
-    return found
+    return np.random.default_rng(SEED)
 
 
-def indices(n: int, size: int, *stream: int) -> NDArray[np.int64]:
-    """`size` numbers below n, each as likely as the others to within n / 2^32."""
-    import numpy as np
-
-    words = raw((size + 1) // 2, *stream).astype("<u8").view("<u4")[:size].astype(np.uint64)
-    found: NDArray[np.int64] = ((words * np.uint64(n)) >> np.uint64(32)).astype(np.int64)
-    return found
-
-
-@lru_cache(maxsize=_KEPT_DRAWS)
-def counts(n: int, resamples: int = RESAMPLES) -> NDArray[np.uint8]:
-    """How often each of n things is drawn when n are drawn with replacement: the same for all that have n things.
-
-    Returns:
-        Of shape (resamples, n), read-only.
-    """
-    found = counts_of(n, resamples)
-    found.setflags(write=False)
-    return found
-
-
-def counts_of(n: int, resamples: int, *stream: int) -> NDArray[np.uint8]:
-    """`counts` of a stream of its own, for things that must be drawn independently of others.
-
-    A count of 256 has a probability below 1e-500 where n allows it.
-    """
-    import numpy as np
-
-    found = np.zeros((resamples, n), dtype=np.uint8)
+def chunks(n: int) -> list[int]:
+    """Split `RESAMPLES` draws of n things each so that no more than `CHUNK_CELLS` cells are held at once."""
     rows = max(1, CHUNK_CELLS // n)
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        drawn = indices(n, size * n, _DRAWS, start, *stream).reshape(size, n)
-        flat = (drawn + n * np.arange(size)[:, None]).ravel()
-        found[start : start + size] = np.bincount(flat, minlength=size * n).reshape(size, n)
-    return found
-
-
-@lru_cache(maxsize=_KEPT_DRAWS)
-def flips(n: int, resamples: int = RESAMPLES) -> NDArray[np.uint8]:
-    """Fair coins, packed eight to a byte: `numpy.unpackbits(flips(n), axis=1, count=n)` has shape (resamples, n)."""
-    import numpy as np
-
-    width = (n + 7) // 8
-    words = raw((resamples * width + 7) // 8, _COINS).astype("<u8")
-    drawn = words.view(np.uint8)[: resamples * width].reshape(resamples, width)
-    found: NDArray[np.uint8] = np.asfortranarray(drawn)  # it is looked through byte by byte, all draws at once
-    found.setflags(write=False)
-    return found
-
-
-def quantiles(values: NDArray[np.float64], shares: Sequence[float]) -> list[float]:
-    """Linear interpolation between order statistics, as numpy's default does it; only those that are asked for are sorted out.
-
-    Args:
-        values: of shape (n,), in any order.
-    """
-    import numpy as np
-
-    last = len(values) - 1
-    places = [(low := math.floor(share * last), min(low + 1, last), share * last - low) for share in shares]
-    parted = np.partition(values, sorted({place for low, high, _ in places for place in (low, high)}))
-    return [float(parted[low] + part * (parted[high] - parted[low])) for low, high, part in places]
+    return [min(rows, RESAMPLES - start) for start in range(0, RESAMPLES, rows)]
 
 
 def expanded_tail(n: int, level: float = LEVEL) -> float:
@@ -128,109 +61,68 @@ def expanded_tail(n: int, level: float = LEVEL) -> float:
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(n - 1, level))
 
 
-NEAR_CELLS = 1 << 18
-"""Draws held at once in single precision: 1 MB stays in a processor's cache, and whole matrices take twice the time."""
-
-TOGETHER = 50
-"""Sums that are drawn together: 12 MB of resampled ones."""
-
-_NORMAL = NormalDist()
-
-
 def bca_of_mean(sums: Sequence[float], sizes: Sequence[int], level: float = LEVEL) -> Interval:
-    """BCa interval of sum(sums) / sum(sizes), where pairs of sum and size are what is drawn: 10,000 resamples, seeded.
+    """BCa interval of sum(sums) / sum(sizes), where pairs of sum and size are what is drawn; see `bca`.
 
-    For items each size is 1. Percentiles are expanded (`expanded_tail`), so that few clusters give wide enough intervals. The
-    interval of values that are all alike has no width: the caller says what it knows instead.
-    Source: B. Efron, JASA 82:171-185, 1987; the acceleration is from the influences sums - mean * sizes.
+    For items each size is 1. The interval of values that are all alike has no width: the caller says what it knows instead.
     ValueError for fewer than two.
     """
     return bca_of_means([sums], sizes, level)[0]
 
 
 def bca_of_means(several: Sequence[Sequence[float]], sizes: Sequence[int], level: float = LEVEL) -> list[Interval]:
-    """`bca_of_mean` of each of several sums over the same things: what takes longest, turning draws into numbers, is done once."""
+    """`bca_of_mean` of each of several sums over the same things: what takes longest, drawing, is done once."""
     import numpy as np
 
     n = len(sizes)
     if n < 2 or any(n != len(sums) for sums in several):
         raise ValueError(f"{[len(sums) for sums in several]} sums and {n} sizes make no bootstrap")
-    weights, tail, found = np.asarray(sizes, dtype=float), expanded_tail(n, level), []
+    weights, found = np.asarray(sizes, dtype=float), []
     for start in range(0, len(several), TOGETHER):
-        whole = np.rint(np.asarray(several[start : start + TOGETHER], dtype=float) * UNIT)
-        for row, resampled in zip(whole, _resampled_means(whole, weights), strict=True):
-            seen = float(row.sum() / weights.sum())
-            low, high = bca(resampled, seen, (row - seen * weights).tolist(), tail)
-            found.append(Interval(round(low / UNIT, 9), round(high / UNIT, 9)))
+        sums = np.asarray(several[start : start + TOGETHER], dtype=float).T
+        found += bca(lambda counts, sums=sums: (counts @ sums).T / (counts @ weights), n, level)  # type: ignore[misc]
     return found
 
 
-def bca(resampled: NDArray[np.float64], seen: float, influences: Sequence[float], tail: float) -> Interval:
-    """BCa interval from resampled values of a statistic.
+def bca(
+    statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    n: int,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+) -> list[Interval]:
+    """BCa intervals (B. Efron, JASA 82:171-185, 1987) of statistics of n things drawn with replacement; scipy's, seeded.
+
+    Percentiles are expanded (`expanded_tail`), so that few things give wide enough intervals. Values nearer than `TIE` count as
+    equal, so that rounding decides no bias. Where BCa has no value, since the statistic hardly varies, percentiles stand for it.
 
     Args:
-        resampled: of shape (resamples,).
-        seen: the statistic itself.
-        influences: of each thing that is drawn, up to a factor: by how much the statistic grows with its weight.
-        tail: on each side, 0.025 for 95 %.
-    """
-    n = len(resampled)
-    squares = math.fsum(u * u for u in influences)
-    acceleration = math.fsum(u * u * u for u in influences) / (6 * squares**1.5) if squares > 0 else 0.0
-    below = float((resampled < seen).mean() + (resampled == seen).mean() / 2)
-    bias = _NORMAL.inv_cdf(min(max(below, 1 / n), 1 - 1 / n))
-
-    def share(of: float) -> float:
-        z = bias + _NORMAL.inv_cdf(of)
-        shrunk = 1 - acceleration * z
-        return _NORMAL.cdf(bias + z / shrunk) if shrunk > 0 else float(z > 0)
-
-    return Interval(*quantiles(resampled, (share(tail), share(1 - tail))))
-
-
-def _resampled_means(whole: NDArray[np.float64], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Means of all resamples, of shape (rows of `whole`, RESAMPLES)."""
-    sizes: list[float] = weights.tolist()
-    if min(sizes) == max(sizes):
-        return _drawn_sums(whole) / (len(sizes) * sizes[0])
-    return _drawn_sums(whole) / _drawn_sizes(tuple(sizes))
-
-
-@lru_cache(maxsize=4)
-def _drawn_sizes(sizes: tuple[float, ...]) -> NDArray[np.float64]:
-    """Items in each resample: the same for every model on one split."""
-    import numpy as np
-
-    found: NDArray[np.float64] = _drawn_sums(np.array([sizes]))[0]
-    return found
-
-
-def _drawn_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Sums of all resamples of each row of whole numbers, of shape (rows, RESAMPLES); exact.
-
-    The numbers, from the least one on, are cut into pieces of so few bits that the sum of n of them stays below 2^24. Of n things
-    n are drawn, so single precision holds a resample's sum of pieces exactly, in whatever order it is added up, and takes a
-    third of the time.
+        statistic: from how often each thing was drawn, of shape (draws, n), to the values, of shape (statistics, draws).
     """
     import numpy as np
+    from scipy.stats import DegenerateDataWarning, bootstrap
 
-    n, bits = values.shape[1], 24 - values.shape[1].bit_length()
-    least = values.min(axis=1, keepdims=True)
-    pieces = _pieces((values - least).astype(np.int64), bits)
-    drawn, rows = counts(n), max(1, NEAR_CELLS // n)
-    columns = np.concatenate(pieces).astype(np.float32).T.copy()
-    parts = [drawn[start : start + rows].astype(np.float32) @ columns for start in range(0, RESAMPLES, rows)]
-    sums = np.concatenate(parts).T.reshape(len(pieces), len(values), RESAMPLES)
-    found: NDArray[np.float64] = n * least + sum(2.0 ** (bits * i) * each.astype(float) for i, each in enumerate(sums))
-    return found
+    def drawn(places: NDArray[np.int64], axis: int = -1) -> Any:
+        rows = places.reshape(-1, places.shape[axis])
+        cells = (rows + n * np.arange(len(rows))[:, None]).ravel()
+        values = np.round(statistic(np.bincount(cells, minlength=n * len(rows)).reshape(-1, n).astype(float)), DIGITS)
+        return values if places.ndim > 1 else values[:, 0]
 
-
-def _pieces(values: NDArray[np.int64], bits: int) -> list[NDArray[np.int64]]:
-    """Whole numbers from 0 on, cut into pieces of so many bits, the lowest first."""
-    found = [values & ((1 << bits) - 1)]
-    while (values := values >> bits).any():
-        found.append(values & ((1 << bits) - 1))
-    return found
+    tail = max(expanded_tail(n, level), SMALLEST_TAIL)
+    with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        result = bootstrap(
+            (np.arange(n),),
+            drawn,
+            vectorized=True,
+            method="BCa",
+            n_resamples=resamples,
+            batch=max(1, CHUNK_CELLS // n),
+            confidence_level=1 - 2 * tail,
+            rng=generator(),
+        )
+    plain = np.quantile(result.bootstrap_distribution, (tail, 1 - tail), axis=-1)
+    ends = np.where(np.isnan(result.confidence_interval), plain, result.confidence_interval)
+    return [Interval(round(float(low), DIGITS), round(float(high), DIGITS)) for low, high in ends.T]
 
 
 # The expected best improvement of k runs, from n runs seen (pass@k of an improvement).
@@ -243,9 +135,6 @@ LARGEST_K = 100
 
 LEAST_RESAMPLES = 500
 """Where there are thousands of runs: a standard error is within 3 % with 500 resamples, and within 0.7 % with 10,000."""
-
-_BEST = 6
-"""First word of a stream."""
 
 
 class BestOf(NamedTuple):
@@ -302,19 +191,19 @@ def _shares(n: int, k: int) -> list[float]:
 def _standard_errors(values: Sequence[float]) -> list[float]:
     """Of the expected best of 1, 2, ... up to 1 + sqrt(n) runs."""
     import numpy as np
+    from scipy.stats import bootstrap
 
     n = len(values)
-    ordered = np.array(sorted(values))
     shares = np.array([_shares(n, k) for k in range(1, min(n, LARGEST_K, 1 + math.isqrt(n)) + 1)]).T
-    resamples = max(LEAST_RESAMPLES, min(RESAMPLES, CHUNK_CELLS // n))
-    rows, estimates = max(1, CHUNK_CELLS // n), []
-    for start in range(0, resamples, rows):
-        size = min(rows, resamples - start)
-        drawn = ordered[indices(n, size * n, _BEST, start).reshape(size, n)]
-        drawn.sort(axis=1)
-        estimates.append(drawn @ shares)
-    errors = np.concatenate(estimates).std(axis=0)
-    return [round(math.sqrt(n / (n - 1)) * float(error), 9) for error in errors]
+    errors = bootstrap(
+        (sorted(values),),
+        lambda drawn, axis: (np.sort(drawn, axis) @ shares).T,
+        method="percentile",
+        n_resamples=max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)),
+        batch=max(1, CHUNK_CELLS // n),
+        rng=generator(),
+    ).standard_error
+    return [round(math.sqrt(n / (n - 1)) * float(error), DIGITS) for error in errors]
 
 
 # The sign-flip test: a difference and its opposite are equally likely if nothing changed.
@@ -324,39 +213,24 @@ def sign_flip_p(values: Sequence[float]) -> float:
     """Two-sided p value of a mean of 0, by turning the signs of the values: of items, of clusters' sums, or of runs.
 
     Zeros change nothing and are dropped. Up to 14 others all sign patterns are tried (p = hits / 2^n); beyond it 10,000 are
-    drawn, p = (hits + 1) / (draws + 1). Exact under differences that are symmetric about 0 if nothing changed. Values are
-    rounded to 2^-32, so that equal sums are equal. No value but 0: p = 1.
+    drawn, p = (hits + 1) / (draws + 1). Exact under differences that are symmetric about 0 if nothing changed. Sums nearer than
+    `TIE` count as equal. No value but 0: p = 1.
     """
     import numpy as np
 
-    whole = np.rint(np.sort(np.asarray(values, dtype=float)) * UNIT)
-    whole = whole[whole != 0]
-    n = len(whole)
-    total = float(whole.sum())
-    if n == 0:
-        return 1.0
+    moved = np.sort(np.asarray(values, dtype=float))
+    moved = moved[np.abs(moved) > TIE]
+    n, total = len(moved), moved.sum()
+
+    def hits(turned: NDArray[Any]) -> NDArray[np.bool_]:
+        reached: NDArray[np.bool_] = np.abs(total - 2 * (turned @ moved)) >= abs(total) - TIE
+        return reached
+
     if 2**n <= EXACT_WAYS:
-        patterns = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-        return float((np.abs(total - 2 * (patterns @ whole)) >= abs(total)).mean())
-    hits = int((np.abs(total - 2 * _turned(whole)) >= abs(total)).sum())
-    return (hits + 1) / (RESAMPLES + 1)
-
-
-def _turned(whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each draw, the sum of the values whose signs it turns, of shape (RESAMPLES,).
-
-    Eight coins are a byte, and a byte has 256 values: the sum of eight values for each is looked up. Exact, as all are whole.
-    """
-    import numpy as np
-
-    coins = flips(len(whole)).T
-    eights = np.zeros((len(coins), 8))
-    eights.ravel()[: len(whole)] = whole
-    sums = eights @ np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(float).T
-    found = np.zeros(RESAMPLES)
-    for of_byte, byte in zip(sums, coins, strict=True):
-        found += of_byte.take(byte)
-    return found
+        return float(hits((np.arange(2**n)[:, None] >> np.arange(n)) & 1).mean())
+    coins = generator()
+    found = sum(int(hits(coins.integers(0, 2, (size, n), dtype=np.int8)).sum()) for size in chunks(n))
+    return (found + 1) / (RESAMPLES + 1)
 
 
 def least_sign_flip_p(n: int) -> float:
@@ -595,12 +469,6 @@ def _as_items(found: ClusterTotals, level: float) -> Interval:
 # find nothing wherever the effects differ by task.
 # Source: A. Janssen, Statistics & Probability Letters 36:9-21, 1997; E. Chung and J. P. Romano, Annals of Statistics 41:484-507, 2013.
 
-_PERMUTED, _PICKED = 3, 4
-"""First words of streams."""
-
-_KEPT_CHOICES = 8
-"""Sets of random choices that are kept: of some hundred runs, a few megabytes each."""
-
 NO_SPREAD = 1e-9
 """Squared standard errors below it are rounding: sides without spread are told apart by their difference alone."""
 
@@ -630,13 +498,18 @@ def regrouping_p(strata: Sequence[Stratum]) -> float:
 
     if not strata or not all(task.a and task.b for task in strata):
         raise ValueError("a comparison needs runs on both sides")
-    seen = float(_squared(sum(_as_seen(task) for task in strata))[0])
+    seen = float(_squared(sum(_measured(np.array([[*task.a, *task.b]]), task) for task in strata))[0])
+    pooled = [np.sort([*task.a, *task.b]) for task in strata]
     if math.prod(task.ways for task in strata) <= EXACT_WAYS:
         sums = np.zeros((2, 1))
-        for task in strata:
-            sums = (sums[:, :, None] + _all_of(task)[:, None, :]).reshape(2, -1)
+        for runs, task in zip(pooled, strata, strict=True):
+            of_task = _measured(runs[_regroupings(len(runs), len(task.a))], task)
+            sums = (sums[:, :, None] + of_task[:, None, :]).reshape(2, -1)
         return float((_squared(sums) >= seen * (1 - TIE)).mean())
-    drawn = sum(_some_of(task, number) for number, task in enumerate(strata))
+    order, drawn = generator(), np.zeros((2, RESAMPLES))
+    for runs, task in zip(pooled, strata, strict=True):
+        mixed = (order.permuted(np.tile(runs, (size, 1)), axis=1) for size in chunks(len(runs)))
+        drawn += np.concatenate([_measured(each, task) for each in mixed], axis=1)
     return (int((_squared(drawn) >= seen * (1 - TIE)).sum()) + 1) / (RESAMPLES + 1)
 
 
@@ -647,76 +520,17 @@ def least_regrouping_p(sizes: Sequence[tuple[int, int]]) -> float:
     return both / ways if ways <= EXACT_WAYS else 1 / (RESAMPLES + 1)
 
 
-def _all_of(task: Stratum) -> Any:
-    """Difference and squared error, for every way to choose the runs of a: of shape (2, ways)."""
-    pooled = _pooled(task)
-    return _measured(pooled[_choices(len(pooled), len(task.a))], pooled, task)
-
-
-def _some_of(task: Stratum, number: int) -> Any:
-    """Difference and squared error for drawn regroupings: of shape (2, RESAMPLES)."""
-    import numpy as np
-
-    if task.ways <= EXACT_WAYS:
-        return _all_of(task)[:, indices(task.ways, RESAMPLES, _PICKED, number)]
-    pooled = _pooled(task)
-    drawn = _drawn(len(pooled), len(task.a), number)
-    return np.concatenate([_measured(pooled[chosen], pooled, task) for chosen in drawn], axis=1)
-
-
-@lru_cache(maxsize=_KEPT_CHOICES)
-def _drawn(n: int, k: int, number: int) -> list[NDArray[Any]]:
-    """RESAMPLES random choices of k of n, the same for all pairs of so many runs: chunks of shape (rows, k)."""
-    import numpy as np
-
-    chunks = []
-    rows = max(1, CHUNK_CELLS // n)
-    for start in range(0, RESAMPLES, rows):
-        size = min(rows, RESAMPLES - start)
-        keys = raw(size * n, _PERMUTED, number, start).reshape(size, n)
-        chosen = np.argpartition(keys, k - 1, axis=1)[:, :k]
-        chunks.append(chosen.astype(np.uint16 if n < 2**16 else np.uint32))
-    return chunks
-
-
-def _as_seen(task: Stratum) -> Any:
-    """Of the runs as they are: of shape (2, 1)."""
-    import numpy as np
-
-    return _measured(np.sort(_whole(task.a))[None], _pooled(task), task)
-
-
-def _pooled(task: Stratum) -> NDArray[np.float64]:
-    """All runs in ascending order, so that the order in which they were given does not matter, as whole numbers."""
-    import numpy as np
-
-    found: NDArray[np.float64] = np.sort(_whole([*task.a, *task.b]))
-    return found
-
-
-def _whole(values: Sequence[float]) -> Any:
-    import numpy as np
-
-    return np.rint(np.asarray(values, dtype=float) * UNIT)
-
-
-def _measured(of_a: Any, pooled: Any, task: Stratum) -> Any:
-    """Weighted difference of means and its squared standard error, of shape (2, ways), from the runs of a, of shape (ways, n_a).
+def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
+    """Weighted difference of means and its squared standard error, of shape (2, ways), from runs of shape (ways, n): a's first.
 
     A side of one run knows no spread and adds none.
     """
     import numpy as np
 
-    n_a, n_b = len(task.a), len(task.b)
-    sums = of_a.sum(axis=1)
-    mean_a, mean_b = sums / n_a / UNIT, (pooled.sum() - sums) / n_b / UNIT
-    middle = float(pooled.mean())
-    squares = (((of_a - middle) / UNIT) ** 2).sum(axis=1)
-    rest = float((((pooled - middle) / UNIT) ** 2).sum()) - squares
-    middle /= UNIT
-    spread_a = np.maximum(0.0, squares - n_a * (mean_a - middle) ** 2) / max(1, n_a - 1) / n_a
-    spread_b = np.maximum(0.0, rest - n_b * (mean_b - middle) ** 2) / max(1, n_b - 1) / n_b
-    return np.stack([task.weight * (mean_a - mean_b), task.weight**2 * (spread_a + spread_b)])
+    sides = runs[:, : len(task.a)], runs[:, len(task.a) :]
+    gap = sides[0].mean(axis=1) - sides[1].mean(axis=1)
+    error = sum(side.var(axis=1) / max(1, side.shape[1] - 1) for side in sides)
+    return np.stack([task.weight * gap, task.weight**2 * error])
 
 
 def _squared(sums: Any) -> Any:
@@ -727,11 +541,11 @@ def _squared(sums: Any) -> Any:
 
 
 @lru_cache(maxsize=16)
-def _choices(n: int, k: int) -> NDArray[np.int64]:
-    """Every way to choose k of n, of shape (ways, k)."""
+def _regroupings(n: int, k: int) -> NDArray[np.int64]:
+    """Every way to divide n places into the first k and the others, of shape (ways, n)."""
     import numpy as np
 
-    return np.array(list(combinations(range(n), k)), dtype=np.int64)
+    return np.array([[*first, *sorted({*range(n)} - {*first})] for first in combinations(range(n), k)])
 
 
 # One agent against another on one task: the unit is the run, and runs are exchanged between the two.
@@ -755,7 +569,7 @@ def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
     """Share of pairs of runs in which a beats b, ties half (Mann-Whitney's U over its maximum)."""
     if not a or not b:
         raise ValueError("a comparison needs runs on both sides")
-    return sum(1.0 if x > y else 0.5 if x == y else 0.0 for x in a for y in b) / (len(a) * len(b))
+    return sum(0.5 if abs(x - y) <= TIE else float(x > y) for x in a for y in b) / (len(a) * len(b))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -794,14 +608,23 @@ def bootstrap_mean(values: Sequence[float], level: float = LEVEL) -> Interval | 
 
     The order of the values does not matter; see `expanded_tail` for what is expanded.
     """
-    import numpy as np
-
     n = len(values)
     if n < BOOTSTRAP_FROM_RUNS or max(values) - min(values) <= TIE:
         return None
-    means = counts(n) @ np.rint(np.array(sorted(values)) * UNIT) / n / UNIT
+    import numpy as np
+    from scipy.stats import bootstrap
+
     tail = expanded_tail(n, level)
-    return Interval(*quantiles(means, (tail, 1 - tail)))
+    means = bootstrap(
+        (sorted(values),),
+        np.mean,
+        method="percentile",
+        n_resamples=RESAMPLES,
+        batch=max(1, CHUNK_CELLS // n),
+        confidence_level=1 - 2 * tail,
+        rng=generator(),
+    )
+    return Interval(*map(float, means.confidence_interval))
 
 
 def t_test_p(values: Sequence[float]) -> float | None:
@@ -916,28 +739,31 @@ def _intervals(strata: Sequence[Stratum], difference: float, chance: float) -> t
         return None
     if sum(len(task.a) + len(task.b) - 2 for task in strata) < DEGREES_FOR_INTERVAL:
         return None
-    drawn = [_resampled_task(task, number) for number, task in enumerate(strata)]
+    import numpy as np
+
+    draws = generator()
+    seen, drawn = np.array([[difference], [chance]]), sum(_resampled_task(task, draws) for task in strata)
     tail = NormalDist().cdf(-t_quantile(_degrees(strata), LEVEL))
-    low, high = quantiles(difference + sum(gains for gains, _ in drawn), (tail, 1 - tail))
-    least, most = quantiles(chance + sum(chances for _, chances in drawn), (tail, 1 - tail))
+    (low, least), (high, most) = np.quantile(seen + drawn, (tail, 1 - tail), axis=1).tolist()
     if any(probability_of_improvement(task.a, task.b) in (0.0, 1.0) for task in strata):
         wilson = wilson_share(chance, sum(min(len(task.a), len(task.b)) for task in strata))
         least, most = min(least, wilson.low), max(most, wilson.high)
-    of_chance = Interval(round(max(0.0, least), 9), round(min(1.0, most), 9))
-    return Interval(round(low, 9), round(high, 9)), of_chance
+    of_chance = Interval(round(max(0.0, least), DIGITS), round(min(1.0, most), DIGITS))
+    return Interval(round(low, DIGITS), round(high, DIGITS)), of_chance
 
 
-def _resampled_task(task: Stratum, number: int) -> tuple[Any, Any]:
-    """Weighted deviations of a task's difference and probability from what was seen, of shape (RESAMPLES,) each."""
+def _resampled_task(task: Stratum, draws: np.random.Generator) -> NDArray[np.float64]:
+    """Weighted deviations of a task's difference and probability from what was seen, of shape (2, RESAMPLES)."""
     import numpy as np
 
     a, b = np.array(task.a), np.array(task.b)
-    of_a, of_b = (counts_of(len(side), RESAMPLES, number, which) for which, side in enumerate((a, b)))
+    of_a, of_b = (draws.multinomial(n := len(side), np.full(n, 1 / n), RESAMPLES) for side in (a, b))
     grown_a, grown_b = (math.sqrt(len(side) / (len(side) - 1)) for side in (a, b))
     gains = grown_a * (of_a @ (a - a.mean())) / len(a) - grown_b * (of_b @ (b - b.mean())) / len(b)
-    beaten = (a[:, None] > b).astype(float) + 0.5 * (a[:, None] == b)
+    apart = a[:, None] - b
+    beaten = np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
     chances = ((of_a @ beaten) * of_b).sum(axis=1) / (len(a) * len(b)) - beaten.mean()
-    return task.weight * gains, task.weight * math.sqrt(grown_a * grown_b) * chances
+    return task.weight * np.stack([gains, math.sqrt(grown_a * grown_b) * chances])
 
 
 def _degrees(strata: Sequence[Stratum]) -> int:

@@ -1,7 +1,7 @@
 """The noise of one score and of one comparison: intervals, tests, and what a split is able to show.
 
-Proportions and differences are fractions of 1, except where points are said. Standard library only, so that
-the grader stays light.
+Proportions and differences are fractions of 1, except where points are said. Standard library, but for
+Student's t, so that the grader stays light.
 """
 
 from __future__ import annotations
@@ -334,50 +334,18 @@ def _binomial(n: int, p: float) -> tuple[int, list[float]]:
     ]
 
 
-def t_within(t: float, df: int) -> float:
-    """Probability that Student's t lies within -t and t: the finite sums for integer df.
-
-    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.3 and 26.7.4.
-    """
-    return _within(math.atan(t / math.sqrt(df)), df)
-
-
 def t_outside(t: float, df: int) -> float:
-    """Probability that Student's t lies outside -t and t, to full relative precision however small.
+    """Probability that Student's t lies outside -t and t, to full relative precision however small."""
+    from scipy.special import stdtr
 
-    I_x(df/2, 1/2) at x = df / (df + t^2), by the series x^a (1-x)^b / (a B(a, b)) * sum of (a+b)_k / (a+1)_k x^k (Abramowitz and
-    Stegun, 26.5.4) in the tails, where 1 - `t_within` would lose its digits.
-    """
-    inside = t_within(t, df)
-    if inside < 0.9:
-        return 1 - inside
-    if math.isinf(t):
-        return 0.0
-    a, x = df / 2, df / (df + t * t)
-    term = total = 1.0
-    k = 0
-    while term > 1e-17 * total:
-        term *= (a + 0.5 + k) / (a + 1 + k) * x
-        total += term
-        k += 1
-    log_beta = math.lgamma(a) + math.lgamma(0.5) - math.lgamma(a + 0.5)
-    return total / a * math.exp(a * math.log(x) + 0.5 * math.log1p(-x) - log_beta)
+    return 2 * float(stdtr(df, -t))
 
 
 @cache
 def t_quantile(df: int, level: float = LEVEL) -> float:
-    """Two-sided quantile of Student's t: `t_within` inverted by bisection."""
+    """Two-sided quantile of Student's t."""
+    from scipy.special import stdtrit
+
     if not 0 < level < 1:
         raise ValueError(f"a level lies between 0 and 1, not at {level}")
-    return math.sqrt(df) * math.tan(_bisect(lambda theta: _within(theta, df) > level, 0.0, math.pi / 2))
-
-
-def _within(theta: float, df: int) -> float:
-    cos2 = math.cos(theta) ** 2
-    term = math.cos(theta) if df % 2 else 1.0
-    total = 0.0 if df == 1 else term
-    for i in range(2 + df % 2, df - 1, 2):
-        term *= cos2 * (i - 1) / i
-        total += term
-    inside = math.sin(theta) * total
-    return (theta + inside) * 2 / math.pi if df % 2 else inside
+    return float(stdtrit(df, (1 + level) / 2))

@@ -227,15 +227,14 @@ def test_a_better_model_is_seen_and_the_same_one_is_not(data: Path) -> None:
 
 
 def test_chance_is_chance() -> None:
-    one, other = (
-        [
-            JudgedPair(float(random.Random(f"{seed}{number}").random() < 0.4), 500, 300 + number % 50)
-            for number in range(100)
-        ]
-        for seed in "ab"
-    )
-    found = paired(one, other, 3.0, 3.0)
-    assert found.low < 0 < found.high and found.p_value > 0.05
+    def pairs(seed: str, shortest: int) -> list[JudgedPair]:
+        wins = (float(random.Random(f"{seed}{number}").random() < 0.4) for number in range(100))
+        return [JudgedPair(win, 500, shortest + number % 50) for number, win in enumerate(wins)]
+
+    found = paired(pairs("a", 475), pairs("b", 475), 3.0, 3.0)
+    assert -0.3 < found.low < -0.05 and 0.05 < found.high < 0.3 and found.p_value > 0.05
+    # Where all answers are much shorter, length explains every preference: both rates are 50 in each resample.
+    assert paired(pairs("a", 300), pairs("b", 300), 3.0, 3.0)[:3] == pytest.approx((0, 0, 0), abs=1e-8)
 
 
 def test_other_items_are_not_compared() -> None:
