@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from autorl_hpc.agents import Agent, load_agent
@@ -33,9 +33,6 @@ from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.folders import with_scorer_hash
 from autorl_hpc.tasks.heldout import load_items, pin_part, recipe_files, verify_staged_task, with_pins
 from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
-
-if TYPE_CHECKING:
-    pass
 
 # --- what graders must reach to score the tasks (judge, search engine)
 
