@@ -38,8 +38,8 @@ from pathlib import Path
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.supervise import attempt as watching, budget, budget as limits, ledger_writer as stops, supervisor
 experiment, run_id, over, suspension_s, look_s, lag_s = sys.argv[1:]
-real = limits.Limits._time_limit_s.fget
-limits.Limits._time_limit_s = property(lambda self: min(1.0, real(self)) if Path(over).exists() else real(self))
+real = limits.BudgetLimits._time_limit_s.fget
+limits.BudgetLimits._time_limit_s = property(lambda self: min(1.0, real(self)) if Path(over).exists() else real(self))
 budget.SUSPENSION_S = float(suspension_s)
 watching.LOOK_S = float(look_s)
 stops.SIGNAL_LAG_S = float(lag_s)
