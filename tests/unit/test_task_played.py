@@ -110,7 +110,11 @@ BROKEN = {
         1,
         "a reward lies between 0 and 1, not nan",
     ),
-    "two": (("reward=1.0", "reward=2.0"), 1, "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0"),
+    "two": (
+        ("reward=1.0", "reward=2.0"),
+        1,
+        "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0",
+    ),
     "a text for a step": (
         ('return Step("No.")', 'return "No."'),
         1,
