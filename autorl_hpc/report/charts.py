@@ -404,12 +404,12 @@ DASHES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (4, 2)), (0, (1.5, 2)), (0, (7,
 COLUMN, LINE_HEIGHT, ROW_HEIGHT = 3.3, 2.3, 0.2
 """Inches: width of a panel with labels, height of a line chart with its axis, height of a row."""
 
-ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.55, 0.12
+ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.70, 0.12
 """Inches for the title, an axis with its name, numbers at the left, and half a number at the right.
 
 Computed here, because matplotlib's layout engines draw everything twice."""
 
-AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.40
+AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.56
 CHARACTER, LEGEND_ROW = 0.066, 0.19
 """Inches: a character of a row's label (generous), and a line of the legend."""
 
