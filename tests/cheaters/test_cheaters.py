@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,38 @@ def every(level: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def world(request: pytest.FixtureRequest, staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def worlds(
+    request: pytest.FixtureRequest, staged: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], World]]:
     """All cheats of one level whose tests were chosen, run once."""
     from autorl_hpc.doctor import host
 
-    level = str(request.param)
-    works = {str(finding.check): finding for finding in host.check_sandbox()}
-    if level != "none" and str(works[level].state) != "ok":
-        needs.skip(level, f"level {level}: {works[level].value}")
-    cluster = Cluster(staged, tmp_path_factory.mktemp(f"cheats-{level}"))
+    made: dict[str, World] = {}
+    clusters: list[Cluster] = []
+
+    def of(level: str) -> World:
+        if level not in made:
+            works = {str(finding.check): finding for finding in host.check_sandbox()}
+            if level != "none" and str(works[level].state) != "ok":
+                needs.skip(level, f"level {level}: {works[level].value}")
+            clusters.append(Cluster(staged, tmp_path_factory.mktemp(f"cheats-{level}")))
+            params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+            names = {each["name"] for each in params if each.get("world") == level and "name" in each}
+            cheats = {name: cheat for name, cheat in CHEATS.items() if name in names}
+            made[level] = World(clusters[-1], level, cheats)
+        return made[level]
+
     try:
-        params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
-        names = {each["name"] for each in params if each.get("world") == level and "name" in each}
-        yield World(cluster, level, {name: cheat for name, cheat in CHEATS.items() if name in names})
+        yield of
     finally:
-        cluster.end()
+        for cluster in clusters:
+            cluster.end()
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, worlds: Callable[[str], World]) -> World:
+    """The world of a test's level. Of function scope, since a parameter beside it would make a wider one be built for each test."""
+    return worlds(str(request.param))
 
 
 @pytest.mark.parametrize(("world", "name"), [each for level in LEVELS for each in every(level)], indirect=["world"])
