@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from autorl_hpc.files.ledger import now_text
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import DriverCall, LogWriter, add_up_calls, read_calls
 from autorl_hpc.gateway.request import Prices, Refusal, RunLimits, Settings
-from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, CallRecord, RequestedSize, TokenUsage
+from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, RequestedSize, TokenUsage, UsageMeter
 from autorl_hpc.records.base import printable
 
 # --- budgets of tokens and cost
@@ -32,12 +33,9 @@ WRITTEN_1H: Final = 2.0
 LEARN: Final = 0.3
 """Weight of the newest answer in the learned factor for estimates."""
 
-BOUNDS: Final = (0.2, 5.0)
 EXHAUSTED_SHARE: Final = 0.05
 """If less than this share is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too
 long."""
-
-COME_AGAIN_S: Final = 2
 
 Exhausted = Literal["tokens", "cost"]
 
@@ -60,12 +58,11 @@ class TokenTotals:
 
 
 @dataclass
-class Place:
-    """What one request in flight may use at most, and the estimate of its input."""
+class InFlight:
+    """The estimate of a request's input, and what the request may use at most."""
 
     estimated_in: int
-    tokens: float
-    cost: float
+    most: dict[Exhausted, float]
 
 
 @dataclass
@@ -76,12 +73,12 @@ class TokenBudget:
     prices: Prices | None
     totals: TokenTotals
     exhausted: Exhausted | None = None
-    _places: dict[int, Place] = field(default_factory=dict)
+    _in_flight: dict[int, InFlight] = field(default_factory=dict)
     _scale: float = 1.0
     _price_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        self._look()
+        self._note_exhausted()
 
     def cost(self, usage: TokenUsage) -> float | None:
         """Return the dollars of one answer; None without prices."""
@@ -111,56 +108,54 @@ class TokenBudget:
             Refusal: the budget is used up, or others in flight may use what is left.
         """
         if self.exhausted:
-            raise self._over(self.exhausted, "is used up")
-        prices = self.prices
+            raise self._used_up(self.exhausted, "is used up")
         given = estimated_in * self._scale
         most = given if most_in is None else max(given, most_in)
-        price_in, price_out = (prices.price_in / 1e6, prices.price_out / 1e6) if prices else (0.0, 0.0)
-        dearest = price_in * (WRITTEN_1H if caches else 1.0)
-        others = self._places.values()
-        tokens, cost = sum(p.tokens for p in others), sum(p.cost for p in others)
-        self._fits("tokens", self.limits.tokens, self.totals.tokens, tokens, given, most, given)
-        own_cost = given * price_in * self._price_scale
-        own_most = max(own_cost, most * dearest)
-        self._fits("cost", self.limits.cost_usd, self.totals.cost_usd, cost, own_cost, own_most, given)
-        self._places[number] = Place(estimated_in, most + asked_out, own_most + asked_out * price_out)
+        self._check_fits("tokens", given, most, given)
+        price_in, price_out = (self.prices.price_in / 1e6, self.prices.price_out / 1e6) if self.prices else (0.0, 0.0)
+        cost = given * price_in * self._price_scale
+        most_cost = max(cost, most * price_in * (WRITTEN_1H if caches else 1.0))
+        self._check_fits("cost", cost, most_cost, given)
+        most_of: dict[Exhausted, float] = {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out}
+        self._in_flight[number] = InFlight(estimated_in, most_of)
 
-    def _fits(
-        self, what: Exhausted, limit: float | None, used: float, reserved: float, own: float, most: float, given: float
-    ) -> None:
+    def _limit(self, what: Exhausted) -> tuple[float | None, float]:
+        """Return the limit and what is used of it."""
+        if what == "tokens":
+            return self.limits.tokens, self.totals.tokens
+        return self.limits.cost_usd, self.totals.cost_usd
+
+    def _check_fits(self, what: Exhausted, own: float, most: float, given: float) -> None:
+        limit, used = self._limit(what)
+        reserved = sum(each.most[what] for each in self._in_flight.values())
         if limit is None or used + reserved + most <= limit:
             return
         if used + own <= limit:
-            if not self._places:
+            if not self._in_flight:
                 return
             raise Refusal(
                 429,
                 "budget_reserved",
-                f"what is left of the run's {_name(what)} may be used by its requests that are under way: come again when they have ended",
-                retry_after_s=COME_AGAIN_S,
+                f"what is left of the run's budget of {what} may be used by its requests that are under way: come again when they have ended",
+                retry_after_s=2,
             )
         if limit - used <= EXHAUSTED_SHARE * limit:
             self.exhausted = what
-            raise self._over(
-                what,
-                f"has {_shown(what, max(0.0, limit - used))} left; this request's input alone takes about {_shown(what, own)}",
-            )
-        left, asked = int(limit - used), int(own)
-        if what == "cost":
-            left, asked = int(given * (limit - used) / own), int(given)
-        raise too_long(what, asked, left)
-
-    def _over(self, what: Exhausted, says: str) -> Refusal:
-        limit = self.limits.tokens if what == "tokens" else self.limits.cost_usd
-        return Refusal(
-            403,
-            "budget_exhausted",
-            f"the run's {_name(what)} of {_shown(what, limit or 0)} {says}. Submit what you have; asking again doesn't help",
+            left = _amount(what, max(0.0, limit - used))
+            raise self._used_up(what, f"has {left} left; this request's input alone takes about {_amount(what, own)}")
+        asked, left_tokens = (
+            (int(given), int(given * (limit - used) / own)) if what == "cost" else (int(own), int(limit - used))
         )
+        raise too_long(what, asked, left_tokens)
+
+    def _used_up(self, what: Exhausted, says: str) -> Refusal:
+        amount = _amount(what, self._limit(what)[0] or 0)
+        message = f"the run's budget of {what} of {amount} {says}. Submit what you have; asking again doesn't help"
+        return Refusal(403, "budget_exhausted", message)
 
     def leave(self, number: int, usage: TokenUsage | None, estimated: bool) -> float | None:
         """End request `number` and return its cost in dollars. `usage` is None if it cost nothing."""
-        place = self._places.pop(number, None)
+        place = self._in_flight.pop(number, None)
         if usage is None:
             return None
         cost = self.cost(usage)
@@ -172,24 +167,23 @@ class TokenBudget:
         totals.cost_usd += cost or 0.0
         if place is not None and not estimated and usage.tokens_in:
             self._learn(place, usage, cost)
-        self._look()
+        self._note_exhausted()
         return cost
 
-    def _learn(self, place: Place, usage: TokenUsage, cost: float | None) -> None:
+    def _learn(self, place: InFlight, usage: TokenUsage, cost: float | None) -> None:
         given = usage.tokens_in or 1
-        low, high = BOUNDS
-        ratio = min(max(given / place.estimated_in, low), high)
-        self._scale += LEARN * (ratio - self._scale)
+        self._scale += LEARN * (min(max(given / place.estimated_in, 0.2), 5.0) - self._scale)
         if cost is not None and self.prices is not None and self.prices.price_in > 0:
             of_input = cost - (usage.tokens_out or 0) * self.prices.price_out / 1e6
             of_price = of_input / (given * self.prices.price_in / 1e6)
             self._price_scale += LEARN * (min(max(of_price, 0.01), WRITTEN_1H) - self._price_scale)
 
-    def _look(self) -> None:
-        if self.limits.tokens is not None and self.totals.tokens >= self.limits.tokens:
-            self.exhausted = "tokens"
-        elif self.limits.cost_usd is not None and self.totals.cost_usd >= self.limits.cost_usd:
-            self.exhausted = "cost"
+    def _note_exhausted(self) -> None:
+        kinds: tuple[Exhausted, ...] = ("cost", "tokens")
+        for what in kinds:
+            limit, used = self._limit(what)
+            if limit is not None and used >= limit:
+                self.exhausted = what
 
 
 def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
@@ -197,36 +191,75 @@ def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
     return Refusal(
         400,
         "context_length_exceeded",
-        f"prompt is too long: {asked} tokens > {left} maximum. The run's {_name(what)} has about {left} tokens left, so that the maximum "
+        f"prompt is too long: {asked} tokens > {left} maximum. The run's budget of {what} has about {left} tokens left, so that the maximum "
         f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have",
     )
 
 
-def _name(what: Exhausted) -> str:
-    return "budget of tokens" if what == "tokens" else "budget of cost"
-
-
-def _shown(what: Exhausted, value: float) -> str:
+def _amount(what: Exhausted, value: float) -> str:
     return f"{value:,.0f} tokens" if what == "tokens" else f"{value:.4f} USD"
 
+
+# --- the accounts of one run
 
 log = logging.getLogger("autorl_hpc.gateway")
 
 TOKENS_A_SECOND: Final = 100
-"""Assumed speed of a driver, including hidden reasoning, if the client left before the end or the gateway died meanwhile."""
-
-GROWN_TOKENS: Final = 1000
-"""Growth of an answer after which its line is written again; more lines would cost disk, and this much is a small loss."""
+"""Assumed speed of a driver, including hidden reasoning, if the client left before the end or the gateway is ended meanwhile."""
 
 MAX_REFUSED_LINES: Final = 20_000
-"""Limit per process, so that an agent can't fill the disk with refused requests."""
-
-MAX_UNKNOWN_LINES: Final = 100
-"""Limit for requests without the run's token, which any process on the node can send."""
+"""Limit per process, so that neither an agent nor another process on the node can fill the disk with refused requests."""
 
 MAX_SAID_CHARS: Final = 300
-TELL_AGAIN_S: Final = 1.0
-UNDER_WAY_S: Final = 10.0
+
+
+@dataclass
+class CallRecord:
+    """A request's state, filled in on the way; the log's line is made from it at the end.
+
+    Attributes:
+        quiet: not logged.
+        generates: its tokens count.
+        hides_usage: a chat stream for which the gateway asks for the usage.
+        reached: it was sent to the driver, as far as is known.
+        meter: reads the answer; None if there was none.
+        unanswered: it was sent to a provider, but nothing came back.
+        whole: the answer is complete.
+        left: the client did not wait for it.
+        bodies: request and answer, if they are stored.
+    """
+
+    dialect: str
+    path: str
+    at: str = field(default_factory=now_text)
+    began: float = field(default_factory=time.monotonic)
+    quiet: bool = False
+    number: int = 0
+    model: str | None = None
+    generates: bool = False
+    stream: bool = False
+    hides_usage: bool = False
+    wants: RequestedSize | None = None
+    status: int = 0
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    sent_at: float | None = None
+    first_byte_s: float | None = None
+    tries: list[str] = field(default_factory=list)
+    reached: bool = False
+    meter: UsageMeter | None = None
+    unanswered: bool = False
+    whole: bool = False
+    left: bool = False
+    refused: str | None = None
+    fault: str | None = None
+    error: str | None = None
+    bodies: tuple[bytes, bytearray] | None = None
+
+    @property
+    def since_sent_s(self) -> float:
+        """Return the seconds since it was sent."""
+        return time.monotonic() - (self.sent_at or self.began)
 
 
 class Books:
@@ -248,11 +281,9 @@ class Books:
         self._last = earlier.last_number
         self._log = LogWriter(settings.log)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "driver-log")
-        self._elapsed = (settings.elapsed_s, time.monotonic())
-        self._refused_lines = self._unknown_lines = 0
+        self._refused_lines = 0
         self._untold = False
-        self._under_way: dict[int, tuple[CallRecord, int]] = {}
-        """By number: the request, and the output tokens in its last line."""
+        self.set_elapsed(settings.elapsed_s)
 
     @property
     def keeps_bodies(self) -> bool:
@@ -264,32 +295,16 @@ class Books:
         self._last += 1
         return self._last
 
-    def elapsed_told(self, elapsed_s: float) -> None:
+    def set_elapsed(self, elapsed_s: float) -> None:
         """Set how much of the budget's time is used, in seconds, as the supervisor reports it."""
-        self._elapsed = (elapsed_s, time.monotonic())
-
-    def elapsed_s(self) -> float:
-        """Return the seconds of budget used, by the supervisor's last report."""
-        told, at = self._elapsed
-        return told + time.monotonic() - at
+        self._elapsed_from = time.monotonic() - elapsed_s
 
     def sending(self, call: CallRecord) -> None:
         """Write a line before request `call` is sent, so that it is counted even if the gateway dies."""
         if call.wants is not None and call.generates:
-            self._note(call, self._so_far(call, call.wants))
-
-    def note_growth(self) -> None:
-        """Write another line for each request under way whose answer has grown; called every `UNDER_WAY_S`."""
-        for call, told in list(self._under_way.values()):
-            assert call.wants is not None
             usage = self._so_far(call, call.wants)
-            if (usage.tokens_out or 0) >= told + GROWN_TOKENS:
-                self._note(call, usage)
-
-    def _note(self, call: CallRecord, usage: TokenUsage) -> None:
-        self._under_way[call.number] = (call, usage.tokens_out or 0)
-        line = self._line(call, usage, True, self.budget.cost(usage), under_way=True)
-        self._thread.submit(self._put, line, call.number, None)
+            line = self._line(call, usage, True, self.budget.cost(usage), under_way=True)
+            self._thread.submit(self._write, line, call.number, None)
 
     def _so_far(self, call: CallRecord, wants: RequestedSize) -> TokenUsage:
         """Return how request `call` counts if it never ends: as output what came, but at least a typical answer's length or
@@ -302,18 +317,18 @@ class Books:
 
     @staticmethod
     def _in_the_time(call: CallRecord) -> int:
-        return int((time.monotonic() - (call.sent_at or call.began)) * TOKENS_A_SECOND)
+        return int(call.since_sent_s * TOKENS_A_SECOND)
 
     def close(self, call: CallRecord) -> None:
         """Count a request that has ended in any way, log it and report to the supervisor."""
-        self._under_way.pop(call.number, None)
         usage, estimated = self._counted(call)
         call.number = call.number or self.number()
         cost = self.budget.leave(call.number, usage, estimated)
         if call.refused is not None:
             self.budget.totals.refused += 1
-        if self._is_logged(call):
-            self._thread.submit(self._put, self._line(call, usage, estimated, cost), call.number, call.bodies)
+            self._refused_lines += 1
+        if call.refused is None or self._refused_lines <= MAX_REFUSED_LINES:
+            self._thread.submit(self._write, self._line(call, usage, estimated, cost), call.number, call.bodies)
         self.tell()
 
     def _counted(self, call: CallRecord) -> tuple[TokenUsage | None, bool]:
@@ -325,7 +340,8 @@ class Books:
         if call.meter is None:
             cut_off = call.reached and not (call.status or call.fault or call.refused)  # the gateway itself is ending
             return (self._so_far(call, call.wants), True) if cut_off else (None, False)
-        usage, estimated = call.meter.end(call.whole), False
+        usage = call.meter.end(call.whole)
+        estimated = False
         if not usage.tokens_in:
             usage.tokens_in, estimated = self.budget.expected_in(call.wants.tokens_in), True
         if not usage.out_is_told:
@@ -334,15 +350,6 @@ class Books:
                 written = max(written, min(call.wants.tokens_out, self._in_the_time(call)))
             usage.tokens_out, estimated = written, True
         return usage, estimated
-
-    def _is_logged(self, call: CallRecord) -> bool:
-        if call.refused == "token":
-            self._unknown_lines += 1
-            return self._unknown_lines <= MAX_UNKNOWN_LINES
-        if call.refused is not None:
-            self._refused_lines += 1
-            return self._refused_lines <= MAX_REFUSED_LINES
-        return True
 
     def _line(
         self,
@@ -355,7 +362,7 @@ class Books:
     ) -> bytes:
         line = DriverCall(
             at=call.at,
-            elapsed_s=round(self.elapsed_s(), 3),
+            elapsed_s=round(time.monotonic() - self._elapsed_from, 3),
             attempt=self._settings.attempt,
             number=call.number,
             dialect=call.dialect,
@@ -383,7 +390,7 @@ class Books:
             "utf-8", "replace"
         )
 
-    def _put(self, line: bytes, number: int, bodies: tuple[bytes, bytearray] | None) -> None:
+    def _write(self, line: bytes, number: int, bodies: tuple[bytes, bytearray] | None) -> None:
         """Write a line and bodies, in the writing thread, so that a hanging file system stops no stream."""
         if not self._log.write(line):
             log.error("%s can't be written now; its lines are kept and tried again", self._settings.log)
@@ -406,27 +413,14 @@ class Books:
 
     def tell(self) -> None:
         """Send the totals to the supervisor. If it doesn't read, `tell_again` sends them later."""
-        totals = self.budget.totals
-        self._untold = not say(
-            {
-                "tokens_in": totals.tokens_in,
-                "tokens_out": totals.tokens_out,
-                "tokens_cached": totals.tokens_cached,
-                "cost_usd": round(totals.cost_usd, 6) if self._settings.prices is not None else None,
-                "calls": totals.calls,
-                "refused": totals.refused,
-                "exhausted": self.budget.exhausted,
-            }
-        )
+        told = dataclasses.asdict(self.budget.totals)
+        told["cost_usd"] = round(told["cost_usd"], 6) if self._settings.prices is not None else None
+        self._untold = not say({**told, "exhausted": self.budget.exhausted})
 
     def tell_again(self) -> None:
         """Send totals that could not be sent."""
         if self._untold:
             self.tell()
-
-    def without_key(self, text: str, key: str | None) -> str:
-        """Return a text with the key masked; a driver may quote what it received."""
-        return text.replace(key, "***") if key else text
 
     def quoted(self, text: str) -> str:
         """Return an error's message, or its beginning."""
@@ -454,7 +448,7 @@ def say(value: dict[str, Any]) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        return True  # the reader is gone
+        pass  # the reader is gone
     return True
 
 

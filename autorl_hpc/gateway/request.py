@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, urlencode
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
@@ -19,9 +19,6 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.base import Strict
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.states import Fault
-
-DEFAULT_TIMEOUT_S = 600.0
-"""Seconds of silence; drivers that reason are silent for minutes."""
 
 
 class Upstream(Strict):
@@ -32,15 +29,13 @@ class Upstream(Strict):
     key_file: Path | None = None
     key: str | None = Field(None, repr=False)
     proxy: str | None = Field(None, repr=False, description="An HTTP proxy; not used for this machine itself.")
-    timeout_s: float = Field(DEFAULT_TIMEOUT_S, gt=0, description="Longest silence: before the answer and within it.")
+    timeout_s: float = Field(600.0, gt=0, description="Longest silence; drivers that reason are silent for minutes.")
     retries: int = Field(3, ge=0, description="How often a driver that can't be reached is tried again.")
 
     @model_validator(mode="after")
     def _one_address(self) -> Upstream:
         if (self.url is None) == (self.endpoint_file is None):
             raise ValueError("give one of `url` and `endpoint_file`")
-        if self.key is not None and self.key_file is not None:
-            raise ValueError("give one of `key` and `key_file`")
         return self
 
 
@@ -101,16 +96,12 @@ class Settings(Strict):
         return self
 
 
-def told(value: Any) -> Settings:
+def read_settings(value: Any) -> Settings:
     """Return the settings in a line.
 
     Raises:
         AutorlError: names the wrong field, without its value.
     """
-    if isinstance(value, dict) and value.get("prices") is not None:
-        prices = value["prices"]
-        if isinstance(prices, dict) and not any(each is not None for each in prices.values()):
-            value = {**value, "prices": None}
     try:
         return Settings.model_validate(value)
     except ValidationError as error:  # values are secrets and are not quoted
@@ -133,29 +124,20 @@ ANTHROPIC: Final = "anthropic"
 GEMINI: Final = "gemini"
 DIALECTS: Final = (CHAT, RESPONSES, ANTHROPIC, GEMINI)
 
-OPENAI_TYPES: Final = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "invalid_request_error",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
+_INVALID: Final = ("invalid_request_error", "invalid_request_error", "INVALID_ARGUMENT")
+ERROR_TYPES: Final = {
+    400: _INVALID,
+    401: ("authentication_error", "authentication_error", "UNAUTHENTICATED"),
+    403: ("permission_error", "permission_error", "PERMISSION_DENIED"),
+    404: ("not_found_error", "not_found_error", "NOT_FOUND"),
+    405: _INVALID,
+    413: ("invalid_request_error", "request_too_large", "INVALID_ARGUMENT"),
+    415: _INVALID,
+    429: ("rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    503: ("server_error", "overloaded_error", "UNAVAILABLE"),
+    504: ("server_error", "timeout_error", "DEADLINE_EXCEEDED"),
 }
-ANTHROPIC_TYPES: Final = {**OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error", 504: "timeout_error"}
-GEMINI_STATUS: Final = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    405: "INVALID_ARGUMENT",
-    413: "INVALID_ARGUMENT",
-    415: "INVALID_ARGUMENT",
-    429: "RESOURCE_EXHAUSTED",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
+"""By status: the type of an error in OpenAI's, Anthropic's and Gemini's wording."""
 
 PASSING: Final = frozenset((429, 502, 503, 504))
 """Statuses of ours after which the same request may be answered later."""
@@ -182,49 +164,46 @@ class Refusal(Exception):
 
     def body(self, dialect: str) -> bytes:
         """Return JSON in the wording of the dialect's provider."""
-        return json.dumps(_error(dialect, self.status, self.code, self.message)).encode()
+        openai, anthropic, gemini = ERROR_TYPES.get(self.status, ("server_error", "api_error", "INTERNAL"))
+        error: dict[str, Any] = {"message": self.message}
+        if dialect == ANTHROPIC:
+            return json.dumps({"type": "error", "error": {**error, "type": anthropic}}).encode()
+        if dialect == GEMINI:
+            kind = "type.googleapis.com/google.rpc.ErrorInfo"
+            details = [{"@type": kind, "reason": self.code, "domain": "autorl-hpc"}]
+            error |= {"code": self.status, "status": gemini, "details": details}
+        else:
+            error |= {"type": openai, "param": None, "code": self.code}
+        return json.dumps({"error": error}).encode()
 
     def headers(self) -> dict[str, str]:
         """Return the headers; the providers' client libraries obey `x-should-retry`."""
-        told = {
-            "Content-Type": "application/json",
-            "x-autorl-refused": self.code,
-            "x-should-retry": "true" if self.passing else "false",
-        }
+        made = {"Content-Type": "application/json", "x-autorl-refused": self.code}
+        made["x-should-retry"] = "true" if self.passing else "false"
         if self.retry_after_s is not None:
-            told["Retry-After"] = str(self.retry_after_s)
-        return told
+            made["Retry-After"] = str(self.retry_after_s)
+        return made
 
 
-def _error(dialect: str, status: int, code: str, message: str) -> dict[str, Any]:
-    if dialect == ANTHROPIC:
-        return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(status, "api_error"), "message": message}}
-    if dialect == GEMINI:
-        word = GEMINI_STATUS.get(status, "INTERNAL")
-        reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": code, "domain": "autorl-hpc"}
-        return {"error": {"code": status, "message": message, "status": word, "details": [reason]}}
-    return {
-        "error": {"message": message, "type": OPENAI_TYPES.get(status, "server_error"), "param": None, "code": code}
-    }
+def unreadable(why: str) -> Refusal:
+    """Return the refusal of a request that two readers may read differently."""
+    return Refusal(400, "unreadable", f"the driver's gateway can't read this request: {why}")
 
 
 # --- routes: only listed paths pass, compared undecoded: no dots, encoded characters, double slashes, absolute addresses
 
 Kind = Literal["generate", "count", "models"]
 
-_PLAIN = re.compile(r"/[A-Za-z0-9._:@/-]{1,400}\Z")
-_GEMINI = re.compile(
-    r"/v1beta/models/(?P<model>[A-Za-z0-9._@/-]+):(?P<verb>generateContent|streamGenerateContent|countTokens)\Z"
-)
-_MODELS = re.compile(r"/(?:v1|v1beta)/models(?:/(?P<model>[A-Za-z0-9._@/:-]+))?\Z")
-
+_PLAIN = re.compile(r"(?:/(?!\.*(?:/|\Z))[A-Za-z0-9._:@-]+)+\Z")
+_GEMINI = re.compile(r"/v1beta(?P<path>/models/(?P<model>[A-Za-z0-9._@/-]+):(?P<verb>\w+))\Z")
+_VERBS: dict[str, Kind] = {"generateContent": "generate", "streamGenerateContent": "generate", "countTokens": "count"}
+_MODELS = re.compile(r"/(?:v1|v1beta)/models(?:/(?P<model>[A-Za-z0-9._@/-]+))?\Z")
 _POST: dict[str, tuple[str, Kind]] = {
     "/v1/chat/completions": (CHAT, "generate"),
     "/v1/responses": (RESPONSES, "generate"),
     "/v1/messages": (ANTHROPIC, "generate"),
     "/v1/messages/count_tokens": (ANTHROPIC, "count"),
 }
-
 _QUERY = {"beta": re.compile(r"true\Z"), "alt": re.compile(r"(?:sse|json)\Z")}
 """Allowed query fields and their values. `key` is also allowed; it is the client's token and is not forwarded."""
 
@@ -234,33 +213,16 @@ class ApiRoute:
     """An allowed request.
 
     Attributes:
-        path: from the second slash on, appended to the driver's address.
+        path: from the second slash on with its query but without the token, appended to the driver's address.
         model: if the path names it.
         stream: if the path shows it (Gemini); None if the body does.
-        sse: a stream comes as server-sent events.
-        query: with its question mark, without the token.
     """
 
     dialect: str
     kind: Kind
     path: str
-    model: str | None
-    stream: bool | None
-    sse: bool
-    query: str
-
-
-class Target(NamedTuple):
-    """A request's target in two parts."""
-
-    path: str
-    query: str
-
-
-def split(target: str) -> Target:
-    """Split a target into path and query, undecoded."""
-    path, _, query = target.partition("?")
-    return Target(path, query)
+    model: str | None = None
+    stream: bool | None = None
 
 
 def dialect_of(path: str) -> str:
@@ -272,47 +234,36 @@ def dialect_of(path: str) -> str:
     return RESPONSES if path.startswith("/v1/responses") else CHAT
 
 
-def keys_in(query: str) -> list[str]:
-    """Return the values of `key`."""
-    return [value for name, value in _pairs(query) if name == "key"]
+def keys_in(target: str) -> list[str]:
+    """Return the values of `key` in the query of a request's target."""
+    return [value for name, value in _pairs(target.partition("?")[2]) if name == "key"]
 
 
-def route(method: str, target: Target) -> ApiRoute:
-    """Return the route of a request.
+def route(method: str, target: str) -> ApiRoute:
+    """Return the route of a request to `target`, a path with a query, undecoded.
 
     Raises:
         Refusal: the request is not allowed.
     """
-    path = target.path
-    plain = _PLAIN.match(path) and "//" not in path and not any(set(part) <= {"."} for part in path[1:].split("/"))
-    if not plain:
-        raise _unknown(path)
-    query = _passed(target.query)
-    if _MODELS.match(path) and ":" not in path.rpartition("/")[2]:
-        _method(method, "GET", path)
-        return ApiRoute(dialect_of(path), "models", path, _MODELS.match(path)["model"], False, False, query)  # type: ignore[index]
-    gemini = _GEMINI.match(path)
-    if gemini:
-        _method(method, "POST", path)
-        kind: Kind = "count" if gemini["verb"] == "countTokens" else "generate"
-        stream = gemini["verb"] == "streamGenerateContent"
-        sse = stream and "alt=sse" in query
-        return ApiRoute(GEMINI, kind, path.removeprefix("/v1beta"), gemini["model"], stream, sse, query)
-    if path in _POST:
-        _method(method, "POST", path)
-        dialect, kind = _POST[path]
-        return ApiRoute(dialect, kind, path.removeprefix("/v1"), None, None, True, query)
-    raise _unknown(path)
-
-
-def _unknown(path: str) -> Refusal:
-    known = ", ".join([*_POST, "/v1/models", "/v1beta/models/MODEL:generateContent", ":streamGenerateContent"])
-    return Refusal(404, "unknown_path", f"the driver's gateway doesn't pass {path[:200]!r}; it passes {known}")
-
-
-def _method(method: str, wanted: str, path: str) -> None:
+    path, _, query = target.partition("?")
+    found, wanted = _route(path)
     if method != wanted:
         raise Refusal(405, "method", f"{path} takes {wanted}, not {method[:20]}")
+    return ApiRoute(found.dialect, found.kind, found.path + _passed(query), found.model, found.stream)
+
+
+def _route(path: str) -> tuple[ApiRoute, str]:
+    if len(path) <= 400 and _PLAIN.match(path):
+        if path in _POST:
+            return ApiRoute(*_POST[path], path.removeprefix("/v1")), "POST"
+        if models := _MODELS.match(path):
+            return ApiRoute(dialect_of(path), "models", path, models["model"]), "GET"
+        gemini = _GEMINI.match(path)
+        if gemini and gemini["verb"] in _VERBS:
+            stream = gemini["verb"] == "streamGenerateContent"
+            return ApiRoute(GEMINI, _VERBS[gemini["verb"]], gemini["path"], gemini["model"], stream), "POST"
+    known = ", ".join([*_POST, "/v1/models", "/v1beta/models/MODEL:generateContent", ":streamGenerateContent"])
+    raise Refusal(404, "unknown_path", f"the driver's gateway doesn't pass {path[:200]!r}; it passes {known}")
 
 
 def _pairs(query: str) -> list[tuple[str, str]]:
@@ -354,9 +305,6 @@ class Allowed:
     def __init__(self, tools: Iterable[str]) -> None:
         self._names = {_plain(name) for name in tools}
 
-    def __bool__(self) -> bool:
-        return bool(self._names)
-
     def __contains__(self, name: str) -> bool:
         plain = _plain(name)
         return plain in self._names or _VERSION.sub("", plain) in self._names
@@ -365,20 +313,21 @@ class Allowed:
         """Check a name.
 
         Raises:
-            Refusal: `name` is not allowed.
+            Refusal: `name` is not allowed. It comes from the client, so it is shortened and quoted.
         """
         if name not in self:
-            raise refused(name, what)
+            raise Refusal(
+                403,
+                "hosted_tool",
+                f"{what} {name[:80]!r} is not allowed in this run: the driver may generate text and call the agent's own tools, and "
+                "reaches nothing else. Send the request without it",
+            )
 
-
-def refused(name: str, what: str) -> Refusal:
-    """Return the refusal of a name. `name` comes from the client, so it is shortened and quoted."""
-    return Refusal(
-        403,
-        "hosted_tool",
-        f"{what} {name[:80]!r} is not allowed in this run: the driver may generate text and call the agent's own tools, and reaches nothing "
-        "else. Send the request without it",
-    )
+    def need_all(self, found: Iterable[str], harmless: frozenset[str], what: str) -> None:
+        """Check the names in `found` that are not in `harmless`, see `need`."""
+        for name in found:
+            if name not in harmless:
+                self.need(name, what)
 
 
 def _plain(name: str) -> str:

@@ -17,79 +17,25 @@ import signal
 import socket
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import deny_inspection, die_with_parent
-from autorl_hpc.gateway.accounting import TELL_AGAIN_S, UNDER_WAY_S, Books, say
-from autorl_hpc.gateway.request import Settings, told
+from autorl_hpc.gateway.accounting import Books, say
+from autorl_hpc.gateway.request import Settings, read_settings
 from autorl_hpc.gateway.server import Gateway
 from autorl_hpc.gateway.upstream import Driver
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-# --- limits for connections and for silent ones, because connecting needs no token
-
 log = logging.getLogger("autorl_hpc.gateway")
 
 MAX_CONNECTIONS: Final = 2048
-OF_FILES: Final = 4
-"""At most one in this many descriptors is a client's: each stream also has a connection to the driver."""
+"""Connecting needs no token. At most a quarter of the descriptors: each stream also has a connection to the driver."""
 
-HEAD_S: Final = 20.0
-"""From the start of a connection to the end of its first request's head. Later requests have the keep-alive time."""
-
-
-def most_connections(files: int) -> int:
-    """Return the limit of connections for a process with this limit of descriptors; below 0 means no limit."""
-    return MAX_CONNECTIONS if files < 0 else max(1, min(MAX_CONNECTIONS, files // OF_FILES))
-
-
-def guarded(handler: Any, *, most: int, head_s: float = HEAD_S, **named: Any) -> web.Server:
-    """Return a server that closes connections beyond a number, and silent ones.
-
-    Args:
-        handler: answers requests.
-        most: connections at once; further ones are closed immediately.
-        head_s: seconds from the start of a connection to its first whole request head.
-        named: arguments for aiohttp's server.
-    """
-    from aiohttp import web
-
-    silent: dict[Any, asyncio.TimerHandle] = {}
-
-    def speaks(connection: Any) -> None:
-        if (timer := silent.pop(connection, None)) is not None:
-            timer.cancel()
-
-    def request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-        speaks(protocol)
-        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
-
-    class Guarded(web.Server):
-        warned = False
-
-        def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
-            super().connection_made(handler, transport)
-            loop = asyncio.get_running_loop()
-            if len(self.connections) <= most:
-                silent[handler] = loop.call_later(head_s, transport.abort)
-                return
-            loop.call_soon(transport.abort)
-            if not self.warned:
-                self.warned = True
-                log.warning("%d connections at once: others are closed as long as these stay", most)
-
-        def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
-            super().connection_lost(handler, exc)
-            speaks(handler)
-
-    return Guarded(handler, request_factory=request, **named)
-
-
+MOST_FILES: Final = 4 * MAX_CONNECTIONS
 DEAF_TO: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -108,11 +54,9 @@ END_S: Final = 4.0
 """Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
 logged."""
 
+TELL_AGAIN_S: Final = 1.0
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
-MAX_SERVER_LINES: Final = 100
-"""Limit for the HTTP server's lines, each with a traceback."""
-
 MAX_SOCKET_PATH: Final = 100
 
 
@@ -125,15 +69,12 @@ def main() -> int:
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
         return int(Exit.OK)
-    _many_files()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_AtMost(MAX_LOG_LINES))
+        handler.addFilter(_LogLines())
     logging.getLogger("asyncio").setLevel(logging.ERROR)
-    logging.getLogger("aiohttp.server").addFilter(_not_the_clients)
-    logging.getLogger("aiohttp.server").addFilter(_AtMost(MAX_SERVER_LINES))
     try:
-        settings = told(json.loads(_first_line()))
+        settings = read_settings(json.loads(_first_line()))
         return asyncio.run(_serve(settings))
     except AutorlError as error:
         log.error("%s", error)
@@ -143,24 +84,20 @@ def main() -> int:
         return int(Exit.USAGE)
 
 
-def _not_the_clients(record: logging.LogRecord) -> bool:
-    """Drop records about invalid requests, which are the client's fault and may contain its token."""
-    from aiohttp import web
-    from aiohttp.client_exceptions import ClientPayloadError
-    from aiohttp.http_exceptions import HttpProcessingError
+class _LogLines(logging.Filter):
+    """Limits the lines of one process, and drops those about invalid requests: any process on the node could fill a disk with
+    them, and they may contain its token."""
 
-    clients = (HttpProcessingError, web.RequestPayloadError, ClientPayloadError, ConnectionError)
-    return not (record.exc_info and isinstance(record.exc_info[1], clients))
-
-
-class _AtMost(logging.Filter):
-    """Limits the lines of one process, because any process on the node could fill a disk with them."""
-
-    def __init__(self, lines: int) -> None:
-        super().__init__()
-        self._left = lines
+    _left = MAX_LOG_LINES
 
     def filter(self, record: logging.LogRecord) -> bool:
+        from aiohttp import web
+        from aiohttp.client_exceptions import ClientPayloadError
+        from aiohttp.http_exceptions import HttpProcessingError
+
+        clients = (HttpProcessingError, web.RequestPayloadError, ClientPayloadError, ConnectionError)
+        if record.exc_info and isinstance(record.exc_info[1], clients):
+            return False
         self._left -= 1
         if self._left == 0:
             record.msg, record.args, record.exc_info = "too many lines: what follows is left out", (), None
@@ -181,58 +118,71 @@ async def _serve(settings: Settings) -> int:
     books = Books(settings)
     driver = Driver(settings.upstream)
     gateway = Gateway(settings, driver, books)
-    server = guarded(
-        gateway.handle,
-        most=most_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        tcp_keepalive=False,
-        read_bufsize=READ_BYTES,
-    )
-    runner = web.ServerRunner(server, shutdown_timeout=END_S)
+    runner = web.ServerRunner(_server(gateway, max(1, _raise_file_limit() // 4)), shutdown_timeout=END_S)
     await runner.setup()
     try:
         port = await _listen(runner, settings)
         os.set_blocking(1, False)
         say({"port": port})
         books.tell()
-        await _until_told(gateway, books)
+        await _follow_commands(gateway, books)
     except OSError as error:
         log.error("the gateway can't listen: %s", error.strerror)
         return int(Exit.ENVIRONMENT)
     finally:
         await runner.cleanup()
-        await driver.close()
+        await driver.session.close()
         await asyncio.to_thread(books.end)
         if settings.unix is not None:
             settings.unix.unlink(missing_ok=True)
     return int(Exit.OK)
 
 
-async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
+def _raise_file_limit() -> int:
+    """Raise the limit of descriptors and return it, at most `MOST_FILES`."""
+    soft, hard = (
+        MOST_FILES if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft < (wanted := min(MOST_FILES, hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return max(min(soft, MOST_FILES), wanted)
+
+
+def _server(gateway: Gateway, most: int) -> web.Server:
     from aiohttp import web
 
-    port = None
-    for given in map(_inherited, reversed(settings.listening)):
-        await web.SockSite(runner, given, backlog=BACKLOG).start()
-        port = int(given.getsockname()[1]) if given.family == socket.AF_INET else None
+    class Limited(web.Server):
+        """Closes connections beyond `most` immediately."""
+
+        def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
+            super().connection_made(handler, transport)
+            if len(self.connections) > most:
+                asyncio.get_running_loop().call_soon(transport.abort)
+
+    return Limited(
+        gateway.handle,
+        access_log=None,
+        keepalive_timeout=KEEPALIVE_S,
+        tcp_keepalive=False,
+        read_bufsize=READ_BYTES,
+    )
+
+
+async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
+    """Listen at all sockets of the settings. Return the port, if there is one."""
+    from aiohttp import web
+
+    listening = []
+    for descriptor in settings.listening:
+        os.set_inheritable(descriptor, False)
+        listening.append(socket.socket(fileno=descriptor))
     if settings.unix is not None:
-        await web.SockSite(runner, unix_socket(settings.unix), backlog=BACKLOG).start()
+        listening.append(unix_socket(settings.unix))
     if settings.port is not None:
-        listening = socket.create_server(("127.0.0.1", settings.port), backlog=BACKLOG)
-        port = int(listening.getsockname()[1])
-        await web.SockSite(runner, listening, backlog=BACKLOG).start()
-    return port
-
-
-def _inherited(descriptor: int) -> socket.socket:
-    """Return an inherited socket.
-
-    Raises:
-        OSError: the descriptor is not open.
-    """
-    os.set_inheritable(descriptor, False)
-    return socket.socket(fileno=descriptor)
+        listening.append(socket.create_server(("127.0.0.1", settings.port), backlog=BACKLOG))
+    for each in listening:
+        await web.SockSite(runner, each, backlog=BACKLOG).start()
+    return next((int(each.getsockname()[1]) for each in listening if each.family == socket.AF_INET), None)
 
 
 def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
@@ -259,7 +209,7 @@ def unix_socket(path: Path) -> socket.socket:
     Raises:
         OSError: it can't be created, or another kind of file is there.
     """
-    if path.is_symlink() or (path.exists() and not stat.S_ISSOCK(path.lstat().st_mode)):
+    if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(17, "something that is no socket lies at the socket's path", str(path))
     path.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -277,51 +227,27 @@ def unix_socket(path: Path) -> socket.socket:
     return made
 
 
-async def _until_told(gateway: Gateway, books: Books) -> None:
-    """Handle the supervisor's lines until it sends stop or closes the pipe."""
-    loop = asyncio.get_running_loop()
+async def _follow_commands(gateway: Gateway, books: Books) -> None:
+    """Follow the supervisor's lines until it sends stop or closes the pipe."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    again = [
-        asyncio.create_task(_every(TELL_AGAIN_S, books.tell_again)),
-        asyncio.create_task(_every(UNDER_WAY_S, books.note_growth)),
-    ]
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    again = asyncio.create_task(_tell_again(books))
     try:
         while line := await reader.readline():
-            value = _command(line)
+            value = json.loads(line)
             if "closed" in value:
                 gateway.close(str(value["closed"]))
-            if isinstance(value.get("elapsed_s"), int | float):
-                books.elapsed_told(float(value["elapsed_s"]))
+            if "elapsed_s" in value:
+                books.set_elapsed(float(value["elapsed_s"]))
             if "ping" in value:
                 say({"pong": value["ping"]})
             if value.get("stop"):
                 return
     finally:
-        for each in again:
-            each.cancel()
+        again.cancel()
 
 
-def _command(line: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        log.error("a line from the supervisor is no command")
-        return {}
-    return value
-
-
-async def _every(seconds: float, what: Callable[[], None]) -> None:
+async def _tell_again(books: Books) -> None:
     while True:
-        await asyncio.sleep(seconds)
-        what()
-
-
-def _many_files() -> None:
-    """Raise the limit of descriptors, because each stream has two connections."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        await asyncio.sleep(TELL_AGAIN_S)
+        books.tell_again()

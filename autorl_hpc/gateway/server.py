@@ -12,57 +12,61 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from autorl_hpc.gateway import hosted_tools
-from autorl_hpc.gateway import request as routes
-from autorl_hpc.gateway import token_usage as asking
-from autorl_hpc.gateway import upstream as head
-from autorl_hpc.gateway.accounting import Books
-from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, Allowed, Refusal, Settings
-from autorl_hpc.gateway.token_usage import CallRecord
-from autorl_hpc.gateway.token_usage import asking as asking_usage
-from autorl_hpc.gateway.upstream import Driver, DriverLost, Forwarder
+from autorl_hpc.gateway import hosted_tools, upstream
+from autorl_hpc.gateway.accounting import Books, CallRecord
+from autorl_hpc.gateway.request import (
+    ANTHROPIC,
+    CHAT,
+    GEMINI,
+    Allowed,
+    ApiRoute,
+    Refusal,
+    Settings,
+    dialect_of,
+    keys_in,
+    route,
+    unreadable,
+)
+from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, asked, asking
 
 if TYPE_CHECKING:
     from aiohttp import web
 
+log = logging.getLogger("autorl_hpc.gateway")
+
 # --- the list of models, which holds only the run's driver
 
 
-def model_listing(dialect: str, headers: Mapping[str, str], model: str, asked: str | None) -> bytes:
-    """Return the list of models, or the one that was asked for, as JSON.
+def model_listing(dialect: str, headers: Mapping[str, str], model: str, wanted: str | None) -> bytes:
+    """Return the list of models, or the one that is wanted, as JSON.
 
     Raises:
         Refusal: there is no such model.
     """
-    if asked is not None and asked != model:
-        raise Refusal(
-            404, "model_not_found", f"the model {asked[:80]!r} does not exist here; this run's driver is {model!r}"
-        )
-    one: dict[str, Any]
+    if wanted not in (None, model):
+        raise _no_model(wanted, model)
+    one: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "driver"}
+    whole: dict[str, Any] = {"object": "list"}
     if dialect == GEMINI:
         methods = ["generateContent", "streamGenerateContent", "countTokens"]
         one = {"name": f"models/{model}", "displayName": model, "supportedGenerationMethods": methods}
-        whole: dict[str, Any] = {"models": [one]}
+        whole = {"models": [one]}
     elif "anthropic-version" in headers:
         one = {"type": "model", "id": model, "display_name": model, "created_at": "1970-01-01T00:00:00Z"}
-        whole = {"data": [one], "has_more": False, "first_id": model, "last_id": model}
-    else:
-        one = {"id": model, "object": "model", "created": 0, "owned_by": "driver"}
-        whole = {"object": "list", "data": [one]}
-    return json.dumps(whole if asked is None else one).encode()
+        whole = {"has_more": False, "first_id": model, "last_id": model}
+    return json.dumps({"data": [one], **whole} if wanted is None else one).encode()
+
+
+def _no_model(wanted: object, own: str) -> Refusal:
+    shown = wanted[:80] if isinstance(wanted, str) else wanted
+    return Refusal(404, "model_not_found", f"the model {shown!r} does not exist here; this run's driver is {own!r}")
 
 
 # --- strict JSON: bodies that two readers could read differently are refused, so that the driver sees what was checked here
 
-MAX_DEPTH = 200
-"""Limit of nesting; tools' schemas have about twenty levels."""
-
-
 MAX_VALUES: Final = 300_000
 """Limit for one body: a value takes up to a hundred times its bytes while it is read."""
 
-_STARTS: Final = b",[{"
-_NESTS: Final = (dict, list)
 _STRUCTURE: Final = re.compile(rb'"[^"]*"?|[\[{,]')
 
 
@@ -70,48 +74,32 @@ def read_object(data: bytes) -> dict[str, Any]:
     """Return the object in a request's body.
 
     Raises:
-        Refusal: it is not UTF-8, not JSON, no object, too deep, has too many values, or a name twice in one object.
+        Refusal: it is not UTF-8, not JSON, no object, has too many values, or a name twice in one object.
     """
     if has_more_values(data, MAX_VALUES):
         raise Refusal(413, "too_large", f"a request's body may have {MAX_VALUES:,} values")
     try:
-        text = data.decode("utf-8", "strict")
-    except UnicodeDecodeError:
-        raise _bad("it is not UTF-8") from None
-    if text.startswith("\ufeff"):
-        raise _bad("it begins with a byte order mark")
-    try:
-        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=_object, parse_constant=_constant)
     except RecursionError:
-        raise _bad("it is nested too deeply") from None
+        raise unreadable("it is nested too deeply") from None
     except ValueError as error:
-        raise _bad(str(error)[:200]) from None
+        raise unreadable(str(error)[:200]) from None
     if not isinstance(value, dict):
-        raise _bad("it is no object")
-    if _depth(value) > MAX_DEPTH:
-        raise _bad("it is nested too deeply")
+        raise unreadable("it is no object")
     return value
 
 
 def has_more_values(data: bytes, most: int) -> bool:
     """Return whether JSON has more than `most` values, before parsing it and without memory per value. A value is the first
     one, follows a comma, or is the first in an object or list."""
-    if len(data) - len(data.translate(None, _STARTS)) < most:
+    if len(data) - len(data.translate(None, b",[{")) < most:
         return False
-    plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    found = texts = 0
-    for match in _STRUCTURE.finditer(plain):
-        if plain[match.start()] == 0x22:
-            texts += 1
-        else:
-            found += 1
-        if found >= most or texts > 2 * most + 2:
+    found = 0
+    for number, match in enumerate(_STRUCTURE.finditer(data.replace(b"\\\\", b"").replace(b'\\"', b""))):
+        found += match[0][:1] != b'"'
+        if found >= most or number > 3 * most:
             return True
     return False
-
-
-def _bad(why: str) -> Refusal:
-    return Refusal(400, "unreadable", f"the driver's gateway can't read this request's body: {why}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -125,21 +113,7 @@ def _constant(word: str) -> Any:
     raise ValueError(f"{word} is no JSON")
 
 
-def _depth(value: Any) -> int:
-    """Return the depth of nesting, without recursion."""
-    deepest, level = 0, [value]
-    while level and deepest <= MAX_DEPTH:
-        deepest += 1
-        level = [
-            one
-            for each in level
-            for one in (each.values() if isinstance(each, dict) else each)
-            if isinstance(one, _NESTS)
-        ]
-    return deepest
-
-
-log = logging.getLogger("autorl_hpc.gateway")
+# --- requests
 
 MAX_BODY_BYTES: Final = 32 * 2**20
 """Limit for one request, as providers have it."""
@@ -162,13 +136,9 @@ class Gateway:
         books: totals, limits, log.
     """
 
-    def __init__(self, settings: Settings, driver: Driver, books: Books) -> None:
-        self._settings, self._books = settings, books
-        self._passing = Forwarder(driver, books)
-        self._names = frozenset((settings.model, *settings.aliases))
+    def __init__(self, settings: Settings, driver: upstream.Driver, books: Books) -> None:
+        self._settings, self._driver, self._books = settings, driver, books
         self._allowed = Allowed(settings.tools)
-        self._default_out = settings.max_output_tokens or asking.DEFAULT_ANSWER_TOKENS
-        self._on_cluster = driver.on_cluster
         self._bodies_bytes = self._at_once = 0
         self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
@@ -181,12 +151,18 @@ class Gateway:
         """Handle one request and write exactly one line to the log, whatever happens."""
         from aiohttp import web
 
-        target = routes.split(request.raw_path)
-        call = CallRecord(routes.dialect_of(target.path), target.path[:200])
+        path = request.raw_path.partition("?")[0]
+        call = CallRecord(dialect_of(path), path[:200])
         try:
-            return await self._answered(request, target, call)
+            return await self._answered(request, call)
         except Refusal as refusal:
-            self._note(call, refusal)
+            call.status = refusal.status
+            if isinstance(refusal, upstream.DriverLost):
+                call.fault, call.error = "cluster", f"{refusal.code}: {refusal.detail}"
+                call.unanswered = refusal.was_sent and not self._driver.on_cluster
+                log.warning("%s", call.error)
+            else:
+                call.refused, call.error = refusal.code, refusal.message
             made = web.Response(status=refusal.status, body=refusal.body(call.dialect), headers=refusal.headers())
             if not request.content.at_eof():
                 made.force_close()  # the rest of the body is not read
@@ -196,66 +172,66 @@ class Gateway:
             if not call.quiet:
                 self._books.close(call)
 
-    async def _answered(self, request: web.BaseRequest, target: routes.Target, call: CallRecord) -> web.StreamResponse:
+    async def _answered(self, request: web.BaseRequest, call: CallRecord) -> web.StreamResponse:
         from aiohttp import web
 
-        shown_in = head.shown_key(request.headers, routes.keys_in(target.query), self._settings.token)
+        shown_in = upstream.shown_key(request.headers, keys_in(request.raw_path), self._settings.token)
         if "Upgrade" in request.headers:
             raise Refusal(400, "upgrade", "the driver's gateway passes plain HTTP requests only, no websockets")
-        route = routes.route(request.method, target)
-        if route.kind == "models":
+        found = route(request.method, request.raw_path)
+        if found.kind == "models":
             call.quiet = True
-            listing = model_listing(route.dialect, request.headers, self._settings.model, route.model)
+            listing = model_listing(found.dialect, request.headers, self._settings.model, found.model)
             return web.Response(body=listing, content_type="application/json")
         if self._closed is not None:
             raise Refusal(403, "driver_closed", f"the driver doesn't answer any more: {self._closed}"[:500])
         if self._at_once >= MAX_AT_ONCE:
             raise Refusal(429, "busy", f"{MAX_AT_ONCE} requests are under way", retry_after_s=2)
-        head.check_beta(request.headers.items(), self._allowed)
+        upstream.check_beta(request.headers.items(), self._allowed)
         self._at_once += 1
         try:
             data = await self._body(request, call)
             if len(data) > LARGE_BYTES:
                 async with self._large:
-                    data = await asyncio.to_thread(self._look, route, data, call)
+                    data = await asyncio.to_thread(self._checked, found, data, call)
             else:
-                data = self._look(route, data, call)
+                data = self._checked(found, data, call)
             call.number = self._books.number()
-            call.generates = route.kind == "generate"
-            wants = call.wants
+            call.generates, wants = found.kind == "generate", call.wants
             if call.generates and wants is not None:
                 self._books.budget.enter(
-                    call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=route.dialect == ANTHROPIC
+                    call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=found.dialect == ANTHROPIC
                 )
             self._books.sending(call)
-            try:
-                return await self._passing.answer(request, route, call, data, shown_in)
-            except DriverLost as lost:
-                call.unanswered = lost.was_sent and not self._on_cluster
-                raise
+            forwarder = upstream.Forwarder(self._driver, self._books)
+            return await forwarder.answer(request, found, call, data, shown_in)
         finally:
             self._at_once -= 1
 
-    def _look(self, route: routes.ApiRoute, data: bytes, call: CallRecord) -> bytes:
+    def _checked(self, found: ApiRoute, data: bytes, call: CallRecord) -> bytes:
         """Parse and check a body, and free it, as it takes many times its size. Return the bytes to send; fills in `call`."""
         body = read_object(data)
-        call.model = self._model(route, body)
-        hosted_tools.check(route.dialect, body, self._allowed)
-        call.wants = asking.asked(route.dialect, body, self._default_out)
-        call.stream = call.wants.stream if route.stream is None else route.stream
-        call.hides_usage = route.dialect == CHAT and call.stream and not call.wants.include_usage
+        try:
+            call.model = self._model(found, body)
+            hosted_tools.check(found.dialect, body, self._allowed)
+        except RecursionError:
+            raise unreadable("it is nested too deeply") from None
+        call.wants = asked(found.dialect, body, self._settings.max_output_tokens or DEFAULT_ANSWER_TOKENS)
+        call.stream = call.wants.stream if found.stream is None else found.stream
+        call.hides_usage = found.dialect == CHAT and call.stream and not call.wants.include_usage
         if self._books.keeps_bodies:
             call.bodies = (data, bytearray())
-        return asking_usage(data, body) if call.hides_usage else data
+        return asking(data, body) if call.hides_usage else data
 
-    @staticmethod
-    def _note(call: CallRecord, refusal: Refusal) -> None:
-        call.status = refusal.status
-        if isinstance(refusal, DriverLost):
-            call.fault, call.error = "cluster", f"{refusal.code}: {refusal.detail}"
-            log.warning("%s", call.error)
-        else:
-            call.refused, call.error = refusal.code, refusal.message
+    def _model(self, found: ApiRoute, body: dict[str, Any]) -> str:
+        model = body.get("model")
+        if found.dialect == GEMINI:
+            if model not in (None, found.model, f"models/{found.model}"):
+                raise Refusal(400, "model", "the body names another model than the address")
+            model = found.model
+        if not isinstance(model, str) or model not in (self._settings.model, *self._settings.aliases):
+            raise _no_model(model, self._settings.model)
+        return model
 
     async def _body(self, request: web.BaseRequest, call: CallRecord) -> bytes:
         given = request.headers
@@ -279,30 +255,16 @@ class Gateway:
             raise Refusal(408, "slow", f"the body did not come within {BODY_S:g} s") from None
 
     async def _read(self, request: web.BaseRequest, call: CallRecord) -> bytes:
-        parts: list[bytes] = []
+        data = bytearray()
         while part := await request.content.readany():
-            parts.append(part)
+            data += part
             call.request_bytes += len(part)
             self._bodies_bytes += len(part)
             if call.request_bytes > MAX_BODY_BYTES:
                 raise _too_large()
             if self._bodies_bytes > MAX_BODIES_BYTES:
                 raise Refusal(429, "busy", "too much is being sent at once", retry_after_s=2)
-        return b"".join(parts)
-
-    def _model(self, route: routes.ApiRoute, body: dict[str, Any]) -> str:
-        named = body.get("model")
-        if route.dialect == GEMINI:
-            if named is not None and named not in (route.model, f"models/{route.model}"):
-                raise Refusal(400, "model", "the body names another model than the address")
-            named = route.model
-        if not isinstance(named, str) or named not in self._names:
-            shown = named[:80] if isinstance(named, str) else named
-            own = self._settings.model
-            raise Refusal(
-                404, "model_not_found", f"the model {shown!r} does not exist here; this run's driver is {own!r}"
-            )
-        return named
+        return bytes(data)
 
 
 def _too_large() -> Refusal:

@@ -14,25 +14,21 @@ import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.redact import KeyHidden
 from autorl_hpc.files.store import read_endpoint, read_key
-from autorl_hpc.gateway.accounting import Books
+from autorl_hpc.gateway.accounting import Books, CallRecord
 from autorl_hpc.gateway.request import ANTHROPIC, GEMINI, Allowed, ApiRoute, Refusal, Upstream, names
-from autorl_hpc.gateway.token_usage import CallRecord, UsageMeter, WithoutUsage, unpacked
+from autorl_hpc.gateway.token_usage import UsageMeter, WithoutUsage
 
 if TYPE_CHECKING:
     import aiohttp
     from aiohttp import web
 
 log = logging.getLogger("autorl_hpc.gateway")
-
-KeyedHeaders = Callable[["str | None"], "dict[str, str]"]
-"""Makes the headers that hold a key."""
 
 CONNECT_S: Final = 30.0
 PATIENCE_S: Final = 300.0
@@ -42,41 +38,34 @@ LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
 """Servers of open weights close idle connections after 5 s, and a request into a closing one is lost."""
 
-COME_AGAIN_S: Final = 10
-
 
 class DriverLost(Refusal):
     """The driver can't be reached, or broke off before its answer; clients get 502 to 504.
 
     Args:
         detail: for the log.
+        again: a retry may help; not if the address, key or certificate is wrong.
+        was_sent: the driver may have taken the request.
     """
 
-    def __init__(self, status: int, code: str, detail: str, *, again: bool = True) -> None:
-        message = (
-            "the driver can't be reached at the moment"
-            if again
-            else "the driver can't be reached; this is the cluster's fault"
+    def __init__(
+        self, status: int, code: str, detail: str, message: str = "", *, again: bool = True, was_sent: bool = False
+    ) -> None:
+        when = " at the moment" if again else "; this is the cluster's fault"
+        super().__init__(
+            status, code, message or f"the driver can't be reached{when}", retry_after_s=10 if again else None
         )
-        if code == "driver_timeout":
-            message = "the driver did not answer in time"
-        super().__init__(status, code, message, retry_after_s=COME_AGAIN_S if again else None)
-        self.detail, self._again = detail, again
-        self.was_sent = code in ("driver_timeout", "driver_broke_off")
+        self.detail, self._again, self.was_sent = detail, again, was_sent
 
     @property
     def passing(self) -> bool:
-        """Return whether a retry may help; not if the address or certificate is wrong."""
-        return self._again and super().passing
+        """Return whether a retry may help."""
+        return self._again
 
 
 @dataclass(frozen=True)
 class DriverAddress:
-    """The driver's current address.
-
-    Attributes:
-        url: with `/v1`; the rest of the path is appended.
-    """
+    """The driver's current address (with `/v1`; the rest of the path is appended), and its key."""
 
     url: str
     key: str | None
@@ -88,6 +77,10 @@ class Sent:
 
     response: aiohttp.ClientResponse
     key: str | None
+
+    def without_key(self, text: str) -> str:
+        """Return a text with the key masked; a driver may quote what it received."""
+        return text.replace(self.key, "***") if self.key else text
 
 
 class Driver:
@@ -102,16 +95,11 @@ class Driver:
         self._said: str | None = None
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60),
-            auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=upstream.timeout_s),
             skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
         )
-
-    async def close(self) -> None:
-        """Close all connections."""
-        await self.session.close()
 
     async def address(self, *, fresh: bool = False) -> DriverAddress | None:
         """Return the current address; None if no driver is ready. With `fresh` it is read again."""
@@ -123,7 +111,10 @@ class Driver:
         upstream = self._upstream
         try:
             key = upstream.key if upstream.key_file is None else read_key(upstream.key_file)
-            url = upstream.url if upstream.endpoint_file is None else endpoint_url(upstream.endpoint_file)
+            url = upstream.url
+            if upstream.endpoint_file is not None:
+                endpoint = read_endpoint(upstream.endpoint_file)
+                url = endpoint.url if endpoint is not None and endpoint.ready else None
         except (AutorlError, OSError) as error:
             if (said := str(error)) != self._said:
                 self._said = said
@@ -132,13 +123,18 @@ class Driver:
         return None if url is None else DriverAddress(url.rstrip("/"), key)
 
     async def send(
-        self, path: str, headers: dict[str, str], keyed: KeyedHeaders, body: bytes, tries: list[str]
+        self,
+        path: str,
+        headers: dict[str, str],
+        keyed: Callable[[str | None], dict[str, str]],
+        body: bytes,
+        tries: list[str],
     ) -> Sent:
         """Send a request and return the beginning of its answer.
 
         Args:
             path: appended to the driver's address.
-            keyed: makes the headers that hold the key.
+            keyed: makes the headers that hold a key.
             tries: the error of each failed try is appended, for the log.
 
         Raises:
@@ -146,42 +142,37 @@ class Driver:
         """
         import aiohttp
 
-        began, broken_off = time.monotonic(), 0
+        began, broken_off = time.monotonic(), False
         patience_s = min(self._upstream.timeout_s, PATIENCE_S)
-        fresh = False
         while True:
-            address = await self.address(fresh=fresh)
-            if address is not None:
-                try:
-                    response = await self._once(address, path, {**headers, **keyed(address.key)}, body)
+            address = await self.address(fresh=bool(tries))
+            try:
+                if address is None:
+                    tries.append("not ready")
+                else:
+                    response = await self._post(address.url + path, {**headers, **keyed(address.key)}, body)
                     return Sent(response, address.key)
-                except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError) as error:
-                    tries.append(type(error).__name__)
-                    raise DriverLost(
-                        502,
-                        "driver_certificate",
-                        f"its certificate is not trusted ({type(error).__name__})",
-                        again=False,
-                    ) from None
-                except aiohttp.ServerTimeoutError as error:
-                    tries.append(type(error).__name__)
-                    if not isinstance(error, aiohttp.ConnectionTimeoutError):
-                        raise DriverLost(
-                            504, "driver_timeout", f"nothing came within {self._upstream.timeout_s:g} s"
-                        ) from None
-                except aiohttp.ClientConnectorError as error:
-                    tries.append(type(error.os_error).__name__)
-                except (
-                    aiohttp.ClientError,
-                    OSError,
-                ) as error:  # sent without an answer: retry once, as the connection may have been idle
-                    tries.append(type(error).__name__)
-                    broken_off += 1
-                    if broken_off > 1:
-                        raise DriverLost(502, "driver_broke_off", "the connection broke before an answer") from None
-            else:
-                tries.append("not ready")
-            fresh = True
+            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError) as error:
+                tries.append(type(error).__name__)
+                detail = f"its certificate is not trusted ({tries[-1]})"
+                raise DriverLost(502, "driver_certificate", detail, again=False) from None
+            except aiohttp.ConnectionTimeoutError as error:
+                tries.append(type(error).__name__)
+            except aiohttp.ServerTimeoutError as error:
+                tries.append(type(error).__name__)
+                detail, said = (
+                    f"nothing came within {self._upstream.timeout_s:g} s",
+                    "the driver did not answer in time",
+                )
+                raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
+            except aiohttp.ClientConnectorError as error:
+                tries.append(type(error.os_error).__name__)
+            except (aiohttp.ClientError, OSError) as error:
+                tries.append(type(error).__name__)
+                if broken_off:  # once again, as the connection may have been idle
+                    detail = "the connection broke before an answer"
+                    raise DriverLost(502, "driver_broke_off", detail, was_sent=True) from None
+                broken_off = True
             waited_s = time.monotonic() - began
             if self.on_cluster:
                 if waited_s > patience_s:
@@ -192,13 +183,10 @@ class Driver:
                     raise DriverLost(502, "driver_unreachable", f"it can't be reached ({tries[-1]})")
                 await asyncio.sleep(min(5.0, 0.25 * 2 ** len(tries)))
 
-    async def _once(
-        self, address: DriverAddress, path: str, headers: dict[str, str], body: bytes
-    ) -> aiohttp.ClientResponse:
+    async def _post(self, url: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
         from yarl import URL
 
-        url = address.url + path
-        proxy = None if self._upstream.proxy is None or is_here(url) else self._upstream.proxy
+        proxy = None if is_here(url) else self._upstream.proxy
         return await self.session.post(
             URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, proxy=proxy
         )
@@ -213,12 +201,6 @@ def is_here(url: str) -> bool:
         return host == "localhost"
 
 
-def endpoint_url(path: Path) -> str | None:
-    """Return the driver's address from its endpoint file; None if it is not ready."""
-    endpoint = read_endpoint(path)
-    return endpoint.url if endpoint is not None and endpoint.ready else None
-
-
 # --- headers: listed ones of requests are forwarded, and unlisted ones of answers; the key replaces the token
 
 PASSED: Final = names(
@@ -228,11 +210,11 @@ PASSED: Final = names(
 PASSED_PREFIXES: Final = ("anthropic-", "x-stainless-", "x-codex-", "x-claude-", "x-gemini-", "x-opencode-")
 
 KEPT_BACK: Final = names(
-    "connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length set-cookie set-cookie2 www-authenticate "
-    "proxy-authenticate location alt-svc server date openai-organization openai-project anthropic-organization-id via "
+    "connection keep-alive proxy-connection transfer-encoding te trailer upgrade content-length content-encoding set-cookie set-cookie2 "
+    "www-authenticate proxy-authenticate location alt-svc server date openai-organization openai-project anthropic-organization-id via "
     "strict-transport-security"
 )
-"""Headers of answers that concern one connection only, or identify the account."""
+"""Headers of answers that concern one connection only, or identify the account. Packed answers are forwarded unpacked."""
 
 AUTHORIZATION, X_API_KEY, X_GOOG = "authorization", "x-api-key", "x-goog-api-key"
 MAX_VALUE_CHARS: Final = 8192
@@ -275,22 +257,20 @@ def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
         Refusal: the client asks for a context of a million tokens, whose input costs more than the configured prices.
     """
     for name, value in headers:
-        if name.lower() == "anthropic-beta":
-            for each in value.split(","):
-                if each.strip().lower().startswith("context-1m"):
-                    allowed.need(each.strip().lower(), "in anthropic-beta the word")
+        for word in value.lower().split(",") if name.lower() == "anthropic-beta" else ():
+            if word.strip().startswith("context-1m"):
+                allowed.need(word.strip(), "in anthropic-beta the word")
 
 
 def with_key(dialect: str, shown_in: str, key: str | None, *, bearer: bool) -> dict[str, str]:
-    """Return the headers with the real key, where the client sent its token; `bearer` adds the one that open-weight servers
-    read."""
+    """Return the headers with the real key, where the client sent its token and the dialect reads it; `bearer` adds the one
+    that open-weight servers read."""
     if key is None:
         return {}
-    place = {X_GOOG: X_GOOG if dialect == GEMINI else AUTHORIZATION, X_API_KEY: X_API_KEY}.get(shown_in, AUTHORIZATION)
-    if place == X_API_KEY and dialect != ANTHROPIC:
-        place = AUTHORIZATION
-    made = {place: f"Bearer {key}" if place == AUTHORIZATION else key}
-    if bearer:
+    made = {}
+    if (dialect, shown_in) in ((GEMINI, X_GOOG), (ANTHROPIC, X_API_KEY)):
+        made[shown_in] = key
+    if bearer or not made:
         made[AUTHORIZATION] = f"Bearer {key}"
     return made
 
@@ -327,23 +307,19 @@ class Forwarder:
         Raises:
             Refusal: there is no answer.
         """
-        without = WithoutUsage() if call.hides_usage else None
-        headers = {
-            **to_driver(request.headers.items()),
-            "content-type": "application/json",
-            "accept-encoding": "identity",
-        }
+        headers = to_driver(request.headers.items())
+        headers |= {"content-type": "application/json", "accept-encoding": "identity"}
 
         def keyed(key: str | None) -> dict[str, str]:
             call.reached = True
             return with_key(route.dialect, shown_in, key, bearer=self._driver.on_cluster)
 
         call.sent_at = time.monotonic()
-        sent = await self._driver.send(route.path + route.query, headers, keyed, data, call.tries)
+        sent = await self._driver.send(route.path, headers, keyed, data, call.tries)
         async with sent.response as response:
-            if not 200 <= response.status < 300:
-                return await self._failed(sent, call)
-            return await self._pass(request, sent, call, without)
+            if 200 <= response.status < 300:
+                return await self._pass(request, sent, call)
+            return await self._failed(sent, call)
 
     async def _failed(self, sent: Sent, call: CallRecord) -> web.StreamResponse:
         """Return the driver's error with its status, without the key."""
@@ -352,12 +328,15 @@ class Forwarder:
         response, body = sent.response, b""
         if response.status < 400:
             raise DriverLost(502, "driver_redirects", f"it answers {response.status} and sends elsewhere", again=False)
-        if response.status == 401:
+        if response.status == 401:  # its message may quote a part of the key
             log.error(
                 "the driver refuses the key of this experiment: correct the driver's `key_file` or `key_variable`"
             )
             await self._driver.address(fresh=True)  # the file may have been corrected
-            raise KeyRefused()
+            said = (
+                "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
+            )
+            raise DriverLost(401, "driver_key", "the driver refuses the key of this experiment", said, again=False)
         try:
             while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
                 body += part
@@ -365,38 +344,26 @@ class Forwarder:
             pass
         made = web.Response(status=response.status, reason=response.reason)
         for name, value in to_client(response.headers.items()):
-            if name.lower() != "content-encoding":
-                made.headers[name] = self._books.without_key(value, sent.key)
-        body = unpacked(body, response.headers.get("Content-Encoding", ""), MAX_ERROR_BYTES)
-        shown = self._books.without_key(body.decode("utf-8", "replace"), sent.key)
-        body = body if shown.encode() == body else shown.encode()
+            made.headers[name] = sent.without_key(value)
+        text = body.decode("utf-8", "replace")
+        shown = sent.without_key(text)
+        made.body = body if shown == text else shown.encode()
         call.error = f"the driver answered {response.status}: {self._books.quoted(shown)}"
-        made.body = body
-        call.status, call.answer_bytes = response.status, len(body)
-        call.first_byte_s = self._since(call)
+        call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
         call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
         return made
 
-    @staticmethod
-    def _since(call: CallRecord) -> float:
-        return time.monotonic() - (call.sent_at or call.began)
-
-    async def _pass(
-        self, request: web.BaseRequest, sent: Sent, call: CallRecord, without: WithoutUsage | None
-    ) -> web.StreamResponse:
+    async def _pass(self, request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.StreamResponse:
         from aiohttp import web
 
         response = sent.response
-        encoding = response.headers.get("Content-Encoding", "")
-        if encoding.lower() not in ("", "identity"):
-            without = None
-        call.meter = UsageMeter(response.headers.get("Content-Type", ""), encoding)
+        call.meter = UsageMeter(response.headers.get("Content-Type", ""))
         call.status = response.status
         made = web.StreamResponse(status=response.status, reason=response.reason)
         for name, value in to_client(response.headers.items()):
-            made.headers.add(name, self._books.without_key(value, sent.key))
+            made.headers.add(name, sent.without_key(value))
         length = response.headers.get("Content-Length", "")
-        if length.isdecimal() and without is None:
+        if length.isdecimal() and not call.hides_usage and "Content-Encoding" not in response.headers:
             made.content_length = int(length)
         elif request.version >= (1, 1):
             made.enable_chunked_encoding()
@@ -404,61 +371,43 @@ class Forwarder:
             await made.prepare(request)
         except ConnectionError:
             call.left = True
-        call.whole = await self._pieces(sent, made, call, call.meter, without)
+        call.whole = await self._pieces(sent, made, call, call.meter)
         if not call.whole and not call.left:
             call.error, call.fault = "the driver's answer broke off", "cluster"
             if request.transport is not None:
                 request.transport.close()  # without the regular end of an answer, so that the client sees the cut
         return made
 
-    async def _pieces(
-        self, sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter, without: WithoutUsage | None
-    ) -> bool:
+    @staticmethod
+    async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter) -> bool:
         """Forward the pieces of an answer. Return whether it is complete."""
         from aiohttp import ClientError
 
-        content, hidden = sent.response.content, KeyHidden(sent.key)
-        deadline = float("inf")
+        hidden = KeyHidden(sent.key)
+        without = WithoutUsage() if call.hides_usage else None
+        deadline = None
         try:
             while True:
-                if call.left:
-                    deadline = min(deadline, time.monotonic() + DRAIN_S)
-                    part = await asyncio.wait_for(content.readany(), max(0.0, deadline - time.monotonic()))
-                else:
-                    part = await content.readany()
-                if not part:
-                    break
-                if call.first_byte_s is None:
-                    call.first_byte_s = self._since(call)
-                shown = hidden.feed(part)
-                passed = shown if without is None else without.feed(shown)
-                if passed and not call.left:
-                    call.left = not await _write(made, passed)
+                if call.left and deadline is None:
+                    deadline = time.monotonic() + DRAIN_S
+                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                part = await asyncio.wait_for(sent.response.content.readany(), left_s)
+                if part and call.first_byte_s is None:
+                    call.first_byte_s = call.since_sent_s
+                shown = hidden.feed(part) if part else hidden.end()
                 meter.feed(part)
                 call.answer_bytes += len(part)
                 if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
                     call.bodies[1].extend(shown)
-            rest = hidden.end()
-            if call.bodies is not None:
-                call.bodies[1].extend(rest)
-            if without is not None:
-                rest = without.feed(rest) + without.end()
-            if rest and not call.left:
-                call.left = not await _write(made, rest)
-            return True
+                if without is not None:
+                    shown = without.feed(shown) + (b"" if part else without.end())
+                if shown and not call.left:
+                    call.left = not await _write(made, shown)
+                if not part:
+                    return True
         except (ClientError, OSError, asyncio.TimeoutError) as error:
             log.info("an answer broke off: %s", type(error).__name__)
             return False
-
-
-class KeyRefused(DriverLost):
-    """The driver refused the key. The provider's message may quote part of the key, so it is replaced."""
-
-    def __init__(self) -> None:
-        super().__init__(401, "driver_key", "the driver refuses the key of this experiment", again=False)
-        self.message = (
-            "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
-        )
 
 
 async def _write(made: web.StreamResponse, data: bytes) -> bool:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from autorl_hpc.gateway.request import Allowed
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Allowed
 
 NOTHING = Allowed(())
-DATA_URL = "data:image/png;base64,iVBORw0KGgo="
-FUNCTION = {
-    "type": "function",
-    "function": {"name": "bash", "parameters": {"type": "object", "properties": {"url": {}}}},
-}
+FUNCTION = {"type": "function", "function": {"name": "bash", "parameters": {"properties": {"url": {}}}}}
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -27,5 +22,4 @@ def parts(*given: Any) -> dict[str, Any]:
     return {"contents": [{"role": "user", "parts": list(given)}]}
 
 
-def named(case: tuple[str, dict[str, Any]]) -> str:
-    return f"{case[0]}-{json.dumps(case[1])[:70]}"
+PLAIN = {CHAT: user("x"), RESPONSES: {"model": "m", "input": "x"}, ANTHROPIC: user("x"), GEMINI: parts({"text": "x"})}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
 
 import driver_wire as wire
 
@@ -15,17 +14,13 @@ PATHS = {
     "anthropic": "/v1/messages",
     "gemini": "/v1beta/models/m:streamGenerateContent",
 }
-BODIES: dict[str, dict[str, Any]] = {
-    "openai-chat": {"messages": [], "stream": True, "stream_options": {"include_usage": True}},
-    "openai-responses": {"input": [], "stream": True},
-    "anthropic": {"messages": [], "stream": True},
-    "gemini": {"contents": []},
-}
 
 
 def answers(dialect: str, query: str = "alt=sse") -> tuple[list[bytes], bytes]:
     """The events of a stream, and the same as a whole answer."""
-    conversation = wire.read(dialect, PATHS[dialect], query, {"model": "m", **BODIES[dialect]}, 1)
+    asks = {"openai-responses": "input", "gemini": "contents"}.get(dialect, "messages")
+    body = {"model": "m", asks: [], "stream": True, "stream_options": {"include_usage": True}}
+    conversation = wire.read(dialect, PATHS[dialect], query, body, 1)
     answer = wire.answer_to(conversation, TURN)
     return list(wire.events(conversation, answer)), json.dumps(wire.whole(conversation, answer)).encode()
 

@@ -19,35 +19,43 @@ def used(given_tokens: int, out: int) -> TokenUsage:
     return TokenUsage(tokens_in=given_tokens, tokens_out=out, out_is_last=True, ended=True)
 
 
+def of_tokens(**totals: int) -> TokenBudget:
+    return TokenBudget(RunLimits(tokens=1000), None, TokenTotals(**totals))
+
+
+def refused(budget: TokenBudget, *request: int, caches: bool = True) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        budget.enter(*request, caches=caches)
+    return caught.value
+
+
 def test_one_request_at_a_time_uses_the_budget_to_its_end() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
-    number = 0
+    budget, number = of_tokens(), 0
     while budget.exhausted is None:
         number += 1
         budget.enter(number, 50, 100_000)
         budget.leave(number, used(50, 100), False)
     assert 950 <= budget.totals.tokens <= 1000 + 100
-    with pytest.raises(Refusal) as caught:
-        budget.enter(99, 1, 1)
-    assert (caught.value.status, caught.value.code) == (403, "budget_exhausted")
+    refusal = refused(budget, 99, 1, 1)
+    assert (refusal.status, refusal.code) == (403, "budget_exhausted")
 
 
-def test_input_and_output_are_counted() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
-    budget.enter(1, 50, 100)
-    budget.leave(1, used(60, 30), False)
-    budget.enter(2, 50, 100)
-    budget.leave(2, used(40, 10), False)
+def test_input_and_output_are_counted_and_a_failed_request_gives_its_place_back() -> None:
+    budget = of_tokens()
+    budget.enter(1, 50, 5000)
+    assert budget.leave(1, None, False) is None
+    for number, usage in ((2, used(60, 30)), (3, used(40, 10))):
+        budget.enter(number, 50, 5000)
+        budget.leave(number, usage, False)
     totals = budget.totals
     assert (totals.tokens_in, totals.tokens_out, totals.tokens, totals.calls) == (100, 40, 140, 2)
 
 
 def test_what_the_log_could_not_take_is_used_all_the_same(tmp_path: Path) -> None:
     """An earlier gateway told the supervisor, and its lines were lost with a full disk."""
-    told = DriverUse(tokens_in=700, tokens_out=300, calls=5)
     settings = Settings(
         token="0123456789abcdef", upstream=Upstream(url="http://h/v1"), model="m", log=tmp_path / "driver.jsonl",
-        limits=RunLimits(tokens=1000), used=told,
+        limits=RunLimits(tokens=1000), used=DriverUse(tokens_in=700, tokens_out=300, calls=5),
     )  # fmt: skip
     books = Books(settings)
     books.end()
@@ -55,12 +63,10 @@ def test_what_the_log_could_not_take_is_used_all_the_same(tmp_path: Path) -> Non
 
 
 def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
+    budget = of_tokens()
     budget.enter(1, 50, 2000)
-    with pytest.raises(Refusal) as caught:
-        budget.enter(2, 50, 10)
-    assert (caught.value.status, caught.value.code) == (429, "budget_reserved")
-    assert caught.value.retry_after_s
+    refusal = refused(budget, 2, 50, 10)
+    assert (refusal.status, refusal.code) == (429, "budget_reserved") and refusal.retry_after_s
     budget.leave(1, used(50, 20), False)
     budget.enter(2, 50, 10)
 
@@ -69,16 +75,12 @@ def test_the_second_of_two_waits_where_the_first_may_use_what_is_left() -> None:
 def test_a_guessed_input_is_let_in_alone_and_counts_as_the_most_it_can_be(limits: RunLimits) -> None:
     budget = TokenBudget(limits, Prices(price_in=1.0, price_out=1.0), TokenTotals())
     budget.enter(1, 1500, 10, 9000, caches=False)
-    with pytest.raises(Refusal) as caught:
-        budget.enter(2, 1500, 10, 9000, caches=False)
-    assert (caught.value.status, caught.value.code) == (429, "budget_reserved")
+    assert refused(budget, 2, 1500, 10, 9000, caches=False).code == "budget_reserved"
     budget.enter(3, 10, 10, 40, caches=False)
     budget.leave(1, used(9000, 10), False)
     budget.leave(3, used(40, 10), False)
     budget.enter(4, 100, 10, 9000, caches=False)
-    with pytest.raises(Refusal) as caught:
-        budget.enter(5, 1, 1, 4, caches=False)
-    assert caught.value.code == "budget_reserved"
+    assert refused(budget, 5, 1, 1, 4, caches=False).code == "budget_reserved"
 
 
 def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost() -> None:
@@ -100,45 +102,21 @@ def test_a_burst_of_inputs_that_are_written_into_a_cache_is_held_within_the_cost
 
 
 def test_a_request_that_is_too_long_for_what_is_left_doesnt_end_the_run() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=500))
-    with pytest.raises(Refusal) as caught:
-        budget.enter(1, 600, 10)
-    assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
-    assert "prompt is too long: 600 tokens > 500 maximum" in caught.value.message
-    assert budget.exhausted is None
+    budget = of_tokens(tokens_in=500)
+    refusal = refused(budget, 1, 600, 10)
+    assert (refusal.status, refusal.code) == (400, "context_length_exceeded") and budget.exhausted is None
+    assert "prompt is too long: 600 tokens > 500 maximum" in refusal.message
     budget.enter(2, 100, 10)
+    costly = TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), TokenTotals(cost_usd=0.005))
+    assert "about 5000 tokens left" in refused(costly, 1, 6000, 10).message
 
 
-def test_what_is_left_of_the_cost_is_told_in_tokens() -> None:
-    budget = TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1.0, price_out=1.0), TokenTotals(cost_usd=0.005))
-    with pytest.raises(Refusal) as caught:
-        budget.enter(1, 6000, 10)
-    assert caught.value.code == "context_length_exceeded"
-    assert "about 5000 tokens left" in caught.value.message
-
-
-def test_the_last_rest_is_used_up_also_while_others_are_under_way() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=960))
-    budget.enter(1, 10, 5)
-    with pytest.raises(Refusal) as caught:
-        budget.enter(2, 60, 10)
-    assert caught.value.code == "budget_exhausted"
-    assert budget.exhausted == "tokens"
-
-
-def test_the_last_rest_that_nothing_fits_into_counts_as_used_up() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals(tokens_in=970))
-    with pytest.raises(Refusal):
-        budget.enter(1, 60, 10)
-    assert budget.exhausted == "tokens"
-
-
-def test_a_failed_request_gives_its_place_back() -> None:
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
-    budget.enter(1, 50, 5000)
-    assert budget.leave(1, None, False) is None
-    budget.enter(2, 50, 5000)
-    assert budget.totals.calls == 0
+@pytest.mark.parametrize("others", [0, 1])
+def test_the_last_rest_that_nothing_fits_into_counts_as_used_up(others: int) -> None:
+    budget = of_tokens(tokens_in=960)
+    for number in range(others):
+        budget.enter(number, 10, 5)
+    assert refused(budget, 2, 60, 10).code == "budget_exhausted" and budget.exhausted == "tokens"
 
 
 def test_cost_is_a_budget_of_its_own() -> None:
@@ -148,10 +126,8 @@ def test_cost_is_a_budget_of_its_own() -> None:
     budget.enter(2, 1000, 1000)
     budget.leave(2, used(1000, 1000), False)
     assert budget.exhausted == "cost"
-    assert (
-        TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1, price_out=1), TokenTotals(cost_usd=0.01)).exhausted
-        == "cost"
-    )
+    again = TokenBudget(RunLimits(cost_usd=0.01), Prices(price_in=1, price_out=1), TokenTotals(cost_usd=0.01))
+    assert again.exhausted == "cost"
 
 
 def test_estimates_follow_what_the_driver_tells() -> None:
@@ -170,20 +146,17 @@ def test_estimates_follow_what_the_driver_tells() -> None:
 )
 def test_the_limit_is_passed_by_at_most_one_answer(requests: list[tuple[int, int, float, bool]]) -> None:
     """With inputs that are estimated right, in whatever order requests come and end."""
-    budget = TokenBudget(RunLimits(tokens=1000), None, TokenTotals())
-    budget._learn = lambda *args: None  # type: ignore[method-assign]  # estimates stay right
-    under_way: list[tuple[int, int, int]] = []
-    longest = 0
+    budget, longest = of_tokens(), 0
+    under_way: list[tuple[int, TokenUsage]] = []
     for number, (given_tokens, asked_out, share, ends) in enumerate(requests, 1):
         try:
             budget.enter(number, given_tokens, asked_out)
-            under_way.append((number, given_tokens, int(asked_out * share)))
+            under_way.append((number, used(given_tokens, int(asked_out * share))))
             longest = max(longest, asked_out)
         except Refusal:
             pass
         if ends and under_way:
-            first = under_way.pop(0)
-            budget.leave(first[0], used(first[1], first[2]), False)
-    for one in under_way:
-        budget.leave(one[0], used(one[1], one[2]), False)
+            budget.leave(*under_way.pop(0), False)
+    for number, usage in under_way:
+        budget.leave(number, usage, False)
     assert budget.totals.tokens <= 1000 + longest

@@ -14,13 +14,11 @@ from autorl_hpc.gateway.token_usage import MOST_INPUT_TOKENS, asked, size_of
 @pytest.mark.parametrize(
     ("dialect", "body", "out"),
     [
-        (CHAT, {"max_tokens": 5}, 5),
         (CHAT, {"max_tokens": 5, "max_completion_tokens": 7, "n": 3}, 21),
         (CHAT, {"max_tokens": 9, "max_completion_tokens": 7}, 9),
         (CHAT, {"max_tokens": None, "n": None}, 99),
         (RESPONSES, {"max_output_tokens": 5}, 5),
         (ANTHROPIC, {"max_tokens": 5}, 5),
-        (GEMINI, {"generationConfig": {"maxOutputTokens": 5, "candidateCount": 2}}, 10),
         (GEMINI, {"generation_config": {"max_output_tokens": 5}}, 5),
         (GEMINI, {"generationConfig": {"maxOutputTokens": "60000", "candidateCount": "8"}}, 480_000),
         (GEMINI, {"generationConfig": None}, 99),
@@ -30,36 +28,19 @@ def test_how_long_an_answer_may_become(dialect: str, body: dict[str, Any], out: 
     assert asked(dialect, body, 99).tokens_out == out
 
 
-@pytest.mark.parametrize("stream", ["true", 1, [], {}])
-def test_a_stream_is_true_or_false(stream: object) -> None:
-    with pytest.raises(Refusal):
-        asked(CHAT, {"stream": stream}, 99)
-
-
-@pytest.mark.parametrize("value", [True, -5, 0, 5.0, "5", "90000", 10**30, [5], {}])
-def test_a_limit_that_two_may_read_in_two_ways_is_refused(value: object) -> None:
-    fields = [(CHAT, "max_tokens"), (CHAT, "n"), (RESPONSES, "max_output_tokens"), (ANTHROPIC, "max_tokens")]
-    cases: list[tuple[str, dict[str, Any]]] = [(dialect, {name: value}) for dialect, name in fields]
-    if not isinstance(value, str):
-        cases += [(GEMINI, {"generationConfig": {name: value}}) for name in ("maxOutputTokens", "candidate_count")]
+def test_what_two_may_read_in_two_ways_is_refused() -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [(CHAT, {"stream": stream}) for stream in ("true", 1, [], {})]
+    for value in (True, -5, 0, 5.0, "5", "90000", 10**30, [5], {}):
+        fields = [(CHAT, "max_tokens"), (CHAT, "n"), (RESPONSES, "max_output_tokens"), (ANTHROPIC, "max_tokens")]
+        cases += [(dialect, {name: value}) for dialect, name in fields]
+        if not isinstance(value, str):
+            cases += [(GEMINI, {"generationConfig": {name: value}}) for name in ("maxOutputTokens", "candidate_count")]
+    cases += [(CHAT, {"n": 100_000}), (GEMINI, {"generationConfig": {"candidateCount": "17"}})]
+    cases += [(GEMINI, {"generationConfig": config}) for config in ([], {"maxOutputTokens": 5, "max_output_tokens": 6})]
     for dialect, body in cases:
         with pytest.raises(Refusal) as caught:
             asked(dialect, body, 99)
-        assert caught.value.status == 400
-
-
-@pytest.mark.parametrize(
-    ("dialect", "body"),
-    [
-        (CHAT, {"n": 100_000}),
-        (GEMINI, {"generationConfig": {"candidateCount": "17"}}),
-        (GEMINI, {"generationConfig": []}),
-        (GEMINI, {"generationConfig": {"maxOutputTokens": 5, "max_output_tokens": 50_000}}),
-    ],
-)
-def test_too_many_answers_and_odd_configurations_are_refused(dialect: str, body: dict[str, Any]) -> None:
-    with pytest.raises(Refusal):
-        asked(dialect, body, 99)
+        assert caught.value.status == 400, (dialect, body)
 
 
 IMAGE = "data:image/png;base64," + "A" * 4_000_000
@@ -76,10 +57,11 @@ NO_SPACES = "A" * 100_000
         parts({"inlineData": {"mimeType": "image/png", "data": NO_SPACES}}),
         parts({"inline_data": {"mime_type": "image/png", "data": NO_SPACES}}),
     ],
+    ids=range(6),
 )
 def test_an_image_is_not_counted_by_its_bytes(body: dict[str, Any]) -> None:
-    assert 1500 <= size_of(body).tokens < 1600
-    assert size_of(body).most < 20_000
+    tokens, most = size_of(body)
+    assert 1500 <= tokens < 1600 and most < 20_000
 
 
 @pytest.mark.parametrize(
@@ -92,20 +74,20 @@ def test_an_image_is_not_counted_by_its_bytes(body: dict[str, Any]) -> None:
         user([{"type": "tool_use", "name": "f", "input": {"source": {"type": "base64", "data": NO_SPACES}}}]),
         user([{"type": "document", "source": {"type": "text", "media_type": "image/png", "data": NO_SPACES}}]),
         user([{"type": "image_url", "image_url": {"url": "data:image/png;base64," + "some words " * 10_000}}]),
-        item({"role": "user", "content": NO_SPACES}),
         {"input": NO_SPACES},
         parts({"functionCall": {"args": {"inlineData": {"mimeType": "image/png", "data": NO_SPACES}}}}),
         parts({"text": NO_SPACES}),
     ],
+    ids=range(10),
 )
 def test_words_that_look_like_an_image_are_words(body: dict[str, Any]) -> None:
-    assert size_of(body).tokens >= 25_000
-    assert size_of(body).most >= 100_000
+    tokens, most = size_of(body)
+    assert tokens >= 25_000 and most >= 100_000
 
 
 def test_no_input_is_longer_than_its_bytes_or_than_a_window() -> None:
-    assert size_of(user("é" * 1000)).most >= 2000
-    assert size_of(user("x" * 10_000_000)).most == MOST_INPUT_TOKENS
+    assert size_of(user("é" * 1000))[1] >= 2000
+    assert size_of(user("x" * 10_000_000))[1] == MOST_INPUT_TOKENS
 
 
 @pytest.mark.parametrize(
