@@ -289,7 +289,11 @@ class UsageMeter:
                 told.get("prompt_cache_hit_tokens")
             )  # DeepSeek's name
             self._told(_count(told.get("prompt_tokens")), told.get("completion_tokens"), cached)
-        elif "input_tokens_details" in told or "output_tokens_details" in told or (told and inner.get("object") == "response"):
+        elif (
+            "input_tokens_details" in told
+            or "output_tokens_details" in told
+            or (told and inner.get("object") == "response")
+        ):
             cached = _count(_object(told.get("input_tokens_details")).get("cached_tokens"))
             self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
         elif told:

@@ -306,7 +306,9 @@ def test_a_grader_that_dies_before_the_commit_loses_nothing(cluster: Cluster) ->
         entries = [e.body.submission_id for e in Ledger(cluster.run_dir(run)).read() if e.kind is EntryKind.SCORE]
         assert sorted(entries) == ONCE
     assert cluster.finished(runs)
-    left = [name for name in os.listdir(cluster.experiment.claims) if not name.startswith(".tmp-")]  # of the killed grader
+    left = [
+        name for name in os.listdir(cluster.experiment.claims) if not name.startswith(".tmp-")
+    ]  # of the killed grader
     assert waiting(cluster.experiment.queue) == left == []
 
 
