@@ -376,8 +376,16 @@ def stage(
     put_first(tasks or [])
     if not names and source is None:
         raise typer.BadParameter("Missing argument 'NAMES...'.")
-    place, ways = _root(root), stage.Ways(source, requirements, bundle, again, keep_sources)
-    done = stage.stage(place, names or [], ways, _say)
+    done = stage.stage(
+        _root(root),
+        names or [],
+        source=source,
+        requirements=requirements,
+        bundle=bundle,
+        again=again,
+        keep_sources=keep_sources,
+        say=_say,
+    )
     if as_json:
         print_json(done)
 

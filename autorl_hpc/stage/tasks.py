@@ -18,10 +18,9 @@ import traceback
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from typing import Final, Literal
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic, reading
@@ -31,7 +30,7 @@ from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import Derived, SourceFile
 from autorl_hpc.stage.download import PATIENCE, NoNetwork, Patience, Pin, fetch
-from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder
+from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder, work_folder
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.heldout import (
     StagedTask,
@@ -72,15 +71,15 @@ def make_derived(raw: Path, target: Path, derived: Derived) -> None:
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
     except (ValueError, RecursionError) as error:
-        raise _refused(target, derived, f"is no JSON: {str(error)[:200]}") from None
+        raise _unsuitable(target, derived, f"is no JSON: {str(error)[:200]}") from None
     if not isinstance(rows, list) or len(rows) < derived.n:
         held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
-        raise _refused(target, derived, f"holds {held}, needed are {derived.n} rows")
+        raise _unsuitable(target, derived, f"holds {held}, needed are {derived.n} rows")
     # JSON may contain half of a surrogate pair, which UTF-8 can't encode.
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: derived.n]).encode("utf-8", "replace")
     made = hashlib.sha256(text).hexdigest()
     if made != derived.sha256:
-        raise _refused(target, derived, f"gives a text with sha256 {made}, the task pins {derived.sha256}")
+        raise _unsuitable(target, derived, f"gives a text with sha256 {made}, the task pins {derived.sha256}")
     atomic.write_bytes(target, gzip.compress(text, mtime=0))
 
 
@@ -94,7 +93,7 @@ def _text_sha256(path: Path) -> str | None:
     return hashlib.sha256(text).hexdigest() if unpack.eof and not unpack.unused_data else None
 
 
-def _refused(target: Path, derived: Derived, words: str) -> AutorlError:
+def _unsuitable(target: Path, derived: Derived, words: str) -> AutorlError:
     return AutorlError(
         f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}",
         where=target,
@@ -105,13 +104,8 @@ def _refused(target: Path, derived: Derived, words: str) -> AutorlError:
 
 # --- fetching a task's source files, each checked against its pin
 
-
-@dataclass(frozen=True)
-class Wanted:
-    """A source file and its address; without an address only a person can get it."""
-
-    pinned: SourceFile
-    address: HttpSource | None
+Wanted = tuple[SourceFile, HttpSource | None]
+"""A source file and its address; without an address only a person can get it."""
 
 
 def wanted_sources(task: Task) -> list[Wanted]:
@@ -122,56 +116,13 @@ def wanted_sources(task: Task) -> list[Wanted]:
     """
     found = []
     for source in task.file.sources:
+        url = source.derived.url if source.derived else source.url
         try:
-            url = source.derived.url if source.derived else source.url
-            found.append(Wanted(source, address_of(url) if url else None))
+            found.append((source, address_of(url) if url else None))
         except AutorlError as error:
-            raise AutorlError(
-                f"field `sources`, {source.file}: {error.what}",
-                where=task.folder / "task.yaml",
-                next_step=error.next_step,
-            ) from None
+            what, where = f"field `sources`, {source.file}: {error.what}", task.folder / "task.yaml"
+            raise AutorlError(what, where=where, next_step=error.next_step) from None
     return found
-
-
-def fetch_sources(
-    root: Root, task: Task, wanted: list[Wanted], *, say: Say = lambda _: None, patience: Patience = PATIENCE
-) -> Path:
-    """Download all source files that have an address, and return their folder.
-
-    Raises:
-        NoNetwork: with the list of files to fetch elsewhere.
-        AutorlError: a download failed, or a file does not match its pin.
-    """
-    folder = sources_folder(root, task.name)
-    for place in (root.vault, folder.parent, folder):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(place, 0o700)
-    for one in wanted:
-        target = folder / one.pinned.file
-        if one.address is None:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        say(f"{task.name}: {one.pinned.file} from {one.address.shown}")
-        try:
-            if one.pinned.derived is None:
-                fetch(one.address, target, Pin(sha256=one.pinned.sha256), say=say, patience=patience)
-            elif not target.is_file() or is_pinned(target, one.pinned) is not None:
-                raw = target.with_name(f"{target.name}.made-of")
-                fetch(one.address, raw, say=say, patience=patience)
-                try:
-                    make_derived(raw, target, one.pinned.derived)
-                finally:
-                    raw.unlink()
-        except NoNetwork as error:
-            raise NoNetwork(
-                error.what,
-                where=error.where,
-                fault=error.fault,
-                next_step=_ways_out(task, wanted),
-                exit_code=Exit.ENVIRONMENT,
-            ) from None
-    return folder
 
 
 def sources_folder(root: Root, name: str) -> Path:
@@ -179,9 +130,53 @@ def sources_folder(root: Root, name: str) -> Path:
     return root.vault / ".sources" / name
 
 
-def remove_sources(root: Root, name: str) -> None:
-    """Delete the downloads."""
-    shutil.rmtree(sources_folder(root, name), ignore_errors=True)
+def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience: Patience = PATIENCE) -> Path:
+    """Download all source files that have an address, and return their folder.
+
+    Raises:
+        NoNetwork: with the list of files to fetch elsewhere.
+        AutorlError: a required file has no address, a download failed, or a file does not match its pin.
+    """
+    wanted = wanted_sources(task)
+    _refuse_by_hand(task, wanted)
+    folder = sources_folder(root, task.name)
+    for place in (root.vault, folder.parent, folder):
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(place, 0o700)
+    for file, address in wanted:
+        target = folder / file.file
+        if address is None:
+            continue
+        target.parent.mkdir(parents=True, exist_ok=True)
+        say(f"{task.name}: {file.file} from {address.shown}")
+        try:
+            if file.derived is None:
+                fetch(address, target, Pin(sha256=file.sha256), say=say, patience=patience)
+            elif not target.is_file() or is_pinned(target, file) is not None:
+                raw = target.with_name(f"{target.name}.made-of")
+                fetch(address, raw, say=say, patience=patience)
+                try:
+                    make_derived(raw, target, file.derived)
+                finally:
+                    raw.unlink()
+        except NoNetwork as error:
+            error.next_step = _ways_out(task, wanted)
+            raise
+    return folder
+
+
+def _refuse_by_hand(task: Task, wanted: list[Wanted]) -> None:
+    by_hand = [file for file, address in wanted if address is None and not file.optional]
+    if not by_hand:
+        return
+    places = [f"{file.file} from {file.url or task.file.source}" for file in by_hand]
+    places += [f"{file.file} from {address.shown}" for file, address in wanted if address]
+    optional = "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional)
+    raise AutorlError(
+        f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine",
+        where=task.folder / "task.yaml",
+        next_step=f"get {', '.join(places)} into one folder and run: autorl-hpc stage {task.name} --from DIR{optional}",
+    )
 
 
 def _ways_out(task: Task, wanted: list[Wanted]) -> str:
@@ -189,16 +184,14 @@ def _ways_out(task: Task, wanted: list[Wanted]) -> str:
         f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
         f"         or lay these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
     ]
-    for one in wanted:
-        place = one.address.shown if one.address else one.pinned.url or task.file.source
-        if one.pinned.derived is not None:
-            place = f"the first {one.pinned.derived.n} rows of {place}"
-        optional = "  (optional)" if one.pinned.optional else ""
-        lines.append(f"           {one.pinned.file}  {place}  sha256 {one.pinned.sha256}{optional}")
-    lines.append(
-        f"         or make a bundle elsewhere: autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
-    )
-    return "\n".join(lines)
+    for file, address in wanted:
+        place = address.shown if address else file.url or task.file.source
+        if file.derived is not None:
+            place = f"the first {file.derived.n} rows of {place}"
+        optional = "  (optional)" if file.optional else ""
+        lines.append(f"           {file.file}  {place}  sha256 {file.sha256}{optional}")
+    bundle = f"autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
+    return "\n".join([*lines, f"         or make a bundle elsewhere: {bundle}"])
 
 
 # --- rl-smith folders: rows are cut into three splits, and the result is pinned
@@ -278,105 +271,58 @@ def stage_task(
         AutorlError: a source file is missing or does not match its pin, or a prepared file does not.
     """
     check_task(task)
-    if (
-        not again
-        and (root.task_store(task.name) / MANIFEST_NAME).exists()
-        and (root.task_vault(task.name) / MANIFEST_NAME).exists()
-    ):
+    folders = (root.task_store(task.name), root.task_vault(task.name))
+    if not again and all((folder / MANIFEST_NAME).exists() for folder in folders):
         say(f"{task.name}: staged already; verifying")
         return verify_staged_task(root, task)
     downloads = source is None and bool(task.file.sources)
     if downloads:
-        source = _download(root, task, say)
+        source = fetch_sources(root, task, say=say)
     _check_sources(task, source, say)
-    # In the vault, because it contains held-out items and a killed staging leaves it behind.
-    work = root.vault / f".tmp-{task.name}-{os.getpid()}"
     try:
-        shutil.rmtree(work, ignore_errors=True)
         root.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(root.vault, 0o700)
-        work.mkdir(mode=0o700)
-        say(f"{task.name}: preparing")
-        if task.smith is None:
-            _prepare(task, source, work)
-        else:
-            task = prepare_smith(task, source, work, say)
-        _check_pins(task, work)
-        store = StoreManifest(
-            name=task.name,
-            kind="task",
-            source=task.file.source,
-            licence=task.file.licence,
-            files=describe_files(work, _made(work, train_names(task))),
-        )
-        vault = StoreManifest(
-            name=task.name,
-            kind="vault",
-            source=task.file.source,
-            licence=task.file.licence,
-            files=describe_files(work, _made(work, vault_names(task))),
-        )
-        _install(work, train_names(task), root.task_store(task.name), store, private=False)
-        _install(work, vault_names(task), root.task_vault(task.name), vault, private=True)
+        # In the vault, because it contains held-out items and a killed staging leaves it behind.
+        with work_folder(root.vault, task.name, mode=0o700) as work:
+            say(f"{task.name}: preparing")
+            if task.smith is None:
+                _prepare(task, source, work)
+            else:
+                task = prepare_smith(task, source, work, say)
+            _check_pins(task, work)
+            store = _install(work, task, "task", train_names(task), root.task_store(task.name))
+            vault = _install(work, task, "vault", vault_names(task), root.task_vault(task.name))
     except OSError as error:
-        raise from_os_error(error, f"staging {task.name}", lasting(error, work, root)) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        raise from_os_error(error, f"staging {task.name}", lasting(error, root)) from error
     if downloads and not keep_sources:
-        remove_sources(root, task.name)
+        shutil.rmtree(sources_folder(root, task.name), ignore_errors=True)
     say(
         f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}"
     )
     return StagedTask(store, vault)
 
 
-def lasting(error: OSError, work: Path, root: Root) -> Path:
-    """Return the path for an error message: the failed file, unless it was in the work folder, which is deleted by then."""
-    named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes, os.PathLike)) else work
-    return root.path if named.is_relative_to(work) else named
-
-
-def _download(root: Root, task: Task, say: Say) -> Path:
-    """Fetch the source files and return their folder.
-
-    Raises:
-        AutorlError: a required file has no address, or a download failed.
-    """
-    wanted = wanted_sources(task)
-    by_hand = [one.pinned for one in wanted if one.address is None and not one.pinned.optional]
-    if not by_hand:
-        return fetch_sources(root, task, wanted, say=say)
-    fetched = [f"{one.pinned.file} from {one.address.shown}" for one in wanted if one.address]
-    raise AutorlError(
-        f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine",
-        where=task.folder / "task.yaml",
-        next_step="get "
-        + ", ".join([f"{s.file} from {s.url or task.file.source}" for s in by_hand] + fetched)
-        + f" into one folder and run: autorl-hpc stage {task.name} --from DIR"
-        + "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional),
-    )
+def lasting(error: OSError, root: Root) -> Path:
+    """Return the path for an error message: the failed file, unless it was in a work folder, which is gone by then."""
+    path = Path(os.fsdecode(error.filename or "")) if not isinstance(error.filename, int) else root.path
+    return path if path.exists() else root.path
 
 
 def _check_sources(task: Task, source: Path | None, say: Say) -> None:
-    if source is None:
-        return
-    for wanted in task.file.sources:
-        path = source / wanted.file
+    for wanted in task.file.sources if source is not None else ():
+        assert source is not None
+        path, place = source / wanted.file, wanted.url or task.file.source
         if not path.is_file():
             if wanted.optional:
                 say(f"{task.name}: {wanted.file} is not there; the recipe that needs it can't be used")
                 continue
-            raise AutorlError(
-                f"{wanted.file} is missing",
-                where=path,
-                next_step=f"get it from {wanted.url or task.file.source} and stage again",
-            )
-        digest = is_pinned(path, wanted)
-        if digest is not None:
+            advice = f"get it from {place} and stage again"
+            raise AutorlError(f"{wanted.file} is missing", where=path, next_step=advice)
+        if digest := is_pinned(path, wanted):
             raise AutorlError(
                 f"{wanted.file} has sha256 {digest}, the task pins {wanted.sha256}: truncated, re-encoded or altered",
                 where=path,
-                next_step=f"get the original from {wanted.url or task.file.source} and stage again",
+                next_step=f"get the original from {place} and stage again",
             )
         say(f"{task.name}: {wanted.file} is the wanted file")
 
@@ -388,32 +334,24 @@ def _purpose(task: Task, pinned: SourceFile) -> str:
     return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
 
 
-def _load_prepare(task: Task) -> ModuleType:
-    path = task.folder / "prepare.py"
-    spec = importlib.util.spec_from_file_location(f"autorl_task_{task.name}_prepare", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise AutorlError(
-            f"task {task.name} has no prepare.py", where=path, next_step="add one; see docs/adding-a-task.md"
-        )
-    module = importlib.util.module_from_spec(spec)
-    with _own_code(task, "can't be loaded", "correct it; a package that it imports must be installed here"):
-        spec.loader.exec_module(module)
-    if not callable(getattr(module, "prepare", None)):
-        raise AutorlError(
-            f"prepare.py of task {task.name} has no function prepare(source, out)",
-            where=path,
-            next_step="add it; see docs/adding-a-task.md",
-        )
-    return module
-
-
 def _prepare(task: Task, source: Path | None, work: Path) -> None:
     """Run the task's prepare.py.
 
     Raises:
-        AutorlError: it failed.
+        AutorlError: it is missing, can't be loaded or failed.
     """
-    module = _load_prepare(task)
+    path = task.folder / "prepare.py"
+    page = "see docs/adding-a-task.md"
+    if not path.is_file():
+        raise AutorlError(f"task {task.name} has no prepare.py", where=path, next_step=f"add one; {page}")
+    spec = importlib.util.spec_from_file_location(f"autorl_task_{task.name}_prepare", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _own_code(task, "can't be loaded", "correct it; a package that it imports must be installed here"):
+        spec.loader.exec_module(module)
+    if not callable(getattr(module, "prepare", None)):
+        what = f"prepare.py of task {task.name} has no function prepare(source, out)"
+        raise AutorlError(what, where=path, next_step=f"add it; {page}")
     advice = "check the source files; if they are the pinned ones, the defect is in prepare.py"
     with _own_code(task, "failed", advice, (AutorlError, OSError)):
         module.prepare(source, work)
@@ -430,7 +368,9 @@ def _own_code(
     except passed:
         raise
     except (Exception, SystemExit) as error:
-        words = f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else _words(error)
+        words = f"{type(error).__name__}: {error}"[:500]
+        if isinstance(error, SystemExit):
+            words = f"it called sys.exit({error.code!r})"
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else own[-1].lineno if own else None
         raise AutorlError(
@@ -439,15 +379,6 @@ def _own_code(
             next_step=next_step,
             exit_code=Exit.FAILED,
         ) from error
-
-
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
-
-
-def _made(work: Path, names: list[str]) -> list[str]:
-    """Return the names that exist; without an optional source, a file is left out."""
-    return [name for name in names if (work / name).is_file()]
 
 
 def _check_pins(task: Task, work: Path) -> None:
@@ -468,34 +399,40 @@ def _check_pins(task: Task, work: Path) -> None:
         check_items(task, work, task.folder / "prepare.py")
 
 
-def _install(work: Path, names: list[str], target: Path, manifest: StoreManifest, *, private: bool) -> None:
+def _install(work: Path, task: Task, kind: Literal["task", "vault"], names: list[str], target: Path) -> StoreManifest:
+    """Put those of the files that were made into their final folder; without an optional source, a file is left out."""
+    made = [name for name in names if (work / name).is_file()]
+    manifest = StoreManifest(
+        name=task.name,
+        kind=kind,
+        source=task.file.source,
+        licence=task.file.licence,
+        files=describe_files(work, made),
+    )
     fresh = target.parent / f".tmp-{target.name}-new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True)
-    for name in _made(work, names):
+    for name in made:
         (fresh / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work / name, fresh / name)
     write_manifest(fresh, manifest)
-    replace_folder(fresh, target, private=private)
+    replace_folder(fresh, target, private=kind == "vault")
+    return manifest
 
 
 def replace_folder(fresh: Path, target: Path, *, private: bool = False) -> None:
     """Replace `target` by `fresh` and remove write permissions."""
-    for parent, folders, names in os.walk(fresh):
+    for parent, _, names in os.walk(fresh):
+        os.chmod(parent, 0o700 if private else 0o755)
         for name in names:
             os.chmod(Path(parent) / name, 0o400 if private else 0o444)
-        for name in folders:
-            os.chmod(Path(parent) / name, 0o700 if private else 0o755)
-    os.chmod(fresh, 0o700 if private else 0o755)
+    old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
+    remove_folder(old)  # left by a killed process with the same pid
     if target.exists():
-        old = target.parent / f".tmp-{target.name}-old-{os.getpid()}"
-        remove_folder(old)  # left by a killed process with the same pid
         os.rename(target, old)
-        try:
-            os.rename(fresh, target)
-        except OSError:
-            os.rename(old, target)
-            raise
-        remove_folder(old)
-    else:
+    try:
         os.rename(fresh, target)
+    except OSError:
+        if old.exists():
+            os.rename(old, target)
+        raise
+    remove_folder(old)

@@ -22,7 +22,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import find_environment, present_hash, verify_environment
 from autorl_hpc.launch.prerequisites import run_environment
 from autorl_hpc.stage import environments
-from autorl_hpc.stage.stage import Ways
+from autorl_hpc.stage.sources import last_words
 from autorl_hpc.stage.stage import stage as stage_all
 
 AGENT = """#!/usr/bin/env bash
@@ -40,7 +40,7 @@ END
 def stage(
     root: Root, names: list[str], *, say: Callable[[str], None] = lambda _: None, **ways: Any
 ) -> list[dict[str, Any]]:
-    return stage_all(root, names, Ways(**ways), say)
+    return stage_all(root, names, say=say, **ways)
 
 
 def wheel(folder: Path, name: str, version: str, code: str, *, needs: str = "", command: bool = False) -> Path:
@@ -205,18 +205,12 @@ def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path
     assert python(root, digest, "import greeting; print(greeting.TEXT)") == "hello world"
 
 
-@pytest.mark.parametrize("step", ["_gather", "_make_venv", "_point"])
+@pytest.mark.parametrize("step", ["build_environment", "write_manifest"])
 def test_a_killed_staging_is_run_again(root: Root, wheels: Path, step: str) -> None:
     child = os.fork()
     if child == 0:
         try:
-            real = getattr(environments, step)
-
-            def kills(*arguments: object, **named: object) -> None:
-                real(*arguments, **named) if step != "_point" else None
-                os.kill(os.getpid(), signal.SIGKILL)
-
-            setattr(environments, step, kills)
+            setattr(environments, step, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
             staged(root, wheels)
         finally:
             os._exit(3)
@@ -257,7 +251,7 @@ def test_requirements_that_can_not_be_met(root: Root, wheels: Path, text: str, w
 
 def test_passwords_of_an_index_stand_in_no_message() -> None:
     line = "ERROR: no way to https://me:secret@index.invalid/simple and http://token@host/x"
-    assert environments._last_line(f"{line}\nmore") == "no way to https://index.invalid/simple and http://host/x"
+    assert last_words(f"{line}\nmore") == "no way to https://index.invalid/simple and http://host/x"
 
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".x", "a b"])
@@ -336,20 +330,15 @@ def test_an_agent_runs_in_the_environment_of_its_experiment(cluster: Cluster, wh
 
 
 def test_another_environment_is_another_run_and_none_is_as_before(cluster: Cluster, wheels: Path) -> None:
+    made = ("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
     cluster.agent("looks", AGENT)
     (plain,) = cluster.prepare(["looks"])
-    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
+    cluster.run(*made)
     assert plain in cluster.prepare(["looks"])
     (first,) = set(cluster.prepare(["looks"], environment="small")) - {plain}
     wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
-    cluster.run(
-        "stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"), "--again"
-    )
+    cluster.run(*made, "--again")
     assert len(set(cluster.prepare(["looks"], environment="small")) - {plain, first}) == 1
-
-
-def test_what_an_agent_needs_is_looked_for_in_its_environment(cluster: Cluster, wheels: Path) -> None:
-    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
     cluster.agent("needy", AGENT, needs=["pydantic"])  # which the suite has, and the environment has not
     spec = cluster.spec(["needy"], environment="small")
     done = cluster.run("launch", str(spec), "--dry-run", check=False)

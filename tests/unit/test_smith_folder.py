@@ -17,7 +17,7 @@ from autorl_hpc.launch.expand import expand, read_spec
 from autorl_hpc.launch.plan import freeze, parts
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
-from autorl_hpc.stage.played import check_scores
+from autorl_hpc.stage.self_test import check_scores
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.check import check_task

@@ -1,28 +1,39 @@
-"""Staging: whole or not at all, verified against pins, held-out items for their owner alone."""
+"""Staging of tasks: whole or not at all, verified against pins, held-out items for their owner alone; sources from a server."""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import re
 import shutil
 import signal
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from helpers import PATIENCE_S
+from web_server import LoopbackServer, clean_environment, code, cut, served, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
+from autorl_hpc.records.task import SourceFile
 from autorl_hpc.stage import tasks as staging
+from autorl_hpc.stage.download import NoNetwork, Patience
 from autorl_hpc.stage.models import stage_model
-from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.stage.stage import stage
+from autorl_hpc.stage.tasks import is_pinned, make_derived, stage_task
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import Task, load_task
 
 REPO = Path(__file__).resolve().parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.0)
 
 
 @pytest.fixture
@@ -52,16 +63,8 @@ def said(root: Root, task: Task, source: Path | None = None, *, again: bool = Fa
     return "\n".join(lines)
 
 
-@pytest.mark.slow
-def test_training_files_and_held_out_items_part(root: Root, arithmetic: Task) -> None:
-    stage_task(root, arithmetic, None)
-    assert sorted(p.name for p in root.task_train("arithmetic").iterdir()) == ["demonstrations.jsonl", "train.jsonl"]
-    assert sorted(os.listdir(root.task_vault("arithmetic"))) == ["MANIFEST.json", "feedback", "report"]
-    assert not list(root.store.rglob("items.jsonl")), "held-out items lie in the store"
-    assert not list(root.path.rglob(".tmp-*"))
-
-
 def test_the_vault_is_for_its_owner_alone_and_the_store_is_read_only(root: Root, arithmetic: Task) -> None:
+    root.vault.mkdir(mode=0o755)  # an open one is closed
     before = os.umask(0)
     try:
         stage_task(root, arithmetic, None)
@@ -74,89 +77,10 @@ def test_the_vault_is_for_its_owner_alone_and_the_store_is_read_only(root: Root,
     assert vault["arithmetic/feedback/items.jsonl"] == 0o400
     files = [mode for name, mode in modes(root.store).items() if name.endswith((".jsonl", ".json", ".safetensors"))]
     assert files and set(files) == {0o444}
-
-
-@pytest.mark.slow
-def test_an_open_vault_is_closed(root: Root, arithmetic: Task) -> None:
-    root.vault.mkdir(mode=0o755)
-    stage_task(root, arithmetic, None)
-    assert stat.S_IMODE(root.vault.stat().st_mode) == 0o700
-
-
-def killed_in(root: Root, step: str, time: int, *, before: bool, again: bool = False) -> None:
-    """Stages arithmetic in a child that is killed before or after the given call of a step."""
-    real: Callable[..., object] = getattr(staging, step)
-    calls = 0
-
-    def kills(*arguments: object, **named: object) -> object:
-        nonlocal calls
-        calls += 1
-        if before and calls == time:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = real(*arguments, **named)
-        if calls == time:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    child = os.fork()
-    if child == 0:
-        try:
-            setattr(staging, step, kills)
-            stage_task(root, load_task("arithmetic"), None, again=again)
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), f"{step} was not reached"
-
-
-KILLS = [("_prepare", 1), ("_check_pins", 1), ("write_manifest", 1), ("replace_folder", 1), ("write_manifest", 2), ("replace_folder", 2)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("step", "time", "before"), [*((*kill, True) for kill in KILLS), ("replace_folder", 2, False)])
-@pytest.mark.slow
-def test_a_killed_staging_leaves_nothing_that_looks_staged(
-    root: Root, arithmetic: Task, step: str, time: int, before: bool
-) -> None:
-    killed_in(root, step, time, before=before)
-    whole = (step, time, before) == ("replace_folder", 2, False)
-    if whole:
-        verify_staged_task(root, arithmetic)
-    else:
-        with pytest.raises(AutorlError, match="not staged") as caught:
-            verify_staged_task(root, arithmetic)
-        assert "autorl-hpc stage arithmetic" in (caught.value.next_step or "")
-    for path in root.store.rglob("*") if root.store.exists() else []:
-        assert "feedback" not in path.parts and "report" not in path.parts, "held-out items are left in the store"
-    for path in root.path.rglob("items.jsonl"):
-        assert stat.S_IMODE(root.vault.stat().st_mode) == 0o700 and root.vault in path.parents
-    assert ("staged already" in said(root, arithmetic)) == whole
-    verify_staged_task(root, arithmetic)
-
-
-@pytest.mark.parametrize(("step", "time"), KILLS)
-@pytest.mark.slow
-def test_a_killed_second_staging_leaves_the_first_or_says_so(
-    root: Root, arithmetic: Task, step: str, time: int
-) -> None:
-    stage_task(root, arithmetic, None)
-    killed_in(root, step, time, before=True, again=True)
-    verify_staged_task(root, arithmetic)
-
-
-@pytest.mark.slow
-def test_the_second_staging_verifies(root: Root, arithmetic: Task) -> None:
-    stage_task(root, arithmetic, None)
-    assert "staged already; verifying" in said(root, arithmetic)
-    path = root.task_vault("arithmetic") / "report" / "items.jsonl"
-    os.chmod(path, 0o600)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(AutorlError, match=r"report/items\.jsonl of arithmetic has") as caught:
-        stage_task(root, arithmetic, None)
-    assert caught.value.where == str(path) and caught.value.fault is Fault.CLUSTER
-    assert "--again" in (caught.value.next_step or "")
-    assert "preparing" in said(root, arithmetic, again=True)
-    verify_staged_task(root, arithmetic)
-    assert not list(root.path.rglob(".tmp-*")), "the old one was not removed"
+    assert sorted(p.name for p in root.task_train("arithmetic").iterdir()) == ["demonstrations.jsonl", "train.jsonl"]
+    assert sorted(os.listdir(root.task_vault("arithmetic"))) == ["MANIFEST.json", "feedback", "report"]
+    assert not list(root.store.rglob("items.jsonl")), "held-out items lie in the store"
+    assert not list(root.path.rglob(".tmp-*"))
 
 
 def other_task(tmp_path: Path, prepare: str) -> Task:
@@ -229,46 +153,25 @@ def test_gsm8k_s_splits(root: Root, gsm8k: Task, official: Path) -> None:
     assert not kept & set(asked), "a worked example can be trained on, or is asked"
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
+DAMAGE: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda data: data[: len(data) // 2],
+    "a line less": lambda data: b"".join(data.splitlines(keepends=True)[:-1]),
+    "other line ends": lambda data: data.replace(b"\n", b"\r\n"),
+    "one byte": lambda data: data[:1000] + bytes([data[1000] ^ 1]) + data[1001:],
+    "empty": lambda data: b"",
+}
 
 
-def lose_last_line(path: Path) -> None:
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-
-
-def with_crlf(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-
-def with_mark(path: Path) -> None:
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-
-
-def as_utf16(path: Path) -> None:
-    path.write_bytes(path.read_text(encoding="utf-8").encode("utf-16"))
-
-
-def one_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[1000] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize("damage", [truncate, lose_last_line, with_crlf, with_mark, as_utf16, one_byte, empty])
-@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl", "opencompass_4shot.json"])
-def test_a_damaged_official_file_is_refused_by_name(
-    root: Root, gsm8k: Task, official: Path, name: str, damage: Callable[[Path], None]
-) -> None:
-    damage(official / name)
-    with pytest.raises(AutorlError, match=f"{name} has sha256 .*: truncated, re-encoded or altered") as caught:
-        stage_task(root, gsm8k, official)
-    assert caught.value.where == str(official / name) and "get the original from" in (caught.value.next_step or "")
-    assert not any(root.path.iterdir()), "something was made"
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_official_file_is_refused_by_name(root: Root, gsm8k: Task, official: Path, damage: str) -> None:
+    for name in ("train.jsonl", "test.jsonl", "opencompass_4shot.json"):
+        whole_data = (official / name).read_bytes()
+        (official / name).write_bytes(DAMAGE[damage](whole_data))
+        with pytest.raises(AutorlError, match=f"{name} has sha256 .*: truncated, re-encoded or altered") as caught:
+            stage_task(root, gsm8k, official)
+        assert caught.value.where == str(official / name) and "get the original from" in (caught.value.next_step or "")
+        assert not any(root.path.iterdir()), "something was made"
+        (official / name).write_bytes(whole_data)
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
@@ -286,22 +189,6 @@ def test_gsm8k_without_its_optional_file_is_staged(root: Root, gsm8k: Task, offi
     verify_staged_task(root, gsm8k)
 
 
-def test_gsm8k_without_its_files_or_network_says_where_they_are(
-    root: Root, gsm8k: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # where nobody listens
-    monkeypatch.delenv("no_proxy", raising=False)
-    with pytest.raises(AutorlError, match=r"can't reach raw\.githubusercontent\.com") as caught:
-        stage_task(root, gsm8k, None)
-    advice = caught.value.next_step or ""
-    assert "--from DIR" in advice and "login node" in advice
-    for line in ("train.jsonl  https://raw.githubusercontent.com/openai/", "test.jsonl  https://raw."):
-        assert line in advice
-    assert re.search(
-        r"opencompass_4shot\.json  https://github\.com/open-compass/.*bin/make-opencompass-4shot.*optional", advice
-    )
-
-
 # --- a task of one's own: see also tests/integration/test_adding_a_task_page.py ---
 
 
@@ -312,3 +199,324 @@ def test_a_task_without_prepare_points_to_a_page_that_is_there(root: Root, tmp_p
         stage_task(root, task, None)
     (page,) = re.findall(r"docs/\S+\.md", caught.value.next_step or "")
     assert (REPO / page).is_file()
+
+
+# --- source files that are downloaded
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
+    clean_environment(monkeypatch, tmp_path)
+    monkeypatch.setitem(staging.fetch_sources.__kwdefaults__, "patience", QUICK)
+    with served() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url())
+        yield running
+
+
+PREPARE = """
+import shutil
+
+def prepare(source, out):
+    for name in ("train/train.jsonl", "feedback/items.jsonl", "report/items.jsonl"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name.replace("/", "-"), out / name)
+"""
+ROW = b'{"id": "%d", "question": "q", "answer": "#### 1"}\n'
+FILES = {"train-train.jsonl": ROW % 1, "feedback-items.jsonl": ROW % 2, "report-items.jsonl": ROW % 3}
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def task(server: LoopbackServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Task:
+    """A task with three source files on the server, and an optional one that only a person can get."""
+    folder = tmp_path / "tasks" / "far"
+    folder.mkdir(parents=True)
+    (folder / "prepare.py").write_text(PREPARE)
+    (folder / "description.md").write_text("Far away.\n")
+    arithmetic = yaml.safe_load((load_task("arithmetic").folder / "task.yaml").read_text())
+    sources: list[dict[str, Any]] = [
+        {"file": name, "sha256": sha(data), "url": server.url(f"/d/{name}")} for name, data in FILES.items()
+    ]
+    sources.append(
+        {"file": "more.json", "sha256": sha(b"x"), "url": "https://h/x (through a script)", "optional": True}
+    )
+    sources[0]["url"] = f"hf://datasets/org/far@{COMMIT}/d/train.jsonl"
+    value = {
+        **arithmetic,
+        "name": "far",
+        "source": "the page of its authors",
+        "sources": sources,
+        "train_files": {"train/train.jsonl": sha(FILES["train-train.jsonl"])},
+        "splits": {s: {"n": 1, "sha256": sha(FILES[f"{s}-items.jsonl"])} for s in ("feedback", "report")},
+    }
+    (folder / "task.yaml").write_text(yaml.safe_dump(value))
+    for name, data in FILES.items():
+        server.answers[f"/d/{name}"] = [whole(data)]
+    server.answers[f"/datasets/org/far/resolve/{COMMIT}/d/train.jsonl"] = [whole(FILES["train-train.jsonl"])]
+    monkeypatch.setenv("AUTORL_TASKS_PATH", str(folder.parent))
+    return load_task("far")
+
+
+def test_the_files_of_a_task_are_fetched(server: LoopbackServer, root: Root, task: Task) -> None:
+    lines: list[str] = []
+    stage_task(root, task, None, say=lines.append)
+    verify_staged_task(root, task)
+    assert f"far: feedback-items.jsonl from {server.url('/d/feedback-items.jsonl')}" in lines
+    assert not (root.vault / ".sources" / "far").exists() and not list(root.store.rglob("*items*"))
+    seen = len(server.seen)
+    stage_task(root, task, None)
+    assert len(server.seen) == seen, "it is staged already"
+
+
+def test_they_can_be_kept_where_no_agent_looks(server: LoopbackServer, root: Root, task: Task) -> None:
+    stage_task(root, task, None, keep_sources=True)
+    kept = root.vault / ".sources" / "far"
+    assert sorted(os.listdir(kept)) == sorted(FILES)
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (root.vault, kept.parent, kept)} == {0o700}
+    seen = len(server.seen)
+    stage_task(root, task, None, again=True, keep_sources=True)
+    assert len(server.seen) == seen, "they are there"
+
+
+def test_a_failed_download_goes_on_with_what_is_there(server: LoopbackServer, root: Root, task: Task) -> None:
+    server.answers["/d/report-items.jsonl"] = [cut(FILES["report-items.jsonl"], 5), code(500)]
+    with pytest.raises(AutorlError, match=r"report-items\.jsonl could not be downloaded"):
+        stage_task(root, task, None)
+    assert not (root.task_store("far")).exists() and not root.task_vault("far").exists()
+    server.answers["/d/report-items.jsonl"] = [whole(FILES["report-items.jsonl"])]
+    server.seen.clear()
+    stage_task(root, task, None)
+    assert [(path, headers.get("Range")) for path, headers in server.seen] == [("/d/report-items.jsonl", "bytes=5-")]
+
+
+def test_a_file_of_another_version_is_refused(server: LoopbackServer, root: Root, task: Task) -> None:
+    server.answers["/d/report-items.jsonl"] = [whole(ROW % 4)]
+    with pytest.raises(AutorlError, match=r"report-items\.jsonl as it was downloaded has sha256") as caught:
+        stage_task(root, task, None)
+    assert sha(ROW % 4) in caught.value.what and sha(ROW % 3) in caught.value.what
+    assert caught.value.exit_code is Exit.FAILED and not root.task_store("far").exists()
+
+
+def test_without_network_every_file_is_listed(server: LoopbackServer, root: Root, task: Task) -> None:
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(NoNetwork, match=r"this node can't reach 127\.0\.0\.1") as caught:
+        stage_task(root, task, None)
+    advice = caught.value.next_step or ""
+    assert "autorl-hpc stage far --from DIR" in advice and "on the login node" in advice and "--bundle" in advice
+    for name, data in FILES.items():
+        assert f"{name}  {server.url('')}" in advice and f"sha256 {sha(data)}" in advice
+    assert "more.json  https://h/x (through a script)" in advice and "(optional)" in advice
+
+
+def test_a_file_that_only_a_person_can_get_is_named(server: LoopbackServer, root: Root, task: Task) -> None:
+    value = yaml.safe_load((task.folder / "task.yaml").read_text())
+    del value["sources"][1]["url"]
+    (task.folder / "task.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(AutorlError, match=r"feedback-items\.jsonl can't be fetched by machine") as caught:
+        stage_task(root, load_task("far"), None)
+    assert "get feedback-items.jsonl from the page of its authors, train-train.jsonl from" in (
+        caught.value.next_step or ""
+    )
+    assert not server.seen
+
+
+def test_an_address_that_is_none_is_named_by_field(server: LoopbackServer, root: Root, task: Task) -> None:
+    value = yaml.safe_load((task.folder / "task.yaml").read_text())
+    value["sources"][1]["url"] = "hf://org/x/y"
+    (task.folder / "task.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(
+        AutorlError, match=r"field `sources`, feedback-items\.jsonl: hf://org/x/y is no address"
+    ) as caught:
+        stage_task(root, load_task("far"), None)
+    assert caught.value.where == str(task.folder / "task.yaml")
+
+
+def killed_in(root: Root, task: Task, step: str, time: int, *, before: bool, again: bool = False) -> None:
+    """Stage the task in a child that is killed before or after the given call of a step."""
+    real: Callable[..., object] = getattr(staging, step)
+    calls = 0
+
+    def kills(*arguments: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if before and calls == time:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*arguments, **named)
+        if calls == time:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    child = os.fork()
+    if child == 0:
+        try:
+            setattr(staging, step, kills)
+            stage_task(root, task, None, again=again)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), f"{step} was not reached"
+
+
+KILLS = [("write_manifest", 1), ("replace_folder", 1), ("write_manifest", 2), ("replace_folder", 2)]
+
+
+@pytest.mark.parametrize(("step", "time", "before"), [*((*kill, True) for kill in KILLS), ("replace_folder", 2, False)])
+def test_a_killed_staging_leaves_nothing_that_looks_staged(
+    root: Root, task: Task, step: str, time: int, before: bool
+) -> None:
+    killed_in(root, task, step, time, before=before)
+    if before:
+        with pytest.raises(AutorlError, match="not staged") as caught:
+            verify_staged_task(root, task)
+        assert "autorl-hpc stage far" in (caught.value.next_step or "")
+    for path in root.store.rglob("*") if root.store.exists() else []:
+        assert "feedback" not in path.parts and "report" not in path.parts, "held-out items are left in the store"
+    for path in root.path.rglob("items.jsonl"):
+        assert stat.S_IMODE(root.vault.stat().st_mode) == 0o700 and root.vault in path.parents
+    assert ("staged already" in said(root, task)) == (not before)
+    killed_in(root, task, step, time, before=before, again=True)
+    verify_staged_task(root, task)
+
+
+def test_the_second_staging_verifies(root: Root, task: Task) -> None:
+    stage_task(root, task, None)
+    assert "staged already; verifying" in said(root, task)
+    path = root.task_vault("far") / "report" / "items.jsonl"
+    os.chmod(path, 0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(AutorlError, match=r"report/items\.jsonl of far has") as caught:
+        stage_task(root, task, None)
+    assert caught.value.where == str(path) and caught.value.fault is Fault.CLUSTER
+    assert "--again" in (caught.value.next_step or "")
+    assert "preparing" in said(root, task, again=True)
+    verify_staged_task(root, task)
+    assert not list(root.path.rglob(".tmp-*")), "the old one was not removed"
+
+
+@pytest.mark.parametrize("name", ["alpacaeval", "gsm8k"])
+def test_shipped_tasks_that_are_fetched_name_whole_commits(name: str) -> None:
+    for _, address in staging.wanted_sources(load_task(name)):
+        if address is not None:
+            assert any(len(part) == 40 for part in address.url.split("/")), address.url
+
+
+# --- a source file that is made of one that is served, and one folder with the files of several tasks
+
+RAW = [{"instruction": f"Say {n} \u2028 \u00e9 {'x' * n}", "input": "", "output": str(n)} for n in range(40)]
+TEXT = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in RAW[:5]).encode()
+FILE = "rows.jsonl.gz"
+ITEM = b'{"id": "a", "question": "q", "answer": "#### 1"}\n'
+MADE = """
+import gzip
+
+def prepare(source, out):
+    for split in ("feedback", "report"):
+        (out / split).mkdir()
+        (out / split / "items.jsonl").write_bytes(%r)
+    (out / "train").mkdir()
+    (out / "train" / "train.jsonl").write_bytes(gzip.decompress((source / "rows.jsonl.gz").read_bytes()))
+"""
+
+
+def make_task(folder: Path, name: str, url: str, **changes: Any) -> None:
+    place = folder / name
+    place.mkdir(parents=True)
+    (place / "prepare.py").write_text(MADE % ITEM)
+    (place / "description.md").write_text("x\n")
+    derived = {"url": url, "make": "first_rows_jsonl_gz", "n": 5, "sha256": sha(TEXT), **changes}
+    value = yaml.safe_load((load_task("arithmetic").folder / "task.yaml").read_text())
+    value |= {
+        "name": name,
+        "sources": [{"file": FILE, "sha256": "0" * 64, "derived": derived}],
+        "train_files": {"train/train.jsonl": sha(TEXT)},
+        "splits": {split: {"n": 1, "sha256": sha(ITEM)} for split in ("feedback", "report")},
+    }
+    (place / "task.yaml").write_text(yaml.safe_dump(value))
+
+
+@pytest.fixture
+def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
+    return tmp_path / "tasks"
+
+
+@pytest.mark.slow
+def test_it_is_made_of_what_is_served_and_pinned_by_its_text(server: LoopbackServer, root: Root, tasks: Path) -> None:
+    data = json.dumps(RAW, indent=4).encode()
+    server.answers["/raw.json"] = [cut(data, 100), code(503), whole(data)]
+    make_task(tasks, "made", server.url("/raw.json"))
+    said: list[str] = []
+    stage_task(root, load_task("made"), None, keep_sources=True, say=said.append)
+    assert (root.task_train("made") / "train.jsonl").read_bytes() == TEXT
+    kept = root.vault / ".sources" / "made"
+    assert [path.name for path in kept.iterdir()] == [FILE] and gzip.decompress((kept / FILE).read_bytes()) == TEXT
+    asked = len(server.seen)
+    stage_task(root, load_task("made"), None, again=True)
+    assert len(server.seen) == asked, "what was made is taken"
+
+
+BAD = [
+    (json.dumps(RAW[:3]).encode(), "holds 3 rows, needed are 5 rows"),
+    (b"{}", "holds no list"),
+    (b"<html>", "is no JSON"),
+    (json.dumps(RAW[1:]).encode(), f"the task pins {sha(TEXT)}"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), BAD, ids=[row[1][:20] for row in BAD])
+def test_what_is_served_is_something_else(
+    server: LoopbackServer, root: Root, tasks: Path, data: bytes, words: str
+) -> None:
+    server.answers["/raw.json"] = [whole(data)]
+    make_task(tasks, "made", server.url("/raw.json?token=x"))
+    with pytest.raises(AutorlError) as caught:
+        stage_task(root, load_task("made"), None)
+    assert words in caught.value.what and "token" not in caught.value.what
+    assert caught.value.exit_code is Exit.FAILED and "--from DIR" in (caught.value.next_step or "")
+    assert not list(root.path.rglob("items.jsonl")) and not list(root.path.rglob(FILE))
+
+
+def test_a_file_that_is_given_may_be_packed_by_another_zlib(root: Root, tasks: Path, tmp_path: Path) -> None:
+    make_task(tasks, "made", "https://h/raw.json")
+    given = tmp_path / "given"
+    given.mkdir()
+    for level in (1, 9):
+        (given / FILE).write_bytes(gzip.compress(TEXT, level, mtime=level))
+        stage_task(root, load_task("made"), given, again=True)
+    for bad in (gzip.compress(TEXT + b"x"), gzip.compress(TEXT)[:-9], gzip.compress(TEXT) + b"x", TEXT):
+        (given / FILE).write_bytes(bad)
+        with pytest.raises(AutorlError, match="truncated, re-encoded or altered"):
+            stage_task(root, load_task("made"), given, again=True)
+
+
+def test_the_shipped_pin_is_that_of_the_official_rows(data: Path, tmp_path: Path) -> None:
+    """The rows of the file that is here, served as one list again, give the pinned text."""
+    pinned = next(one for one in load_task("alpacaeval").file.sources if one.derived is not None)
+    assert pinned.derived is not None
+    path = data / "alpacaeval" / pinned.file
+    assert is_pinned(path, pinned) is None
+    rows = [json.loads(line) for line in gzip.decompress(path.read_bytes()).split(b"\n") if line]
+    raw = tmp_path / "alpaca_data.json"
+    raw.write_text(json.dumps([*rows, {"instruction": "more"}], indent=4))
+    make_derived(raw, tmp_path / pinned.file, pinned.derived)
+    other = SourceFile(file=pinned.file, sha256="0" * 64, derived=pinned.derived)
+    assert is_pinned(tmp_path / pinned.file, other) is None
+
+
+def test_each_task_has_its_own_folder_below_the_one_that_is_given(root: Root, tasks: Path, tmp_path: Path) -> None:
+    given = tmp_path / "data"
+    for name in ("one", "two", "three"):
+        make_task(tasks, name, "https://h/raw.json")
+        if name != "three":
+            (given / name).mkdir(parents=True)
+            (given / name / FILE).write_bytes(gzip.compress(TEXT))
+    with pytest.raises(AutorlError, match="is missing") as caught:
+        stage(root, ["one", "two", "three"], source=given)
+    assert caught.value.where == str(given / FILE), "without a folder of its own it is DIR itself"
+    (given / FILE).write_bytes(gzip.compress(TEXT))
+    done = stage(root, ["one", "two", "three"], source=given)
+    assert [manifest["name"] for manifest in done if manifest["kind"] == "task"] == ["one", "two", "three"]

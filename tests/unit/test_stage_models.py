@@ -1,22 +1,31 @@
-"""Staging of base models: from a folder that a grader can load, whole or not at all."""
+"""Staging of base models: from a folder that a grader can load, or from the Hub (a loopback server); whole or not at all."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers import PATIENCE_S
+from web_server import LoopbackServer, clean_environment, code, cut, put_model, served, whole
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import models
+from autorl_hpc.stage import download, models
+from autorl_hpc.stage.download import NoNetwork, Patience
 from autorl_hpc.stage.models import stage_model
 
 TINY = share("templates") / "models" / "tiny"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.0)
 
 
 @pytest.fixture
@@ -76,17 +85,9 @@ def test_a_folder_is_never_staged_over_itself(root: Root, tmp_path: Path) -> Non
     assert (source / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
-def test_a_folder_that_is_no_model_is_named(root: Root, tmp_path: Path, missing: str) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    (source / missing).unlink()
-    with pytest.raises(AutorlError, match="this folder is no model") as caught:
-        stage_model(root, "org/x", source)
-    assert caught.value.where == str(source)
-
-
 BROKEN_MODELS: list[tuple[str, dict[str, bytes | None], str]] = [
+    ("no config", {"config.json": None}, "this folder is no model"),
+    ("no weights", {"model.safetensors": None}, "this folder is no model"),
     ("config is no JSON", {"config.json": b'{"a"'}, "config.json is no JSON"),
     ("config is not UTF-8", {"config.json": b'{"model_type": "\xe9"}'}, "config.json is no JSON"),
     ("config is a list", {"config.json": b"[]"}, "config.json is no JSON object"),
@@ -154,9 +155,171 @@ def test_a_killed_staging_of_a_model_leaves_nothing_that_looks_staged(root: Root
     verify_model(root, "autorl/tiny")
 
 
-def test_a_model_that_can_not_be_fetched_says_how_to_stage_it(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with pytest.raises(AutorlError, match=r"this node can't reach 127\.0\.0\.1") as caught:
-        stage_model(root, "org/x", None)
-    assert "--from DIR" in (caught.value.next_step or "")
+# --- the Hub
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
+    clean_environment(monkeypatch, tmp_path)
+    monkeypatch.setitem(download.fetch_model.__kwdefaults__, "patience", QUICK)
+    with served() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url())
+        yield running
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """What a repository of the Hub may hold beside a model."""
+    folder = tmp_path / "source"
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.py"))
+    for name in (
+        "modeling.py",
+        "pytorch_model.bin",
+        "README.md",
+        "consolidated.safetensors",
+        "original/model.safetensors",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("x")
+    return folder
+
+
+def test_a_model_of_the_hub(server: LoopbackServer, root: Root, source: Path) -> None:
+    put_model(server, "org/m", source, COMMIT)
+    manifest = stage_model(root, "org/m", None)
+    assert manifest.revision == COMMIT and manifest.licence == "mit" and manifest.source == server.url("/org/m")
+    assert manifest.content_hash == stage_model(root, "tiny", None).content_hash
+    assert {f.path for f in manifest.files} == {p.name for p in TINY.iterdir() if p.suffix != ".py"}
+    assert verify_model(root, "org/m") == manifest
+    asked = [path for path, _ in server.seen]
+    assert not [path for path in asked if path.endswith((".py", ".bin", ".md", "consolidated.safetensors"))]
+    assert all(f"/resolve/{COMMIT}/" in path for path in asked[1:]), "the revision is looked up once, and kept"
+    assert asked[0] == "/api/models/org/m/revision/main?blobs=true"
+    assert not [p for p in (root.store / ".sources").rglob("*") if p.is_file()]
+    assert {stat.S_IMODE(p.stat().st_mode) for p in root.model("org/m").iterdir()} == {0o444}
+
+
+def test_a_pinned_revision(server: LoopbackServer, root: Root, source: Path) -> None:
+    put_model(server, "org/m", source, COMMIT)
+    assert stage_model(root, f"org/m@{COMMIT}", None, keep_sources=True).revision == COMMIT
+    assert server.seen[0][0] == f"/api/models/org/m/revision/{COMMIT}?blobs=true"
+    assert (root.store / ".sources" / "models" / f"org/m@{COMMIT}" / "config.json").is_file()
+    seen = len(server.seen)
+    stage_model(root, f"org/m@{COMMIT}", None)
+    assert len(server.seen) == seen, "it is staged already"
+    other = "f" * 40
+    with pytest.raises(AutorlError, match=f"staged at revision {COMMIT}, asked was for {other}") as caught:
+        stage_model(root, f"org/m@{other}", None)
+    assert f"org/m@{other} --again" in (caught.value.next_step or "")
+    stage_model(root, f"org/m@{COMMIT}", None, again=True)
+    assert len(server.seen) == seen + 1, "what was kept is not fetched again"
+
+
+def in_shards(folder: Path, tmp_path: Path) -> Path:
+    from checkpoints import save_shards, tiny_tensors
+
+    made = save_shards(tmp_path / "shards", 2, tiny_tensors())
+    for name in ("tokenizer.json", "config.json"):
+        shutil.copyfile(folder / name, made / name)
+    return made
+
+
+def test_a_model_in_shards(server: LoopbackServer, root: Root, source: Path, tmp_path: Path) -> None:
+    shards = in_shards(source, tmp_path)
+    (shards / "extra.safetensors").write_text("x")
+    put_model(server, "org/m", shards, COMMIT)
+    manifest = stage_model(root, "org/m", None)
+    assert manifest.content_hash == models.TINY_CONTENT_HASH
+    assert INDEX_NAME in {f.path for f in manifest.files} and "extra.safetensors" not in {
+        f.path for f in manifest.files
+    }
+
+
+@pytest.mark.parametrize("named", ["../x.safetensors", "gone.safetensors", "config.json"])
+def test_an_index_that_names_something_else(
+    server: LoopbackServer, root: Root, source: Path, tmp_path: Path, named: str
+) -> None:
+    shards = in_shards(source, tmp_path)
+    value = json.loads((shards / INDEX_NAME).read_text())
+    value["weight_map"]["x"] = named
+    (shards / INDEX_NAME).write_text(json.dumps(value))
+    put_model(server, "org/m", shards, COMMIT)
+    with pytest.raises(AutorlError, match="which is not there"):
+        stage_model(root, "org/m", None)
+    assert not root.model("org/m").exists()
+
+
+def test_a_model_of_pickles_is_refused(server: LoopbackServer, root: Root, source: Path) -> None:
+    (source / "model.safetensors").unlink()
+    put_model(server, "org/m", source, COMMIT)
+    with pytest.raises(AutorlError, match=r"has no config\.json with model\.safetensors") as caught:
+        stage_model(root, "org/m", None)
+    assert "pickles are not taken" in (caught.value.next_step or "")
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_hub_that_lies_about_a_hash(server: LoopbackServer, root: Root, source: Path, file: str) -> None:
+    put_model(server, "org/m", source, COMMIT)
+    data = bytearray((source / file).read_bytes())
+    data[-1] ^= 1
+    server.answers[f"/org/m/resolve/{COMMIT}/{file}"] = [whole(bytes(data))]
+    with pytest.raises(AutorlError, match=f"{file} as it was downloaded has .*, expected is "):
+        stage_model(root, "org/m", None)
+    assert not root.model("org/m").exists()
+
+
+ANSWERS: list[tuple[str, dict[str, Any], str]] = [
+    ("another revision", {"sha": "f" * 40}, "it speaks of revision"),
+    ("no revision", {"sha": None}, "can't be read"),
+    ("no files", {"siblings": None}, "can't be read"),
+    ("a file without a hash", {"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "x"}]}, "no git hash of config.json"),
+    ("a file without a size", {"siblings": [{"rfilename": "config.json", "blobId": COMMIT}]}, "can't be read"),
+    ("weights without a hash", {"siblings": [{"rfilename": "model.safetensors", "size": 1, "lfs": {"sha256": "x"}}]}, "no sha256"),
+    ("more than the disk", {"siblings": [{"rfilename": n, "size": 10**16, "blobId": COMMIT} for n in ("config.json", "model.safetensors")]}, "are missing"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
+def test_answers_of_the_hub_that_make_no_sense(
+    server: LoopbackServer, root: Root, source: Path, change: dict[str, Any], words: str
+) -> None:
+    put_model(server, "org/m", source, COMMIT).update(change)
+    with pytest.raises(AutorlError, match=words) as caught:
+        stage_model(root, f"org/m@{COMMIT}", None)
+    assert caught.value.next_step and caught.value.exit_code is Exit.ENVIRONMENT
+    assert not root.model("org/m").exists()
+
+
+def test_without_network_the_ways_out_are_said(server: LoopbackServer, root: Root) -> None:
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(NoNetwork) as caught:
+        stage_model(root, f"org/m@{COMMIT}", None)
+    advice = caught.value.next_step or ""
+    assert f"hf download org/m --revision {COMMIT} --local-dir DIR" in advice and "stage org/m --from DIR" in advice
+
+
+def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root, source: Path) -> None:
+    put_model(server, "org/m", source, COMMIT)
+    path, data = f"/org/m/resolve/{COMMIT}/model.safetensors", (source / "model.safetensors").read_bytes()
+    server.answers[path] = [cut(data, 1000), code(503)]
+    with pytest.raises(AutorlError, match=r"model\.safetensors could not be downloaded"):
+        stage_model(root, "org/m", None)
+    server.answers[path] = [whole(data)]
+    server.seen.clear()
+    assert stage_model(root, "org/m", None).content_hash == models.TINY_CONTENT_HASH
+    assert [headers.get("Range") for headers in server.seen_at(path)] == ["bytes=1000-"]
+    assert len(server.seen) == 2, "the other files were there"
+
+
+@pytest.mark.parametrize("name", ["org/m@", "org/m@a/b", "org/m@../x", "org/m@a b"])
+def test_revisions_that_are_none(root: Root, name: str) -> None:
+    with pytest.raises(AutorlError, match="is no revision"):
+        stage_model(root, name, None)
+
+
+def test_only_the_hub_has_revisions(root: Root) -> None:
+    for name, source in (("tiny@v1", None), ("org/m@v1", TINY)):
+        with pytest.raises(AutorlError, match="only the Hub has revisions"):
+            stage_model(root, name, source)

@@ -13,7 +13,7 @@ from realdata import REPO, real_data
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.stage.played import check_scores, perfect_answer
+from autorl_hpc.stage.self_test import check_scores, perfect_answer
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.heldout import Item
 from autorl_hpc.tasks.loader import load_task

@@ -138,10 +138,10 @@ class World:
 
     def stage(self, name: str, source: Path | None = None) -> None:
         """Brings a task or a model in, once."""
-        from autorl_hpc.stage.stage import Ways, stage
+        from autorl_hpc.stage.stage import stage
 
         if name not in self._staged:
-            stage(self.root, [name], Ways(source=source))
+            stage(self.root, [name], source=source)
             self._staged.add(name)
 
     def experiment(self, name: str, tasks: Sequence[str], seeds: int, part: int | None = None) -> ExperimentDir:
