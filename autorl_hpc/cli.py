@@ -117,7 +117,7 @@ def _job_task(experiment: Path, number: int) -> None:
 
 @job_app.command("finish")
 def _job_finish(experiment: Path) -> None:
-    from autorl_hpc.grading.watcher import seal_what_is_lost
+    from autorl_hpc.grading.lost_runs import seal_what_is_lost
 
     seal_what_is_lost(ExperimentDir(experiment))
     _drop_keys(ExperimentDir(experiment))

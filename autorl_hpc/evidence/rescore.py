@@ -26,7 +26,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, NotReady
+from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, EvaluationRequest, NotReady
 from autorl_hpc.grading.engines.weights_cache import default_bytes
 from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
@@ -463,7 +463,6 @@ class _Again:
         watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
         claims = Claims(self.fresh.claims, grader, host_name(), watch)
         here = Baselines(self.fresh, claims, bench, grader).ensure(self.record.science, Split.REPORT)
-        assert here is not None  # nobody else claims in this folder
         self.done.engine = _facts(here)
         self.done.noise_here = here.noise()
         key = self.view.closed.baseline_report if self.view.closed else None
@@ -501,9 +500,8 @@ class _Again:
             theirs = self.experiment.run(self.record.run_id).items / name
             mine = self.fresh.run(self.record.run_id).items / name
             attempts = Attempts(self.experiment, bench)
-            here = attempts.evaluate(
-                self.record.science, submission.content_hash, Split.REPORT, mine, "the bundle's checkpoint", 1
-            )
+            content, entry = submission.content_hash, "the bundle's checkpoint"
+            here = attempts.evaluate(EvaluationRequest(self.record.science, content, Split.REPORT, mine, entry))
         again = next((one for one in self.done.compared if one.what == "base"), None)
         self.done.compared.append(
             compare(

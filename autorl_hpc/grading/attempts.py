@@ -20,20 +20,29 @@ from typing import TypeVar
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline
-from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.queue import Claims
+from autorl_hpc.grading.background import RatingOverdue, contained, overdue_s
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers, write_items
-from autorl_hpc.grading.timeouts import RatingOverdue, contained, overdue_s
 from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import WeightsChanged
 from autorl_hpc.states import Fault, Split
 
+log = logging.getLogger("autorl_hpc.grader")
+
+T = TypeVar("T")
+
 # --- items files
 # Another grader may take the entry over, so the score in hand may never be committed. The file is therefore written under a
 # hidden name that holds its hash and linked to its own name only if that name is free. After the commit, the committed
 # score's file replaces any other; the committing grader does this, or any grader that finds the entry later.
+
+
+def items_file(run: RunDir, number: int, split: Split) -> Path:
+    """Return the path of a submission's items file on a split."""
+    return run.items / f"{number:06d}.{split}.jsonl.gz"
 
 
 def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
@@ -72,7 +81,12 @@ def settle(path: Path, committed: str | None, own: str | None = None) -> None:
         atomic.unlink_quietly(_hidden(path, own))
     if committed is None or not (offered := _hidden(path, committed)).exists():
         return
-    if _stands(path, committed):
+    try:
+        data = reading.read_bytes(path, max_bytes=reading.MAX_UNPACKED_BYTES)
+        is_there = hashlib.sha256(data).hexdigest() == committed
+    except (FileNotFoundError, ValueError):
+        is_there = False
+    if is_there:
         atomic.unlink_quietly(offered)
         return
     try:
@@ -82,18 +96,11 @@ def settle(path: Path, committed: str | None, own: str | None = None) -> None:
     atomic.fsync_directory(path.parent)
 
 
-def _stands(path: Path, sha256: str) -> bool:
-    try:
-        return hashlib.sha256(reading.read_bytes(path, max_bytes=reading.MAX_UNPACKED_BYTES)).hexdigest() == sha256
-    except (FileNotFoundError, ValueError):
-        return False
-
-
 def _hidden(path: Path, mark: str) -> Path:
     return path.with_name(f"{atomic.TEMPORARY_PREFIX}{path.name}.{mark}")
 
 
-log = logging.getLogger("autorl_hpc.grader")
+# --- attempts
 
 DEATHS_BEFORE_BLAME = 3
 """Graders that die while they hold an entry before the artifact is blamed. Nodes fail too; the design requires at least two."""
@@ -101,12 +108,8 @@ DEATHS_BEFORE_BLAME = 3
 CHECK_ITEMS = 4
 """Items on which the base model is checked: enough to detect a broken engine, and about a second of work."""
 
-
 MISSING_PATIENCE_S = 90.0
 """An NFS client may serve a stale listing for a minute, in which a folder made by another node is missing."""
-
-
-T = TypeVar("T")
 
 
 class NotReady(Exception):
@@ -121,6 +124,25 @@ class ClusterTrouble(Exception):
         self.fault = fault or Fault.CLUSTER
 
 
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """An artifact to be scored on a split.
+
+    Attributes:
+        items: where its items file belongs.
+        entry: the queue entry, and the generation of its claim.
+        waiting_s: seconds that the entry has waited in the queue.
+    """
+
+    science: Science
+    content_hash: str
+    split: Split
+    items: Path
+    entry: str
+    generation: int = 1
+    waiting_s: float | None = None
+
+
 @dataclass
 class Attempts:
     """Evaluates artifacts for one grader and sorts failures by fault."""
@@ -129,127 +151,80 @@ class Attempts:
     bench: Bench
     _missing_since: dict[str, float] = field(default_factory=dict)
 
-    def evaluate(
-        self,
-        science: Science,
-        content_hash: str,
-        split: Split,
-        items: Path,
-        entry: str,
-        generation: int,
-        waiting_s: float | None = None,
-        overdue: bool = False,
-    ) -> Evaluation:
+    def evaluate(self, request: EvaluationRequest, overdue: bool = False) -> Evaluation:
         """Evaluate an artifact and return either a score, with its items file written, or a null score with a fault.
 
         Args:
-            waiting_s: seconds that the entry has waited in the queue.
             overdue: `finish` has just failed to rate the answers in time; this counts as the first try.
 
         Raises:
             ClusterTrouble: this node can't do it; this says nothing about the artifact.
             NotReady: the artifact is not visible yet.
         """
+        rate = self.bench.rate
+        return self._tried(request, lambda w: self._offer_items(request, rate(self._answers(request, w))), overdue)
 
-        def whole(weights: Path) -> Evaluation:
-            return self._offer_items(self.bench.evaluate(science, weights, content_hash, split), items, waiting_s)
-
-        return self._tried(science, content_hash, split, entry, generation, whole, overdue)
-
-    def answer(
-        self, science: Science, content_hash: str, split: Split, entry: str, generation: int
-    ) -> SplitAnswers | Evaluation:
+    def answer(self, request: EvaluationRequest) -> SplitAnswers | Evaluation:
         """Run the engine's part of `evaluate`; return its answers for `finish`, or a null score with a fault."""
+        return self._tried(request, lambda weights: self._answers(request, weights))
 
-        def ask(weights: Path) -> SplitAnswers:
-            return self.bench.answer(science, weights, content_hash, split)
-
-        return self._tried(science, content_hash, split, entry, generation, ask)
-
-    def finish(self, answered: SplitAnswers, items: Path, waiting_s: float | None) -> Evaluation:
+    def finish(self, request: EvaluationRequest, answered: SplitAnswers) -> Evaluation:
         """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread.
 
         Raises:
             ClusterTrouble: see `evaluate`. Any other error may be the artifact's fault; `evaluate` finds out.
         """
         with _node_troubles():
-            return self._offer_items(self.bench.rate(answered), items, waiting_s)
+            return self._offer_items(request, self.bench.rate(answered))
 
-    def _tried(
-        self,
-        science: Science,
-        content_hash: str,
-        split: Split,
-        entry: str,
-        generation: int,
-        do: Callable[[Path], T],
-        overdue: bool = False,
-    ) -> T | Evaluation:
+    def _answers(self, request: EvaluationRequest, weights: Path) -> SplitAnswers:
+        return self.bench.answer(request.science, weights, request.content_hash, request.split)
+
+    def _tried(self, request: EvaluationRequest, do: Callable[[Path], T], overdue: bool = False) -> T | Evaluation:
         """Return the result of `do`, or a null score with a fault if it fails twice while the base model succeeds."""
-        if generation > DEATHS_BEFORE_BLAME:
-            self._check_base(science, split, f"{generation - 1} graders died while they scored {entry}")
-            return self._null(
-                science,
-                content_hash,
-                split,
-                Fault.ARTIFACT,
-                f"{generation - 1} graders died while scoring it; the base model is scored without trouble on the same node",
-            )
-        weights = self.experiment.artifacts / content_hash
+        deaths, content_hash = request.generation - 1, request.content_hash
+        if deaths >= DEATHS_BEFORE_BLAME:
+            self._check_base(request, f"{deaths} graders died while they scored {request.entry}")
+            words = f"{deaths} graders died while scoring it; the base model is scored without trouble on the same node"
+            return self._null(request, Fault.ARTIFACT, words)
         if not artifacts.artifact_ready(self.experiment.artifacts, content_hash):
             since = self._missing_since.setdefault(content_hash, time.monotonic())
             if time.monotonic() - since < MISSING_PATIENCE_S:
                 raise NotReady
-            return self._null(
-                science,
-                content_hash,
-                split,
-                Fault.CLUSTER,
-                f"the accepted copy artifacts/{content_hash[:16]}... is gone",
-            )
+            return self._null(request, Fault.CLUSTER, f"the accepted copy artifacts/{content_hash[:16]}... is gone")
         problem, broke, whole_split = "", "", False
         for last_try in (False, True):
             try:
                 with contained(), _node_troubles():
-                    return do(weights)
+                    return do(self.experiment.artifacts / content_hash)
             except WeightsChanged as error:
-                if not last_try:
-                    continue  # a second read avoids a stale NFS cache
-                return self._null(
-                    science, content_hash, split, Fault.CLUSTER, f"the accepted copy was changed after intake: {error}"
-                )
+                if last_try:  # a second read avoids a stale NFS cache
+                    words = f"the accepted copy was changed after intake: {error}"
+                    return self._null(request, Fault.CLUSTER, words)
             except ClusterTrouble:
                 raise
             except RatingOverdue as error:
-                log.exception("evaluation of %s failed", entry)
-                problem, broke = str(error), "rating its answers came to no end"
-                whole_split = True
+                log.exception("evaluation of %s failed", request.entry)
+                problem, broke, whole_split = str(error), "rating its answers came to no end", True
                 if overdue:
                     break
                 overdue = True
             except Exception as error:
-                log.exception("evaluation of %s failed", entry)
+                log.exception("evaluation of %s failed", request.entry)
                 problem, broke = f"{type(error).__name__}: {error}"[:500], "the engine failed on it"
                 whole_split = False
                 self.bench.drop_engine()
-        self._check_base(science, split, problem, whole_split)
-        return self._null(
-            science,
-            content_hash,
-            split,
-            Fault.ARTIFACT,
-            f"{broke} twice, and works for the base model: {problem}",
-        )
+        self._check_base(request, problem, whole_split)
+        return self._null(request, Fault.ARTIFACT, f"{broke} twice, and works for the base model: {problem}")
 
-    def _offer_items(self, scored: Scored, items: Path, waiting_s: float | None) -> Evaluation:
+    def _offer_items(self, request: EvaluationRequest, scored: Scored) -> Evaluation:
         started = time.monotonic()
-        digest = offer(items, scored.outcomes)
-        timings = scored.evaluation.timings.model_copy(
-            update={"commit_s": time.monotonic() - started, "waiting_s": waiting_s}
-        )
+        digest = offer(request.items, scored.outcomes)
+        times = {"commit_s": time.monotonic() - started, "waiting_s": request.waiting_s}
+        timings = scored.evaluation.timings.model_copy(update=times)
         return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
 
-    def _check_base(self, science: Science, split: Split, problem: str, whole_split: bool = False) -> None:
+    def _check_base(self, request: EvaluationRequest, problem: str, whole_split: bool = False) -> None:
         """Check that the base model can be scored on this node.
 
         Args:
@@ -258,15 +233,10 @@ class Attempts:
         Raises:
             ClusterTrouble: it can't be scored.
         """
+        science, limit = request.science, None if whole_split else CHECK_ITEMS
         try:
             with contained():
-                self.bench.evaluate(
-                    science,
-                    self.bench.root.model(science.base_model),
-                    science.base_model_content_hash,
-                    split,
-                    limit=None if whole_split else CHECK_ITEMS,
-                )
+                self.bench.evaluate_base(science, request.split, limit=limit)
         except Exception as error:
             late = overdue_s(error) > 0
             if not late:
@@ -276,16 +246,15 @@ class Attempts:
                 Fault.GRADER if late else Fault.CLUSTER,
             ) from error
 
-    def _null(self, science: Science, content_hash: str, split: Split, fault: Fault, reason: str) -> Evaluation:
-        identity = self.bench.identity
+    def _null(self, request: EvaluationRequest, fault: Fault, reason: str) -> Evaluation:
         return Evaluation(
-            split=split,
-            content_hash=content_hash,
+            split=request.split,
+            content_hash=request.content_hash,
             score=None,
             fault=fault,
             reason=reason,
-            recipe_hash=science.recipe.hash(),
-            engine_hash=None if identity is None else identity.digest(),
+            recipe_hash=request.science.recipe.hash(),
+            engine_hash=self.bench.engine_hash,
         )
 
 
@@ -315,8 +284,7 @@ class Baselines:
 
     def get(self, science: Science, split: Split) -> Baseline | None:
         """Return the baseline measured by the running engine, or None."""
-        engine = self.bench.engine(science.base_model, science.recipe)
-        key = baseline_key(science, split, engine.identity.digest())
+        key = self._key(science, split)
         if key not in self._known:
             found = read_baseline(self.experiment.baselines, key)
             if found is None:
@@ -325,31 +293,38 @@ class Baselines:
             self._known[key] = found  # a baseline is measured once and never replaced
         return self._known[key]
 
-    def ensure(self, science: Science, split: Split) -> Baseline | None:
-        """Return the baseline, measuring it if needed; None while another grader measures it."""
+    def ensure(self, science: Science, split: Split) -> Baseline:
+        """Return the baseline, measuring it if needed.
+
+        Raises:
+            NotReady: another grader measures it.
+        """
         found = self.get(science, split)
         if found is not None:
             return found
-        engine = self.bench.engine(science.base_model, science.recipe)
-        key = baseline_key(science, split, engine.identity.digest())
+        key = self._key(science, split)
         entry = f"baseline-{key[:32]}"
         generation = self.claims.take(entry, self.claims.current())
         if generation is None:
-            return None
+            raise NotReady
         try:
             if self.get(science, split) is None:  # another grader may have finished between the check and the claim
                 self._measure(science, split, key)
         finally:
             self.claims.give_back(entry, generation)
-        return self.get(science, split)
+        found = self.get(science, split)
+        if found is None:
+            raise NotReady
+        return found
+
+    def _key(self, science: Science, split: Split) -> str:
+        return baseline_key(science, split, self.bench.engine(science.base_model, science.recipe).identity.digest())
 
     def _measure(self, science: Science, split: Split, key: str) -> None:
         log.info("measuring the base model %s on the %s split of %s", science.base_model, split, science.task)
-        weights = self.bench.root.model(science.base_model)
-        content = science.base_model_content_hash
-        first = self.bench.evaluate(science, weights, content, split)
+        first = self.bench.evaluate_base(science, split)
         backwards = list(range(first.evaluation.n))[::-1]
-        second = self.bench.evaluate(science, weights, content, split, order=backwards)
+        second = self.bench.evaluate_base(science, split, order=backwards)
         changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
         if self.get(science, split) is not None:
             return  # another grader took over because this one was slow

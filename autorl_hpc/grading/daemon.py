@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -28,25 +28,25 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import deny_inspection, host_name, job_id
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, drop, drop_trouble, write_heartbeat
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading import timeouts
-from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, NotReady
-from autorl_hpc.grading.closing import Closing
+from autorl_hpc.grading import background
+from autorl_hpc.grading.attempts import Attempts, Baselines, NotReady
+from autorl_hpc.grading.background import Background, Stopped, contained, each, overdue_s
 from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.grading.feedback import PASSING, Feedback
-from autorl_hpc.grading.fingerprint_work import Tracing
-from autorl_hpc.grading.schedule import FINGERPRINT_TURN_S, RETRY_AFTER_TROUBLE_S, Backoff, Order, RunCatalog
-from autorl_hpc.grading.timeouts import Stopped, contained, each, overdue_s
-from autorl_hpc.grading.watcher import Watcher
+from autorl_hpc.grading.final_score import FinalScore
+from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
+from autorl_hpc.grading.lost_runs import Watcher
+from autorl_hpc.grading.schedule import RETRY_AFTER_TROUBLE_S, Backoff, Order, RunCatalog
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.run import ExperimentRecord, RunRecord
 from autorl_hpc.states import EXIT_TROUBLE, Fault, QueueKind, Split
 
-# --- heartbeat: a counter in a file, written by its own thread
-
 log = logging.getLogger("autorl_hpc.grader")
+
+# --- heartbeat: a counter in a file, written by its own thread
 
 BEATS_PER_STALENESS = 6
 """Beats per staleness period: five beats may be missed before the claims are taken over."""
@@ -55,8 +55,8 @@ MAX_BEAT_S = 5.0
 """Each heartbeat is a synced write on a shared file system, so write no more often than needed."""
 
 
-class Heart(threading.Thread):
-    """Writes the heartbeat file in a thread.
+class HeartbeatThread(threading.Thread):
+    """Writes the heartbeat file.
 
     Args:
         look: called with each beat. It lists the queue, so that an entry's wait starts when it arrives and not only after a
@@ -64,7 +64,7 @@ class Heart(threading.Thread):
     """
 
     def __init__(
-        self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None] = lambda: None
+        self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None]
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self.experiment = experiment
@@ -115,47 +115,42 @@ STANDS_STILL_S = 60.0
 class Activity:
     """Watches the supervisors' clocks. Counters are compared over this process's own time, not across hosts."""
 
-    def __init__(self, experiment: ExperimentDir, record: ExperimentRecord) -> None:
+    def __init__(
+        self, experiment: ExperimentDir, record: ExperimentRecord, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.experiment = experiment
         self.record = record
+        self.clock = clock
         self._counters: dict[str, int] = {}
         self._last_look: float | None = None
         self._last_move = 0.0
 
     def may_leave(self) -> bool:
         """Return whether no agent would be left without a grader. Called after `idle_exit_s` without work."""
-        return not self.agents_work() and not (
-            self.record.cluster is not None and self._is_last() and self._agents_wait()
-        )
+        if self.record.cluster is None:
+            return True
+        return not self.agents_work() and not self._last_of_chain_while_agents_wait()
 
-    def _is_last(self) -> bool:
-        """Return whether no later link of this grader's chain is queued."""
+    def _last_of_chain_while_agents_wait(self) -> bool:
+        """Return whether no later link of this grader's chain is queued, and an agent's job waits."""
         try:
             jobs = read_submitted(self.experiment)
         except (AutorlError, OSError):
             return True
         if jobs is None:
-            return True
+            return False
         me = os.environ.get("SLURM_JOB_ID")
         mine = next((job for job in jobs.submitted if job.job_id == me), None)
         if mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
             return False
-        return not any(
-            job.name == mine.name and job.number > mine.number and not job.taken_back for job in jobs.submitted
-        )
-
-    def _agents_wait(self) -> bool:
-        try:
-            jobs = read_submitted(self.experiment)
-        except (AutorlError, OSError):
-            return True
-        return jobs is not None and bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
+        links = [job for job in jobs.submitted if job.name == mine.name and not job.taken_back]
+        if any(job.number > mine.number for job in links):
+            return False
+        return bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
-        """Return whether any clock has moved in the last minute. Always False on a single machine."""
-        if self.record.cluster is None:
-            return False
-        now = time.monotonic()
+        """Return whether any clock has moved in the last minute."""
+        now = self.clock()
         if self._last_look is None:  # first look: assume that a clock has just moved
             self._last_move = now
         if self._last_look is None or now - self._last_look >= LOOK_S:
@@ -165,18 +160,13 @@ class Activity:
         return now - self._last_move <= STANDS_STILL_S
 
     def _moved(self) -> bool:
-        moved = False
-        finished = set(reading.list_names(self.experiment.finished))
-        for run_id in self.record.runs:
-            if run_id in finished:
-                continue
+        before = dict(self._counters)
+        for run_id in set(self.record.runs) - set(reading.list_names(self.experiment.finished)):
             clock = reading.read_json_or_none(self.experiment.run(run_id).clock)
             counter = clock.get("counter") if isinstance(clock, dict) else None
-            if isinstance(counter, int) and self._counters.get(run_id, counter) != counter:
-                moved = True
             if isinstance(counter, int):
                 self._counters[run_id] = counter
-        return moved
+        return any(self._counters[run_id] != counter for run_id, counter in before.items())
 
 
 # --- artifacts of open runs
@@ -213,21 +203,7 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
     return released
 
 
-# --- leftover queue entries: a grader killed between its work and the removal of the entry leaves it behind
-
-
-def left_over(experiment: ExperimentDir) -> set[str]:
-    """Return entries that wait or are claimed. Call this before checking whether the experiment is over."""
-    return {*queues.waiting(experiment.queue), *claimed_entries(experiment.claims)}
-
-
-def sweep(experiment: ExperimentDir, entries: set[str]) -> None:
-    """Remove entries, claims and trouble notes of an experiment whose runs are all closed."""
-    for entry in sorted(entries):
-        atomic.unlink_quietly(experiment.queue / f"{entry}{queues.SUFFIX}")
-        drop(experiment.claims, entry)
-        drop_trouble(experiment.troubles, entry)  # or `status` would show the trouble for ever
-
+# --- the daemon
 
 POLL_BUSY_S = 0.25
 """Poll interval with work: the median wait is an eighth of a second, for one listing each."""
@@ -254,38 +230,38 @@ class Grader:
         self.experiment = experiment
         self.record: ExperimentRecord = read_experiment(experiment)
         spec = self.record.grader
-        self.root = Root(Path(self.record.root))
+        root = Root(Path(self.record.root))
         self.host = host_name()
         self.id = f"{self.host}-{os.getpid()}-{secrets.token_hex(3)}"
         beat = Heartbeat(grader=self.id, host=self.host, pid=os.getpid(), counter=0, state="starting", job_id=job_id())
-        self.heart = Heart(experiment, beat, spec.stale_after_s, self._look)
+        self.heart = HeartbeatThread(experiment, beat, spec.stale_after_s, self._look)
         self.claims = self._own_claims()
         self.watcher = Watcher(experiment, self._own_claims(), spec.watch_every_s) if self.record.cluster else None
         self.known = RunCatalog(experiment, lambda: self.record.runs)
-        self.bench = Bench(self.root, spec, lambda: self.record.spec.judge)
+        self.bench = Bench(root, spec, lambda: self.record.spec.judge)
+        self.bench.likely_next = self._likely_next
+        self.background = Background()
         self.baselines = Baselines(experiment, self.claims, self.bench, self.id)
-        self.attempts = Attempts(experiment, self.bench)
-        self.tracing = Tracing(experiment, self.root, self.id, self._is_waited_for)
+        attempts = Attempts(experiment, self.bench)
+        self.fingerprints = FingerprintQueue(experiment, root, self.id)
         self.keep_all = self.record.spec.retention.artifacts == "all"
-        self.closing = Closing(experiment, self.baselines, self.attempts, self.tracing, self.id, self.keep_all)
-        self.activity = Activity(experiment, self.record)
-        self.order = Order(self.known.group, self.known.served, self.id)
+        self.final_score = FinalScore(experiment, self.baselines, attempts, self.fingerprints, self.id, self.keep_all)
         self.feedback = Feedback(
             experiment,
             self.known,
             self.claims,
             self.baselines,
-            self.attempts,
-            self.tracing,
+            attempts,
+            self.fingerprints,
+            self.background,
             self.id,
-            self._scored,
-            lambda: self._collect(None),
+            make_room=lambda: self._collect(None),
         )
-        self.bench.likely_next = self._likely_next
+        self.activity = Activity(experiment, self.record)
+        self.order = Order(self.known.group, self.id)
         self.backoff = Backoff(experiment.troubles, self.id)
-        self._stop = False
+        self.stopped = False
         self._held: tuple[str, int] | None = None
-        self._held_since_s = 0.0
         self._troubles = 0  # in a row
         self._failing: set[str] = set()  # cells, since the last success
         self._failing_runs: set[str] = set()
@@ -309,7 +285,7 @@ class Grader:
             self.watcher.start()
         last_work = last_over_check = time.monotonic()
         try:
-            while not self._stop and not self._must_leave():
+            while not self.stopped and not self.must_leave():
                 if self._step_or_trouble():
                     last_work = time.monotonic()
                     continue
@@ -332,9 +308,8 @@ class Grader:
                 self._give_back,
                 self.claims.drop_own,
                 self.heart.end,
-                timeouts.give_up_all,
+                background.give_up_all,
                 self.bench.drop_engine,
-                self.tracing.drop,
             )
 
     def _give_back(self) -> None:
@@ -353,24 +328,27 @@ class Grader:
             return False
 
     def _is_over(self) -> bool:
-        """Return whether every run is closed, including those of a later launch, and sweep the queue if so."""
-        entries, finished = left_over(self.experiment), set(reading.list_names(self.experiment.finished))
+        """Return whether every run is closed, including those of a later launch. If so, entries, claims and trouble notes are
+        removed that a grader left behind when it was killed between its work and their removal."""
+        left = {*queues.waiting(self.experiment.queue), *claimed_entries(self.experiment.claims)}  # before the check
+        finished = set(reading.list_names(self.experiment.finished))
         if not set(self.record.runs) <= finished:
             return False
         self.record = read_experiment(self.experiment)
         if not set(self.record.runs) <= finished:
             return False
-        sweep(self.experiment, entries)
+        for entry in sorted(left):
+            self._remove(entry)
+            drop(self.experiment.claims, entry)
+            drop_trouble(self.experiment.troubles, entry)  # or `status` would show the trouble for ever
         return True
 
     def step(self) -> bool:
         """Do one piece of work; return False if there was none."""
         while self._collect():
             pass
-        names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
-        current = self.claims.current() if names else {}
-        for name in self.backoff.order(self.order.sort(names, current, self.bench.group, under_way), current):
-            if name in under_way or self.backoff.waits(name, current.get(name, 0)):
+        for name, current in self._candidates():
+            if self.backoff.waits(name, current.get(name, 0)) or (name[:2] == "p-" and self.background.is_full(name)):
                 continue
             generation = self.claims.take(name, current)
             if generation is None:
@@ -380,30 +358,24 @@ class Grader:
             done = self._work(name, generation)
             if done is not None:  # else try the next entry
                 return done
-        if self.feedback.under_way:
+        if self.background.names:
             self._collect(POLL_BUSY_S)
             return True
         return False
 
+    def _candidates(self) -> list[tuple[str, dict[str, int]]]:
+        """Return the waiting entries in the order to try them, with all current claims."""
+        names, own = queues.waiting(self.experiment.queue), self.background.names
+        current = self.claims.current() if names else {}
+        ordered = self.backoff.order(self.order.sort(names, current, self.bench.group, own), current)
+        return [(name, current) for name in ordered if name not in own]
+
     def _look(self) -> None:
         self.order.look(queues.waiting(self.experiment.queue))
 
-    def _is_waited_for(self) -> bool:
-        """Return whether an entry for this grader is more urgent than the fingerprint that it computes."""
-        listed = queues.waiting(self.experiment.queue)
-        current = self.claims.current() if listed else {}
-        names = [
-            name
-            for name in listed
-            if queues.is_waited_for(name) and name not in current and not self.backoff.waits(name, 0)
-        ]
-        if names and self._held is not None and f"c-{queues.run_of(self._held[0])}" in listed:
-            return time.monotonic() - self._held_since_s > FINGERPRINT_TURN_S and self.order.presses(names)
-        return bool(names)
-
     def _work(self, name: str, generation: int) -> bool | None:
         """Work on a claimed entry. Return True if done, None if not ready, False on failure (not counted as activity)."""
-        self._held, self._held_since_s = (name, generation), time.monotonic()
+        self._held, began_s = (name, generation), time.monotonic()
         self.heart.set(state="scoring", working_on=name)
         done: bool | None = False
         try:
@@ -411,71 +383,37 @@ class Grader:
                 # Graders died on this entry: finish all others first so that the cause is clear.
                 if generation > 1:
                     self._collect_all()
-                done = self._do(name, generation)
-            # the score is committed in the background, and the claim is held until then
-            if name in self.feedback.under_way:
-                self._held = None
-                return True
-            self._well(name)
+                self._do(name, generation)
+            done = True
+            if name not in self.background.names:
+                self._well(name)
+                self._remove(name)
         except NotReady:
             done = None
-            self.backoff.tried(name)
-            self.backoff.later(name, 1.0)
+            self.backoff.not_ready(name)
         except Exception as error:
             if not isinstance(error, PASSING):
                 self.bench.drop_engine()  # the engine is broken or hit a defect; other entries need a new one
-            self._failed(name, error, time.monotonic() - self._held_since_s)
-            if name in self.feedback.under_way:
-                self._held = None
-        finally:
-            if done is not None or not name.startswith("c-"):
-                self.order.began(name)
-        if done:
-            atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
+            self._failed(name, error, time.monotonic() - began_s)
+        if done is not None or not name.startswith("c-"):
+            self.order.began(name)
+        if name in self.background.names:  # the claim is held until the commit
+            self._held = None
         self._give_back()
-        self.heart.set(
-            state="idle",
-            working_on=None,
-            engine_hash=None if self.bench.identity is None else self.bench.identity.digest(),
-        )
+        self.heart.set(state="idle", working_on=None, engine_hash=self.bench.engine_hash)
         return done
 
+    def _remove(self, name: str) -> None:
+        atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
+
     def _failed(self, name: str, error: Exception, took_s: float = 0.0) -> None:
+        """Put a failed entry back into the queue, and note what failed."""
+        fault, problem, least_s = getattr(error, "fault", None) or Fault.CLUSTER, str(error), 0.0
         if limit_s := overdue_s(error):  # spend at most half of the time on what may hang again
-            fault = getattr(error, "fault", None) or Fault.GRADER
-            self._trouble(name, str(error), fault, max(limit_s, took_s))
-        elif isinstance(error, (ClusterTrouble, AutorlError)):
-            self._trouble(name, str(error), error.fault or Fault.CLUSTER)
-        elif isinstance(error, OSError):
-            self._trouble(name, str(error))
-        else:
+            fault, least_s = getattr(error, "fault", None) or Fault.GRADER, max(limit_s, took_s)
+        elif not isinstance(error, PASSING):
             log.error("work on %s failed", name, exc_info=error)
-            self._trouble(name, f"{type(error).__name__}: {error}; see the grader's log", Fault.GRADER)
-
-    def _collect(self, timeout_s: float | None = 0.0) -> bool:
-        """Handle one submission finished in the background; False if there was none within `timeout_s`."""
-        found = self.feedback.collect(timeout_s)
-        if found is None:
-            return False
-        if isinstance(found.result, Evaluation):
-            self._well(found.name)
-        elif isinstance(found.result, PASSING):
-            self._failed(found.name, found.result)
-        else:  # scored again at once, from end to end, to find whose fault it is
-            log.error("%s could not be finished and is scored anew", found.name, exc_info=found.result)
-        return True
-
-    def _collect_all(self, timeout_s: float | None = None) -> None:
-        """Handle all submissions in the background, or those that finish within `timeout_s`."""
-        until = None if timeout_s is None else time.monotonic() + timeout_s
-        while self._collect(None if until is None else max(0.0, until - time.monotonic())):
-            pass
-
-    def _may_leave(self) -> bool:
-        """Return whether an idle exit harms nobody: no agent loses its grader, and no retry wait would start again."""
-        return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
-
-    def _trouble(self, name: str, problem: str, fault: Fault = Fault.CLUSTER, least_s: float = 0.0) -> None:
+            fault, problem = Fault.GRADER, f"{type(error).__name__}: {error}; see the grader's log"
         pause_s = self.backoff.failed(name, problem, fault, least_s)
         log.error("%s goes back to the queue for %.0f s: %s", name, pause_s, problem)
         self._troubles += 1
@@ -489,63 +427,102 @@ class Grader:
         self.backoff.well(name)
         self._working.add(self.known.cell(name))
 
-    def _must_leave(self) -> bool:
+    def _collect(self, timeout_s: float | None = 0.0) -> bool:
+        """Handle one entry finished in the background; False if there was none within `timeout_s`."""
+        found = self.background.collect(timeout_s)
+        if found is None:
+            return False
+        name, error = found.name, found.result
+        if not isinstance(error, Exception):
+            self._well(name)
+            if isinstance(found.result, Evaluation):
+                self._scored(name, found.result)
+            return True
+        self.feedback.failed(found)
+        if isinstance(error, NotReady):
+            self.backoff.not_ready(name)
+        elif isinstance(error, PASSING) or name.startswith("p-"):
+            self._failed(name, error)
+        else:  # scored again at once, from end to end, to find whose fault it is
+            log.error("%s could not be finished and is scored anew", name, exc_info=error)
+        return True
+
+    def _collect_all(self, timeout_s: float | None = None) -> None:
+        """Handle all entries in the background, or those that finish within `timeout_s`."""
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        while self._collect(None if until is None else max(0.0, until - time.monotonic())):
+            pass
+
+    def _may_leave(self) -> bool:
+        """Return whether an idle exit harms nobody: no agent loses its grader, and no retry wait would start again."""
+        return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
+
+    def must_leave(self) -> bool:
         """Return whether the node is at fault and not one matrix cell: cells that worked now fail, or nothing works."""
         if self._troubles < MAX_TROUBLES or (self._working and not self._failing & self._working):
             return False
         open_runs = set(self.record.runs) - set(reading.list_names(self.experiment.finished))
         return len(self._failing_runs) > 1 or len(open_runs) <= 1  # otherwise one damaged run may be the cause
 
-    def _do(self, name: str, generation: int) -> bool:
+    def _do(self, name: str, generation: int) -> None:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
         try:
             entry = parse_record(QueueEntry, reading.read_json(path), path)
         except FileNotFoundError:
-            return True  # another grader finished it between our listing and our claim
+            return  # another grader finished it between our listing and our claim
         if entry.kind is QueueKind.BASELINE:
-            return self._do_baseline(entry)
-        record = self.known.record(entry.run_id or "")
+            self._do_baseline(entry)
+            return
+        record, number = self.known.record(entry.run_id or ""), entry.submission_id or 0
         if entry.kind is QueueKind.CLOSE:
-            self.closing.close(record, name, generation, self.order.waited_s(name))
+            self.final_score.close(record, name, generation, self.order.waited_s(name))
             self.known.forget_ledger(record.run_id)
-            return True
-        if entry.kind is QueueKind.FINGERPRINT:
-            return self._do_fingerprint(record, entry, name, generation)
-        self.feedback.score(record, entry.submission_id or 0, name, generation, self.order.waited_s(name))
-        return True
+        elif entry.kind is QueueKind.FINGERPRINT:
+            self._do_fingerprint(record, number, name, generation)
+        else:
+            evaluation = self.feedback.score(record, number, name, generation, self.order.waited_s(name))
+            if evaluation is not None:
+                self._scored(name, evaluation)
 
-    def _do_baseline(self, entry: QueueEntry) -> bool:
+    def _do_baseline(self, entry: QueueEntry) -> None:
         for run_id in self.record.runs:
             science = self.known.record(run_id).science
             same = science.task == entry.task and science.base_model == entry.base_model
             if same and science.recipe.hash() == entry.recipe_hash:
-                return self.baselines.ensure(science, entry.split or Split.FEEDBACK) is not None
+                self.baselines.ensure(science, entry.split or Split.FEEDBACK)
+                return
         known = self.record.runs
         self.record = read_experiment(self.experiment)
         if self.record.runs != known:  # a later launch added runs
             raise NotReady
-        return True  # no run needs it
 
     def _scored(self, name: str, evaluation: Evaluation) -> None:
         self.heart.set(scored=self.heart.beat.scored + 1)
         said = evaluation.score if evaluation.score is not None else evaluation.reason
         log.info("%s submission %d: %s", queues.run_of(name), queues.number_of(name), said)
 
-    def _do_fingerprint(self, record: RunRecord, entry: QueueEntry, name: str, generation: int) -> bool:
+    def _do_fingerprint(self, record: RunRecord, number: int, name: str, generation: int) -> None:
+        """Compute a fingerprint beside the scoring; one at which a grader died is computed with nothing beside it."""
         ledger = self.known.ledger(record.run_id)
-        done = self.tracing.work(record, ledger, entry.submission_id or 0, name, generation)
-        if done is not None and not self.keep_all:
-            release_spare(self.experiment, record.run_id, ledger)
-        if done is not None and not done.unfingerprinted():
-            self.backoff.now(f"c-{record.run_id}")  # its closing waited for this
-        return True
+
+        def work() -> None:
+            view = self.fingerprints.work(record, ledger, number, name, generation)
+            if view is not None and not self.keep_all:
+                release_spare(self.experiment, record.run_id, ledger)
+            if view is not None and not view.unfingerprinted():
+                self.backoff.now(f"c-{record.run_id}")  # its closing waited for this
+            self._remove(name)
+            self.claims.give_back(name, generation)
+
+        if generation > 1:
+            work()
+        else:
+            self.background.start(name, generation, work)
 
     def _likely_next(self) -> tuple[Path, str] | None:
         """Return artifact and content hash of the next submission that the running engine can score, or None."""
-        names, under_way = queues.waiting(self.experiment.queue), self.feedback.under_way
-        current = self.claims.current() if names else {}
-        for name in self.order.sort(names, current, self.bench.group, under_way):
-            if name in under_way or not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
+        for name, current in self._candidates():
+            if not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
                 continue
             if self.known.group(name) != self.bench.group:
                 return None
@@ -557,8 +534,8 @@ class Grader:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stop on a signal and give the claim back at once, so that the next grader need not wait."""
-        if not self._stop:  # only once: a second signal must not interrupt the cleanup
-            self._stop = True
+        if not self.stopped:  # only once: a second signal must not interrupt the cleanup
+            self.stopped = True
             raise Stopped
 
 
@@ -575,26 +552,22 @@ def run_grader(experiment: ExperimentDir) -> int:
         except Stopped:
             pass
         # Also holds if a library swallowed the exception:
-        code = 130 if grader._stop else EXIT_TROUBLE if grader._must_leave() else 0
+        code = 130 if grader.stopped else EXIT_TROUBLE if grader.must_leave() else 0
     except Exception:
         if _goes_on(grader):  # otherwise the caller reports it
             log.exception("the grader ends by an error")
         raise
     finally:
-        if grader._stop or _goes_on(grader):
-            _leave(code, grader.feedback.under_way)
+        if grader.stopped or _goes_on(grader):
+            # Python would wait for abandoned threads, up to an hour.
+            for name in grader.background.names:
+                log.warning("%s is still being rated: its claim is given back, the next grader scores it", name)
+            logging.shutdown()
+            sys.stdout.flush()
+            os._exit(code)
     return code
 
 
 def _goes_on(grader: Grader) -> bool:
-    """Return whether any rating thread is still running, even if its result is no longer wanted."""
-    return bool(grader.feedback.under_way) or bool(timeouts.under_way())
-
-
-def _leave(code: int, under_way: Sequence[str]) -> None:
-    """End the process at once; Python would wait for abandoned rating threads, up to an hour."""
-    for name in under_way:
-        log.warning("%s is still being rated: its claim is given back, the next grader scores it", name)
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(code)
+    """Return whether any background thread is still running, even if its result is no longer wanted."""
+    return bool(grader.background.names) or bool(background.under_way())

@@ -23,7 +23,7 @@ from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.grading.timeouts import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
+from autorl_hpc.grading.background import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
 from autorl_hpc.records.entries import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec, JudgeSpec
@@ -90,12 +90,11 @@ class Judging:
     def _judge(self, recipe: Recipe) -> MeteredJudge | None:
         if recipe.judge == "none":
             return None
-        name, spec = str(recipe.options.get(JUDGE_MODEL, "")), self._spec()
-        said = recipe.options.get(JUDGE_REVISION)
-        revision = None if said is None else str(said)
-        if (name, revision) not in self._judges or self._judges[name, revision][0] != spec:
-            self._judges[name, revision] = (spec, make_judge(spec, name, self.root.judge_cache, revision))
-        return self._judges[name, revision][1]
+        revision, spec = recipe.options.get(JUDGE_REVISION), self._spec()
+        key = (str(recipe.options.get(JUDGE_MODEL, "")), None if revision is None else str(revision))
+        if key not in self._judges or self._judges[key][0] != spec:
+            self._judges[key] = (spec, make_judge(spec, key[0], self.root.judge_cache, key[1]))
+        return self._judges[key][1]
 
     def kept(self, key: Hashable) -> list[list[Answer]] | None:
         """Return, once, the answers that the judge failed to judge in the last try."""
@@ -106,16 +105,6 @@ class Judging:
         while len(self._unjudged) >= MAX_KEPT:
             self._unjudged.pop(next(iter(self._unjudged)))
         self._unjudged[key] = answers
-
-    def failed(self, key: Hashable, answers: list[list[Answer]], error: JudgeFailed) -> AutorlError:
-        """Keep the answers and return the error to raise."""
-        self.keep(key, answers)
-        return AutorlError(
-            f"the judge failed, nothing was scored: {error}",
-            fault=Fault.GRADER,
-            next_step="check the endpoint that the experiment's field `judge` names; the same is tried again by itself",
-            exit_code=Exit.ENVIRONMENT,
-        )
 
 
 # --- interactive tasks: items are goals, and the model's answer is an episode
@@ -180,7 +169,12 @@ class Playground:
             except EnvironmentBroken as error:
                 self._pools.remove(pool)
                 pool.close()
-                raise _trouble(science.task, str(error)) from error
+                raise AutorlError(
+                    f"the environment of task {science.task} failed: {error}",
+                    fault=Fault.GRADER,
+                    next_step="the submission waits and is scored again; see the grader's log, and the task's `needs`",
+                    exit_code=Exit.ENVIRONMENT,
+                ) from error
             rated = recipe.scorer != BY_REWARD
             drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
         return [[sample[place] for sample in drawn] for place in range(len(items))]
@@ -233,15 +227,6 @@ def _answer(episode: Episode, rated: bool) -> Answer:
     answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
     text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
     return Answer(text, episode.tokens, episode.truncated > 0)
-
-
-def _trouble(task: str, words: str) -> AutorlError:
-    return AutorlError(
-        f"the environment of task {task} failed: {words}",
-        fault=Fault.GRADER,
-        next_step="the submission waits and is scored again; see the grader's log, and the task's `needs`",
-        exit_code=Exit.ENVIRONMENT,
-    )
 
 
 log = logging.getLogger("autorl_hpc.grader")
@@ -297,11 +282,10 @@ class Bench:
     def __init__(self, root: Root, spec: GraderSpec, judge: Callable[[], JudgeSpec | None] = lambda: None) -> None:
         self.root = root
         self.spec = spec
+        self.group: str | None = None  # engine group that the running engine can score
         self._engine: ServingEngine | None = None
-        self._group: str | None = None
         self._items: dict[tuple[str, str, str], list[Item]] = {}
         self._prompts: dict[tuple[str, str, str, str], list[list[int]]] = {}
-        self._cluster_fields: dict[str, str | None] = {}
         self._playground = Playground(root)
         self._judging = Judging(root, judge)
         self._rating = threading.Lock()
@@ -311,22 +295,17 @@ class Bench:
         """Return the running engine for a base model and dtype; closes another one first.
 
         Raises:
-            AutorlError, OSError: it does not start; the node is at fault.
+            AutorlError, OSError: it does not start; the node is at fault, because no artifact has been loaded yet.
         """
-        wanted = engine_group(base_model, recipe)
-        if self._engine is None or self._group != wanted:
-            self.drop_engine()
-            verify_model(self.root, base_model)  # config and tokenizer too, because they decide the prompts
-            self._engine = self._started(base_model, recipe.dtype)
-            self._group = wanted
-        return self._engine
-
-    def _started(self, base_model: str, dtype: str) -> ServingEngine:
-        """Start an engine. No artifact has been loaded yet, so a failure here says nothing about artifacts."""
         from autorl_hpc.grading.engines import make_engine
 
+        wanted = engine_group(base_model, recipe)
+        if self._engine is not None and self.group == wanted:
+            return self._engine
+        self.drop_engine()
+        verify_model(self.root, base_model)  # config and tokenizer too, because they decide the prompts
         try:
-            return make_engine(self.spec, self.root.model(base_model), dtype)
+            self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype)
         except (AutorlError, OSError):
             raise
         except Exception as error:
@@ -338,23 +317,24 @@ class Bench:
                 next_step="see the grader's log: the engine's memory or GPU may be in use by others, or its libraries be broken",
                 exit_code=Exit.ENVIRONMENT,
             ) from error
-
-    @property
-    def group(self) -> str | None:
-        """Engine group that the running engine can score."""
-        return self._group
+        self.group = wanted
+        return self._engine
 
     @property
     def identity(self) -> EngineIdentity | None:
         """Identity of the running engine, if any."""
         return None if self._engine is None else self._engine.identity
 
+    @property
+    def engine_hash(self) -> str | None:
+        """Hash of the running engine's identity, if any."""
+        return None if self.identity is None else self.identity.digest()
+
     def drop_engine(self) -> None:
         """Close the engine; the next evaluation starts a new one."""
         if self._engine is not None:
             self._engine.close()
-        self._engine = None
-        self._group = None
+        self._engine = self.group = None
         self._prompts.clear()
 
     def items(self, science: Science, split: Split) -> list[Item]:
@@ -386,6 +366,13 @@ class Bench:
         """
         return self.rate(self.answer(science, weights, content_hash, split, order=order, limit=limit))
 
+    def evaluate_base(
+        self, science: Science, split: Split, *, order: Sequence[int] | None = None, limit: int | None = None
+    ) -> Scored:
+        """Score the run's base model, as `evaluate`."""
+        weights, content = self.root.model(science.base_model), science.base_model_content_hash
+        return self.evaluate(science, weights, content, split, order=order, limit=limit)
+
     def answer(
         self,
         science: Science,
@@ -407,16 +394,8 @@ class Bench:
         self._load_ahead(engine)
         started = time.monotonic()
         engine_hash = engine.identity.digest()
-        asked = (
-            content_hash,
-            split,
-            science.split_hash(split),
-            recipe.hash(),
-            engine_hash,
-            science.seed,
-            tuple(order or ()),
-            limit,
-        )
+        asks = (science.split_hash(split), recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
+        asked = (content_hash, split, *asks)
         if kept := self._judging.kept(asked):
             answers = kept
         elif recipe.max_steps:
@@ -432,16 +411,11 @@ class Bench:
         Raises:
             RatingOverdue, GraderOverdue: it exceeds `rating_limit_s` and the sum of its calls' limits.
         """
-        with self._rating if self._alone(answered) else nullcontext():
+        with self._rating if _is_alone(answered) else nullcontext():
             try:
                 return within(self._limit_s(answered), lambda: self._rate(answered))
             except RatingOverdue as error:
                 raise self._overdue(answered, error) from error
-
-    def _alone(self, answered: SplitAnswers) -> bool:
-        """Return whether no similar rating may run beside it: judge usage is counted per evaluation, and a task's own scorer gets
-        memory and time for one."""
-        return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
 
     def _limit_s(self, answered: SplitAnswers) -> float:
         """Return the time limit in seconds, at least the sum of the single calls' limits."""
@@ -449,7 +423,7 @@ class Bench:
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         if not isinstance(rater, Clocked):
             return self.spec.rating_limit_s
-        calls = sum(map(len, answered.answers)) * (1 if self._alone(answered) else RATED_AT_ONCE)
+        calls = sum(map(len, answered.answers)) * (1 if _is_alone(answered) else RATED_AT_ONCE)
         return max(self.spec.rating_limit_s, rater.longest_s(calls, self._judging.context(science)))
 
     def _overdue(self, answered: SplitAnswers, error: RatingOverdue) -> Exception:
@@ -481,34 +455,40 @@ class Bench:
         try:
             rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answered.answers], context)
         except JudgeFailed as error:
-            raise self._judging.failed(answered.asked, answered.answers, error) from error
-        clusters = self._clusters(science.task, items)
+            self._judging.keep(answered.asked, answered.answers)
+            raise AutorlError(
+                f"the judge failed, nothing was scored: {error}",
+                fault=Fault.GRADER,
+                next_step="check the endpoint that the experiment's field `judge` names; the same is tried again by itself",
+                exit_code=Exit.ENVIRONMENT,
+            ) from error
+        cluster_field = load_task(science.task).file.cluster_field
         outcomes = tuple(
-            _outcome(item, drawn, outcome, cluster)
-            for item, drawn, outcome, cluster in zip(items, answered.answers, rated, clusters, strict=True)
+            _outcome(item, drawn, outcome, cluster_field)
+            for item, drawn, outcome in zip(items, answered.answers, rated, strict=True)
         )
+        values = [outcome.outcome for outcome in outcomes]
+        clusters = [str(outcome.facts["cluster"]) for outcome in outcomes if "cluster" in outcome.facts]
         metrics = dict(rater.metrics(items, rated))
-        given = metrics.pop("standard_error", None)
+        error_points, mean = metrics.pop("standard_error", None), 100.0 * sum(values) / len(values)
+        score = metrics.pop("score", None)
         if context.judge is not None:
-            metrics = {**metrics, **self._judging.usage(recipe).since(asked_before)}
-        total = sum(o.outcome for o in outcomes)
-        whole = all(o.outcome in (0.0, 1.0) for o in outcomes)
-        mean = 100.0 * total / len(outcomes)
-        if "score" in metrics:
-            metrics = {**metrics, "mean_outcome": mean}
-        if any(cluster is not None for cluster in clusters):
-            metrics = {**metrics, CLUSTERS: float(len(set(clusters)))}
-        named = None if None in clusters else [str(cluster) for cluster in clusters]
-        if "mean_outcome" not in metrics:
-            spread = standard_error([o.outcome for o in outcomes], named)
-            given = None if spread is None else 100.0 * spread
+            metrics |= self._judging.usage(recipe).since(asked_before)
+        if clusters:
+            whole = len(clusters) == len(outcomes)
+            metrics[CLUSTERS] = float(len(set(clusters)) + (not whole))  # items without a cluster count as one
+        if score is None:
+            spread = standard_error(values, clusters if clusters and whole else None)
+            error_points = None if spread is None else 100.0 * spread
+        else:
+            metrics["mean_outcome"] = mean
         evaluation = Evaluation(
             split=answered.split,
             content_hash=answered.content_hash,
-            score=metrics.pop("score", mean),
-            standard_error=given,
+            score=mean if score is None else score,
+            standard_error=error_points,
             n=len(outcomes),
-            correct=int(total) if whole and "mean_outcome" not in metrics else None,
+            correct=int(sum(values)) if score is None and set(values) <= {0.0, 1.0} else None,
             metrics=metrics,
             recipe_hash=recipe.hash(),
             engine_hash=answered.engine_hash,
@@ -520,20 +500,11 @@ class Bench:
     def _load_ahead(self, engine: ServingEngine) -> None:
         """Prefetch the next likely checkpoint while the engine answers. Only a hint: any failure here is seen again when that
         checkpoint is scored."""
-        read_ahead = getattr(engine, "prefetch", None)
         try:
-            likely = None if read_ahead is None else self.likely_next()
-            if read_ahead is not None and likely is not None:
-                read_ahead(*likely)
+            if likely := self.likely_next():
+                engine.prefetch(*likely)
         except Exception as error:
             log.info("nothing is loaded ahead: %s", error)
-
-    def _clusters(self, task: str, items: Sequence[Item]) -> list[str | None]:
-        """Return each item's cluster, the unit of the statistics, for tasks whose items are not independent."""
-        if task not in self._cluster_fields:
-            self._cluster_fields[task] = load_task(task).file.cluster_field
-        name = self._cluster_fields[task]
-        return [None if name is None or name not in item.data else str(item.data[name]) for item in items]
 
     def _tokens(self, science: Science, split: Split, engine: ServingEngine) -> list[list[int]]:
         key = (science.task, split, science.split_hash(split), science.recipe.hash())
@@ -543,6 +514,12 @@ class Bench:
                 prompt_tokens(engine, science.recipe, shots, item.question) for item in self.items(science, split)
             ]
         return self._prompts[key]
+
+
+def _is_alone(answered: SplitAnswers) -> bool:
+    """Return whether no similar rating may run beside it: judge usage is counted per evaluation, and a task's own scorer gets
+    memory and time for one."""
+    return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
 
 
 def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:
@@ -578,13 +555,17 @@ def _in_order(
     return [answers[i] for i in range(len(prompts))]
 
 
-def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster: str | None) -> ItemOutcome:
+def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_field: str | None) -> ItemOutcome:
     value = outcome.value
     if not 0.0 <= value <= 1.0:  # also catches NaN
         raise ValueError(f"the scorer gave {value!r} for item {item.id}: an outcome lies between 0 and 1")
     digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
     tokens = sum(answer.tokens for answer in drawn)
-    facts = outcome.facts if cluster is None else {**outcome.facts, "cluster": cluster}
+    facts = outcome.facts
+    if (
+        cluster_field is not None and cluster_field in item.data
+    ):  # the unit of the statistics where items are not independent
+        facts = {**facts, "cluster": str(item.data[cluster_field])}
     return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=facts)
 
 

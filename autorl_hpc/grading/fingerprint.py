@@ -1,7 +1,6 @@
 """Fingerprint of a submission: where its weights and outputs come from, and the rules behind the flags.
 
-Holds sorted row and column lengths (to find permuted copies), seeded sketches (distances between models), reading of
-safetensors with numpy, the exact comparison with the base model, and the flags. A flag is not a verdict; a person judges.
+A flag is not a verdict; a person judges.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, tensors_of
@@ -206,11 +205,6 @@ def distance(a: bytes, b: bytes) -> float:
     return float(np.sqrt(np.dot(difference, difference)))
 
 
-def nothing() -> bytes:
-    """Return the base model's own sketch, which is zero."""
-    return bytes(4 * WIDTH)
-
-
 # --- reading weights piece by piece; no model is ever whole in memory
 
 READ_VALUES = 4 * 1024 * 1024
@@ -218,7 +212,7 @@ READ_VALUES = 4 * 1024 * 1024
 
 
 class FolderWeights:
-    """The tensors of a folder of safetensors files, by name, without those in `but`.
+    """The tensors of a folder of safetensors files, by name, without those in `but`. A context manager: it opens files.
 
     Raises:
         Refused: a file is not a safetensors file.
@@ -233,6 +227,13 @@ class FolderWeights:
         self._files: dict[str, int] = {}
         if len(self.specs) != len(specs):
             raise ValueError(f"{folder.name}: a tensor stands in two files")
+
+    def __enter__(self) -> FolderWeights:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
 
     def read(self, spec: TensorSpec, start: int, count: int) -> bytearray:
         """Return the bytes of `count` values, beginning at value `start` of a tensor."""
@@ -250,16 +251,6 @@ class FolderWeights:
                 raise ValueError(f"{spec.file} is shorter than its header says")
             view, position = view[got:], position + got
         return data
-
-    def close(self) -> None:
-        """Close the files."""
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-
-def values_of(spec: TensorSpec) -> int:
-    """Return the number of values of a tensor."""
-    return math.prod(spec.shape)
 
 
 def raw(data: bytearray, dtype: str) -> NDArray[Any]:
@@ -399,10 +390,8 @@ class WeightComparison:
         return max(known, key=lambda tensor: tensor.relative_delta or 0.0, default=None)
 
 
-def compare(
-    new: FolderWeights, base: FolderWeights, content_hash: str, seed: str
-) -> Generator[None, None, WeightComparison]:
-    """Compare a submission with its base model; may pause between reads.
+def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: str) -> WeightComparison:
+    """Compare a submission with its base model.
 
     Raises:
         ValueError: names or shapes differ, the base is zero, or the content of `new` is not the accepted one.
@@ -415,15 +404,12 @@ def compare(
             continue
         if other.shape != spec.shape:
             raise ValueError(f"tensor {spec.name} has another shape than the base model's")
-        tensor, digest = TensorSums(spec.name, values_of(spec)), hashlib.sha256()
+        tensor, digest = TensorSums(spec.name, math.prod(spec.shape)), hashlib.sha256()
         found.places[spec.name] = places = Places(spec.shape)
-        for start in range(0, tensor.values, BLOCK):
-            count = min(BLOCK, tensor.values - start)
+        for start, count in _blocks(spec):
             mine, theirs = new.read(spec, start, count), base.read(other, start, count)
             digest.update(mine)
-            pair = (raw(mine, spec.dtype), spec), (raw(theirs, other.dtype), other)
-            _add_block(tensor, places, sketcher, *pair, start)
-            yield
+            _add_block(tensor, places, sketcher, (mine, spec.dtype), (theirs, other.dtype), start)
         found.tensors.append(tensor)
         parts.append((spec.name, spec.dtype, spec.shape, digest.hexdigest()))
     if len(parts) != len(base.specs):
@@ -438,16 +424,22 @@ def compare(
     return found
 
 
-def sketch_of(other: FolderWeights, base: FolderWeights, seed: str, profile: Profile) -> Generator[None, None, bytes]:
-    """Compute the sketch of a staged model with the same tensors; may pause between reads. Puts its lengths into `profile`."""
-    sketcher = Sketcher(seed)
+class StagedSketch(NamedTuple):
+    """A staged model beside a base model: its sketch, and its rows' and columns' lengths."""
+
+    sketch: bytes
+    profile: Profile
+
+
+def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSketch:
+    """Compute the sketch and lengths of a staged model with the same tensors."""
+    sketcher, profile = Sketcher(seed), Profile()
     for spec in other.specs.values():
         own = base.specs.get(spec.name)
         if own is None:
             continue
         energies = Energies(spec.shape)
-        for start in range(0, values_of(spec), BLOCK):
-            count = min(BLOCK, values_of(spec) - start)
+        for start, count in _blocks(spec):
             a = as_float32(raw(other.read(spec, start, count), spec.dtype), spec.dtype)
             b = as_float32(raw(base.read(own, start, count), own.dtype), own.dtype)
             for at in range(0, count, SLICE):
@@ -455,44 +447,50 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str, profile: Pro
                 difference = a[at : at + SLICE] - b[at : at + SLICE]
                 if difference.any():
                     sketcher.add(spec.name, (start + at) // SLICE, difference)
-            yield
         profile[spec.name] = energies.lengths()
-    return sketcher.finished()
+    return StagedSketch(sketcher.finished(), profile)
+
+
+def _blocks(spec: TensorSpec) -> Iterator[tuple[int, int]]:
+    values = math.prod(spec.shape)
+    for start in range(0, values, BLOCK):
+        yield start, min(BLOCK, values - start)
 
 
 def _add_block(
     tensor: TensorSums,
     places: Places,
     sketcher: Sketcher,
-    new: tuple[NDArray[Any], TensorSpec],
-    base: tuple[NDArray[Any], TensorSpec],
+    new: tuple[bytearray, str],
+    base: tuple[bytearray, str],
     start: int,
 ) -> None:
-    """Add a block to the sums, in slices that fit the processor's caches."""
-    kept_as = precision(new[0], new[1].dtype)
-    for at in range(0, len(new[0]), SLICE):
-        bits, base_bits = new[0][at : at + SLICE], base[0][at : at + SLICE]
-        theirs = as_float32(base_bits, base[1].dtype)
-        known = theirs
-        if kept_as != base[1].dtype and ITEM_BYTES[kept_as] <= ITEM_BYTES[base[1].dtype]:
-            known = rounded(theirs, kept_as)
+    """Add a block (bytes and type of both models) to the sums, in slices that fit the processor's caches."""
+    (mine_bytes, dtype), (base_bytes, base_dtype) = new, base
+    all_bits, all_base_bits = raw(mine_bytes, dtype), raw(base_bytes, base_dtype)
+    kept_as = precision(all_bits, dtype)
+    rounds = kept_as != base_dtype and ITEM_BYTES[kept_as] <= ITEM_BYTES[base_dtype]
+    for at in range(0, len(all_bits), SLICE):
+        bits, base_bits = all_bits[at : at + SLICE], all_base_bits[at : at + SLICE]
+        theirs = as_float32(base_bits, base_dtype)
+        known = rounded(theirs, kept_as) if rounds else theirs
         tensor.base += _energy(theirs)
-        noise, tipped = _noise_energy(theirs, kept_as, known is theirs)
+        noise, tipped = _noise_energy(theirs, kept_as, not rounds)
         tensor.noise += noise
         tensor.tipped += tipped
         places.theirs.add(known, start + at)
-        same_type = new[1].dtype == base[1].dtype
+        same_type = dtype == base_dtype
         if same_type and (bits == base_bits).all():
             places.mine.add(known, start + at)
             continue
-        mine = as_float32(bits, new[1].dtype)
+        mine = as_float32(bits, dtype)
         difference = mine - known
         places.mine.add(mine, start + at)
         places.difference.add(difference, start + at)
-        tensor.changed += _count(bits != base_bits) if same_type and known is theirs else _count(difference)
+        tensor.changed += _count(bits != base_bits) if same_type and not rounds else _count(difference)
         tensor.delta += _energy(difference)
         tensor.moved += _clipped_energy(difference)
-        unrounded = difference if known is theirs else mine - theirs
+        unrounded = mine - theirs if rounds else difference
         tensor.raw_delta += _energy(unrounded)
         sketcher.add(tensor.name, (start + at) // SLICE, unrounded)
 
@@ -566,8 +564,7 @@ SHORT_TOKENS: Final = 16
 """A short answer (`yes`, an action, a class) may be right for most items; above nine tenths it is a constant."""
 
 
-@dataclass(frozen=True)
-class Outputs:
+class Outputs(NamedTuple):
     """The most common output of an evaluation.
 
     Attributes:

@@ -1,8 +1,7 @@
 """Scheduling of a grader: order of queue entries, retry with backoff, catalog of runs and their ledgers.
 
-There is no leader; each grader sorts its listing by the same rules. Agents wait for feedback while their budget runs, and
-ended runs wait for their closing (people and disk space); neither may starve the other. Changing the engine is slow, so a
-grader stays with its engine for a while. Waits are measured by this process's clock from when it first listed an entry.
+There is no leader; each grader sorts its listing by the same rules (docs/file-protocol.md). Waits are measured by this process's
+clock from when it first listed an entry.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Final
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
@@ -39,15 +37,11 @@ CLOSINGS_FIRST_S: Final = 30.0
 agent's budget, so that work in progress can end before that."""
 
 CLOSING_EVERY: Final = 4
-"""While submissions wait longer, every fourth turn goes to a closing (or a fingerprint that one waits for). A busy grader
-then usually closes runs as fast as they end, and submissions wait a third longer."""
+"""While submissions wait longer, every fourth turn goes to a closing. A busy grader then usually closes runs as fast as they
+end, and submissions wait a third longer."""
 
 BACKGROUND_EVERY: Final = 16
-"""Every 16th turn goes to work that nobody waits for, because artifacts are deleted only after they are fingerprinted."""
-
-FINGERPRINT_TURN_S: Final = 10.0
-"""Seconds for which a fingerprint that a closing waits for may delay overdue submissions. It continues at its next turn; what
-is computed is kept."""
+"""Every 16th turn goes to a baseline on the report split, for which nobody waits yet."""
 
 ENGINE_PATIENCE_S: Final = 120.0
 """A grader changes its engine only after an entry for another one has waited this long. An engine takes up to a minute to
@@ -56,20 +50,14 @@ start, so at most a third of the time goes into changes."""
 ATTENDED_FACTOR: Final = 3
 """Patience is longer by this factor if another grader works on such entries. Not unlimited, because it may have died."""
 
-LEAD: Final = 3
-"""Turns by which a run that was served less may be ahead of another. Without a limit, a run that began late would block all
-others until it had caught up."""
-
-CLAIM_OF_CLOSING, CLAIM_OF_SUBMISSION, CLAIM_OF_BACKGROUND = 0, 1, 2
-
 
 @dataclass
 class _Seen:
-    """A listed entry."""
+    """A listed entry; `turn` is that of a submission, lower is sooner."""
 
     since_s: float
     serial: int
-    turn: float = 0.0  # of a submission; lower is sooner
+    turn: int = 0
 
 
 @dataclass
@@ -78,18 +66,15 @@ class Order:
 
     Args:
         group_of: returns the engine group of an entry, None if it needs none or it is unknown.
-        served_before: returns how many submissions of a run were scored before this grader knew the run.
         salt: differs between graders, so that they begin with different groups.
     """
 
     group_of: Callable[[str], str | None] = lambda name: None
-    served_before: Callable[[str], int] = lambda run: 0
     salt: str = ""
     clock: Callable[[], float] = time.monotonic
     _seen: dict[str, _Seen] = field(default_factory=dict)
-    _served: dict[str, int] = field(default_factory=dict)
-    _last_turn: dict[str, float] = field(default_factory=dict)  # by run: turn of its newest submission
-    _now: dict[str | None, float] = field(default_factory=dict)  # by group: the current turn
+    _last_turn: dict[str, int] = field(default_factory=dict)  # by run: turn of its newest submission
+    _now: dict[str | None, int] = field(default_factory=dict)  # by group: the current turn
     _serial: int = 0
     _without_closing: int = 0
     _without_background: int = 0
@@ -101,15 +86,12 @@ class Order:
         """Note new entries, and entries that are gone because a grader has done them."""
         with self._lock:
             for name in self._seen.keys() - set(names):
-                self._gone(name)
+                self._come_to(name)
+                del self._seen[name]
             new = [name for name in names if name not in self._seen]
-            runs = {run_of(name) for name in new if _is_submission(name)} - self._served.keys()
-            self._served.update({run: self.served_before(run) for run in runs})
-            backlog = {run_of(name) for name in self._seen if _is_submission(name)}
-            least = min((self._served[run_of(n)] for n in names if _is_submission(n)), default=0)
             for name in sorted(new, key=lambda name: (number_of(name), name)):
                 self._serial += 1
-                turn = self._turn(name, backlog, least) if _is_submission(name) else 0.0
+                turn = self._next_turn(name) if _is_submission(name) else 0
                 self._seen[name] = _Seen(self.clock(), self._serial, turn)
 
     def waited_s(self, name: str) -> float | None:
@@ -119,65 +101,54 @@ class Order:
             return None if seen is None else self.clock() - seen.since_s
 
     def began(self, name: str) -> None:
-        """Note that this grader gave an entry a turn."""
+        """Note that this grader gave an entry a turn. Fingerprints take none: they are computed beside the others."""
+        if name.startswith("p-"):
+            return
         with self._lock:
-            if name.startswith(("c-", "p-")):
-                self._without_closing = 0
-            else:
-                self._without_closing += 1
-            self._without_background = 0 if name.startswith(("b2-", "p-")) else self._without_background + 1
+            self._without_closing = 0 if name.startswith("c-") else self._without_closing + 1
+            self._without_background = 0 if name.startswith("b2-") else self._without_background + 1
             self._come_to(name)
 
-    def presses(self, names: Iterable[str]) -> bool:
-        """Return whether a submission or its baseline has waited too long for closings to come first."""
-        with self._lock:
-            return any(
-                is_waited_for(name) and self.clock() - self._seen[name].since_s > CLOSINGS_FIRST_S
-                for name in names
-                if name in self._seen
-            )
-
     def sort(
-        self,
-        names: Collection[str],
-        claimed: Mapping[str, int] | None = None,
-        warm: str | None = None,
-        under_way: Collection[str] = (),
+        self, names: Collection[str], claimed: Collection[str] = (), warm: str | None = None, own: Collection[str] = ()
     ) -> list[str]:
         """Return the names in the order to try them, without closings that can't be ready yet.
 
         Args:
-            claimed: entries that graders work on.
+            claimed: entries that graders work on; `own` are those that this grader finishes in the background.
             warm: engine group of the running engine.
-            under_way: entries that this grader finishes in the background. They stay listed until done and count once.
         """
         with self._lock:
             self.look(names)
             if warm != self._warm:
                 self._warm, self._warm_since_s = warm, self.clock()
-            free = [name for name in names if name not in (claimed or {})]
+            free = [name for name in names if name not in claimed]
             ending = {run_of(name) for name in names if name.startswith("c-")}
             due = {run_of(name) for name in names if name.startswith(("f-", "p-"))}
             groups = {name: self.group_of(name) for name in names if not name.startswith("p-")}
-            ranks = self._group_ranks(free, groups, {groups.get(n) for n in claimed or {} if n not in under_way})
-            kinds = self._kind_ranks(self.presses(free))
+            ranks = self._group_ranks(free, groups, {groups.get(n) for n in claimed if n not in own})
+            kinds = self._kind_ranks(free)
 
-            def rank(name: str) -> tuple[int, int, int, float, int]:
-                seen = self._seen[name]
-                kind, late = kinds[_kind(name, ending)]
-                group = ranks.get(groups.get(name), 0) if groups.get(name) is not None else 0
-                return late, group, kind, (0.0 if name.startswith("b1-") else 1.0 + seen.turn), seen.serial
+            def rank(name: str) -> tuple[int, int, int, int, int]:
+                seen, kind = self._seen[name], name[:2]
+                if kind == "p-":
+                    return -1, 0, 0, int(run_of(name) not in ending), seen.serial
+                late, place = kinds.get(kind, kinds["b2"])
+                return late, ranks.get(groups[name], 0), place, -1 if kind == "b1" else seen.turn, seen.serial
 
             return sorted((n for n in names if not (n.startswith("c-") and run_of(n) in due)), key=rank)
 
-    def _kind_ranks(self, pressed: bool) -> dict[int, tuple[int, int]]:
-        """Return for each kind its rank within a group, and whether it comes after all groups."""
+    def _kind_ranks(self, free: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Return by kind of entry: whether it comes after all engine groups, and its rank within a group."""
+        now = self.clock()
+        pressed = any(is_waited_for(name) and now - self._seen[name].since_s > CLOSINGS_FIRST_S for name in free)
         closings_first = not pressed or self._without_closing >= CLOSING_EVERY - 1
         background_first = self._without_background >= BACKGROUND_EVERY - 1
         return {
-            CLAIM_OF_CLOSING: (1 if closings_first else 3, 0),
-            CLAIM_OF_SUBMISSION: (2, 0),
-            CLAIM_OF_BACKGROUND: (0, 0) if background_first else (4, 1),
+            "c-": (0, 1 if closings_first else 3),
+            "f-": (0, 2),
+            "b1": (0, 2),
+            "b2": (0, 0) if background_first else (1, 4),
         }
 
     def _group_ranks(
@@ -190,67 +161,39 @@ class Order:
             if group is not None and not name.startswith("b2-"):
                 longest[group] = max(longest.get(group, 0.0), self.clock() - self._seen[name].since_s)
         others = sorted(
-            (group for group in set(groups.values()) if group is not None and group != self._warm),
+            {group for group in groups.values() if group is not None and group != self._warm},
             key=lambda group: (group in attended, -round(longest.get(group, -1.0)), _draw(self.salt, group)),
         )
-        first = [self._warm]
+        first: list[str | None] = [self._warm]
         if self.clock() - self._warm_since_s > ENGINE_PATIENCE_S:
-            overdue = [
-                group
-                for group in others
-                if longest.get(group, 0.0) > ENGINE_PATIENCE_S * (ATTENDED_FACTOR if group in attended else 1)
-            ]
+            patience = {g: ENGINE_PATIENCE_S * (ATTENDED_FACTOR if g in attended else 1) for g in others}
+            overdue = [group for group in others if longest.get(group, 0.0) > patience[group]]
             first = [*sorted(overdue, key=lambda group: -longest[group])[:1], self._warm]
         ordered = [*first, *(group for group in others if group not in first)]
-        return {group: place for place, group in enumerate(ordered)}
+        return {None: 0, **{group: place for place, group in enumerate(ordered) if group is not None}}
 
-    def _turn(self, name: str, backlog: set[str], least: int) -> float:
-        run, now = run_of(name), self._now.get(self.group_of(name), 0.0)
-        last = self._last_turn.get(run, -1.0)
-        if run in backlog:
-            turn = last + 1.0
-        else:
-            turn = max(now + min(LEAD, max(0, self._served[run] - least)), last + 1.0 if last >= now else 0.0)
-            backlog.add(run)
+    def _next_turn(self, name: str) -> int:
+        """Return the turn of a new submission: the current one, or the one after its run's last."""
+        run = run_of(name)
+        turn = max(self._now.get(self.group_of(name), 0), self._last_turn.get(run, -1) + 1)
         self._last_turn[run] = turn
         return turn
-
-    def _gone(self, name: str) -> None:
-        self._come_to(name)
-        if _is_submission(name):
-            self._served[run_of(name)] += 1
-        del self._seen[name]
 
     def _come_to(self, name: str) -> None:
         if name in self._seen and _is_submission(name):
             group = self.group_of(name)
-            self._now[group] = max(self._now.get(group, 0.0), self._seen[name].turn)
+            self._now[group] = max(self._now.get(group, 0), self._seen[name].turn)
 
 
 def _is_submission(name: str) -> bool:
     return name.startswith("f-")
 
 
-def _kind(name: str, ending: Collection[str]) -> int:
-    """Return the kind of an entry: closing, submission or background.
-
-    Args:
-        ending: runs that wait for their closing.
-    """
-    if is_waited_for(name):
-        return CLAIM_OF_SUBMISSION
-    if name.startswith("c-") or (name.startswith("p-") and run_of(name) in ending):
-        return CLAIM_OF_CLOSING
-    return CLAIM_OF_BACKGROUND
-
-
 def _draw(salt: str, group: str) -> str:
     return hashlib.sha256(f"{salt} {group}".encode()).hexdigest()
 
 
-# --- retry with backoff
-# Failures are counted on disk. Each grader measures the wait by its own clock, from when it first saw the entry or failed on
-# it, so no other host's clock decides anything.
+# --- retry with backoff: failures are counted on disk, each grader measures the wait by its own clock
 
 RETRY_AFTER_TROUBLE_S = 5.0
 MAX_RETRY_S = 120.0
@@ -271,13 +214,13 @@ class Backoff:
 
     folder: Path
     grader: str
+    clock: Callable[[], float] = time.monotonic
     _not_before: dict[str, float] = field(default_factory=dict)
-    _failures: dict[str, int] = field(default_factory=dict)
-    _seen: set[str] = field(default_factory=set)
+    _failures: dict[str, int] = field(default_factory=dict)  # of each entry that was looked at
     # waits begun before this grader, which has not tried these entries yet
     _owed: set[str] = field(default_factory=set)
 
-    def order(self, names: list[str], deaths: dict[str, int]) -> list[str]:
+    def order(self, names: list[str], deaths: Mapping[str, int]) -> list[str]:
         """Move entries on which graders died repeatedly to the end.
 
         Args:
@@ -287,15 +230,14 @@ class Backoff:
 
     def waits(self, name: str, deaths: int) -> bool:
         """Return whether the entry must not be tried yet."""
-        if name not in self._seen:
-            self._seen.add(name)
+        if name not in self._failures:
             known = read_trouble(self.folder, name)
             self._failures[name] = known.failures if known else 0
             wait_s = pause_s(max(self._failures[name], deaths - DEATHS_BEFORE_LAST + 1))
             if wait_s:
                 self._owed.add(name)
                 self.later(name, wait_s)
-        return self._not_before.get(name, 0.0) > time.monotonic()
+        return self._not_before.get(name, 0.0) > self.clock()
 
     def owes(self, names: list[str]) -> bool:
         """Return whether a wait of an earlier grader is not over. If this grader ended now, the next one would start it again."""
@@ -304,42 +246,42 @@ class Backoff:
 
     def later(self, name: str, wait_s: float) -> None:
         """Don't try the entry for this many seconds."""
-        self._not_before[name] = time.monotonic() + wait_s
+        self._not_before[name] = self.clock() + wait_s
 
     def now(self, name: str) -> None:
         """Allow the entry at once, because its prerequisite is ready."""
         self._not_before.pop(name, None)
 
+    def not_ready(self, name: str) -> None:
+        """Note that the entry was tried and neither failed nor succeeded; it is tried again after a second."""
+        self._owed.discard(name)
+        self.later(name, 1.0)
+
     def failed(self, name: str, problem: str, fault: Fault, least_s: float = 0.0) -> float:
         """Record a failure here and on disk; return the wait in seconds, at least `least_s`."""
         known = read_trouble(self.folder, name)  # another grader may have tried meanwhile
-        self._failures[name] = max(self._failures.get(name, 0), known.failures if known else 0) + 1
-        self._seen.add(name)
+        failures = max(self._failures.get(name, 0), known.failures if known else 0) + 1
+        self._failures[name] = failures
         self._owed.discard(name)
-        wait_s = max(least_s, pause_s(self._failures[name]))
+        wait_s = max(least_s, pause_s(failures))
         self.later(name, wait_s)
-        note = Trouble(
-            entry=name, failures=self._failures[name], fault=fault, problem=problem[:MAX_CHARS], grader=self.grader
-        )
+        problem = problem[:MAX_CHARS]
+        note = Trouble(entry=name, failures=failures, fault=fault, problem=problem, grader=self.grader)
         write_trouble(self.folder, note)
         return wait_s
 
-    def tried(self, name: str) -> None:
-        """Note that the entry was tried and neither failed nor succeeded."""
-        self._owed.discard(name)
-
     def well(self, name: str) -> None:
         """Note that the entry succeeded."""
-        self._failures.pop(name, None)
         drop_trouble(self.folder, name)
+        self._failures.pop(name, None)
         self._not_before.pop(name, None)
         self._owed.discard(name)
-        self._seen.discard(name)
 
 
 # --- catalog of runs
 
 
+@dataclass
 class RunCatalog:
     """Frozen records and ledgers of an experiment's runs; records are read once, ledgers incrementally.
 
@@ -347,13 +289,11 @@ class RunCatalog:
         runs: returns the run ids; a later launch may add some.
     """
 
-    def __init__(self, experiment: ExperimentDir, runs: Callable[[], Sequence[str]]) -> None:
-        self.experiment = experiment
-        self.runs = runs
-        self._records: dict[str, RunRecord] = {}
-        self._ledgers: dict[str, Ledger] = {}
-        self._cells: dict[str, str] = {}
-        self._groups_of_cells: tuple[Sequence[str], dict[str, str]] = ((), {})
+    experiment: ExperimentDir
+    runs: Callable[[], Sequence[str]]
+    _records: dict[str, RunRecord] = field(default_factory=dict)
+    _ledgers: dict[str, Ledger] = field(default_factory=dict)
+    _cells: dict[str, str] = field(default_factory=dict)
 
     def record(self, run_id: str) -> RunRecord:
         """Return the record in run.json."""
@@ -369,10 +309,6 @@ class RunCatalog:
         """Drop the cached ledger of a closed run."""
         self._ledgers.pop(run_id, None)
 
-    def served(self, run_id: str) -> int:
-        """Return how many submissions of the run have items files."""
-        return len({name.split(".", 1)[0] for name in reading.list_names(self.experiment.run(run_id).items)})
-
     def cell(self, name: str) -> str:
         """Return the cell of an entry (task, base model and recipe), in the form used in names of baselines."""
         if name.startswith("b"):
@@ -387,10 +323,8 @@ class RunCatalog:
         try:
             if not name.startswith("b"):
                 return self._group(run_of(name))
-            runs = self.runs()
-            if runs != self._groups_of_cells[0]:
-                self._groups_of_cells = (runs, {self._cell(run): self._group(run) for run in runs})
-            return self._groups_of_cells[1].get(self.cell(name))
+            cell = self.cell(name)
+            return next((self._group(run) for run in self.runs() if self._cell(run) == cell), None)
         except (AutorlError, OSError):
             return None
 

@@ -211,8 +211,8 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
     Raises:
         Failed: this machine can't score it.
     """
+    from autorl_hpc.grading.background import RatingOverdue
     from autorl_hpc.grading.evaluate import Bench
-    from autorl_hpc.grading.timeouts import RatingOverdue
 
     run, kept = plan.run, plan.root / f"{plan.name}.after-sft.json"
     known = reading.read_json_or_none(kept)

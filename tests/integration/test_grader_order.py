@@ -20,7 +20,8 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, waiting, write_heartbeat
 from autorl_hpc.grading import engines as grading_engines
-from autorl_hpc.grading import feedback, schedule
+from autorl_hpc.grading import schedule
+from autorl_hpc.grading.background import RATED_AT_ONCE
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.records.entries import Score
 from autorl_hpc.records.exchange import Engine as Identity
@@ -114,6 +115,7 @@ def desk(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Desk:
 
 
 ONCE = [1, 2, 3]
+ROOM = RATED_AT_ONCE - 1
 
 
 def in_order(scores: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -142,10 +144,6 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
     desk.work()
     assert rated == [True]
     assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
-    desk.grader._look()
-    assert desk.grader.order._served == dict.fromkeys(desk.runs, len(ONCE)), (
-        "each counts once, however long it was under way"
-    )
     assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
     order = desk.contents()[:6]
     ahead = [content for what, content in desk.engine.did if what == "prefetch"]
@@ -168,19 +166,19 @@ def test_slow_ratings_go_on_side_by_side_while_the_engine_answers_for_others(
     def rate_late(answered_one: Any) -> Any:
         if threading.current_thread() is not threading.main_thread():
             begun.append(answered_one.content_hash)
-            if len(begun) <= feedback.ROOM:
+            if len(begun) <= ROOM:
                 assert rated.wait(PATIENCE_S), "the fourth is not answered while three are rated"
         return rate(answered_one)
 
     def answering() -> None:
-        answered.append(len(desk.grader.feedback.under_way))
-        if answered[-1] == feedback.ROOM:
+        answered.append(sum(name.startswith("f-") for name in desk.grader.background.names))
+        if answered[-1] == ROOM:
             rated.set()
 
     monkeypatch.setattr(desk.grader.bench, "rate", rate_late)
     desk.engine.before_answer = answering
     desk.work()
-    assert rated.is_set() and max(answered) == feedback.ROOM == 3, answered
+    assert rated.is_set() and max(answered) == ROOM == 3, answered
     assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
     assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
 
@@ -233,7 +231,7 @@ def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: p
 
     def answering() -> None:
         assert desk.grader._held is not None
-        beside.setdefault(desk.grader._held[0], set()).add(desk.grader.feedback.under_way)
+        beside.setdefault(desk.grader._held[0], set()).add(tuple(desk.grader.background.names))
 
     monkeypatch.setattr(desk.grader.bench, "rate", rate_slowly)
     desk.engine.before_answer = answering

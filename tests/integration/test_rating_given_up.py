@@ -14,8 +14,7 @@ from helpers import PATIENCE_S, wait_for
 from judge_server import JudgeServer, Reply
 
 from autorl_hpc.files.processes import GivenUp
-from autorl_hpc.grading import timeouts
-from autorl_hpc.grading.timeouts import RatingOverdue, under_way, within
+from autorl_hpc.grading.background import RatingOverdue, under_way, within
 from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.sandbox.programs import IDLERS
 from autorl_hpc.scoring.judge_cache import JudgeCache
@@ -29,15 +28,14 @@ LONG_END_S = 300.0
 
 BUSY = f"""
 import sys
-from autorl_hpc.grading import timeouts as patience
-from autorl_hpc.grading.timeouts import RatingOverdue, under_way, within
+from autorl_hpc.grading import background as patience
+from autorl_hpc.grading.background import RatingOverdue, under_way, within
 from autorl_hpc.sandbox.program_limits import Program, ProgramLimits as Limits
 from autorl_hpc.sandbox.programs import run_programs
 busy = [Program(f"N = {{n}}\\nwhile True: pass", "def check(f): pass", "f") for n in range(20)]
 limits = Limits(cpu_s=900, wall_s=900.0)
-patience.END_S = {LONG_END_S}
 try:
-    within(float(sys.argv[1]), lambda: run_programs(busy, workers=2, limits=limits, layers=()))
+    within(float(sys.argv[1]), lambda: run_programs(busy, workers=2, limits=limits, layers=()), {LONG_END_S})
 except RatingOverdue:
     print("overdue", len(under_way()), flush=True)
 """
@@ -79,10 +77,7 @@ def test_ctrl_c_ends_what_is_being_rated_and_removes_its_folders(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeouts, "END_S", LONG_END_S)
+def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(tmp_path: Path) -> None:
     mark = tmp_path / "pid"
     (tmp_path / "evaluate.py").write_text(
         "import os, time\n\n\ndef evaluate(question, model_answer, reference):\n"
@@ -95,16 +90,13 @@ def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(
         rater.score([Item("a", "?", "7", {})], [["7"]], context)
 
     with pytest.raises(RatingOverdue):
-        within(4.0, rate)
+        within(4.0, rate, LONG_END_S)
     assert under_way() == []
     if mark.exists():  # else this machine was too busy to begin
         assert not Path(f"/proc/{mark.read_text()}").exists()
 
 
-def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timeouts, "END_S", LONG_END_S)
+def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(tmp_path: Path) -> None:
     go = threading.Event()
 
     def replies(number: int, body: object) -> Reply:
@@ -128,7 +120,7 @@ def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(
                     given_up.append("nothing is begun any more")
 
         with pytest.raises(RatingOverdue):
-            within(1.0, rate)
+            within(1.0, rate, LONG_END_S)
         before = judge.usage
         go.set()
         wait_for(lambda: not any(thread.name == "judge" for thread in threading.enumerate()), what="late answers")

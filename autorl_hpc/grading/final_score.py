@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files import artifacts
@@ -12,8 +11,8 @@ from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, in_words, run_head
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading.attempts import Attempts, Baselines, NotReady, settle
-from autorl_hpc.grading.fingerprint_work import Tracing
+from autorl_hpc.grading.attempts import Attempts, Baselines, EvaluationRequest, NotReady, items_file, settle
+from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Closed, Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import RunRecord
@@ -23,13 +22,13 @@ log = logging.getLogger("autorl_hpc.grader")
 
 
 @dataclass
-class Closing:
+class FinalScore:
     """Closes runs for one grader."""
 
     experiment: ExperimentDir
     baselines: Baselines
     attempts: Attempts
-    tracing: Tracing
+    fingerprints: FingerprintQueue
     grader: str
     keep_all: bool
 
@@ -46,28 +45,27 @@ class Closing:
         """
         run = self.experiment.run(record.run_id)
         ledger = Ledger(run)
-        view = RunView.of(ledger.read())
+        view, own = RunView.of(ledger.read()), None
         if view.closed is None:
-            if view.sealed is None or view.unscored():
-                raise NotReady
-            if self.tracing.enqueue(record, view):
+            if view.sealed is None or view.unscored() or self.fingerprints.enqueue(record, view):
                 raise NotReady
             body = self._decide(record, run, view, entry, generation, waiting_s)
+            own = None if body.report is None else body.report.items_sha256
             ledger.append(
                 EntryKind.CLOSED, body, role="grader", unless=lambda entries: RunView.of(entries).closed is not None
             )
             view = RunView.of(ledger.read())
             log.info("closed: %s", in_words(run_head(run)))
-            if body.report is not None and body.selected is not None:
-                _settle(run, view, body.selected, own=body.report.items_sha256)
-        self.finish(run, ledger, view)
+        self._finish(run, ledger, view, own)
 
-    def finish(self, run: RunDir, ledger: Ledger, view: RunView) -> None:
+    def _finish(self, run: RunDir, ledger: Ledger, view: RunView, own: str | None) -> None:
         """Do what follows from a closed ledger (items file, sealed copy, artifacts, finished mark). Idempotent."""
-        if view.closed is not None and view.closed.selected is not None:
-            _settle(run, view, view.closed.selected)
+        closed = view.closed
+        assert closed is not None
+        selected = None if closed.selected is None else view.submissions.get(closed.selected)
+        if closed.selected is not None and closed.report is not None:  # whichever grader wrote the items file
+            settle(items_file(run, closed.selected, Split.REPORT), closed.report.items_sha256, own)
         ledger.seal_file()
-        selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
         keep = selected.content_hash if selected else None
         for content in {s.content_hash for s in view.accepted()}:
             if content is not None and content != keep and not self.keep_all:
@@ -85,7 +83,7 @@ class Closing:
         if chosen is None and view.sealed.ended_by is EndedBy.CANCELLED:  # nothing to compare, so no engine is needed
             reason = "cancelled before anything was scored"
             return Closed(selected=None, selected_by="cancelled", reason=reason, grader=self.grader)
-        report = self._baseline(record, Split.REPORT)
+        report = self.baselines.ensure(science, Split.REPORT)
         feedback = report if paper else self._feedback_baseline(record, view, chosen)
         facts: dict[str, Any] = {
             "baseline_feedback": feedback.key,
@@ -95,7 +93,14 @@ class Closing:
         }
         if chosen is None:
             return _close_without(view, report, facts)
-        evaluation = self._report_evaluation(record, run, view, chosen, report, entry, generation, waiting_s)
+        if paper:
+            score = view.score_of(chosen)
+            assert score is not None
+            evaluation = score.evaluation
+        elif chosen.is_base:
+            evaluation = report.evaluation
+        else:
+            evaluation = self._evaluate(record, run, chosen, entry, generation, waiting_s)
         return Closed(
             selected=chosen.submission_id,
             selected_by="final" if final else "best_feedback",
@@ -105,27 +110,13 @@ class Closing:
             **facts,
         )
 
-    def _report_evaluation(
-        self,
-        record: RunRecord,
-        run: RunDir,
-        view: RunView,
-        chosen: Submission,
-        base: Baseline,
-        entry: str,
-        generation: int,
-        waiting_s: float | None,
+    def _evaluate(
+        self, record: RunRecord, run: RunDir, chosen: Submission, entry: str, generation: int, waiting_s: float | None
     ) -> Evaluation:
-        if record.science.protocol is Protocol.PAPER:
-            score = view.score_of(chosen)
-            assert score is not None
-            return score.evaluation
-        if chosen.is_base:
-            return base.evaluation
         assert chosen.content_hash is not None
-        items = _items(run, chosen.submission_id)
+        items = items_file(run, chosen.submission_id, Split.REPORT)
         return self.attempts.evaluate(
-            record.science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s
+            EvaluationRequest(record.science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s)
         )
 
     def _feedback_baseline(self, record: RunRecord, view: RunView, chosen: Submission | None) -> Baseline:
@@ -136,24 +127,7 @@ class Closing:
             found = read_baseline(self.experiment.baselines, key)
             if found is not None:
                 return found
-        return self._baseline(record, Split.FEEDBACK)
-
-    def _baseline(self, record: RunRecord, split: Split) -> Baseline:
-        found = self.baselines.ensure(record.science, split)
-        if found is None:
-            raise NotReady
-        return found
-
-
-def _items(run: RunDir, number: int) -> Path:
-    return run.items / f"{number:06d}.{Split.REPORT}.jsonl.gz"
-
-
-def _settle(run: RunDir, view: RunView, number: int, own: str | None = None) -> None:
-    """Put the report split's items file in place that the closing entry names, whichever grader wrote it."""
-    closed = view.closed
-    if closed is not None and closed.selected == number and closed.report is not None:
-        settle(_items(run, number), closed.report.items_sha256, own)
+        return self.baselines.ensure(record.science, Split.FEEDBACK)
 
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:

@@ -1,23 +1,34 @@
-"""Graders' order on simulated queues: fair between runs, nobody starves, engines are seldom changed. No clock but the simulation's."""
+"""Graders' order on simulated queues: fair between runs, nobody starves, engines are seldom changed; and the waits of entries
+that fail."""
 
 from __future__ import annotations
 
+import io
 import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from treemaker import Tree
 
-from autorl_hpc.files.queue import is_waited_for, run_of
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.queue import MAX_CHARS, is_waited_for, read_trouble, read_troubles, run_of, write_trouble
 from autorl_hpc.grading.schedule import (
     BACKGROUND_EVERY,
     CLOSING_EVERY,
     CLOSINGS_FIRST_S,
     ENGINE_PATIENCE_S,
-    LEAD,
+    MAX_RETRY_S,
+    RETRY_AFTER_TROUBLE_S,
+    Backoff,
     Order,
+    pause_s,
 )
+from autorl_hpc.records.exchange import Trouble
+from autorl_hpc.report import status
+from autorl_hpc.states import Fault
 
 ENGINE_START_S = 45.0
 
@@ -86,7 +97,7 @@ class Simulation:
             self.waits[name] = self.now - self.queue[name]
             self.served.append(name)
             grader.order.began(name)
-            change = not name.startswith("p-") and grader.warm != group_of(name)
+            change = grader.warm != group_of(name)
             if change:
                 grader.warm, grader.changes = group_of(name), grader.changes + 1
             grader.free_at = self.now + self.costs(name) + (ENGINE_START_S if change else 0.0)
@@ -102,12 +113,14 @@ def test_a_run_with_many_submissions_does_not_keep_the_others_waiting() -> None:
     assert max(wait for name, wait in world.waits.items() if "flood" not in name) < ENGINE_START_S + 12 * 2.0
 
 
-def test_who_was_served_less_over_the_life_of_the_queue_comes_first_but_not_for_ever() -> None:
-    """A new grader, that has served nobody yet, looks at what lies there."""
-    order = Order(served_before=lambda run: {"old": 40}.get(run, 0))
-    sorted_names = order.sort([entry("old", n) for n in (41, 42, 43)] + [entry("new", n) for n in range(1, 10)])
-    assert [run_of(name) for name in sorted_names[:LEAD]] == ["new"] * LEAD
-    assert "old" in {run_of(name) for name in sorted_names[LEAD : LEAD + 2]}, "a late start is no claim on all turns"
+def test_a_run_that_begins_late_has_no_claim_on_all_turns() -> None:
+    order = Order()
+    old = [entry("old", n) for n in range(1, 41)]
+    order.sort(old)
+    for name in old[:-2]:
+        order.began(name)
+    names = order.sort([*old[-2:], *(entry("new", n) for n in range(1, 10))])
+    assert [run_of(name) for name in names[:4]] in (["old", "new", "old", "new"], ["new", "old", "new", "old"])
 
 
 @pytest.mark.parametrize("graders", [1, 3])
@@ -133,22 +146,19 @@ def test_100_submissions_of_20_runs_on_two_tasks(graders: int) -> None:
 def test_nobody_starves_while_more_comes_than_can_be_served(seed: int) -> None:
     """Three engines' entries, closings, fingerprints and baselines under an overload of two hours: all of them go on."""
     rng = random.Random(seed)
-    world = Simulation(costs=lambda name: 0.3 if name.startswith("p-") else 12.0)
+    world = Simulation(costs=lambda name: 12.0)
     for run in range(12):
         group = "aab"[run % 3] if run < 11 else "c"
         world.arrivals += [(rng.uniform(0, 7200), entry(f"{group}.{run}", n)) for n in range(1, 81)]
-        world.arrivals += [(3600.0, f"p-{group}.{run}--000001"), (3600.0, f"b2-{group}.{run}-x")]
+        world.arrivals += [(3600.0, f"b2-{group}.{run}-x")]
     world.arrivals += [(1800.0 + 60 * run, f"c-{'ab'[run % 2]}.ended{run}") for run in range(10)]
     world.run(7200.0)
     assert len(world.queue) > 200, "an overload"
     closings = [wait for name, wait in world.waits.items() if name.startswith("c-")]
     assert len(closings) == 10 and max(closings) < 1500
-    oldest: dict[str, float] = {}
-    for name, at in world.queue.items():
-        oldest[name[0]] = max(oldest.get(name[0], 0.0), world.now - at)
-    assert {name[0] for name in world.served} == {"f", "c", "p", "b"}
+    assert {name[0] for name in world.served} == {"f", "c", "b"}
     counts = [sum(run_of(name) == f"{'aab'[run % 3]}.{run}" for name in world.served) for run in (0, 3, 6, 9)]
-    assert max(counts) - min(counts) <= LEAD + 2, "runs of one engine are served alike"
+    assert max(counts) - min(counts) <= 2, "runs of one engine are served alike"
     served_c = [name for name in world.served if group_of(name) == "c" and name.startswith("f-")]
     assert served_c, "the one run of its engine is served, too"
     changes = sum(grader.changes for grader in world.crew)
@@ -187,23 +197,23 @@ def test_closings_come_first_until_a_submission_waits_too_long_and_then_take_tur
     assert [is_waited_for(name) for name in taken] == [True] * (CLOSING_EVERY - 1) + [False]
 
 
-def test_a_closing_waits_for_its_run_s_scores_and_fingerprints_which_it_hastens() -> None:
+def test_a_closing_waits_for_its_run_s_scores_and_fingerprints_which_come_first() -> None:
     order = Order()
-    names = ["c-g.ended", entry("g.ended", 4), "p-g.ended--000003", "p-g.other--000001", "b2-g-x", entry("g.other", 2)]
+    names = ["c-g.ended", entry("g.ended", 4), "p-g.other--000001", "p-g.ended--000003", "b2-g-x", entry("g.other", 2)]
     first = order.sort(names)
-    assert "c-g.ended" not in first and first[0] == "p-g.ended--000003"
-    assert first[-2:] == ["p-g.other--000001", "b2-g-x"] or set(first[-2:]) == {"p-g.other--000001", "b2-g-x"}
+    assert "c-g.ended" not in first and first[:2] == ["p-g.ended--000003", "p-g.other--000001"]
+    assert first[-1] == "b2-g-x"
     assert "c-g.ended" in order.sort(["c-g.ended", entry("g.other", 2)])
 
 
 def test_what_nobody_waits_for_has_its_turn_under_load() -> None:
     order = Order()
-    names = ["p-g.run--000001", *(entry("g.run", n) for n in range(2, 2 + 2 * BACKGROUND_EVERY))]
+    names = ["b2-g-x", *(entry("g.run", n) for n in range(2, 2 + 2 * BACKGROUND_EVERY))]
     for turn in range(1, BACKGROUND_EVERY + 1):
         name = order.sort(names)[0]
         order.began(name)
         names.remove(name)
-        assert name.startswith("p-") == (turn == BACKGROUND_EVERY)
+        assert name.startswith("b2-") == (turn == BACKGROUND_EVERY)
 
 
 def test_the_order_survives_names_of_strangers() -> None:
@@ -232,3 +242,93 @@ def test_waits_are_measured_from_the_first_look() -> None:
     assert (order.waited_s(entry("r", 1)), order.waited_s(entry("r", 2)), order.waited_s("x")) == (3.0, 0.0, None)
     order.look([])
     assert order.waited_s(entry("r", 1)) is None
+
+
+# --- waits of entries that fail
+
+ENTRY = "f-run--000001"
+
+
+class Clock:
+    """The time that graders see."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_pause_doubles_up_to_its_limit() -> None:
+    assert [pause_s(n) for n in range(5)] == [0.0, 5.0, 10.0, 20.0, 40.0]
+    assert pause_s(50) == MAX_RETRY_S
+
+
+def test_the_next_grader_waits_as_long_as_the_last_one_would_have(tmp_path: Path) -> None:
+    waits, clock = [], Clock()
+    for number in range(6):  # each grader tries once and leaves
+        backoff, begun = Backoff(tmp_path / "troubles", f"grader-{number}", clock), clock.now
+        while backoff.waits(ENTRY, 0):
+            assert backoff.owes([ENTRY]), "it may leave before it has tried, and the wait would begin anew"
+            clock.now += 1.0
+        waits.append(clock.now - begun)
+        backoff.failed(ENTRY, "no key", Fault.GRADER)
+        assert backoff.waits(ENTRY, 0) and not backoff.owes([ENTRY]), "failing work would keep a grader"
+    assert waits == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0]
+    note = read_trouble(tmp_path / "troubles", ENTRY)
+    assert note == Trouble(entry=ENTRY, failures=6, fault=Fault.GRADER, problem="no key", grader="grader-5")
+
+
+def test_what_comes_through_or_is_gone_keeps_no_grader(tmp_path: Path) -> None:
+    first, other = Backoff(tmp_path / "t", "a"), Backoff(tmp_path / "t", "b")
+    assert not other.waits(ENTRY, 0)  # it saw the entry before anything failed
+    first.failed(ENTRY, "x", Fault.CLUSTER)
+    late = Backoff(tmp_path / "t", "c")
+    assert late.waits(ENTRY, 0) and late.owes([ENTRY]) and not late.owes([])
+    other.well(ENTRY)
+    assert read_troubles(tmp_path / "t") == [] and not Backoff(tmp_path / "t", "d").waits(ENTRY, 0)
+
+
+def test_where_graders_died_again_the_next_waits_and_does_others_first(tmp_path: Path) -> None:
+    clock = Clock()
+    backoff = Backoff(tmp_path / "t", "a", clock)
+    names = ["f-a--000001", "f-b--000001", "c-a"]
+    assert backoff.order(names, {"f-a--000001": 1}) == names, "one death may be a preemption"
+    assert backoff.order(names, {"f-a--000001": 2}) == ["f-b--000001", "c-a", "f-a--000001"]
+    assert backoff.order(names, {"f-a--000001": 3, "f-b--000001": 2}) == ["c-a", "f-b--000001", "f-a--000001"]
+    assert not backoff.waits("f-b--000001", 1)
+    assert backoff.waits("f-a--000001", 2)
+    clock.now += RETRY_AFTER_TROUBLE_S
+    assert not backoff.waits("f-a--000001", 2)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"entry": "x"}'])
+def test_a_damaged_note_is_none_and_is_made_anew(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / f"{ENTRY}.json").write_bytes(damage)
+    backoff = Backoff(tmp_path, "a")
+    assert read_troubles(tmp_path) == [] and not backoff.waits(ENTRY, 0)
+    backoff.failed(ENTRY, "x" * 9999, Fault.GRADER)
+    (note,) = read_troubles(tmp_path)
+    assert note.failures == 1 and len(note.problem) == MAX_CHARS
+
+
+def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "runs" / "exp")
+    run, other = tree.run(seed=0).start(), tree.run(seed=1).start()
+    folder = ExperimentDir(tree.path).troubles
+    entries = (f"f-{run.dir.run_id}--000001", f"c-{run.dir.run_id}", "b1-arithmetic-autorl+tiny-01234567")
+    for failures, entry in enumerate(entries, start=1):
+        problem = "the environment of task t failed: KeyError\n  fault: grader"
+        write_trouble(folder, Trouble(entry=entry, failures=failures, fault=Fault.GRADER, problem=problem, grader="g"))
+    (facts,) = status.collect([tree.path])
+    rows = {row["run_id"]: row for row in facts["runs"]}
+    row = rows[run.dir.run_id]
+    assert row["fault"] == "grader"
+    assert row["reason"] == "failed 2 times, tried again: the environment of task t failed: KeyError"
+    assert rows[other.dir.run_id]["fault"] is None
+    assert [trouble["failures"] for trouble in facts["troubles"]] == [3, 2, 1]
+    from rich.console import Console
+
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(status.render([facts]))
+    text = console.export_text()
+    assert "b1-arithmetic-autorl+tiny-01234567: grader: failed 3 times" in text and "failed 2 times" in text

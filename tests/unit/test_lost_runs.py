@@ -17,8 +17,8 @@ from autorl_hpc.files import atomic
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading import watcher
-from autorl_hpc.grading.watcher import ENTRY, Watcher, seal_what_is_lost
+from autorl_hpc.grading import lost_runs
+from autorl_hpc.grading.lost_runs import ENTRY, Watcher, seal_what_is_lost
 from autorl_hpc.launch.array_task import run_task
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat
@@ -88,7 +88,7 @@ def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, cl
 def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
     desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch, marked: bool, ended_by: EndedBy
 ) -> None:
-    monkeypatch.setattr(watcher, "JUST_SUBMITTED_S", 0.0)
+    monkeypatch.setattr(lost_runs, "JUST_SUBMITTED_S", 0.0)
     clients.says("squeue", "")
     if marked:
         (desk.experiment.cancel / desk.record.run_id).touch()

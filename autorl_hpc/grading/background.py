@@ -1,18 +1,22 @@
-"""Timeouts of ratings, and containment of errors that would end the grader."""
+"""Background work of a grader, the time limit of a rating, and containment of errors that would end the grader."""
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.processes import Cancellable
 
 log = logging.getLogger("autorl_hpc.grader")
+
+T = TypeVar("T")
 
 
 class Stopped(BaseException):
@@ -49,6 +53,61 @@ def each(*steps: Callable[[], object]) -> None:
             log.exception("while ending")
 
 
+# --- work beside the grader's own thread: ratings, commits, fingerprints
+
+RATED_AT_ONCE = 4
+"""Parallel ratings by the suite's own scorers. They share the cores, so each limit is longer by this factor."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The result of one piece of background work, or its error."""
+
+    name: str
+    generation: int
+    result: object
+
+
+class Background:
+    """Queue entries on which threads work while the grader goes on. Use it only from the grader's own thread."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._results: queue.SimpleQueue[Finished] = queue.SimpleQueue()
+
+    def is_full(self, name: str) -> bool:
+        """Return whether the work on an entry can't start: one fingerprint, and three ratings beside one in the grader's thread."""
+        kind = [other for other in self.names if other[:2] == name[:2]]
+        return len(kind) >= (1 if name.startswith("p-") else RATED_AT_ONCE - 1)
+
+    def start(self, name: str, generation: int, work: Callable[[], object]) -> None:
+        """Start `work` for an entry in a thread."""
+
+        def finish() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                result = error
+            except BaseException as error:  # SystemExit or a panic of compiled code
+                result = WouldEnd(f"{type(error).__name__}: {error}")
+            self._results.put(Finished(name, generation, result))
+
+        self.names.append(name)
+        # a daemon, because Python would wait for an executor's threads at its end
+        threading.Thread(target=finish, name="finishing", daemon=True).start()
+
+    def collect(self, timeout_s: float | None = 0.0) -> Finished | None:
+        """Return what is finished, or None if nothing is within `timeout_s` (None: wait without limit)."""
+        if not self.names:
+            return None
+        try:
+            found = self._results.get(timeout_s is None or timeout_s > 0.0, timeout_s or None)
+        except queue.Empty:
+            return None
+        self.names.remove(found.name)
+        return found
+
+
 # --- time limit of a rating
 # Programs, judge requests and single calls of a task's `evaluate` have their own limits. If one of these fails to act, all runs
 # would wait behind one submission while the heartbeat goes on, so each rating has a limit as a whole too. An overdue rating is
@@ -57,13 +116,8 @@ def each(*steps: Callable[[], object]) -> None:
 TICK_S = 1.0
 """The wait is counted in ticks of this length, so that the time of a suspended job does not count."""
 
-RATED_AT_ONCE = 4
-"""Parallel ratings by the suite's own scorers. They share the cores, so each limit is longer by this factor."""
-
 END_S = 5.0
 """Seconds for an abandoned rating to end its processes and remove its files."""
-
-T = TypeVar("T")
 
 
 class RatingOverdue(Exception):
@@ -89,9 +143,10 @@ def overdue_s(error: BaseException | None) -> float:
 class _Rating(threading.Thread, Generic[T]):
     """The thread of one rating."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, work: Callable[[], T], end_s: float) -> None:
         super().__init__(name="rating", daemon=True)
         self._work = work
+        self._end_s = end_s
         self._ending = Cancellable()
         self.found: list[T] = []
         self.problem: BaseException | None = None
@@ -108,16 +163,16 @@ class _Rating(threading.Thread, Generic[T]):
         # in a thread, because this may hang too
         threading.Thread(target=self._ending.end, name="ending", daemon=True).start()
         if self.is_alive():  # a signal may arrive before its start
-            self.join(END_S)
+            self.join(self._end_s)
 
 
-def within(limit_s: float, work: Callable[[], T]) -> T:
+def within(limit_s: float, work: Callable[[], T], end_s: float = END_S) -> T:
     """Run `work` in a thread and return its result or raise its error. Abandons it at the limit or if the caller is interrupted.
 
     Raises:
         RatingOverdue: it exceeds the limit.
     """
-    rating = _Rating(work)
+    rating = _Rating(work, end_s)
     try:
         rating.start()
         waited_s = 0.0

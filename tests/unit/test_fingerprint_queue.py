@@ -1,9 +1,8 @@
-"""Fingerprints as work: put aside for what agents wait for, gone on with, committed once, never in the way for ever."""
+"""Fingerprints as queue work: committed once, never in the way for ever; and which artifacts an open run keeps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.queue import waiting
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
-from autorl_hpc.grading import fingerprint_work
+from autorl_hpc.grading import fingerprint_queue
 from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
 from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
-from autorl_hpc.grading.fingerprint_work import Tracing
+from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Fingerprint, Score
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.states import EntryKind, Fault, Split
@@ -43,15 +42,8 @@ class World:
         self.tree = Tree(tmp / "runs" / "exp")
         self.experiment = self.tree.experiment
         self.run: TreeRun = self.tree.run(base_model_content_hash=self.stage("org/tiny", BASE)).start()
-        self.busy: Callable[[], bool] = lambda: False
-        self.tracing = self.grader("g1")
+        self.tracing = FingerprintQueue(self.experiment, self.root, "g1")
         self.base = self.tree.baseline(self.run.science, Split.FEEDBACK)
-
-    def grader(self, name: str) -> Tracing:
-        return Tracing(self.experiment, self.root, name, self.is_busy)
-
-    def is_busy(self) -> bool:
-        return self.busy()
 
     def stage(self, name: str, weights: Model, dtype: str = "F32") -> str:
         folder = save(self.root.model(name), weights, dtype)
@@ -70,9 +62,9 @@ class World:
         values = None if score is None else outcomes(n, range(round(n * score)))
         return self.run.submit(1.0, values, content_hash=content, **fields)
 
-    def work(self, number: int, by: Tracing | None = None, generation: int = 1) -> RunView | None:
+    def work(self, number: int, generation: int = 1) -> RunView | None:
         name = f"p-{self.run.dir.run_id}--{number:06d}"
-        return (by or self.tracing).work(self.run.record, self.run.ledger, number, name, generation)
+        return self.tracing.work(self.run.record, self.run.ledger, number, name, generation)
 
     def made(self, number: int) -> Fingerprint:
         view = self.work(number)
@@ -95,12 +87,15 @@ def world(tmp_path: Path) -> World:
 def test_an_honest_line_of_submissions(world: World) -> None:
     first = plus(BASE, 0.01, seed=1)
     numbers = [world.submit(value) for value in (first, plus(first, 0.003, seed=2), plus(BASE, 0.01, seed=3))]
+    with pytest.raises(NotReady):  # an earlier one may be its parent
+        world.work(2)
     found = [world.made(number) for number in numbers]
     assert [one.flags for one in found] == [(), (), ()]
     assert [one.parent for one in found] == [None, 1, None]
     assert found[1].parent_delta == pytest.approx((found[0].relative_delta or 0) * 0.3, rel=0.1)
     assert all(one.nearest_model == "org/tiny" and one.reason is None and one.took_s > 0 for one in found)
     assert found[0].commonest_output_share == found[0].base_output_share == 1 / world.tree.n_feedback
+    assert world.work(1) is None, "committed once"
 
 
 def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
@@ -108,13 +103,13 @@ def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
     world.made(world.submit(first, score=0.4))
     artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
     assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
-    sketch = fingerprint_work.sketch_file(world.run.dir, 1)
+    sketch = fingerprint_queue.sketch_file(world.run.dir, 1)
     sketch.write_bytes(sketch.read_bytes()[::-1])
     assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
 
 
 def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint_work, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
+    monkeypatch.setattr(fingerprint_queue, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
     found = world.made(world.submit(BASE, is_base=True))
     assert found.flags == ("untrained_copy",) and found.relative_delta == 0 and found.reason is None
 
@@ -125,8 +120,8 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     world.stage("org/wider", {**other, "up": np.zeros((8, 8), dtype=np.float32)})
     world.stage("plain", {name: value.copy() for name, value in BASE.items()}, "F16")
     read: list[str] = []
-    real = fingerprint_work.sketch_of
-    monkeypatch.setattr(fingerprint_work, "sketch_of", lambda o, *a: read.append(o.folder.name) or real(o, *a))  # type: ignore[func-returns-value]
+    real = fingerprint_queue.sketch_of
+    monkeypatch.setattr(fingerprint_queue, "sketch_of", lambda o, *a: read.append(o.folder.name) or real(o, *a))  # type: ignore[func-returns-value]
     found = [world.made(world.submit(value)) for value in (other, plus(other, 0.01, seed=4), plus(BASE, 0.02, seed=5))]
     assert [one.flags for one in found] == [("foreign_weights",), ("foreign_weights",), ()]
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
@@ -140,49 +135,6 @@ def test_a_damaged_staged_model_hinders_nothing(world: World) -> None:
     (world.root.model("org/unread")).mkdir()
     (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
     assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
-
-
-def test_urgent_work_comes_first_and_nothing_is_read_twice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    monkeypatch.setattr(fingerprint_work, "LOOK_S", 0.0)
-    reads: list[str] = []
-    real = fingerprint_work.FolderWeights.read
-    monkeypatch.setattr(
-        fingerprint_work.FolderWeights, "read", lambda self, *a: reads.append(self.folder.name) or real(self, *a)
-    )  # type: ignore[func-returns-value]
-    world.busy = lambda: True
-    pauses = 0
-    while True:
-        try:
-            view = world.work(number)
-            break
-        except NotReady:
-            pauses += 1
-            assert not RunView.of(world.run.ledger.read()).fingerprints
-    assert view is not None and view.fingerprints[number].flags == ()
-    assert pauses == 4 and len(reads) == 2 * 4, "a pause after each tensor, each read once of both models"
-
-
-def test_committed_once_by_two_graders(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    slow, quick = world.tracing, world.grader("g2")
-    monkeypatch.setattr(fingerprint_work, "LOOK_S", 0.0)
-    world.busy = lambda: True
-    with pytest.raises(NotReady):
-        world.work(number, slow)
-    world.busy = lambda: False
-    assert world.work(number, quick, generation=2) is not None
-    assert world.work(number, slow) is None
-    entries = [linked.body for linked in world.run.ledger.read() if isinstance(linked.body, Fingerprint)]
-    assert [one.grader for one in entries] == ["g2"]
-
-
-def test_earlier_submissions_come_first(world: World) -> None:
-    first, second = world.submit(plus(BASE, 0.01, seed=1)), world.submit(plus(BASE, 0.01, seed=2))
-    with pytest.raises(NotReady):
-        world.work(second)
-    world.made(first)
-    assert world.made(second).submission_id == second
 
 
 def test_queued_once_and_only_what_is_due(world: World) -> None:
@@ -219,7 +171,7 @@ def test_what_cannot_be_computed_has_a_reason(world: World, damage: str) -> None
     assert words[damage] in str(found.reason)
 
 
-def test_a_file_system_gets_its_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_gets_its_time(world: World) -> None:
     number = world.submit(plus(BASE, 0.01))
     content = world.content(number).pop()
     moved = world.experiment.artifacts.parent / "moved"
@@ -231,7 +183,7 @@ def test_a_file_system_gets_its_time(world: World, monkeypatch: pytest.MonkeyPat
     assert world.made(number).reason is None
     gone = world.submit(plus(BASE, 0.01, seed=4))
     artifacts.remove(world.experiment.artifacts / world.content(gone).pop())
-    monkeypatch.setattr(fingerprint_work, "MISSING_PATIENCE_S", 0.0)
+    world.tracing.missing_patience_s = 0.0
     with pytest.raises(NotReady):
         world.work(gone)
     assert "is gone" in str(world.made(gone).reason)

@@ -1,0 +1,413 @@
+"""Parts of a grader: a rating that never ends, work in the background, items files of graders that were overtaken, and what is
+left in the queue of an experiment that is over."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from checkpoints import Desk, tiny_base
+from helpers import PATIENCE_S
+from treemaker import ENGINE, Tree, TreeRun
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.evidence.verify import verify_run
+from autorl_hpc.files.artifacts import READY_NAME
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.files.processes import GivenUp, ended_by
+from autorl_hpc.files.queue import (
+    Claims,
+    HeartbeatWatch,
+    claimed_entries,
+    read_troubles,
+    waiting,
+    write_trouble,
+)
+from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, EvaluationRequest, offer, settle
+from autorl_hpc.grading.background import Background, Finished, GraderOverdue, RatingOverdue, overdue_s, within
+from autorl_hpc.grading.daemon import Grader
+from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
+from autorl_hpc.grading.feedback import Feedback
+from autorl_hpc.grading.schedule import MAX_RETRY_S, RunCatalog
+from autorl_hpc.records.entries import Evaluation, Score, Timings
+from autorl_hpc.records.exchange import Trouble
+from autorl_hpc.records.experiment import GraderSpec
+from autorl_hpc.records.run import Science
+from autorl_hpc.rollouts.engine import Answer
+from autorl_hpc.states import EntryKind, Fault, Split
+
+ARTIFACT = "a" * 64
+LIMIT_S = 0.2
+ENTRY = "f-run--000001"
+
+
+class Slow(Bench):
+    """A bench whose engine is not asked, and whose scorer doesn't come to an end with some contents' answers."""
+
+    def __init__(self, science: Science, hangs_on: set[str]) -> None:
+        super().__init__(Root(Path("/nowhere")), GraderSpec(rating_limit_s=LIMIT_S))
+        self.science, self.hangs_on = science, hangs_on
+        self.hangs = True
+        self.asked: list[tuple[str, int | None]] = []
+        self.dropped = 0
+        self.rates_few = False
+
+    def answer(
+        self,
+        science: Science,
+        weights: Path,
+        content_hash: str,
+        split: Split,
+        *,
+        order: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> SplitAnswers:
+        self.asked.append((content_hash, limit))
+        return answered(science, content_hash, limit)
+
+    def _limit_s(self, answered: SplitAnswers) -> float:
+        return LIMIT_S
+
+    def _rate(self, answered: SplitAnswers) -> Scored:
+        few = self.rates_few and "few" in str(answered.asked)
+        if self.hangs and answered.content_hash in self.hangs_on and not few:
+            ended = threading.Event()
+            with ended_by(ended.set):
+                ended.wait()
+            raise GivenUp
+        science = answered.science
+        return Scored(
+            Evaluation(
+                split=answered.split, content_hash=answered.content_hash, score=50.0, recipe_hash=science.recipe.hash()
+            ),
+            (),
+        )
+
+    def drop_engine(self) -> None:
+        self.dropped += 1
+
+
+def answered(science: Science, content_hash: str, limit: int | None = None, items: int = 1) -> SplitAnswers:
+    """The answers to one item, or as many."""
+    answers = [[Answer("it is 7", 3, False)] for _ in range(items)]
+    asked = ("all" if limit is None else "few", content_hash)
+    return SplitAnswers(science, Split.FEEDBACK, content_hash, [], answers, "e" * 64, asked, Timings())
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    made = Desk(tmp_path / "exp", tiny_base())
+    (made.experiment.artifacts / ARTIFACT).mkdir()
+    (made.experiment.artifacts / ARTIFACT / READY_NAME).touch()
+    return made
+
+
+@pytest.fixture
+def slow(desk: Desk) -> Slow:
+    return Slow(desk.record.science, {ARTIFACT})
+
+
+@pytest.fixture
+def request_(desk: Desk, slow: Slow) -> EvaluationRequest:
+    return EvaluationRequest(slow.science, ARTIFACT, Split.FEEDBACK, desk.experiment.path / "items.gz", ENTRY)
+
+
+def test_what_comes_in_time_is_passed_on() -> None:
+    def raises() -> None:
+        raise SystemExit(3)
+
+    assert within(5.0, lambda: 7) == 7
+    with pytest.raises(SystemExit):
+        within(5.0, raises)
+    with pytest.raises(TimeoutError, match="of its own"):  # not taken for the limit
+
+        def late() -> None:
+            raise TimeoutError("of its own")
+
+        within(5.0, late)
+
+
+def test_an_overdue_rating_keeps_no_other_from_its_turn(slow: Slow) -> None:
+    began = time.monotonic()
+    with pytest.raises(RatingOverdue, match=r"not rated within 0\.2 s"):
+        slow.rate(answered(slow.science, ARTIFACT))
+    assert slow.rate(answered(slow.science, "b" * 64)).evaluation.score == 50.0
+    assert time.monotonic() - began < 5.0
+    slow.hangs = False
+    assert slow.rate(answered(slow.science, ARTIFACT)).evaluation.score == 50.0
+
+
+@pytest.mark.parametrize(("change", "who"), [({"judge": "logprob"}, "judge"), ({"scorer": "task"}, "own scorer")])
+def test_judges_and_own_scorers_are_nobodys_artifact(slow: Slow, change: dict[str, str], who: str) -> None:
+    science = slow.science.model_copy(update={"recipe": slow.science.recipe.model_copy(update=change)})
+    asked = answered(science, ARTIFACT)
+    with pytest.raises(GraderOverdue, match=f"the {who} of task {science.task} is too slow, or hangs") as told:
+        slow.rate(asked)
+    assert told.value.fault is Fault.GRADER and "grader.rating_limit_s" in str(told.value)
+    kept = slow._judging.kept(asked.asked)
+    assert kept == (asked.answers if who == "judge" else None), "what was answered need not be answered again"
+
+
+def test_the_artifact_is_blamed_after_two_tries_where_the_base_models_answers_are_rated(
+    desk: Desk, slow: Slow, request_: EvaluationRequest
+) -> None:
+    """A try beside another submission was the first one."""
+    attempts, science = Attempts(desk.experiment, slow), slow.science
+    with pytest.raises(RatingOverdue):
+        attempts.finish(request_, answered(science, ARTIFACT))
+    for beside, asked in ((True, 1), (False, 2)):
+        slow.asked.clear()
+        found = attempts.evaluate(request_, overdue=beside)
+        assert found.score is None and found.fault is Fault.ARTIFACT
+        assert str(found.reason).startswith("rating its answers came to no end twice, and works for the base model")
+        assert slow.asked == [(ARTIFACT, None)] * asked + [(science.base_model_content_hash, None)]
+    assert slow.dropped == 0
+
+
+@pytest.mark.parametrize("rates_few", [False, True])
+def test_nothing_is_said_of_it_where_the_base_models_are_not(
+    desk: Desk, slow: Slow, request_: EvaluationRequest, rates_few: bool
+) -> None:
+    """Be it that a node is only too slow for so many of them."""
+    slow.hangs_on.add(slow.science.base_model_content_hash)
+    slow.rates_few = rates_few
+    with pytest.raises(ClusterTrouble, match="the base model can't be scored on this node either") as told:
+        Attempts(desk.experiment, slow).evaluate(request_)
+    assert told.value.fault is Fault.GRADER and overdue_s(told.value) == LIMIT_S
+    assert slow.dropped == 0, "the engine is well"
+
+
+def test_a_first_try_in_the_background_counts_once(tmp_path: Path) -> None:
+    run = Tree(tmp_path).run().start()
+    number = run.submit(60.0)
+    name = f"f-{run.record.run_id}--{number:06d}"
+    given: list[bool] = []
+
+    def tried(request: EvaluationRequest, overdue: bool) -> Evaluation:
+        given.append(overdue)
+        raise ClusterTrouble("not now")
+
+    feedback = feedback_of(run, SimpleNamespace(evaluate=tried), "g")
+    feedback.failed(Finished(name, 1, RatingOverdue(LIMIT_S)))
+    for _ in range(2):
+        with pytest.raises(ClusterTrouble):
+            feedback.score(run.record, number, name, 1, None)
+    assert given == [True, False]
+
+
+def feedback_of(run: TreeRun, attempts: Any, name: str) -> Feedback:
+    experiment, nothing = run.tree.experiment, SimpleNamespace(enqueue=lambda *_: False)
+    claims = Claims(experiment.claims, name, "host", HeartbeatWatch(experiment.graders, 60.0))
+    known = RunCatalog(experiment, lambda: [])
+    beside: Any = nothing
+    return Feedback(experiment, known, claims, beside, attempts, beside, Background(), name, lambda: None)
+
+
+# --- what a grader does about it ---
+
+
+@pytest.fixture
+def grader(tmp_path: Path) -> Grader:
+    tree = Tree(tmp_path)
+    tree.run()
+    tree.save()
+    return Grader(tree.experiment)
+
+
+def wait_s(grader: Grader) -> float:
+    return grader.backoff._not_before[ENTRY] - time.monotonic()
+
+
+def test_a_hanging_judge_is_waited_for_again_after_as_long_a_time(
+    desk: Desk, slow: Slow, grader: Grader, request_: EvaluationRequest
+) -> None:
+    recipe = slow.science.recipe.model_copy(update={"judge": "logprob"})
+    science = slow.science.model_copy(update={"recipe": recipe})
+    request, attempts = dataclasses.replace(request_, science=science), Attempts(desk.experiment, slow)
+    with pytest.raises(ClusterTrouble) as beside:
+        attempts.finish(request, answered(science, ARTIFACT))
+    with pytest.raises(ClusterTrouble) as whole:
+        attempts.evaluate(request)
+    for error in (beside.value, whole.value):
+        assert error.fault is Fault.GRADER
+        grader._failed(ENTRY, error, took_s=7200.0)
+        assert 7100 < wait_s(grader) <= 7200, "no more than half of the time"
+    grader._failed(ENTRY, ClusterTrouble("another"))
+    assert wait_s(grader) <= MAX_RETRY_S
+
+
+def test_a_base_model_that_is_not_rated_in_time_is_the_graders_fault(desk: Desk, slow: Slow, grader: Grader) -> None:
+    slow.hangs_on.add(slow.science.base_model_content_hash)
+    baselines = Baselines(desk.experiment, grader.claims, slow, "g")
+    with pytest.raises(AutorlError, match="the rating of the base model's answers") as told:  # as `rescore` tells it
+        baselines._measure(slow.science, Split.REPORT, "k" * 64)
+    assert told.value.fault is Fault.GRADER and told.value.exit_code is Exit.ENVIRONMENT
+    assert slow.dropped == 0
+
+
+def test_background_work_is_collected_as_it_finishes_and_errors_are_results() -> None:
+    background, go = Background(), {name: threading.Event() for name in ("f-a", "f-b", "f-c")}
+
+    def work(name: str) -> str:
+        assert go[name].wait(PATIENCE_S)
+        return name
+
+    for number, name in enumerate(go, 1):
+        assert not background.is_full(name)
+        background.start(name, number, lambda name=name: work(name))  # type: ignore[misc]
+    assert background.is_full("f-d") and not background.is_full("p-a") and background.names == [*go]
+    assert background.collect() is None and background.collect(0.05) is None
+    go["f-b"].set()
+    assert background.collect(None) == Finished("f-b", 2, "f-b")
+    assert background.names == ["f-a", "f-c"] and not background.is_full("f-b")
+    background.start("p-a", 1, lambda: sys.exit(3))
+    assert background.is_full("p-b")
+    found = background.collect(PATIENCE_S)
+    assert found is not None and isinstance(found.result, Exception) and "SystemExit: 3" in str(found.result)
+    go["f-a"].set()
+    go["f-c"].set()
+    rest = [background.collect(PATIENCE_S), background.collect(PATIENCE_S)]
+    assert {(found.name, found.generation) for found in rest if found} == {("f-a", 1), ("f-c", 3)}
+    assert background.names == [] and background.collect(None) is None, "there is nothing to wait for"
+
+
+def test_entries_that_killed_graders_left_are_removed_when_all_is_over(grader: Grader, tmp_path: Path) -> None:
+    experiment, (run,) = grader.experiment, grader.record.runs
+    assert not grader._is_over()
+    for folder in experiment.folders():
+        folder.mkdir(parents=True, exist_ok=True)
+    (experiment.queue / f"f-{run}--000001.json").write_text("{}")
+    for name in (f"f-{run}--000001.g0001", f"f-{run}--000001.g0002", f"p-{run}--000002.g0001"):
+        (experiment.claims / name).write_text("{}")
+    note = Trouble(entry=f"f-{run}--000001", failures=1, fault=Fault.CLUSTER, problem="?", grader="g")
+    write_trouble(experiment.troubles, note)
+    (experiment.finished / run).touch()
+    assert grader._is_over()
+    assert read_troubles(experiment.troubles) == [] and waiting(experiment.queue) == []
+    assert claimed_entries(experiment.claims) == {}
+
+
+# --- what single calls may take ---
+
+
+@pytest.mark.parametrize(
+    ("recipe", "least_s"),
+    [
+        ({"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 3600}}, 500 / 8 * 3600),
+        ({"scorer": "humaneval", "scorer_version": "2"}, 3600.0),
+    ],
+)
+def test_who_keeps_to_the_limits_of_calls_is_not_overdue(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any], least_s: float
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    bench, science = Bench(Root(Path("/nowhere")), GraderSpec()), desk.record.science
+    assert bench._limit_s(answered(science, ARTIFACT, items=500)) == 3600.0
+    science = science.model_copy(update={"recipe": science.recipe.model_copy(update=recipe)})
+    assert bench._limit_s(answered(science, ARTIFACT)) == max(
+        3600.0, 120.0 + recipe.get("options", {}).get("evaluate_timeout_s", 0)
+    )
+    assert bench._limit_s(answered(science, ARTIFACT, items=500)) > least_s
+
+
+# --- items files: what the committed score names is what stands
+
+
+class Rater:
+    """A grader that has a submission's answers, and rates them in its own way."""
+
+    def __init__(self, run: TreeRun, number: int, name: str, right: int) -> None:
+        self.run, self.number, self.name = run, number, name
+        experiment, record = run.tree.experiment, run.record
+        self.items = run.dir.items / f"{number:06d}.feedback.jsonl.gz"
+        view = RunView.of(Ledger(run.dir).read())
+        outcomes = tuple(ItemOutcome(f"q{i}", float(i < right), "0" * 64, 3) for i in range(40))
+        evaluation = Evaluation(
+            split=Split.FEEDBACK,
+            content_hash=view.submissions[number].content_hash,
+            score=right * 2.5,
+            n=40,
+            recipe_hash=record.recipe_hash,
+            engine_hash=ENGINE.digest(),
+        )
+        bench: Any = SimpleNamespace(rate=lambda answered: Scored(evaluation, outcomes))
+        self.attempts = Attempts(experiment, bench)
+        self.feedback = feedback_of(run, self.attempts, name)
+        self.request = EvaluationRequest(record.science, "", Split.FEEDBACK, self.items, "")
+
+    def rate(self) -> Evaluation:
+        answers: Any = None
+        return self.attempts.finish(self.request, answers)
+
+    def commit(self, evaluation: Evaluation) -> None:
+        self.feedback._commit(self.run.record, self.number, evaluation, 1)
+
+
+def problems(run: TreeRun) -> list[str]:
+    return [str(problem) for problem in verify_run(run.tree.experiment, run.dir).problems if "items" in str(problem)]
+
+
+def hidden(run: TreeRun) -> list[str]:
+    return [name for name in os.listdir(run.dir.items) if name.startswith(".")]
+
+
+@pytest.fixture
+def raters(tmp_path: Path) -> tuple[Rater, Rater]:
+    run = Tree(tmp_path / "exp").run().start()
+    number = run.submit(10.0)
+    for folder in run.tree.experiment.folders():
+        folder.mkdir(parents=True, exist_ok=True)
+    run.dir.items.mkdir(exist_ok=True)
+    return Rater(run, number, "slow", 20), Rater(run, number, "quick", 21)
+
+
+@pytest.mark.parametrize("first", ["slow", "quick"])
+def test_whoever_loses_the_commit_leaves_the_winners_items(raters: tuple[Rater, Rater], first: str) -> None:
+    slow, quick = raters
+    if first == "slow":  # it wrote its items, and was overtaken before it could commit
+        late = slow.rate()
+        quick.commit(quick.rate())
+    else:
+        quick.commit(quick.rate())
+        assert problems(quick.run) == []
+        late = slow.rate()
+    assert problems(quick.run) == []
+    slow.commit(late)
+    assert problems(quick.run) == [] and hidden(quick.run) == []
+
+
+def test_a_death_between_commit_and_items_is_mended_by_the_next_who_finds_the_entry(
+    raters: tuple[Rater, Rater],
+) -> None:
+    slow, quick = raters
+    slow.rate()  # dies
+    evaluation = quick.rate()
+    score = Score(submission_id=quick.number, evaluation=evaluation, grader="quick", generation=2)
+    Ledger(quick.run.dir).append(EntryKind.SCORE, score, role="grader")  # dies, too
+    assert problems(quick.run) != []
+    slow.feedback.score(slow.run.record, slow.number, f"f-{slow.run.dir.run_id}--{slow.number:06d}", 3, None)
+    assert problems(quick.run) == []
+
+
+def test_offering_replaces_nothing_and_settling_may_be_done_twice(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl.gz"
+    one, two = (offer(path, [ItemOutcome("q", value, "0" * 64, 3)]) for value in (0.0, 1.0))
+    first = path.read_bytes()
+    settle(path, one, own=two)
+    assert path.read_bytes() == first and os.listdir(tmp_path) == [path.name]
+    two = offer(path, [ItemOutcome("q", 1.0, "0" * 64, 3)])
+    assert path.read_bytes() == first
+    for _ in range(2):
+        settle(path, two, own=two)
+        assert path.read_bytes() != first and os.listdir(tmp_path) == [path.name]
