@@ -17,7 +17,7 @@ from players import Player, walkthroughs
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.attempts import Attempts, ClusterTrouble
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
 from autorl_hpc.grading.evaluate import Bench, Scored
 from autorl_hpc.records.experiment import Budget, GraderSpec
 from autorl_hpc.records.run import Science
@@ -162,7 +162,7 @@ def test_attempts_blame_no_artifact_for_it(root: Root, tmp_path: Path, monkeypat
     monkeypatch.setattr("autorl_hpc.files.artifacts.artifact_ready", lambda *_: True)
     attempts = Attempts(experiment, PlayedBench(root, Player(lambda prompt: "look")))
     with pytest.raises(ClusterTrouble, match="the environment of task alfworld-mini failed"):
-        attempts.evaluate(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry", 1)
+        attempts.evaluate(EvaluationRequest(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry"))
     assert not (tmp_path / "items.jsonl.gz").exists()
 
 
@@ -194,7 +194,7 @@ def test_attempts_blame_no_artifact_for_a_dialogue_that_raises(
     player.load = load  # type: ignore[method-assign]
     attempts = Attempts(experiment, PlayedBench(root, player))
     with pytest.raises(ClusterTrouble, match=rf"the environment of task {TASK} failed: .*IndexError") as caught:
-        attempts.evaluate(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry", 1)
+        attempts.evaluate(EvaluationRequest(science(), "0" * 64, Split.FEEDBACK, tmp_path / "items.jsonl.gz", "entry"))
     assert "fault: grader" in str(caught.value)
 
 

@@ -43,7 +43,8 @@ from autorl_hpc.records.entries import Evaluation, Score, Timings
 from autorl_hpc.records.exchange import Trouble
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import Science
-from autorl_hpc.rollouts.engine import Answer
+from autorl_hpc.rollouts.engine import Answer, EngineFailed
+from autorl_hpc.stage.models import TINY, stage_model
 from autorl_hpc.states import EntryKind, Fault, Split
 
 ARTIFACT = "a" * 64
@@ -213,7 +214,43 @@ def feedback_of(run: TreeRun, attempts: Any, name: str) -> Feedback:
     return Feedback(experiment, known, claims, beside, attempts, beside, Background(), name, lambda: None)
 
 
-# --- what a grader does about it ---
+# --- an engine that does not start is the node's trouble: no artifact's weights have come near it
+
+
+class Starting(Bench):
+    """A bench at which nothing is asked: it begins with the engine."""
+
+    def answer(self, science: Any, *others: Any, **more: Any) -> Any:
+        return self.engine(science.base_model, science.recipe)
+
+
+@pytest.mark.parametrize("problem", [EngineFailed("its worker ended with 1"), RuntimeError("CUDA error: all in use")])
+def test_an_artifact_is_not_blamed_where_the_engine_does_not_start(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: Exception
+) -> None:
+    left = [problem] * 3  # a third would be the base model's trial
+
+    def make_engine(*arguments: Any) -> str:
+        if left:
+            raise left.pop()
+        return "the engine"
+
+    monkeypatch.setattr(engines, "make_engine", make_engine)
+    root = Root(tmp_path / "exp")
+    stage_model(root, TINY, None)
+    request = EvaluationRequest(desk.record.science, ARTIFACT, Split.FEEDBACK, tmp_path / "items.gz", ENTRY)
+    attempts = Attempts(desk.experiment, Starting(root, GraderSpec()))
+    while left:
+        before = len(left)
+        with pytest.raises(ClusterTrouble, match=str(problem)) as told:
+            attempts.answer(request)
+        assert len(left) == before - 1, "it is told at once, and counts as no try"
+        assert told.value.fault is Fault.CLUSTER and "next:" in str(told.value) and ".log" not in str(told.value)
+    found: object = attempts.answer(request)
+    assert found == "the engine"
+
+
+# --- what a grader does about a rating that never ends
 
 
 @pytest.fixture
