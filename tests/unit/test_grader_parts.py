@@ -33,6 +33,7 @@ from autorl_hpc.files.queue import (
     write_trouble,
 )
 from autorl_hpc.files.run_view import RunView
+from autorl_hpc.grading import engines
 from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, EvaluationRequest, offer, settle
 from autorl_hpc.grading.background import Background, Finished, GraderOverdue, RatingOverdue, overdue_s, within
 from autorl_hpc.grading.daemon import Grader
