@@ -12,8 +12,9 @@ from helpers import VARIANTS, Cluster
 from miniturns import DONE, TRAIN, say, score_in
 
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.recorder.traces.totals import add_up, read_events
+from autorl_hpc.recorder.traces.totals import add_up
 from autorl_hpc.records.entries import Submission
+from autorl_hpc.records.recorded import TraceEvent
 from autorl_hpc.states import EndedBy
 
 KEY = "the-real-key"
@@ -84,11 +85,15 @@ def assert_told(cluster: Cluster, run_id: str) -> None:
     base = next(answer["baseline_score"] for answer in cluster.answers(run_id) if answer["baseline_score"] is not None)
     assert min(scores) > base + 10.0, (base, scores)
 
-    totals = add_up(read_events(cluster.run_dir(run_id).recorded("trace")))
+    lines = cluster.run_dir(run_id).recorded("trace").read_text().splitlines()
+    events = [TraceEvent.model_validate_json(line) for line in lines]
+    totals = add_up(events)
     told = (totals.tokens_in, totals.tokens_out, totals.driver_calls, totals.tool_calls)
     assert told == (CALLS * TOKENS_IN, (CALLS - 1) * TOKENS_OUT + LAST_OUT, CALLS, CALLS), "as the driver counted them"
     assert view.sealed.driver is not None and view.sealed.driver.tokens_in == CALLS * TOKENS_IN
-    assert totals.errors == 0 and len(totals.sessions) == 1, "the same conversation over all starts"
+    assert totals.sessions == 1 and all(event.kind != "error" for event in events), (
+        "the same conversation over all starts"
+    )
     assert "You had ended your work here." in log and KEY not in log
 
 

@@ -1,13 +1,11 @@
 """Record every state of an agent's code as commits of code.git.
 
 `CodeWalk` finds the files, `CodeFiles` decides what is stored of each, `Repository` writes and reads git objects without
-git, and the watch `Revisions` commits. It looks once a second. A change is committed when a look 0.4 s later finds the same
-state, or after 0.8 s at the latest, so it is settled within 2 s. The state of a submission is committed at once.
+git, and the watch `Revisions` commits. It looks once a second, and at once when a submission asks for its state.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -17,52 +15,17 @@ import secrets
 import stat
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from autorl_hpc.recorder.watch import LineWriter, Moment, RecorderJob
+from autorl_hpc.files.safe_open import DIR_FLAGS, READ_FLAGS, open_below, open_plain
+from autorl_hpc.recorder.watch import LineWriter, Moment, Parts, RecorderJob
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import CodeRevision
-
-# --- resolve a link in place of `code/` if it leads to a folder of the workspace
-
-MAX_LINKS = 8
-MAX_PARTS = 64
-
-
-def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
-    """Return the parts of the path below the workspace to which `name`, at its top, leads; None for the top or a place
-    outside. It opens nothing. Callers that open the parts must follow no link, because they may have changed."""
-    todo, done, links = [name], list[str](), 0
-    while todo:
-        part = todo.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            if not done:
-                return None
-            done.pop()
-            continue
-        try:
-            target = os.readlink("/".join((*done, part)), dir_fd=root_fd)
-        except OSError:  # not a link, or nothing there
-            done.append(part)
-            continue
-        links += 1
-        if target.startswith("/"):
-            top = os.readlink(f"/proc/self/fd/{root_fd}").rstrip("/") + "/"
-            if not target.startswith(top):
-                return None
-            target, done = target[len(top) :], []
-        todo += reversed(target.split("/"))
-        if links > MAX_LINKS or len(todo) > MAX_PARTS:
-            return None
-    return tuple(done) or None
-
 
 # --- which files are code: those in `code/`, and small sources at the top of the workspace.
 # The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
@@ -70,36 +33,45 @@ def inside(root_fd: int, name: str) -> tuple[str, ...] | None:
 # reported.
 
 CODE = "code"
-FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-MAX_FILES = 4000
-"""Limit per revision: more than any agent writes by hand; each version of each file is a file on a shared disk."""
 
-MAX_OTHERS = 500
-"""Limit for files that don't look like source, so that data files don't displace code."""
+class CodeLimits(NamedTuple):
+    """Limits of what is recorded; beyond them files are counted as left out.
 
-MAX_TOP_FILES = 200
-MAX_FOLDERS = 1000
-MAX_DEPTH = 20
-MAX_ASIDE_FOLDERS, MAX_ASIDE_FILES = 50, 100
-"""Limits for folders excluded by name: folders that are read, and sources that are stored."""
+    Attributes:
+        files: per revision: more than any agent writes by hand; each version of each file is a file on a shared disk.
+        others: files that don't look like source, so that data files don't displace code.
+        listed: names read in one walk: a million files in one folder must not cost a second.
+        aside_folders, aside_files: of folders excluded by name: folders that are read, and sources that are stored.
+        texts_bytes: all texts of one revision.
+        repository_bytes, reserved_bytes: size of code.git, and what of it is reserved for submissions.
+        commits: further ones come once per COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk.
+        sure_s: a file that was read sooner after a change is read once more: file times have steps of up to 2 s (FAT; NFS 3
+            and Lustre 1 s), and a file server's clock differs from ours.
+    """
+
+    files: int = 4000
+    others: int = 500
+    top_files: int = 200
+    folders: int = 1000
+    depth: int = 20
+    listed: int = 20_000
+    aside_folders: int = 50
+    aside_files: int = 100
+    texts_bytes: int = 32 << 20
+    repository_bytes: int = 512 << 20
+    reserved_bytes: int = 64 << 20
+    commits: int = 300
+    sure_s: float = 2.5
+
 
 UNSEEN_NAMED = 3
-MAX_LISTED = 20_000
-"""Limit of names read in one walk: a million files in one folder must not cost a second."""
-
-MAX_LISTED_IN_ONE = 2500
-
-MAX_NAMES = 32_768
-"""Cache size for the kinds of file names."""
-
 SOURCE_SUFFIXES = (
     *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
     *(".cfg", ".ini", ".conf", ".jinja", ".jinja2", ".j2", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"),
     *(".go", ".js", ".mjs", ".ts", ".jl", ".r", ".lua", ".pl", ".rb", ".java", ".sql", ".patch", ".diff", ".sbatch"),
 )
 SOURCE_NAMES = frozenset(("makefile", "dockerfile", "justfile", "readme", "license"))
-
 LEFT_OUT_FOLDERS = frozenset(
     (
         *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
@@ -138,20 +110,17 @@ class Tally:
     """What a walk left out.
 
     Attributes:
-        more: more was left out than could be counted.
+        files, by_name: number of files beyond the limits, and of files and folders excluded by name.
+        reasons: what makes the state inexact, and how often.
         missed: what may have been missed; reported with the next commit, if this walk leads to none.
+        unseen: folders excluded by name that hold more than was stored.
     """
 
     files: int = 0
     by_name: int = 0
-    more: bool = False
-    reasons: dict[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
     missed: set[str] = field(default_factory=set)
     unseen: list[str] = field(default_factory=list)
-
-    def say(self, reason: str, count: int = 1) -> None:
-        """Count something that makes the state inexact."""
-        self.reasons[reason] = self.reasons.get(reason, 0) + count
 
     def close(self) -> None:
         """End the walk and add the report of folders excluded by name."""
@@ -161,173 +130,132 @@ class Tally:
             self.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
 
 
-class Listed(NamedTuple):
-    """A folder's entries, sorted.
-
-    Attributes:
-        files: sources first.
-        sources: how many of the files look like source.
-        aside: folders excluded by name.
-        by_name: number of files and folders excluded by name.
-        more: the folder has more entries.
-    """
-
-    folders: Sequence[str]
-    files: Sequence[str]
-    sources: int
-    aside: Sequence[str]
-    by_name: int
-    is_environment: bool
-    more: bool
-
-    @classmethod
-    def of(cls, entries: Mapping[str, bool], more: bool) -> Listed:
-        """Build it from names, and whether each is a folder."""
-        ordered = sorted(entries, key=lambda name: (not is_source(name), name))
-        folders = [name for name in ordered if entries[name] and not _is_left_out_folder(name)]
-        files = [name for name in ordered if not entries[name] and not _is_left_out(name)]
-        return cls(
-            folders=folders,
-            files=files,
-            sources=sum(map(is_source, files)),
-            aside=[name for name in ordered if entries[name] and _is_left_out_folder(name)],
-            by_name=len(ordered) - len(folders) - len(files),
-            is_environment=not (MARKS_OF_ENVIRONMENTS.isdisjoint(ordered) or LIBRARIES.isdisjoint(folders))
-            and "bin" in folders,
-            more=more,
-        )
-
-
 class CodeWalk:
-    """One walk over the code.
+    """One walk over the code of a workspace."""
 
-    Args:
-        known: returns the names of files stored before, by folder; they are read even if a listing is cut short.
-    """
-
-    def __init__(
-        self,
-        root_fd: int,
-        laid: frozenset[str],
-        known: Callable[[], Mapping[str, Sequence[str]]],
-    ) -> None:
+    def __init__(self, workspace: Path, laid: frozenset[str], limits: CodeLimits) -> None:
         self.tally = Tally()
-        self._root, self._laid, self._known = root_fd, laid, known
-        self._by_folder: Mapping[str, Sequence[str]] | None = None
-        self._device = os.fstat(root_fd).st_dev
-        self._listed = self._files = self._others = self._of_aside = 0
-        self._code: tuple[str, ...] = (CODE,)
-        self._aside: list[tuple[str, ...]] = []
+        self._workspace, self._laid, self._limits = workspace, laid, limits
+        self._root, self._device = -1, -1
+        self._listed = self._files = self._others = 0
+        self._code: Parts = (CODE,)
 
     def run(self) -> Iterator[Met]:
         """Yield the files and links; read each one before asking for the next. Raises OSError if the workspace can't be read."""
-        yield from self._top()
-        folders: deque[tuple[str, ...]] = deque([(CODE,)])
-        met = 0
-        while folders:
-            parts = folders.popleft()
-            met += 1
-            if met > MAX_FOLDERS or len(parts) > MAX_DEPTH or self._listed >= MAX_LISTED:
-                self.tally.more = True
-                self.tally.say("folders beyond the limits")
-                continue
-            fd = self._open(parts)
-            if fd is None:
-                continue
-            try:
-                yield from self._folder(fd, parts, folders)
-            except OSError:
-                self.tally.say("folders that could not be read")
-            finally:
-                os.close(fd)
-        yield from self._left_out()
-        self.tally.close()
+        self._root = os.open(self._workspace, DIR_FLAGS)
+        try:
+            self._device = os.fstat(self._root).st_dev
+            yield from self._top()
+            aside: list[Parts] = []
+            yield from self._folders(aside)
+            for number, parts in enumerate(aside):
+                if number >= self._limits.aside_folders or _is_gits(parts[-1]) or self._listed >= self._limits.listed:
+                    self.tally.unseen.append("/".join(parts))
+                else:
+                    yield from self._opened(parts, self._aside)
+            self.tally.close()
+        finally:
+            os.close(self._root)
 
     def _top(self) -> Iterator[Met]:
         """Yield small sources at the top, and `code` itself if it is no folder."""
-        status = _status(self._root, CODE)
-        if status is not None and not stat.S_ISDIR(status.st_mode) and not self._is_elsewhere(status):
-            yield Met(CODE.encode(), self._root, CODE, status)
+        met = self._file(self._root, b"", CODE)
+        if met is not None and not (stat.S_ISLNK(met.status.st_mode) and self._leads_to_a_folder()):
+            yield met
+        _, files = self._list(self._root)
         taken = 0
-        listed = self._list(self._root, "")
-        for name in listed.files[: listed.sources]:
+        for name in filter(is_source, files):
             if name in self._laid or name.startswith("."):
                 continue
-            status = _status(self._root, name)
-            if status is None or not stat.S_ISREG(status.st_mode) or status.st_dev != self._device:
-                continue
-            taken += 1
-            if taken > MAX_TOP_FILES:
-                self.tally.files += 1
-                continue
-            yield Met(os.fsencode(name), self._root, name, status)
+            met = self._file(self._root, b"", name)
+            if met is not None and stat.S_ISREG(met.status.st_mode):
+                taken += 1
+                if taken > self._limits.top_files:
+                    self.tally.files += 1
+                else:
+                    yield met
 
-    def _is_elsewhere(self, status: os.stat_result) -> bool:
-        """Return whether `code` is a link to another folder of the workspace, which is then walked instead."""
-        if not stat.S_ISLNK(status.st_mode):
-            return False
-        self._code = inside(self._root, CODE) or (CODE,)
-        fd = self._open((CODE,))  # follows no link
-        if fd is None:
-            self._code = (CODE,)
-            self.tally.missed.add("code is a link to what is no folder of the workspace: nothing of it is kept")
-            return False
-        os.close(fd)
+    def _leads_to_a_folder(self) -> bool:
+        """Return whether the link `code` leads to another folder of the workspace, which is then walked instead."""
+        top = os.path.realpath(self._workspace)
+        target = os.path.realpath(os.path.join(top, CODE))
+        self._code = Path(target).relative_to(top).parts if target.startswith(top + "/") else ()
+        try:
+            os.close(open_below(self._root, self._code, DIR_FLAGS))  # follows no link
+            is_folder = bool(self._code)
+        except OSError:
+            is_folder = False
         where = printable("/".join(self._code))[:200]
-        self.tally.missed.add(f"code is a link: what lies in {where} is kept as code")
-        return True
+        self.tally.missed.add(
+            f"code is a link: what lies in {where} is kept as code"
+            if is_folder
+            else "code is a link to what is no folder of the workspace: nothing of it is kept"
+        )
+        self._code = self._code if is_folder else (CODE,)
+        return is_folder
 
-    def _left_out(self) -> Iterator[Met]:
-        """Yield the sources directly in folders excluded by name; other content is reported."""
-        for at, parts in enumerate(self._aside):
-            over = at >= MAX_ASIDE_FOLDERS or self._listed >= MAX_LISTED or _is_gits(parts[-1])
-            fd = None if over else self._open(parts)
-            if fd is None:
-                if over:
-                    self.tally.unseen.append("/".join(parts))
+    def _folders(self, aside: list[Parts]) -> Iterator[Met]:
+        """Yield what lies in `code`; folders excluded by name are added to `aside`."""
+        waiting: deque[Parts] = deque([(CODE,)])
+        number = 0
+        while waiting:
+            parts = waiting.popleft()
+            number += 1
+            limits = self._limits
+            if number > limits.folders or len(parts) > limits.depth or self._listed >= limits.listed:
+                self.tally.reasons["folders beyond the limits"] += 1
                 continue
-            try:
-                yield from self._sources(fd, parts)
-            except OSError:
-                self.tally.unseen.append("/".join(parts))
-            finally:
-                os.close(fd)
+            yield from self._opened(parts, lambda fd, parts: self._folder(fd, parts, waiting, aside))
 
-    def _sources(self, fd: int, parts: tuple[str, ...]) -> Iterator[Met]:
-        listed = self._list(fd, "/".join(parts))
-        others = [name for name in listed.files[listed.sources :] if not name.endswith(COMPILED)]
-        unseen = bool(listed.folders or listed.aside or others or listed.more)
-        prefix = os.fsencode("/".join((*parts, "")))
-        for name in listed.files[: listed.sources]:
-            if self._of_aside >= MAX_ASIDE_FILES or self._files >= MAX_FILES:
-                unseen = True
-                break
-            if (met := self._file(fd, prefix, name)) is not None:
-                self._of_aside += 1
-                self._files += 1
-                yield met
-        if unseen:
-            self.tally.unseen.append("/".join(parts))
-
-    def _folder(self, fd: int, parts: tuple[str, ...], folders: deque[tuple[str, ...]]) -> Iterator[Met]:
-        listed = self._list(fd, "/".join(parts))
-        if len(parts) > 1 and listed.is_environment and any(_status(fd, name) is not None for name in PYTHONS):
-            self.tally.by_name += 1
-            self._aside.append(parts)
+    def _opened(self, parts: Parts, read: Callable[[int, Parts], Iterator[Met]]) -> Iterator[Met]:
+        """Read a folder of the code on the workspace's device. One that was removed or is no folder is passed by."""
+        try:
+            fd = open_below(self._root, (*self._code, *parts[1:]), DIR_FLAGS)
+        except OSError as error:
+            if isinstance(error, PermissionError):
+                self.tally.reasons["folders that could not be read"] += 1
             return
-        self.tally.by_name += listed.by_name
-        self._aside += [(*parts, name) for name in listed.aside]
-        folders.extend([(*parts, name) for name in listed.folders])
-        prefix = os.fsencode("/".join((*parts, "")))
-        for at, name in enumerate(listed.files):
-            other = at >= listed.sources
-            if self._files >= MAX_FILES or (other and self._others >= MAX_OTHERS):
-                self.tally.files += len(listed.files) - at  # after the sources, all are others
+        try:
+            if os.fstat(fd).st_dev == self._device:
+                yield from read(fd, parts)
+            else:
+                self.tally.reasons["folders on another device"] += 1
+        except OSError:
+            self.tally.reasons["folders that could not be read"] += 1
+        finally:
+            os.close(fd)
+
+    def _folder(self, fd: int, parts: Parts, waiting: deque[Parts], aside: list[Parts]) -> Iterator[Met]:
+        folders, files = self._list(fd)
+        if len(parts) > 1 and _is_environment(fd, folders, files):
+            self.tally.by_name += 1
+            aside.append(parts)
+            return
+        for name in folders:
+            (aside if _is_left_out_folder(name) else waiting).append((*parts, name))
+        self.tally.by_name += sum(map(_is_left_out_folder, folders)) + sum(map(_is_left_out, files))
+        prefix, kept = os.fsencode("/".join((*parts, ""))), [name for name in files if not _is_left_out(name)]
+        for at, name in enumerate(kept):
+            other = not is_source(name)
+            if self._files >= self._limits.files or (other and self._others >= self._limits.others):
+                self.tally.files += len(kept) - at  # after the sources, all are others
                 return
             if (met := self._file(fd, prefix, name)) is not None:
                 self._files += 1
                 self._others += other
                 yield met
+
+    def _aside(self, fd: int, parts: Parts) -> Iterator[Met]:
+        """Yield the sources directly in a folder excluded by name; other content is reported."""
+        folders, files = self._list(fd)
+        sources = [name for name in files if is_source(name) and not _is_left_out(name)]
+        prefix, room = os.fsencode("/".join((*parts, ""))), self._limits.aside_files
+        for name in sources[:room]:
+            if (met := self._file(fd, prefix, name)) is not None:
+                yield met
+        others = any(not is_source(name) and not name.endswith(COMPILED) for name in files)
+        if folders or others or len(sources) > room:
+            self.tally.unseen.append("/".join(parts))
 
     def _file(self, fd: int, prefix: bytes, name: str) -> Met | None:
         status = _status(fd, name)
@@ -337,53 +265,34 @@ class CodeWalk:
             return None
         return Met(prefix + os.fsencode(name), fd, name, status)
 
-    def _list(self, fd: int, folder: str) -> Listed:
-        """List a folder, but not completely if it is very large."""
+    def _list(self, fd: int) -> tuple[list[str], list[str]]:
+        """Return the names of folders and of others, sources first; not all of a very large folder."""
         found: dict[str, bool] = {}
-        most, more = min(MAX_LISTED_IN_ONE, MAX_LISTED - self._listed), False
         with os.scandir(fd) as entries:
             for entry in entries:
-                if len(found) >= most:
-                    self.tally.more = more = True
-                    self.tally.say("folders with too many files to list")
-                    found |= dict.fromkeys(self._kept_in(folder), False)
+                if self._listed >= self._limits.listed:
+                    self.tally.reasons["folders with too many files to list"] += 1
                     break
+                self._listed += 1
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
-        self._listed += len(found)
-        return Listed.of(found, more)
-
-    def _kept_in(self, folder: str) -> Sequence[str]:
-        if self._by_folder is None:
-            self._by_folder = self._known()
-        return self._by_folder.get(folder, ())
-
-    def _open(self, parts: tuple[str, ...]) -> int | None:
-        """Open a folder of the code on the workspace's device. Return None if it was removed, is no folder, or can't be read."""
-        fd = os.dup(self._root)
-        try:
-            for part in (*self._code, *parts[1:]):
-                following = os.open(part, FOLDER_FLAGS, dir_fd=fd)
-                os.close(fd)
-                fd = following
-            if os.fstat(fd).st_dev == self._device:
-                return fd
-            self.tally.say("folders on another device")
-        except PermissionError:
-            self.tally.say("folders that could not be read")
-        except OSError:
-            pass
-        os.close(fd)
-        return None
+        ordered = sorted(found, key=lambda name: (not is_source(name), name))
+        return [name for name in ordered if found[name]], [name for name in ordered if not found[name]]
 
 
-@lru_cache(maxsize=MAX_NAMES)
+def _is_environment(fd: int, folders: list[str], files: list[str]) -> bool:
+    """Return whether it is a virtual environment, by what lies in it."""
+    marked = not MARKS_OF_ENVIRONMENTS.isdisjoint((*folders, *files)) and not LIBRARIES.isdisjoint(folders)
+    return marked and any(_status(fd, name) is not None for name in PYTHONS)
+
+
+@lru_cache(maxsize=32_768)
 def is_source(name: str) -> bool:
     """Return whether a file name is that of source code, settings or text."""
     lower = name.lower()
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
 
-@lru_cache(maxsize=MAX_NAMES)
+@lru_cache(maxsize=32_768)
 def _is_left_out(name: str) -> bool:
     return name in LEFT_OUT_FILES or _is_gits(name)
 
@@ -486,7 +395,8 @@ class Repository:
             return name
         folder = self.path / "objects" / name[:2]
         final = folder / name[2:]
-        if not _stands(final):
+        # A lost node may leave names without content.
+        if not final.is_file() or final.stat().st_size == 0:
             # Level 1 is three times as fast as the default, and code is small.
             packed = zlib.compress(b"%s %d\0" % (kind.encode(), len(data)) + data, 1)
             folder.mkdir(exist_ok=True)
@@ -531,18 +441,11 @@ class Repository:
         temporary = self.path / f"tmp_obj_{secrets.token_hex(8)}"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-            finally:
-                os.close(fd)  # NFS may report a full quota here
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
             os.rename(temporary, final)
         except OSError:
-            try:
-                os.unlink(temporary)
-            except OSError:
-                pass
+            temporary.unlink(missing_ok=True)
             raise
 
     def head_name(self) -> str | None:
@@ -648,31 +551,18 @@ def _tree_entries(data: bytes) -> Iterator[tuple[int, bytes, str]]:
 
 def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
     """Return a regular file's bytes; refuses a FIFO or link, which the agent could have put there."""
+    where = f"{path.parent.name}/{path.name}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise GitDamage(f"{path.name} is no file")
-            parts, left = [], max_bytes + 1
-            while left > 0 and (part := os.read(fd, min(left, 1 << 20))):
-                parts.append(part)
-                left -= len(part)
-        finally:
-            os.close(fd)
+        fd = open_plain(path)
     except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"can't be read: {error.strerror}"
-        raise GitDamage(f"{path.parent.name}/{path.name} {why}") from None
-    if left <= 0:
-        raise GitDamage(f"{path.parent.name}/{path.name} is larger than {max_bytes} bytes")
-    return b"".join(parts)
-
-
-def _stands(path: Path) -> bool:
-    """Return whether a non-empty file is there: a lost node may leave names without content."""
-    try:
-        return os.stat(path, follow_symlinks=False).st_size > 0
-    except OSError:
-        return False
+        raise GitDamage(f"{where} can't be read: {error.strerror}") from None
+    if fd is None:
+        raise GitDamage(f"{where} can't be read: it is missing, or no file")
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise GitDamage(f"{where} is larger than {max_bytes} bytes")
+    return data
 
 
 def _folder_bytes(path: str) -> int:
@@ -684,52 +574,30 @@ def _on_disk(size: int) -> int:
     return -(-size // BLOCK_BYTES) * BLOCK_BYTES
 
 
-# --- what is stored of one file, and when it is read again.
-# A file is read again when its size, times or inode change. Times are coarse and a file server's clock differs from ours, so a
-# file that was read soon after a change is read once more after SURE_S by our own clock.
-
-SURE_S = 2.5
-"""File times have steps of up to 2 s (FAT; NFS 3 and Lustre 1 s)."""
+# --- what is stored of one file, and when it is read again: when its size, times or inode change
 
 MAX_TEXT_BYTES = 1 << 20
 """Of larger files only the hash is stored."""
 
-MAX_TEXTS_BYTES = 32 << 20
-"""Limit for all texts of one revision."""
-
 BINARY_LOOK_BYTES = 8000
 """A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)."""
 
-HASH_AT_ONCE_BYTES = 8 << 20
-MAX_HASHED_BYTES = 256 << 20
-"""Of larger files only size and time are stored: checkpoints get their own hash when they are submitted."""
-
-SLICE_BYTES = 16 << 20
-"""Bytes of large files hashed per look: about 0.03 s."""
+MAX_HASHED_BYTES = 32 << 20
+"""Of large files this much is hashed in one look, about 0.05 s. Of a larger file only size and time are stored: checkpoints get
+their own hash when they are submitted."""
 
 CHUNK_BYTES = 1 << 20
 RESTLESS_CHANGES = 20
-"""After this many changes, each within RESTLESS_GAP_S of the one before, a file counts as restless, such as a log, and is read
-less often. Never a source file: an unobserved minute is enough to train with something else. Commits are limited anyway."""
-
-RESTLESS_GAP_S = 10.0
 RESTLESS_EVERY_S = 60.0
-FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Non-blocking: a FIFO may replace the file between stat and open."""
+"""A file that has changed this often, such as a log, is read once in this time. Never a source file: an unobserved minute is
+enough to train with something else."""
 
 Identity = tuple[int, int, int, int, int, int]
-"""Device, inode, mode, size, mtime, ctime."""
 
 
 def _identity(status: os.stat_result) -> Identity:
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_mode,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-    )
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return (status.st_dev, status.st_ino, status.st_mode, status.st_size, *times)
 
 
 @dataclass(frozen=True)
@@ -755,24 +623,18 @@ class Pointer:
 
 @dataclass(slots=True)
 class _Known:
-    """What earlier looks learned about a file. Times are by our monotonic clock."""
+    """What earlier looks learned about a file: since when it has been the same, and whether that is sure. Times are by our
+    monotonic clock."""
 
     identity: Identity
     seen_s: float
-    mode: int = FILE
+    changes: int = 0
+    read_s: float = 0.0
+    sure: bool = False
+    mode: int = 0
     entry: str = ""
     pointer: Pointer | None = None
-    sure: bool = False
-    changed_s: float = 0.0
-    read_s: float = 0.0
-    streak: int = 0
-    hashing: Any = None
-    hashed_bytes: int = 0
     text_bytes: int = 0
-
-    @property
-    def restless(self) -> bool:
-        return self.streak >= RESTLESS_CHANGES
 
 
 @dataclass
@@ -784,94 +646,65 @@ class CodeFiles:
         fresh: content that is not in code.git yet, by object id.
     """
 
+    limits: CodeLimits
+    now: Callable[[], float] = time.monotonic
     files: Files = field(default_factory=dict)
     fresh: dict[str, bytes] = field(default_factory=dict)
     by_hash: int = 0
     _known: dict[bytes, _Known] = field(default_factory=dict)
-    _met: dict[bytes, _Known] = field(default_factory=dict)
-    _exact: bool = False
     _texts_bytes: int = 0
-    _slice_left: int = 0
-    _now: float = 0.0
+    _hash_left: int = 0
 
-    def begin(self, *, exact: bool) -> None:
-        """Begin a look. With `exact`, everything that may have changed unnoticed is read again."""
-        self.files, self.by_hash, self._met = {}, 0, {}
-        self._exact, self._texts_bytes, self._slice_left, self._now = exact, 0, SLICE_BYTES, time.monotonic()
+    def collect(self, walk: CodeWalk, *, exact: bool) -> None:
+        """Look at all files of a walk. `exact`: for a submission, so files are read that may have changed unnoticed."""
+        before, self._known, self.files = self._known, {}, {}
+        self.by_hash = self._texts_bytes = 0
+        self._hash_left = MAX_HASHED_BYTES
+        for met in walk.run():
+            try:
+                known = self._look_at(met, before.get(met.path), walk.tally, exact)
+            except FileNotFoundError:
+                continue  # removed meanwhile
+            except OSError:
+                walk.tally.reasons["files that could not be read"] += 1
+                continue
+            if known is None:
+                continue
+            if self._texts_bytes + known.text_bytes > self.limits.texts_bytes:
+                walk.tally.files += 1
+                continue
+            self._known[met.path] = known
+            self._texts_bytes += known.text_bytes
+            self.by_hash += known.pointer is not None
+            if known.pointer is not None and known.pointer.note is not None:
+                walk.tally.reasons[f"files by size alone, {known.pointer.note}"] += 1
+            self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
-    def end(self) -> None:
-        """End a look and forget what it did not find."""
-        self._known = self._met
-        if not self.fresh:
-            return
-        needed = {known.entry for known in self._met.values()}
-        self.fresh = {entry: data for entry, data in self.fresh.items() if entry in needed}
-
-    def kept(self) -> dict[str, list[str]]:
-        """Return the names of the files of the last look, by folder."""
-        found: dict[str, list[str]] = {}
-        for path in self._known:
-            folder, _, name = os.fsdecode(path).rpartition("/")
-            found.setdefault(folder, []).append(name)
-        return found
-
-    def add(self, met: Met, tally: Tally) -> None:
-        """Add a file to this look; a file that was removed meanwhile is skipped."""
-        try:
-            known = self._link(met) if stat.S_ISLNK(met.status.st_mode) else self._file(met, tally)
-        except FileNotFoundError:
-            return
-        except OSError:
-            tally.files += 1
-            tally.say("files that could not be read")
-            return
-        if known is None:
-            return
-        if known.pointer is None and (self._texts_bytes + known.text_bytes) > MAX_TEXTS_BYTES:
-            tally.files += 1
-            return
-        self._met[met.path] = known
-        self._texts_bytes += known.text_bytes
-        if known.pointer is not None:
-            self.by_hash += 1
-            if known.pointer.note is not None:
-                tally.say(f"files by size alone, {known.pointer.note}")
-        self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
-
-    def _link(self, met: Met) -> _Known:
-        known = _Known(_identity(met.status), self._now, LINK)
-        known.entry = self._keep(os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd)))
-        return known
-
-    def _file(self, met: Met, tally: Tally) -> _Known | None:
-        known, identity = self._known.get(met.path), _identity(met.status)
-        if known is None or known.mode == LINK:
-            return self._read(met, _Known(identity, self._now, changed_s=-RESTLESS_GAP_S), tally)
-        if known.identity == identity:
-            if known.hashing is not None or _waits_for_hash(known):
-                return self._hash_on(met, known)
-            rested = self._now - known.seen_s >= SURE_S
-            return known if known.sure or not (rested or self._exact) else self._read(met, known, tally)
-        if known.restless and not (self._exact or is_source(met.name)) and self._now - known.read_s < RESTLESS_EVERY_S:
+    def _look_at(self, met: Met, known: _Known | None, tally: Tally, exact: bool) -> _Known | None:
+        identity, now = _identity(met.status), self.now()
+        if stat.S_ISLNK(met.status.st_mode):
+            target = os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd))
+            return _Known(identity, now, mode=LINK, entry=self._keep(target))
+        if known is not None and known.identity == identity:
+            rested = now - known.seen_s >= self.limits.sure_s
+            return known if known.sure or not (rested or exact) else self._read(met, known)
+        changes = 0 if known is None else known.changes + 1
+        restless = changes > RESTLESS_CHANGES and not is_source(met.name)
+        if known is not None and restless and not exact and now - known.read_s < RESTLESS_EVERY_S:
             tally.missed.add("files that never rest are read once a minute")
             return known
-        close = self._now - known.changed_s < (RESTLESS_EVERY_S + RESTLESS_GAP_S if known.restless else RESTLESS_GAP_S)
-        streak = known.streak + 1 if close else 0
-        return self._read(met, _Known(identity, self._now, changed_s=self._now, streak=streak), tally)
+        return self._read(met, _Known(identity, now, changes))
 
-    def _read(self, met: Met, known: _Known, tally: Tally) -> _Known | None:
-        if met.status.st_size <= MAX_TEXT_BYTES and self._texts_bytes + met.status.st_size > MAX_TEXTS_BYTES:
-            tally.files += 1
-            return None
-        fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
+    def _read(self, met: Met, known: _Known) -> _Known | None:
+        fd = os.open(met.name, READ_FLAGS, dir_fd=met.folder_fd)
         try:
             before = os.fstat(fd)
             if not stat.S_ISREG(before.st_mode):
                 return None
-            known.mode = PROGRAM if before.st_mode & stat.S_IXUSR else FILE
-            known.read_s = self._now
+            known.mode, known.read_s = PROGRAM if before.st_mode & stat.S_IXUSR else FILE, self.now()
+            known.pointer, known.text_bytes, settled = None, 0, True
             if before.st_size > MAX_TEXT_BYTES:
-                self._read_large(fd, known, before)
+                settled = self._read_large(fd, known, before)
             else:
                 self._read_small(fd, known)
             same = _identity(os.fstat(fd)) == _identity(before) == known.identity
@@ -879,64 +712,36 @@ class CodeFiles:
             os.close(fd)
         # The identity before reading is stored: if the file changed since, the next look sees another identity.
         if known.identity != _identity(before):
-            known.identity, known.seen_s = _identity(before), self._now
-        known.sure = same and self._now - known.seen_s >= SURE_S
+            known.identity, known.seen_s = _identity(before), self.now()
+        known.sure = same and settled and self.now() - known.seen_s >= self.limits.sure_s
         return known
 
     def _read_small(self, fd: int, known: _Known) -> None:
-        data = _read_at_most(fd, MAX_TEXT_BYTES)
-        known.pointer, known.hashing, known.text_bytes = None, None, 0
+        with os.fdopen(os.dup(fd), "rb") as file:
+            data = file.read(MAX_TEXT_BYTES)  # a file may grow meanwhile
         if b"\0" in data[:BINARY_LOOK_BYTES]:
-            self._point(known, Pointer("binary", len(data), hashlib.sha256(data).hexdigest()))
+            known.pointer = Pointer("binary", len(data), hashlib.sha256(data).hexdigest())
+            known.entry = self._keep(known.pointer.data())
         else:
-            known.entry = self._keep(data)
-            known.text_bytes = len(data)
+            known.entry, known.text_bytes = self._keep(data), len(data)
 
-    def _read_large(self, fd: int, known: _Known, before: os.stat_result) -> None:
-        if before.st_size > self._slice_left and _identity(before) == known.identity and known.pointer is not None:
-            return  # keep what is known; verification waits for its turn
-        known.hashing, known.text_bytes = None, 0
-        digest, note = None, "for they have not rested yet"
-        if before.st_size > MAX_HASHED_BYTES:
-            note = f"for they are larger than {MAX_HASHED_BYTES >> 20} MiB"
-        elif before.st_size <= min(HASH_AT_ONCE_BYTES, self._slice_left):
-            hasher, done = hashlib.sha256(), 0
-            while done < before.st_size and (chunk := os.read(fd, CHUNK_BYTES)):
+    def _read_large(self, fd: int, known: _Known, status: os.stat_result) -> bool:
+        """Hash a file as far as this look may. Return whether nothing else will become known of it."""
+        size, hasher, done = status.st_size, hashlib.sha256(), 0
+        if size <= self._hash_left:
+            while done < size and (chunk := os.read(fd, CHUNK_BYTES)):
                 hasher.update(chunk)
                 done += len(chunk)
-            self._slice_left -= done
-            if _identity(os.fstat(fd)) == _identity(before):
-                digest = hasher.hexdigest()
-        size = before.st_size
-        pointer = Pointer("large", size, digest) if digest else Pointer("large", size, note=note)
-        self._point(known, pointer, before.st_mtime_ns)
-
-    def _hash_on(self, met: Met, known: _Known) -> _Known | None:
-        """Hash a further slice of a large file that no longer changes."""
-        if self._now - known.seen_s < SURE_S or self._slice_left <= 0:
-            return known
-        fd = os.open(met.name, FILE_FLAGS, dir_fd=met.folder_fd)
-        try:
-            if _identity(os.fstat(fd)) != known.identity:
-                return known  # the next look reads it again
-            if known.hashing is None:
-                known.hashing, known.hashed_bytes = hashlib.sha256(), 0
-            os.lseek(fd, known.hashed_bytes, os.SEEK_SET)
-            size = known.identity[3]
-            while known.hashed_bytes < size and self._slice_left > 0 and (chunk := os.read(fd, CHUNK_BYTES)):
-                known.hashing.update(chunk)
-                known.hashed_bytes += len(chunk)
-                self._slice_left -= len(chunk)
-            if known.hashed_bytes == size and _identity(os.fstat(fd)) == known.identity:
-                self._point(known, Pointer("large", size, known.hashing.hexdigest()))
-                known.hashing, known.sure = None, True
-        finally:
-            os.close(fd)
-        return known
-
-    def _point(self, known: _Known, pointer: Pointer, mtime_ns: int | None = None) -> None:
-        known.pointer = pointer
-        known.entry = self._keep(pointer.data(None if pointer.sha256 else mtime_ns))
+            self._hash_left -= done
+        if done == size and _identity(os.fstat(fd)) == _identity(status):
+            known.pointer = Pointer("large", size, hasher.hexdigest())
+            known.entry = self._keep(known.pointer.data())
+            return True
+        too_large = size > MAX_HASHED_BYTES
+        note = f"for they are larger than {MAX_HASHED_BYTES >> 20} MiB" if too_large else "for they have not rested yet"
+        known.pointer = Pointer("large", size, note=note)
+        known.entry = self._keep(known.pointer.data(status.st_mtime_ns))
+        return too_large
 
     def _keep(self, data: bytes) -> str:
         entry = object_id("blob", data)
@@ -944,40 +749,13 @@ class CodeFiles:
         return entry
 
 
-def _waits_for_hash(known: _Known) -> bool:
-    return (
-        known.pointer is not None
-        and known.pointer.why == "large"
-        and known.pointer.sha256 is None
-        and known.identity[3] <= MAX_HASHED_BYTES
-    )
-
-
-def _read_at_most(fd: int, most: int) -> bytes:
-    """Read up to `most` bytes, because a file may grow meanwhile."""
-    parts, left = [], most
-    while left > 0 and (part := os.read(fd, left)):
-        parts.append(part)
-        left -= len(part)
-    return b"".join(parts)
-
+# --- the watch
 
 LOOK_S = 1.0
-SETTLE_S = 0.4
-OVERDUE_S = 1.5
-"""After this long without an unchanged look, a change is committed by the next look that sees it (the second or third)."""
-
 LATE_S = 5.0
-"""After this long without an unchanged look, the commit reports that states may have been missed."""
+"""After this long without a look, the commit reports that states may have been missed."""
 
-COMMITS_AT_ONCE = 300
 COMMIT_EVERY_S = 20.0
-"""Further commits come once per COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk with objects."""
-
-MAX_REPOSITORY_BYTES = 512 << 20
-RESERVED_BYTES = 64 << 20
-"""Part of MAX_REPOSITORY_BYTES that is reserved for submissions."""
-
 MAX_MISSED = 20
 """Reports stored from looks without a commit, until the next commit."""
 
@@ -997,23 +775,29 @@ class RepositoryFull(Exception):
 
 
 class Revisions:
-    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict."""
+    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict.
 
-    name = "revisions"
+    Args:
+        clock: monotonic.
+    """
 
-    def __init__(self, job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> None:
-        self.every_s = LOOK_S
+    every_s = LOOK_S
+
+    def __init__(
+        self,
+        job: RecorderJob,
+        asks: queue.SimpleQueue[Ask],
+        limits: CodeLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.head: str | None = None
-        self._job, self._asks = job, asks
-        self._lines = LineWriter(job.run.recorded(self.name))
+        self._job, self._asks, self._limits, self._clock = job, asks, limits or CodeLimits(), clock
+        self._lines = LineWriter(job.run.recorded("revisions"))
         self._repository = Repository.create(job.run.code_git)
-        self._files = CodeFiles()
+        self._files = CodeFiles(self._limits, clock)
         self._commits = 0
         self._committed: Files | None = None
-        self._seen: Files | None = None
-        self._since: float | None = None
-        self._unchanged_s = self._committed_s = time.monotonic()
-        self._owed: list[CodeRevision] = []
+        self._looked_s = self._committed_s = clock()
         self._reasons: list[str] = []
         self._missed: set[str] = set()
         self._said: set[str] = set()
@@ -1022,7 +806,9 @@ class Revisions:
 
     def look(self, now: Moment) -> None:
         """Look once. Raises errors of the file system; the next look starts again."""
-        asks, revision = self._asked(), None
+        asks, revision = list[Ask](), None
+        while not self._asks.empty():
+            asks.append(self._asks.get())
         try:
             self._look(now, asks[-1].submission_id if asks else None, exact=bool(asks))
             revision = self.head if self._files.files == self._committed else None
@@ -1039,14 +825,6 @@ class Revisions:
         finally:
             self._lines.close()
 
-    def _asked(self) -> list[Ask]:
-        asks = []
-        while True:
-            try:
-                asks.append(self._asks.get_nowait())
-            except queue.Empty:
-                return asks
-
     def _go_on(self) -> None:
         """Continue from this attempt's last commit, or from the attempt before."""
         own, before = f"{PREFIX}{self._job.attempt}", self._repository.head_name()
@@ -1058,48 +836,19 @@ class Revisions:
             self._reasons.append(f"what was kept before can't be read: {error}")
 
     def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
-        self.every_s = LOOK_S
-        tally = self._gather(exact)
-        self._tell_owed()
-        if self._due(exact) or (last and not self._missed <= self._said):
-            self._commit(now, tally, submission_id, exact)
-        elif self._since is not None and self._may_commit():
-            self.every_s = SETTLE_S
-
-    def _gather(self, exact: bool) -> Tally:
-        root = os.open(self._job.workspace, FOLDER_FLAGS)
-        try:
-            walk = CodeWalk(root, self._job.laid, self._files.kept)
-            self._files.begin(exact=exact)
-            for met in walk.run():
-                self._files.add(met, walk.tally)
-            self._files.end()
-        finally:
-            os.close(root)
-        for missed in sorted(walk.tally.missed):
-            if len(self._missed) < MAX_MISSED:
-                self._missed.add(missed)
-        return walk.tally
-
-    def _due(self, exact: bool) -> bool:
-        """Return whether the state that was just seen is committed now."""
-        files, at_s = self._files.files, time.monotonic()
-        if files == self._committed:
-            self._seen = self._since = None
-            self._unchanged_s = at_s
+        walk = CodeWalk(self._job.workspace, self._job.laid, self._limits)
+        self._files.collect(walk, exact=exact)
+        self._missed |= set(sorted(walk.tally.missed)[: MAX_MISSED - len(self._missed)])
+        changed = self._files.files != self._committed
+        if not changed:
             self._files.fresh.clear()
-            return False
-        if exact or self._committed is None:
-            return True
-        settled = files == self._seen or (self._since is not None and at_s - self._unchanged_s >= OVERDUE_S)
-        self._seen, self._since = files, at_s if self._since is None else self._since
-        return settled and self._may_commit()
-
-    def _may_commit(self) -> bool:
-        return self._commits < COMMITS_AT_ONCE or time.monotonic() - self._committed_s >= COMMIT_EVERY_S
+        may_commit = self._commits < self._limits.commits or self._clock() - self._committed_s >= COMMIT_EVERY_S
+        if (changed and (exact or may_commit)) or (last and not self._missed <= self._said):
+            self._commit(now, walk.tally, submission_id, exact)
+        self._looked_s = self._clock()
 
     def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
-        most = MAX_REPOSITORY_BYTES - (0 if exact else RESERVED_BYTES)
+        most = self._limits.repository_bytes - (0 if exact else self._limits.reserved_bytes)
         if self._repository.size_bytes + sum(map(len, self._files.fresh.values())) > most:
             if exact or self._full:
                 return
@@ -1108,63 +857,45 @@ class Revisions:
         files, own, parent = self._files.files, f"{PREFIX}{self._job.attempt}", self.head
         for data in self._files.fresh.values():
             self._repository.write("blob", data)
-        tree = self._repository.write_files(files)
         asked = "" if submission_id is None else f", submission {submission_id}"
         message = f"{now.elapsed_s:.1f} s, attempt {now.attempt}{asked}"
-        revision = self._repository.commit(tree, parent, message, int(time.time()))
+        revision = self._repository.commit(self._repository.write_files(files), parent, message, int(time.time()))
+        before = self._committed or {}
+        line = {
+            **now.fields(),
+            "revision": revision,
+            "parent": parent,
+            "submission_id": submission_id,
+            "files": len(files),
+            "changed": sum(before.get(path) != files.get(path) for path in before.keys() | files.keys()),
+            "by_hash": self._files.by_hash,
+            "left_out": tally.files,
+            "by_name": tally.by_name,
+            "reason": self._reason(tally),
+        }
+        self._lines.add(CodeRevision.model_validate(line))
         self._repository.set_ref(own, revision)
         if self._is_newest():
             self._repository.set_head(own)
-        before, self._committed, self.head = self._committed or {}, files, revision
-        self._seen = self._since = None
+        self._committed, self.head = files, revision
         self._files.fresh.clear()
         self._commits += 1
-        self._owed.append(
-            CodeRevision.model_validate(
-                {
-                    **now.told(),
-                    "revision": revision,
-                    "parent": parent,
-                    "submission_id": submission_id,
-                    "files": len(files),
-                    "changed": _changed(before, files),
-                    "by_hash": self._files.by_hash,
-                    "left_out": tally.files,
-                    "by_name": tally.by_name,
-                    "reason": self._reason(tally),
-                }
-            )
-        )
-        self._unchanged_s = self._committed_s = time.monotonic()
+        self._committed_s = self._clock()
         self._reasons.clear()
         self._said, self._missed = self._missed, set()
-        self._tell_owed()
 
     def _is_newest(self) -> bool:
         """Return whether no later attempt has begun to write."""
-        name = self._repository.head_name() or ""
-        number = name.removeprefix(PREFIX)
+        number = (self._repository.head_name() or "").removeprefix(PREFIX)
         return not (number.isascii() and number.isdigit()) or int(number) < self._job.attempt
 
     def _reason(self, tally: Tally) -> str | None:
         """Return what is not exact about the state that is committed; None if nothing."""
         said = [*self._reasons, *(f"{count} {what}" for what, count in sorted(tally.reasons.items()))]
-        if tally.more:
-            said.append("more was left out than could be counted")
-        late_s = time.monotonic() - self._unchanged_s
+        late_s = self._clock() - self._looked_s
         if late_s > LATE_S:
             said.append(f"{late_s:.0f} s since the state before was seen last")
-        if self._commits > COMMITS_AT_ONCE:
+        if self._commits >= self._limits.commits:
             said.append(f"changes without end: one commit in {COMMIT_EVERY_S:.0f} s")
         said += sorted(self._missed)
         return "; ".join(said)[:1000] or None
-
-    def _tell_owed(self) -> None:
-        """Write the pending lines about commits; those that fail are retried at the next look."""
-        while self._owed:
-            self._lines.add(self._owed[0])
-            self._owed.pop(0)
-
-
-def _changed(before: Files, after: Files) -> int:
-    return sum(before.get(path) != after.get(path) for path in before.keys() | after.keys())

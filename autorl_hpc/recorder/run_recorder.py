@@ -7,7 +7,6 @@ last `revision`. It ends when its standard input ends, and like the keeper it ig
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import logging
@@ -23,15 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.ledger import now_text
-from autorl_hpc.files.processes import deny_inspection
+from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.recorder.code import Ask, Revisions
-from autorl_hpc.recorder.process_table import Processes, ProcessTable
+from autorl_hpc.recorder.process_table import Processes
 from autorl_hpc.recorder.traces.follow import Traces
 from autorl_hpc.recorder.trainings import OutputStamps, Trainings
-from autorl_hpc.recorder.usage import NvmlGpus, Sweep, UsageSampler
+from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.base import printable
 
@@ -79,7 +77,7 @@ class Elapsed:
                 self._elapsed_s += gap
             return self._elapsed_s
 
-    def told(self, elapsed_s: float) -> None:
+    def set(self, elapsed_s: float) -> None:
         """Set the supervisor's value, which is authoritative; the clock never goes back."""
         with self._lock:
             self._elapsed_s, self._last = max(self._elapsed_s, elapsed_s), self._now()
@@ -186,26 +184,30 @@ class Looker(threading.Thread):
 # --- the watches; each is created and used in its own thread
 
 
-def observers(
-    run: RunDir, workspace: Path, agent_log: Path, keeper_pid: int, mark: str, environment: Mapping[str, str]
+def watches(
+    job: RecorderJob, asks: queue.SimpleQueue[Ask], environment: Mapping[str, str]
 ) -> dict[str, Callable[[], Watch]]:
-    """Return, by name, functions that create the watches over the agent's output, usage, processes and trainings.
+    """Return, by name, functions that create the watches. Add a line here for a new watch.
 
     Args:
-        keeper_pid: process whose descendants are the agent's.
-        mark: text in the environment of the agent's processes.
         environment: of the job; it tells which GPUs are the agent's.
     """
-    table = ProcessTable(keeper_pid, mark)
-    sweep = Sweep(workspace, run.events)
+    run = job.run
+    processes = Processes(job.keeper_pid, job.mark, run.recorded("processes"), run.events)
+    sweep, gpus = Sweep(job.workspace, run.events), Gpus(environment)
     return {
-        "output": lambda: OutputStamps(agent_log, run.agent_times),
-        "usage": lambda: UsageSampler(table, sweep, NvmlGpus(environment), run.recorded("usage")),
-        "processes": lambda: Processes(table, run.recorded("processes"), run.events),
+        "revisions": lambda: Revisions(job, asks),
+        "output": lambda: OutputStamps(run.agent_log, run.agent_times),
+        "usage": lambda: UsageSampler(processes, sweep, gpus, run.recorded("usage")),
+        "processes": lambda: processes,
+        "gpus": lambda: gpus,
         "workspace": lambda: sweep,
-        "trainings": lambda: Trainings(agent_log, sweep, run.recorded("training"), run.events),
+        "trainings": lambda: Trainings(run.agent_log, sweep, run.recorded("training"), run.events),
+        "traces": lambda: Traces(run, sweep, job.trace_format),
     }
 
+
+# --- the process
 
 OOM_SCORE = "500"
 """If memory runs out, the kernel kills the recorder before the agent or its supervisor."""
@@ -215,17 +217,7 @@ HANG_LOOK_S = 10.0
 CLOSE_S = 3.0
 """For closing all watches together."""
 
-PR_SET_PDEATHSIG = 1
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-
-
-def watches(job: RecorderJob, asks: queue.SimpleQueue[Ask]) -> dict[str, Callable[[], Watch]]:
-    """Return all watches by name; each entry creates its watch in the thread that uses it. Add a line here for a new watch."""
-    return {
-        "revisions": lambda: Revisions(job, asks),
-        **observers(job.run, job.workspace, job.agent_log, job.keeper_pid, job.mark, os.environ),
-        "traces": lambda: Traces(job.run, job.workspace, job.agent_log, job.trace_format),
-    }
 
 
 def main() -> int:
@@ -233,10 +225,11 @@ def main() -> int:
     _step_back()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
-    job = RecorderJob.told(next(line for line in lines if line))
+    job = RecorderJob.model_validate_json(next(line for line in lines if line))
     elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in watches(job, asks).items()}
+    made = watches(job, asks, os.environ)
+    lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in made.items()}
     for looker in lookers.values():
         looker.start()
     _say({"begun": True})
@@ -250,12 +243,12 @@ def _step_back() -> None:
     """Ignore signals meant for others, continue when the supervisor is gone, and be the first to die if memory runs out."""
     for number in DEAF_TO:  # a handler, because children would inherit SIG_IGN
         signal.signal(number, lambda *_: None)
+    # A stopped recorder continues when its supervisor is gone, and then sees the end of its standard input.
+    die_with_parent(signal.SIGCONT)
     try:
-        # A stopped recorder continues when its supervisor is gone, and then sees the end of its standard input.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
             file.write(OOM_SCORE)
-    except (OSError, AttributeError):
+    except OSError:
         pass
     deny_inspection()
 
@@ -278,7 +271,7 @@ def _serve(
         value: dict[str, Any] = json.loads(line)
         if "stop" in value:
             return
-        elapsed.told(value["elapsed_s"])
+        elapsed.set(value["elapsed_s"])
         if "ping" in value:
             _say({"pong": value["ping"]})
         if "ask" in value:

@@ -1,8 +1,7 @@
 """Follow the training logs of trl, transformers and programs that log like them, and the times of the agent's output.
 
 Read are the agent's output; log files in the workspace, found by name; `trainer_state.json` of checkpoints; and
-TensorBoard's event files. A step found in several of them is written once. wandb's offline files are not read. Holds:
-trainers by the names of figures, steps in text, `Points`, `FilePosition`, the watch `Trainings`, and `OutputStamps`.
+TensorBoard's event files. A step found in several of them is written once. wandb's offline files are not read.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ import os
 import re
 import stat
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,8 +25,8 @@ from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.redact import cut, printable
 from autorl_hpc.files.safe_open import DIR_FLAGS, lines, open_plain, open_regular, without_escapes
 from autorl_hpc.recorder.tfevents import DamagedEvents, records, scalars
-from autorl_hpc.recorder.usage import Parts, Sweep
-from autorl_hpc.recorder.watch import LineWriter, Moment
+from autorl_hpc.recorder.usage import Sweep
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts
 from autorl_hpc.records.recorded import TrainingPoint
 
 # --- which trainer logged a step, by the names of its figures.
@@ -34,21 +34,14 @@ from autorl_hpc.records.recorded import TrainingPoint
 # output); PPO by the names of trl's PPOTrainer (0.12 to 0.29), ORPO and CPO by their code. Names don't distinguish RLOO from
 # GRPO, nor trainers derived from DPOTrainer or KTOTrainer from these.
 
-REWARD = ("reward", "objective/scores", "mean_reward", "rewards/mean", "train_reward")
-KL = ("kl", "objective/kl", "approx_kl", "policy/approxkl_avg", "mean_kl", "kl_divergence")
-LOSS = ("loss", "loss/policy_avg", "policy_loss", "train_loss_step")
-LEARNING_RATE = ("learning_rate", "lr", "actor_lr")
-GRAD_NORM = ("grad_norm", "gradient_norm")
-STEP = ("step", "global_step", "iteration", "iter")
-EPOCH = ("epoch",)
 FIELDS: dict[str, tuple[str, ...]] = {
-    "step": STEP,
-    "epoch": EPOCH,
-    "loss": LOSS,
-    "reward": REWARD,
-    "kl": KL,
-    "learning_rate": LEARNING_RATE,
-    "grad_norm": GRAD_NORM,
+    "step": ("step", "global_step", "iteration", "iter"),
+    "epoch": ("epoch",),
+    "loss": ("loss", "loss/policy_avg", "policy_loss", "train_loss_step"),
+    "reward": ("reward", "objective/scores", "mean_reward", "rewards/mean", "train_reward"),
+    "kl": ("kl", "objective/kl", "approx_kl", "policy/approxkl_avg", "mean_kl", "kl_divergence"),
+    "learning_rate": ("learning_rate", "lr", "actor_lr"),
+    "grad_norm": ("grad_norm", "gradient_norm"),
 }
 """Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
@@ -129,11 +122,11 @@ class LoggedStep:
         """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
         found: dict[str, object] = {}
-        for field, known in FIELDS.items():
-            name = next((name for name in known if name in rest), None)
-            if name is not None and not (field == "step" and not _is_step(rest[name])):
+        for title, names in FIELDS.items():
+            name = next((name for name in names if name in rest), None)
+            if name is not None and (title != "step" or _is_step(rest[name])):
                 value = rest.pop(name)
-                found[field] = int(value) if field == "step" else value
+                found[title] = int(value) if title == "step" else value
         trainer = trainer_of([*self.figures, *self.not_finite])
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
@@ -224,9 +217,11 @@ class Points:
         self._known: set[bytes] = set()
         for line in lines(path, max_bytes=MAX_BYTES, max_line_bytes=64 * 1024):
             try:
-                self._known.add(_digest(_step(TrainingPoint.model_validate_json(line.text))))
+                point = TrainingPoint.model_validate_json(line.text)
             except ValidationError:
                 continue  # cut by a crash or a limit
+            figures = {name: float(value) for name in FIELDS if (value := getattr(point, name)) is not None}
+            self._known.add(_digest(LoggedStep({**figures, **point.more}, point.not_finite)))
         self._lines = LineWriter(path, MAX_BYTES)
         self.left_out = 0
 
@@ -239,7 +234,7 @@ class Points:
             self.left_out += 1
             return
         self._known.add(digest)
-        self._lines.add(TrainingPoint.model_validate({**now.told(), "source": source, **step.fields()}))
+        self._lines.add(TrainingPoint.model_validate({**now.fields(), "source": source, **step.fields()}))
 
     def close(self) -> None:
         """Close the file."""
@@ -250,104 +245,65 @@ def _digest(step: LoggedStep) -> bytes:
     return hashlib.blake2b(step.signature().encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
-def _step(point: TrainingPoint) -> LoggedStep:
-    named = {
-        name: getattr(point, name) for name in ("step", "epoch", "loss", "reward", "kl", "learning_rate", "grad_norm")
-    }
-    figures = {name: float(value) for name, value in named.items() if value is not None}
-    return LoggedStep({**figures, **point.more}, point.not_finite)
+# --- growing logs. They may be cut, replaced or 50 GB long.
 
-
-# --- a growing file, read in small pieces without falling far behind. It may be cut, replaced or 50 GB long.
-
-PIECE_BYTES = 256 * 2**10
-"""Size of one read."""
+PIECE_BYTES = 1 << 20
+"""Size of one read, and of the longest line."""
 
 MAX_BEHIND_BYTES = 64 * 2**20
 RESUME_BEHIND_BYTES = 8 * 2**20
 """If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
 
-HEAD_BYTES = 256
-"""First bytes that distinguish a rewritten file from one that grew."""
-
 MAX_OPEN_BYTES = 16 * 2**10
-"""How far after an opening brace its closing one is waited for."""
-
-_LINE_END = re.compile(rb"[\r\n]")
+"""How far after an opening brace its closing one is waited for, because rich breaks a dictionary into several lines."""
 
 
-class FilePosition:
-    """How far a file has been read. The caller opens it anew for each look, because an agent may remove the file.
+@dataclass
+class GrowingLog:
+    """How far a log was read. It is opened anew for each look, because an agent may remove it.
 
     Attributes:
-        offset: everything before it was read.
-        size: size at the last look.
-        skipped: number of bytes that were skipped.
+        inode: which file was read; another one is read from its start, and so is one that was cut.
+        left_out: number of bytes that were not read.
+        tag_step, tags: of an event file, the step whose figures are being collected.
     """
 
-    def __init__(self) -> None:
-        self.offset = 0
-        self.size = 0
-        self.skipped = 0
-        self._file: tuple[int, int] | None = None
-        self._head = b""
-        self._changed_ns = 0
-        self._resuming = False
+    position: GrowingFile = field(default_factory=GrowingFile)
+    inode: int = 0
+    size: int = 0
+    left_out: int = 0
+    news_s: float = 0.0
+    tag_step: int = 0
+    tags: dict[str, float] = field(default_factory=dict)
 
-    def is_other(self, status: os.stat_result) -> bool:
-        """Return whether the file is another one, was written to since it was read, or is not read to its end."""
-        seen = (self._file, self._changed_ns, self.offset)
-        return seen != ((status.st_dev, status.st_ino), status.st_mtime_ns, status.st_size)
+    def is_changed(self, status: os.stat_result) -> bool:
+        """Return whether there is something to read."""
+        return (self.inode, self.position.offset) != (status.st_ino, status.st_size)
 
-    def read(self, fd: int, *, jump: bool = True) -> bytes:
-        """Return the next piece; empty at the end. A file that was cut, replaced or rewritten is read from its start.
+    def begin(self, fd: int, *, jump: bool) -> None:
+        """Look at the file's size. With `jump`, bytes are left out if reading is far behind."""
+        status = os.fstat(fd)
+        if self.inode != status.st_ino or status.st_size < self.position.offset:
+            self.position, self.inode = GrowingFile(), status.st_ino
+        self.size = status.st_size
+        behind = self.size - self.position.offset
+        if jump and behind > MAX_BEHIND_BYTES:
+            self.left_out += behind - RESUME_BEHIND_BYTES
+            self.position.offset, self.position.in_long_line = self.size - RESUME_BEHIND_BYTES, True
 
-        Args:
-            jump: whether bytes may be skipped if reading is far behind.
-        """
-        info = os.fstat(fd)
-        head = os.pread(fd, HEAD_BYTES, 0) if self._changed_ns != info.st_mtime_ns else self._head
-        if self._file != (info.st_dev, info.st_ino) or info.st_size < self.offset or not head.startswith(self._head):
-            self.offset, self._resuming = 0, False
-        self._file, self._head, self._changed_ns = (info.st_dev, info.st_ino), head, info.st_mtime_ns
-        self.size = info.st_size
-        if jump and self.size - self.offset > MAX_BEHIND_BYTES:
-            self.skipped += self.size - RESUME_BEHIND_BYTES - self.offset
-            self.offset, self._resuming = self.size - RESUME_BEHIND_BYTES, True
-        return os.pread(fd, PIECE_BYTES, self.offset)
+    def text(self, fd: int, *, last: bool) -> bytes:
+        """Return the next whole lines; `last`: also a line without an end. At the file's end an open brace is waited for."""
+        begin = self.position.offset
+        piece = self.position.piece(fd, PIECE_BYTES, last=last)
+        opening = piece.rfind(b"{")
+        is_open = opening >= 0 and b"}" not in piece[opening:]
+        if is_open and not last and self.size - begin - opening < MAX_OPEN_BYTES:
+            piece = piece[:opening]
+        self.position.offset += len(piece)
+        return piece
 
-    def lines(self, fd: int, *, rest: bool = False) -> bytes:
-        """Return the next whole lines, ended by newline or carriage return; a line longer than a piece is skipped. They don't
-        end inside braces, because rich breaks a dictionary into several lines.
 
-        Args:
-            rest: also return a last line without an end.
-        """
-        piece = self.read(fd)
-        if not piece:
-            return b""
-        first = _LINE_END.search(piece) if self._resuming else None
-        begin = first.end() if first is not None else 0
-        end = max(piece.rfind(b"\n"), piece.rfind(b"\r")) + 1
-        at_end = self.offset + len(piece) >= self.size
-        if rest and at_end:
-            end = len(piece)
-        if end == 0:
-            if len(piece) == PIECE_BYTES:
-                self.offset, self._resuming = self.offset + len(piece), True
-            return b""
-        if not (rest and at_end):
-            end = self._before_open_brace(piece, begin, end)
-        self.offset, self._resuming = self.offset + end, False
-        return piece[begin:end]
-
-    @staticmethod
-    def _before_open_brace(piece: bytes, begin: int, end: int) -> int:
-        opening = piece.rfind(b"{", begin, end)
-        waits = opening >= 0 and end - opening < MAX_OPEN_BYTES and b"}" not in piece[opening:end]
-        # If the brace begins a full piece, waiting would never end.
-        return opening if waits and (opening > 0 or len(piece) < PIECE_BYTES) else end
-
+# --- the watch
 
 LOOK_S = 2.0
 SLICE_S = 0.02
@@ -359,15 +315,11 @@ CLOSE_S = 2.0
 MAX_STATE_BYTES = 32 * 2**20
 """Limit for a trainer_state.json: about thirty thousand logged steps of GRPO."""
 
-STATE_SHARE = 0.003
-"""Share of a core for reading these: each checkpoint repeats all steps before it."""
-
 MAX_FILES = 10_000
 MAX_ACTIVE = 64
 """Logs that are read at each look; others wait for the next walk."""
 
 IDLE_S = 600.0
-GROWING_S = 10.0
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents."
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson")
@@ -391,189 +343,178 @@ class Trainings:
         sweep: finds the logs in its workspace.
         path: file for the points; points already in it are not written again.
         events: file for the report, at the end, of what was not read.
+        slice_s, close_s: limits of a look, and of reading after the agent's end.
     """
 
-    name = "trainings"
     every_s = LOOK_S
 
-    def __init__(self, agent_log: Path, sweep: Sweep, path: Path, events: Path) -> None:
-        self.agent_log = agent_log
-        self.sweep = sweep
-        self.workspace = sweep.workspace
-        self.points = Points(path)
-        self._events = events
-        self._output = FilePosition()
+    def __init__(
+        self,
+        agent_log: Path,
+        sweep: Sweep,
+        path: Path,
+        events: Path,
+        slice_s: float = SLICE_S,
+        close_s: float = CLOSE_S,
+    ) -> None:
+        self.agent_log, self.sweep, self.points = agent_log, sweep, Points(path)
+        self._events, self._slice_s, self._close_s = events, slice_s, close_s
+        self._output = GrowingLog()
         self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
-        self._logs: dict[Parts, FilePosition] = {}
-        self._active: OrderedDict[Parts, float] = OrderedDict()
-        self._states: dict[Parts, tuple[int, int, int]] = {}
-        self._changed: OrderedDict[Parts, None] = OrderedDict()
-        self._next_state = 0.0
-        self._groups: dict[Parts, tuple[int, dict[str, float]]] = {}
+        self._logs: dict[Parts, GrowingLog] = {}
+        self._active: dict[Parts, GrowingLog] = {}
+        self._states: dict[Parts, tuple[int, ...]] = {}
+        self._changed: dict[Parts, None] = {}
         self._too_large: set[Parts] = set()
         sweep.visitors.append(self.found)
 
     def found(self, parts: Parts, status: os.stat_result) -> None:
         """Take a file of the workspace from the walk. Called in the walk's thread."""
-        if status.st_size and is_log(parts):
+        if status.st_size and stat.S_ISREG(status.st_mode) and is_log(parts):
             self._met.append((parts, status))
 
-    def _take_met(self, deadline: float) -> None:
-        while self._met and time.monotonic() < deadline:
-            self._sort_in(*self._met.popleft())
-
-    def _sort_in(self, parts: Parts, status: os.stat_result) -> None:
-        if parts[-1] == STATE:
-            identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
-                self._states[parts] = identity
-                self._changed[parts] = None
-            return
-        log = self._logs.get(parts)
-        if log is None:
-            if len(self._logs) >= MAX_FILES:
-                return
-            log = self._logs[parts] = FilePosition()
-        if log.is_other(status) and parts not in self._active and self._makes_room():
-            self._active[parts] = time.monotonic()
-
-    def _makes_room(self) -> bool:
-        """Return whether another log can be read at each look. One that has stopped growing makes room and waits for the next
-        walk."""
-        if len(self._active) < MAX_ACTIVE:
-            return True
-        oldest = min(self._active, key=lambda parts: self._active[parts])
-        if time.monotonic() - self._active[oldest] < GROWING_S:
-            return False
-        del self._active[oldest]
-        return True
-
     def look(self, now: Moment) -> None:
-        """Read what is new, for SLICE_S at most."""
-        deadline = time.monotonic() + SLICE_S
-        self._take_met(deadline)
+        """Read what is new, for `slice_s` at most, and one trainer_state.json."""
+        deadline = time.monotonic() + self._slice_s
+        self._sort_in()
         self._read_all(now, deadline)
-        if self._changed and time.monotonic() >= self._next_state:
-            begun = time.monotonic()
-            self._read_states(now, begun)
-            self._next_state = begun + (time.monotonic() - begun) / STATE_SHARE
+        self._read_states(now, time.monotonic())
 
     def close(self, now: Moment) -> None:
-        """Search logs a last time and read the rest, including last lines without an end, for CLOSE_S at most."""
-        deadline = time.monotonic() + CLOSE_S
+        """Search logs a last time and read the rest, including last lines without an end, for `close_s` at most."""
+        deadline = time.monotonic() + self._close_s
         try:
-            self.sweep.show(self.found, time.monotonic() + CLOSE_S / 3)
-            self._take_met(deadline)
-            self._read_all(now, deadline, rest=True)
+            self.sweep.show(self.found, time.monotonic() + self._close_s / 3)
+            self._sort_in()
+            self._read_all(now, deadline, last=True)
             self._read_states(now, deadline)
-            for parts in list(self._groups):
-                self._end_group(parts, now)
+            for parts, log in self._logs.items():
+                self._end_step(parts, log, now)
         finally:
             self.points.close()
-            skipped = self._output.skipped + sum(log.skipped for log in self._logs.values())
+            skipped = self._output.left_out + sum(log.left_out for log in self._logs.values())
             left = {"bytes": skipped, "states": len(self._too_large), "points": self.points.left_out}
             if any(left.values()):
-                append_event(self._events, "recorder_left_out", watch=self.name, **left)
+                append_event(self._events, "recorder_left_out", watch="trainings", **left)
 
-    def _read_all(self, now: Moment, deadline: float, rest: bool = False) -> None:
+    def _sort_in(self) -> None:
+        while self._met:
+            parts, status = self._met.popleft()
+            if parts[-1] == STATE:
+                identity = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
+                    self._states[parts] = identity
+                    self._changed[parts] = None
+            elif parts in self._logs or len(self._logs) < MAX_FILES:
+                log = self._logs.setdefault(parts, GrowingLog())
+                if log.is_changed(status) and parts not in self._active:
+                    if len(self._active) >= MAX_ACTIVE:  # the one without news for longest waits for the next walk
+                        del self._active[min(self._active, key=lambda each: self._active[each].news_s)]
+                    log.news_s = time.monotonic()
+                    self._active[parts] = log
+
+    def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
         fd = open_plain(self.agent_log)
         if fd is not None:
             try:
-                self._read_text(fd, self._output, "agent.log", now, deadline, rest)
+                self._read_text(fd, self._output, "agent.log", now, deadline, last)
             finally:
                 os.close(fd)
         if not self._active:
             return
-        root_fd = os.open(self.workspace, DIR_FLAGS)
+        root_fd = os.open(self.sweep.workspace, DIR_FLAGS)
         try:
             for parts in list(self._active):
-                self._active.move_to_end(parts)  # a log that is cut short waits for its next turn
-                self._read_log(root_fd, parts, now, deadline, rest)
+                log = self._active.pop(parts)
+                fd = _opened(root_fd, parts)
+                if fd is None:
+                    continue
+                try:
+                    self._read_log(fd, parts, log, now, deadline, last)
+                finally:
+                    os.close(fd)
+                if time.monotonic() - log.news_s <= IDLE_S:
+                    self._active[parts] = log  # behind the others, because a look may be cut short
+                else:
+                    self._end_step(parts, log, now)
                 if time.monotonic() >= deadline:
                     return
         finally:
             os.close(root_fd)
 
-    def _read_log(self, root_fd: int, parts: Parts, now: Moment, deadline: float, rest: bool) -> None:
-        log, before = self._logs[parts], self._logs[parts].offset
-        fd = _opened(root_fd, parts)
-        if fd is None:
-            del self._active[parts]
-            return
-        try:
-            if parts[-1].startswith(EVENTS):
-                self._read_events(fd, log, parts, now, deadline)
-            else:
-                self._read_text(fd, log, _source(parts), now, deadline, rest)
-        finally:
-            os.close(fd)
-        if log.offset != before:
-            self._active[parts] = time.monotonic()
-        elif time.monotonic() - self._active[parts] > IDLE_S:
-            del self._active[parts]
-            self._end_group(parts, now)
+    def _read_log(self, fd: int, parts: Parts, log: GrowingLog, now: Moment, deadline: float, last: bool) -> None:
+        before = log.position.offset
+        if parts[-1].startswith(EVENTS):
+            self._read_events(fd, log, parts, now, deadline)
+        else:
+            self._read_text(fd, log, _source(parts), now, deadline, last)
+        if log.position.offset != before:
+            log.news_s = time.monotonic()
 
-    def _read_text(self, fd: int, log: FilePosition, source: str, now: Moment, deadline: float, rest: bool) -> None:
+    def _read_text(self, fd: int, log: GrowingLog, source: str, now: Moment, deadline: float, last: bool) -> None:
+        log.begin(fd, jump=True)
         while True:
-            before = log.offset
-            piece = log.lines(fd, rest=rest)
+            before = log.position.offset
+            piece = log.text(fd, last=last)
             if any(hint in piece for hint in HINTS):
                 for step in steps_in(piece.decode("utf-8", "replace")):
                     self.points.add(step, source, now)
-            if log.offset == before or time.monotonic() >= deadline:
+            if log.position.offset == before or time.monotonic() >= deadline:
                 return
 
-    def _read_events(self, fd: int, log: FilePosition, parts: Parts, now: Moment, deadline: float) -> None:
-        while piece := log.read(fd, jump=False):
+    def _read_events(self, fd: int, log: GrowingLog, parts: Parts, now: Moment, deadline: float) -> None:
+        log.begin(fd, jump=False)
+        position = log.position
+        while piece := os.pread(fd, PIECE_BYTES, position.offset):
             try:
-                found, taken = records(piece, log.size - log.offset)
+                found, taken = records(piece, log.size - position.offset)
             except DamagedEvents:
-                log.offset = log.size
+                position.offset = log.size
                 return
             for record in found:
                 try:
-                    self._gather(parts, *scalars(record), now)
+                    self._collect(parts, log, *scalars(record), now)
                 except DamagedEvents:
                     continue
-            log.offset += taken
+            position.offset += taken
             if not taken or time.monotonic() >= deadline:
                 return
 
-    def _gather(self, parts: Parts, step: int, values: dict[str, float], now: Moment) -> None:
+    def _collect(self, parts: Parts, log: GrowingLog, step: int, values: dict[str, float], now: Moment) -> None:
         """Collect TensorBoard's events, which have one figure each; consecutive ones of the same step make one logged step."""
         for tag, value in values.items():
             split, _, name = tag.partition("/")
             name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
-            gathered = self._groups.get(parts)
-            if gathered is not None and (gathered[0] != step or name in gathered[1] or _is_eval(name, gathered[1])):
-                self._end_group(parts, now)
-                gathered = None
-            if gathered is None:
-                gathered = self._groups[parts] = (step, {"step": float(step)})
-            gathered[1][name] = value
+            if log.tag_step != step or name in log.tags or _is_of_other_kind(name, log.tags):
+                self._end_step(parts, log, now)
+            log.tag_step = step
+            log.tags[name] = value
 
-    def _end_group(self, parts: Parts, now: Moment) -> None:
-        gathered = self._groups.pop(parts, None)
-        step = step_of(gathered[1]) if gathered is not None else None
+    def _end_step(self, parts: Parts, log: GrowingLog, now: Moment) -> None:
+        step = step_of({"step": float(log.tag_step), **log.tags})
         if step is not None:
             self.points.add(step, _source(parts), now)
+        log.tags.clear()
 
     def _read_states(self, now: Moment, deadline: float) -> None:
-        """Read changed trainer_state.json files until the deadline, at least one."""
+        """Read changed trainer_state.json files until the deadline, at least one. Each repeats all steps before it."""
         if not self._changed:
             return
-        root_fd = os.open(self.workspace, DIR_FLAGS)
+        root_fd = os.open(self.sweep.workspace, DIR_FLAGS)
         try:
             while self._changed:
-                parts, _ = self._changed.popitem(last=False)
-                for step in self._state_steps(root_fd, parts):
-                    self.points.add(step, _source(parts), now)
+                parts = next(iter(self._changed))
+                del self._changed[parts]
+                for entry in self._log_history(root_fd, parts):
+                    step = step_of(entry) if isinstance(entry, dict) else None
+                    if step is not None:
+                        self.points.add(step, _source(parts), now)
                 if time.monotonic() >= deadline:
                     return
         finally:
             os.close(root_fd)
 
-    def _state_steps(self, root_fd: int, parts: Parts) -> list[LoggedStep]:
+    def _log_history(self, root_fd: int, parts: Parts) -> list[Any]:
         fd = _opened(root_fd, parts)
         if fd is None:
             return []
@@ -588,14 +529,14 @@ class Trainings:
             self._states.pop(parts, None)  # probably half-written: read again on the next walk
             return []
         history = state.get("log_history") if isinstance(state, dict) else None
-        entries = history if isinstance(history, list) else []
-        return [step for entry in entries if isinstance(entry, dict) and (step := step_of(entry)) is not None]
+        return history if isinstance(history, list) else []
 
 
-def _is_eval(name: str, gathered: dict[str, float]) -> bool:
+def _is_of_other_kind(name: str, others: Collection[str]) -> bool:
     """Return whether a figure of an evaluation follows those of training at the same step, or the reverse."""
-    others = gathered.keys() - {"step", "epoch"}
-    return name != "epoch" and any(other.startswith("eval_") is not name.startswith("eval_") for other in others)
+    return name != "epoch" and any(
+        other.startswith("eval_") is not name.startswith("eval_") for other in others if other != "epoch"
+    )
 
 
 def _opened(root_fd: int, parts: Parts) -> int | None:
@@ -625,10 +566,9 @@ class OutputStamps:
     """Appends `<byte> <elapsed_s> <at>` when the log's size has changed: the log was written up to this byte by then. A byte
     smaller than that of the line before means that the log was truncated, which any process with its descriptor can do."""
 
-    name = "output"
-
-    def __init__(self, log: Path, times: Path) -> None:
+    def __init__(self, log: Path, times: Path, resolutions: tuple[tuple[int, float], ...] = RESOLUTIONS) -> None:
         self.log = log
+        self._resolutions = resolutions
         self.every_s = STAMP_S
         times.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(times, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -643,7 +583,7 @@ class OutputStamps:
             return
         if not stat.S_ISREG(info.st_mode) or info.st_size == self._last:
             return
-        every_s = next((every_s for limit, every_s in RESOLUTIONS if self._written < limit), None)
+        every_s = next((every_s for limit, every_s in self._resolutions if self._written < limit), None)
         if every_s is None:
             return
         self.every_s = every_s

@@ -1,15 +1,18 @@
-"""Hold what the recorder's parts share: `Moment`, the protocol `Watch`, `LineWriter` for JSON lines, and `RecorderJob`."""
+"""Hold what the recorder's parts share: `Moment`, the protocol `Watch`, `LineWriter`, `GrowingFile` and `RecorderJob`."""
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.records.base import Strict
 from autorl_hpc.records.recorded import Seen
+
+Parts = tuple[str, ...]
+"""A path below the workspace."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +23,15 @@ class Moment:
     at: str
     attempt: int
 
-    def told(self) -> dict[str, float | str | int]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of `Seen`."""
-        return {"elapsed_s": self.elapsed_s, "at": self.at, "attempt": self.attempt}
+        return vars(self)
 
 
 class Watch(Protocol):
     """Something that is looked at every few seconds. Its exceptions are recorded, and it is looked at again later. Each watch
     is created and used in its own thread, so what two of them share must be thread-safe."""
 
-    name: str
     every_s: float
     """Seconds between two looks; read after each look, so a watch may change it."""
 
@@ -53,37 +55,69 @@ class LineWriter:
         self.path = path
         self.max_bytes = max_bytes
         self.full = False
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._size = os.fstat(self._fd).st_size
+        self.size = 0
+        self._fd: int | None = None
 
     def add(self, *records: Seen) -> None:
         """Append records. Raises OSError, which the caller must handle."""
         data = b"".join(r.model_dump_json(exclude_defaults=True).encode() + b"\n" for r in records)
-        if not data or self.full:
+        if not data:
             return
-        if self._size + len(data) > self.max_bytes:
-            self.full = True
-            return
-        os.write(self._fd, data)
-        self._size += len(data)
-
-    @property
-    def size(self) -> int:
-        """Return the file's size in bytes."""
-        return self._size
+        if self._fd is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self.size = os.fstat(self._fd).st_size
+        self.full = self.full or self.size + len(data) > self.max_bytes
+        if not self.full:
+            os.write(self._fd, data)
+            self.size += len(data)
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._fd)
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
 
 
-# --- the job: one JSON line that the supervisor sends when it starts the recorder
+class GrowingFile:
+    """How far a growing file was read. It holds no data: what is incomplete is read again.
+
+    Attributes:
+        offset: everything before it was read.
+        skipped: number of lines that were longer than a piece.
+        whole: where the line begins in which `offset` is, if it is inside of such a line; else `offset`.
+    """
+
+    def __init__(self, offset: int = 0) -> None:
+        self.offset = offset
+        self.skipped = 0
+        self.in_long_line = False
+        self._begin = offset
+
+    @property
+    def whole(self) -> int:
+        return self._begin if self.in_long_line else self.offset
+
+    def piece(self, fd: int, max_bytes: int, *, last: bool = False) -> bytes:
+        """Return whole lines from `offset` on, `max_bytes` at most, and with `last` also a line without an end. The caller
+        adds to `offset` what it has used. Of a longer line nothing is returned, but `offset` moves."""
+        data = os.pread(fd, max_bytes, self.offset)
+        end = data.rfind(b"\n") + 1
+        if self.in_long_line:
+            begin = data.find(b"\n") + 1
+            self.offset += begin or len(data)
+            self.skipped += begin > 0
+            self.in_long_line = not begin
+            return b""
+        if not end and len(data) == max_bytes:
+            self._begin = self.offset
+            self.offset += len(data)
+            self.in_long_line = True
+        return data if last and len(data) < max_bytes else data[:end]
 
 
-@dataclass(frozen=True)
-class RecorderJob:
-    """One attempt as its recorder needs it.
+class RecorderJob(Strict):
+    """One attempt as its recorder needs it: one JSON line that the supervisor sends when it starts the recorder.
 
     Attributes:
         mark: text in the environment of the agent's processes.
@@ -93,9 +127,8 @@ class RecorderJob:
         laid: names at the top of the workspace that the suite creates, not the agent.
     """
 
-    run: RunDir
+    run_folder: Path
     workspace: Path
-    agent_log: Path
     keeper_pid: int
     mark: str
     attempt: int
@@ -105,23 +138,11 @@ class RecorderJob:
     trace_format: str | None = None
     laid: frozenset[str] = frozenset()
 
+    @property
+    def run(self) -> RunDir:
+        """Return the run's folder."""
+        return RunDir(self.run_folder)
+
     def line(self) -> bytes:
         """Return it as a JSON line."""
-        value: dict[str, Any] = {**asdict(self), "run": str(self.run.path), "laid": sorted(self.laid)}
-        return (
-            json.dumps({**value, "workspace": str(self.workspace), "agent_log": str(self.agent_log)}).encode() + b"\n"
-        )
-
-    @classmethod
-    def told(cls, line: bytes) -> RecorderJob:
-        """Parse that line. Raises ValueError, KeyError, TypeError."""
-        value = json.loads(line)
-        return cls(
-            **{
-                **value,
-                "run": RunDir(Path(value["run"])),
-                "workspace": Path(value["workspace"]),
-                "agent_log": Path(value["agent_log"]),
-                "laid": frozenset(value["laid"]),
-            }
-        )
+        return self.model_dump_json().encode() + b"\n"

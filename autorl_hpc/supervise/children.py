@@ -476,9 +476,8 @@ class RecorderProcess:
         assert process.stdin is not None
         os.set_blocking(process.stdin.fileno(), False)  # a stopped recorder must not block the supervisor
         job = RecorderJob(
-            run=RunDir(self.run.path.absolute()),
+            run_folder=self.run.path.absolute(),
             workspace=self.workspace.absolute(),
-            agent_log=self.run.agent_log.absolute(),
             keeper_pid=self.keeper_pid,
             mark=self.mark,
             attempt=self.clock.attempt,

@@ -33,7 +33,6 @@ REST_FACTOR = 3.0
 """Each search is followed by a rest this many times as long, so that searching takes at most a quarter of a core."""
 
 REST_LEAST_S = 2.0
-
 END_S = 10.0
 """Limit of the last search, from the agent's end to the seal, however much is left to read."""
 
@@ -44,12 +43,6 @@ KILL_AFTER_S = 5.0
 """A scanner that exceeds its time by this much is stuck in a file and is killed."""
 
 MAX_ALSO = 1000
-TRIES = 3
-"""If the scanner dies while reading a file, the next try skips that file."""
-
-
-class ScannerLost(Exception):
-    """The scanner ended, or had to be killed, without a result."""
 
 
 class ContaminationWatch:
@@ -60,8 +53,7 @@ class ContaminationWatch:
     ) -> None:
         self.experiment, self.run_id, self.workspace, self.chain = experiment, run_id, workspace, chain
         self._scanner: subprocess.Popen[bytes] | None = None
-        self._state = b"{}\n"
-        self._avoid: list[list[int]] = []
+        self._state: object = {}
         self._ending, self._closed = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._watch, name="contamination", daemon=True)
 
@@ -76,13 +68,12 @@ class ContaminationWatch:
         Args:
             stop: called ten times a second; True ends the search without an entry, and the next attempt repeats it.
         """
+        self._ending.set()
         if not self.chain.view.accepted():
-            self._ending.set()
             self._closed.set()
             return
         last = threading.Thread(target=self._last, name="contamination-end", daemon=True)
         deadline = time.monotonic() + END_S + KILL_AFTER_S
-        self._ending.set()
         last.start()
         while last.is_alive() and not stop() and time.monotonic() < deadline:
             last.join(0.1)
@@ -99,12 +90,9 @@ class ContaminationWatch:
             if self._thread.is_alive():
                 self._signal(signal.SIGKILL)  # stuck in a file
                 self._thread.join(1.0)
-        try:
-            body = self._look(max(1.0, END_S - (time.monotonic() - begun)), self._closed)
-            if not self._closed.is_set():
-                self._write(body, None, self._due())
-        except Exception:
-            log.exception("the last look for held-out items failed")
+        body = self._look(max(1.0, END_S - (time.monotonic() - begun)), beside=False)
+        if not self._closed.is_set():
+            self._write(body, None, self._due())
 
     def _watch(self) -> None:
         rest_until = 0.0
@@ -113,12 +101,9 @@ class ContaminationWatch:
             if not due:
                 continue
             begun = time.monotonic()
-            try:
-                body = self._look(LOOK_S, self._ending)
-                if body.complete or not self._ending.is_set():  # otherwise the last search covers these submissions
-                    self._write(body, due[-1], due[:-1])
-            except Exception:  # a defect; the next search may work
-                log.exception("a look for held-out items failed")
+            body = self._look(LOOK_S, beside=True)
+            if body.complete or not self._ending.is_set():  # otherwise the last search covers these submissions
+                self._write(body, due[-1], due[:-1])
             rest_until = time.monotonic() + max(REST_LEAST_S, REST_FACTOR * (time.monotonic() - begun))
 
     def _due(self) -> list[int]:
@@ -127,46 +112,34 @@ class ContaminationWatch:
         seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
 
-    def _look(self, seconds: float, over: threading.Event) -> Contamination:
-        deadline, what = time.monotonic() + seconds, ""
-        for _ in range(TRIES):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or over.is_set():
-                break
-            try:
-                return self._scan(left_s, beside=over is self._ending)
-            except (ScannerLost, OSError) as error:
-                what = str(error)
-                log.warning("no look for held-out items: %s", what)
-        return Contamination(complete=False, reason=f"no look: {what}"[:500])
-
-    def _scan(self, seconds: float, *, beside: bool) -> Contamination:
+    def _look(self, seconds: float, *, beside: bool) -> Contamination:
         """Run one search of at most `seconds`.
 
         Args:
             beside: the agent is working, so use the lowest priority.
-
-        Raises:
-            ScannerLost: the scanner ended without a result.
-            OSError: it could not be started.
         """
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
-        job = {**places, "run": self.run_id, "seconds": seconds, "avoid": self._avoid, "beside": beside}
+        job = {**places, "run": self.run_id, "seconds": seconds, "beside": beside}
+        given = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._scanner = process = start_own("autorl_hpc.supervise.scanner", env)
         why = "the scanner was ended from outside, or died of a file"
         try:
-            said, _ = process.communicate(json.dumps(job).encode() + b"\n" + self._state, seconds + KILL_AFTER_S)
-        except subprocess.TimeoutExpired as error:
-            said, why = error.output or b"", "the scanner hung and was ended"
-        finally:
-            _end(process)
-        lines = said.split(b"\n")[:-1]
-        if lines and lines[-1].startswith(b'{"done"'):
-            self._state = lines[-2] + b"\n"
-            return Contamination.model_validate(json.loads(lines[-1])["done"])
-        self._avoid += [json.loads(line)["at"] for line in lines[-1:] if line.startswith(b'{"at"')]
-        raise ScannerLost(why)
+            self._scanner = process = start_own("autorl_hpc.supervise.scanner", env)
+            try:
+                said, _ = process.communicate(given, seconds + KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                said, why = b"", "the scanner hung and was ended"
+            finally:
+                _end(process)
+            if said:
+                answer = json.loads(said)
+                self._state = answer["state"]
+                return Contamination.model_validate(answer["done"])
+        except Exception as error:  # a defect; the next search may work
+            log.exception("a look for held-out items failed")
+            why = f"{type(error).__name__}: {error}"
+        log.warning("no look for held-out items: %s", why)
+        return Contamination(complete=False, reason=f"no look: {why}"[:500])
 
     def _write(self, body: Contamination, submission_id: int | None, also: list[int]) -> None:
         # Only the oldest MAX_ALSO are named. The others remain due, and the last search names as many of them as fit.

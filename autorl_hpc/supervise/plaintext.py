@@ -7,19 +7,20 @@ read; weights are recognised by samples and skipped. Chunks overlap, so that no 
 from __future__ import annotations
 
 import bz2
+import gzip
 import lzma
 import os
 import stat
-import struct
 import zipfile
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
+from autorl_hpc.recorder.usage import WorkspaceWalk
+from autorl_hpc.recorder.watch import Parts
 
 CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 4096
@@ -33,15 +34,10 @@ TEXT_SAMPLES = 2
 """At least this many samples must be text, because a file of weights begins with a text header."""
 
 MAX_BAD_SHARE = 0.15
-MAX_FILE_BYTES = 512 << 20
-MAX_INFLATED_BYTES = 256 << 20
-"""Limit for one compressed file, so that a decompression bomb costs only seconds."""
-
 MAX_MEMBERS = 10_000
 MAX_DIRECTORY_BYTES = 16 << 20
 """Limit for a zip: the standard library reads the directory at once and takes ten times its size in memory."""
 
-XZ_MEMORY_BYTES = 256 << 20
 PIECE_BYTES = 32
 """Shorter than a run of 13 words, so one of its pieces is all text; 32 compressed bytes in a row never look like text."""
 
@@ -63,11 +59,14 @@ class TooMuch(Exception):
 
 @dataclass
 class ReadingBudget:
-    """What one search may still use."""
+    """What one search may still use; of one file at most `file_bytes`, and `inflated_bytes` if it is compressed, so that a
+    decompression bomb costs only seconds."""
 
     deadline: float
     bytes_left: int
     stopped: Callable[[], bool] = lambda: False
+    file_bytes: int = 512 << 20
+    inflated_bytes: int = 256 << 20
 
     def tick(self) -> None:
         """Check the time. Raises Limit if it is over or the search is asked to end."""
@@ -92,38 +91,30 @@ def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
         TooMuch: the rest of the file is skipped.
         OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read.
     """
-    size = min(os.fstat(fd).st_size, MAX_FILE_BYTES + 1)
-    head = os.pread(fd, 8, 0)
-    reader = next((reader for magic, reader in _FORMATS if head.startswith(magic)), None)
-    if reader is None and _is_zlib(fd):
-        reader = _inflated(_Zlib)
-    if reader is not None:
-        try:
-            yield from _overlapping(_bounded(reader(fd), meter, MAX_INFLATED_BYTES))
-        except Limit:
-            raise
-        except Exception:
-            yield from _between(fd, size, meter)
-            raise
-        yield from _between(fd, size, meter)
-        return
-    code = next((code for mark, code in _MARKS if head.startswith(mark)), None)
-    if code is not None or size <= WHOLE_BYTES or _is_text(fd, size):
-        for chunk in _overlapping(_bounded(_plain(fd, size), meter, MAX_FILE_BYTES)):
-            if code is not None:
-                yield chunk.decode(code, "replace").encode("utf-8", "replace")
-            yield chunk  # a mark may be there by chance
-    if _has_zip_end(fd):
-        yield from _overlapping(_bounded(_zip(fd), meter, MAX_INFLATED_BYTES))
-
-
-def _between(fd: int, size: int, meter: ReadingBudget) -> Iterator[bytes]:
-    """Yield a small archive unchanged if it holds uncompressed text before, between or after its members."""
-    if size <= WHOLE_BYTES:
-        data = os.pread(fd, size, 0)
-        pieces = (data[at : at + PIECE_BYTES] for at in range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2))
-        if any(map(looks_like_text, pieces)):
-            yield from _bounded(iter([data]), meter, WHOLE_BYTES)
+    size, head = os.fstat(fd).st_size, os.pread(fd, 8, 0)
+    problem: Exception | None = None
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        unpack = next((read for magic, read in _FORMATS if head.startswith(magic)), None)
+        begins_packed = unpack is not None or _is_zlib(fd)
+        if begins_packed or zipfile.is_zipfile(file):
+            file.seek(0)
+            parts = unpack(file) if unpack is not None else _zlib(file) if begins_packed else _zip(file)
+            try:
+                yield from _overlapping(_bounded(parts, meter, meter.inflated_bytes))
+            except Limit:
+                raise
+            except Exception as error:
+                problem = error
+    if not begins_packed or (size <= WHOLE_BYTES and _has_text_between(os.pread(fd, size, 0))):
+        code = next((code for mark, code in _MARKS if head.startswith(mark)), None)
+        if code is not None or size <= WHOLE_BYTES or _is_text(fd, size):
+            for chunk in _overlapping(_bounded(_plain(fd, size), meter, meter.file_bytes)):
+                if code is not None:
+                    yield chunk.decode(code, "replace").encode("utf-8", "replace")
+                yield chunk  # a mark may be there by chance
+    if problem is not None:
+        raise problem
 
 
 def opaque_bytes(chunk: bytes) -> int:
@@ -136,6 +127,28 @@ def opaque_bytes(chunk: bytes) -> int:
         if strange > (1 - MIN_PRINTABLE) * len(content) and not looks_like_text(content):
             found += len(piece)
     return found
+
+
+def looks_like_text(sample: bytes) -> bool:
+    """Return whether nearly all of it is UTF-8 text."""
+    other = sample.translate(None, _TEXT)
+    high = other.translate(None, _ASCII)
+    bad = len(other) - len(high)
+    if high:
+        bad += sample.decode("utf-8", "replace").count("\ufffd")
+    return bool(sample) and bad <= MAX_BAD_SHARE * len(sample)
+
+
+def _has_text_between(data: bytes) -> bool:
+    """Return whether an archive holds uncompressed text before, between or after its members."""
+    starts = range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2)
+    return any(looks_like_text(data[at : at + PIECE_BYTES]) for at in starts)
+
+
+def _is_text(fd: int, size: int) -> bool:
+    step = max(1, (size - SAMPLE_BYTES) // (SAMPLES - 1))
+    samples = (os.pread(fd, SAMPLE_BYTES, n * step).replace(b"\0", b"") for n in range(SAMPLES))  # UTF-16 too
+    return sum(map(looks_like_text, samples)) >= TEXT_SAMPLES
 
 
 def _overlapping(parts: Iterator[bytes]) -> Iterator[bytes]:
@@ -157,18 +170,13 @@ def _bounded(parts: Iterator[bytes], meter: ReadingBudget, limit: int) -> Iterat
 
 
 def _plain(fd: int, size: int) -> Iterator[bytes]:
-    """Yield the bytes that the file had when it was opened. Holes are skipped, so that a huge sparse file costs nothing."""
-    stat = os.fstat(fd)
-    sparse = stat.st_blocks * 512 < stat.st_size
+    """Yield the bytes that the file had when it was opened, without the holes of a sparse file."""
     at = 0
     while at < size:
-        if sparse:
-            try:
-                at = os.lseek(fd, at, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == 6:  # ENXIO: only a hole follows
-                    return
-                sparse = False
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            return  # only a hole follows
         data = os.pread(fd, min(CHUNK_BYTES, size - at), at)
         if not data:
             return
@@ -176,26 +184,18 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
         yield data
 
 
-def _is_text(fd: int, size: int) -> bool:
-    step = max(1, (size - SAMPLE_BYTES) // (SAMPLES - 1))
-    samples = (os.pread(fd, SAMPLE_BYTES, n * step).replace(b"\0", b"") for n in range(SAMPLES))  # UTF-16 too
-    return sum(map(looks_like_text, samples)) >= TEXT_SAMPLES
+# --- compressed text
+
+Unpack = Callable[[IO[bytes]], Iterator[bytes]]
 
 
-def looks_like_text(sample: bytes) -> bool:
-    """Return whether nearly all of it is UTF-8 text."""
-    other = sample.translate(None, _TEXT)
-    high = other.translate(None, _ASCII)
-    bad = len(other) - len(high)
-    if high:
-        bad += sample.decode("utf-8", "replace").count("\ufffd")
-    return bool(sample) and bad <= MAX_BAD_SHARE * len(sample)
+def _stream(opened: Callable[[IO[bytes]], Any]) -> Unpack:
+    def read(file: IO[bytes]) -> Iterator[bytes]:
+        with opened(file) as unpacked:
+            while data := unpacked.read(CHUNK_BYTES):
+                yield data
 
-
-def _file(fd: int) -> IO[bytes]:
-    file = os.fdopen(os.dup(fd), "rb")
-    file.seek(0)
-    return file
+    return read
 
 
 def _is_zlib(fd: int) -> bool:
@@ -209,64 +209,28 @@ def _is_zlib(fd: int) -> bool:
         return False
 
 
-class _Zlib:
-    """A zlib and gzip decompressor with the interface of those of bz2 and lzma."""
-
-    def __init__(self) -> None:
-        self._inner = zlib.decompressobj(47)
-
-    def decompress(self, data: bytes, most: int) -> bytes:
-        return self._inner.decompress(self._inner.unconsumed_tail + data, most)
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    @property
-    def needs_input(self) -> bool:
-        return not self._inner.unconsumed_tail
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._inner.unused_data
+def _zlib(file: IO[bytes]) -> Iterator[bytes]:
+    inflater = zlib.decompressobj()
+    while not inflater.eof and (data := inflater.unconsumed_tail or file.read(CHUNK_BYTES)):
+        yield inflater.decompress(data, CHUNK_BYTES)
 
 
-def _inflated(new: Callable[[], Any]) -> Callable[[int], Iterator[bytes]]:
-    """Return a reader of consecutive streams of one format."""
-
-    def read(fd: int) -> Iterator[bytes]:
-        with _file(fd) as file:
-            data = file.read(CHUNK_BYTES)
-            while data:
-                inflater = new()
-                while not inflater.eof:
-                    yield inflater.decompress(data, CHUNK_BYTES)
-                    data = b""
-                    if inflater.needs_input and not inflater.eof:
-                        data = file.read(CHUNK_BYTES)
-                        if not data:
-                            return
-                data = inflater.unused_data.lstrip(b"\0") or file.read(CHUNK_BYTES)
-
-    return read
-
-
-def _xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_MEMORY_BYTES)
-
-
-def _zip(fd: int) -> Iterator[bytes]:
-    _refuse_huge_directory(fd)
-    with _file(fd) as file, zipfile.ZipFile(file) as archive:
+def _zip(file: IO[bytes]) -> Iterator[bytes]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 65557))  # the end record is here, whatever comes before the archive
+    tail = file.read()
+    end = tail[tail.rfind(b"PK\5\6") :]
+    if int.from_bytes(end[12:16], "little") > MAX_DIRECTORY_BYTES or end[10:12] == b"\xff\xff":
+        raise TooMuch("a zip with too large a directory")
+    with zipfile.ZipFile(file) as archive:
         for info in archive.infolist()[:MAX_MEMBERS]:
             yield b" ".join((info.filename.encode("utf-8", "replace"), info.comment, b""))
             if info.is_dir() or info.flag_bits & 1:
                 continue
             with archive.open(info) as member:
                 data = member.read(CHUNK_BYTES)
-                if len(data) == CHUNK_BYTES and not any(
-                    looks_like_text(data[at : at + SAMPLE_BYTES]) for at in range(0, CHUNK_BYTES, CHUNK_BYTES // 8)
-                ):
+                samples = range(0, CHUNK_BYTES, CHUNK_BYTES // 8)
+                if len(data) == CHUNK_BYTES and not any(looks_like_text(data[at:][:SAMPLE_BYTES]) for at in samples):
                     continue  # weights
                 while data:
                     yield data
@@ -274,31 +238,11 @@ def _zip(fd: int) -> Iterator[bytes]:
             yield b" "
 
 
-def _zip_tail(fd: int) -> bytes:
-    """Return the last bytes of a file, where a zip's end record is, whatever comes before the archive."""
-    return os.pread(fd, 65557, max(0, os.fstat(fd).st_size - 65557))
-
-
-def _has_zip_end(fd: int) -> bool:
-    tail = _zip_tail(fd)
-    return 0 <= tail.rfind(b"PK\5\6") <= len(tail) - 22 and b"PK\1\2" in tail
-
-
-def _refuse_huge_directory(fd: int) -> None:
-    tail = _zip_tail(fd)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) - at < 22:
-        raise ValueError("a zip without an end")
-    entries, length = struct.unpack("<HI", tail[at + 10 : at + 16])
-    if length > MAX_DIRECTORY_BYTES or entries == 0xFFFF:
-        raise TooMuch("a zip with too large a directory")
-
-
-_FORMATS: list[tuple[bytes, Callable[[int], Iterator[bytes]]]] = [
-    (b"\x1f\x8b", _inflated(_Zlib)),
-    (b"\xfd7zXZ\0", _inflated(_xz)),
-    (b"\x5d\0\0", _inflated(_xz)),
-    (b"BZh", _inflated(bz2.BZ2Decompressor)),
+_FORMATS: list[tuple[bytes, Unpack]] = [
+    (b"\x1f\x8b", _stream(lambda file: gzip.GzipFile(fileobj=file))),
+    (b"\xfd7zXZ\0", _stream(lzma.LZMAFile)),
+    (b"\x5d\0\0", _stream(lzma.LZMAFile)),
+    (b"BZh", _stream(bz2.BZ2File)),
     (b"PK\3\4", _zip),
 ]
 """What the standard library reads. Other files are read unchanged."""
@@ -312,12 +256,8 @@ _MARKS = [
 """Byte order marks, longer ones first."""
 
 
-# --- regular files of an agent's folder, by descriptor. No link is followed, and nothing else is opened.
+# --- regular files of an agent's folder
 
-MAX_FILES = 100_000
-MAX_FOLDERS = 50_000
-MAX_DEPTH = 64
-TICK_ENTRIES = 256
 MAX_NAME_BYTES = 32 << 20
 """Limit for the names and link targets of one walk."""
 
@@ -329,12 +269,8 @@ Identity = tuple[int, int, int, int]
 class FoundFile:
     """A regular file as the listing showed it."""
 
-    parts: tuple[str, ...]
+    parts: Parts
     identity: Identity
-
-    @property
-    def size(self) -> int:
-        return self.identity[2]
 
 
 @dataclass
@@ -345,18 +281,9 @@ class Listing:
         names: names of all entries, and link targets, because an agent can hide text there too.
     """
 
-    files: list[FoundFile]
+    files: list[FoundFile] = field(default_factory=list)
     whole: bool = True
     names: list[bytes] = field(default_factory=list)
-    _name_bytes: int = 0
-
-    def add_name(self, name: bytes) -> None:
-        """Store a name, within MAX_NAME_BYTES."""
-        self._name_bytes += len(name) + 1
-        if self._name_bytes > MAX_NAME_BYTES:
-            self.whole = False
-        else:
-            self.names.append(name)
 
 
 def identity_of(status: os.stat_result) -> Identity:
@@ -364,58 +291,33 @@ def identity_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def list_files(root_fd: int, meter: ReadingBudget) -> Listing:
-    """List the regular files below an open folder, those near the top first; other devices are skipped.
+def list_files(folder: Path, meter: ReadingBudget, max_files: int = 100_000) -> Listing:
+    """List the regular files below a folder, those near the top first; no link is followed, other devices are skipped.
 
     Raises:
         Limit: the search is over.
+        OSError: the folder can't be opened.
     """
-    listing, device = Listing([]), os.fstat(root_fd).st_dev
-    folders: deque[tuple[str, ...]] = deque([()])
-    met = entries_seen = 0
-    while folders:
-        parts = folders.popleft()
-        try:
-            fd = open_below(root_fd, parts, DIR_FLAGS)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            listing.whole = False
-            continue
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    entries_seen += 1
-                    if entries_seen % TICK_ENTRIES == 0:
-                        meter.tick()
-                    try:
-                        status = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
-                    except FileNotFoundError:
-                        continue  # removed meanwhile; its neighbours must still be read
-                    here = (*parts, entry.name)
-                    listing.add_name(os.fsencode(entry.name))
-                    if stat.S_ISLNK(status.st_mode):
-                        try:
-                            listing.add_name(os.fsencode(os.readlink(entry.name, dir_fd=fd)))
-                        except OSError:
-                            pass  # no longer a link
-                    if status.st_dev != device:
-                        continue
-                    if stat.S_ISDIR(status.st_mode):
-                        met += 1
-                        if met > MAX_FOLDERS or len(here) > MAX_DEPTH:
-                            listing.whole = False
-                        else:
-                            folders.append(here)
-                    elif stat.S_ISREG(status.st_mode):
-                        if len(listing.files) >= MAX_FILES:
-                            listing.whole = False
-                            return listing
-                        listing.files.append(FoundFile(here, identity_of(status)))
-        except Limit:
-            raise
-        except OSError:
-            listing.whole = False
-        finally:
-            os.close(fd)
+    listing, name_bytes = Listing(), 0
+
+    def visit(parts: Parts, status: os.stat_result) -> None:
+        nonlocal name_bytes
+        names = [os.fsencode(parts[-1])]
+        if stat.S_ISLNK(status.st_mode):
+            try:
+                names.append(os.fsencode(os.readlink(folder.joinpath(*parts))))
+            except OSError:
+                pass  # no longer a link
+        name_bytes += sum(map(len, names))
+        if name_bytes <= MAX_NAME_BYTES:
+            listing.names += names
+        regular = stat.S_ISREG(status.st_mode)
+        if regular and len(listing.files) < max_files:
+            listing.files.append(FoundFile(parts, identity_of(status)))
+        listing.whole &= name_bytes <= MAX_NAME_BYTES and (not regular or len(listing.files) < max_files)
+
+    walk = WorkspaceWalk([visit])
+    for _ in walk.steps(folder):
+        meter.tick()
+    listing.whole &= not walk.left_out
     return listing

@@ -28,17 +28,17 @@ def measure() -> Iterator[tuple[str, str]]:
 
 def _reading(data: bytes) -> float:
     from autorl_hpc.files.layout import RunDir
-    from autorl_hpc.recorder.traces import follow
+    from autorl_hpc.recorder.traces.follow import Traces
+    from autorl_hpc.recorder.usage import Sweep
     from autorl_hpc.recorder.watch import Moment
 
-    follow.LOOK_S = 60.0  # one look reads it all
     with tempfile.TemporaryDirectory() as folder:
         run, workspace = RunDir(Path(folder) / "run"), Path(folder) / "workspace"
         workspace.mkdir()
         run.logs.mkdir(parents=True)
         run.agent_log.write_bytes(data)
         now = Moment(100.0, "2026-01-01T00:00:00+00:00", 1)
-        traces = follow.Traces(run, workspace, run.agent_log)
+        traces = Traces(run, Sweep(workspace), look_s=60.0)  # one look reads it all
         begun = time.process_time()
         traces.look(now)
         taken = time.process_time() - begun

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 import needs
-import pytest
 
-from autorl_hpc.recorder.usage import NvmlGpus
+from autorl_hpc.recorder.usage import Gpus
+from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import GpuSample
 from autorl_hpc.sandbox.prove import cuda_works
 
@@ -34,37 +34,32 @@ while time.monotonic() < end:
 """
 
 
-def first(gpus: NvmlGpus) -> GpuSample:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        samples = gpus.samples()
-        if samples:
-            return samples[0]
-        time.sleep(0.2)
-    pytest.fail(f"no GPU was measured: {gpus.trouble()}")
+NOW = Moment(1.0, "2030-01-01T00:00:00.000+00:00", 1)
+
+
+def seen(gpus: Gpus, seconds: float = 0.0) -> GpuSample:
+    """Measures for some seconds; what was used in them."""
+    gpus.look(NOW)
+    gpus.samples()
+    time.sleep(seconds)
+    gpus.look(NOW)
+    samples = gpus.samples()
+    assert samples
+    return samples[0]
 
 
 def test_a_training_loop_is_seen(tmp_path: Path) -> None:
-    gpus = NvmlGpus(os.environ)
-    idle = first(gpus)
-    time.sleep(6)
-    idle = first(gpus)
+    gpus = Gpus(os.environ)
+    idle = seen(gpus, 6)
     (tmp_path / "loop.py").write_text(LOOP)
     agent = subprocess.Popen([sys.executable, str(tmp_path / "loop.py")], stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None and agent.stdout.readline().strip() == "begun"
     time.sleep(3)
-    gpus.samples()  # what was before the loop
-    time.sleep(5)
-    begun = time.process_time()
-    busy = first(gpus)
-    cost_s = time.process_time() - begun
+    busy = seen(gpus, 5)
     agent.wait()
     time.sleep(6)
-    gpus.samples()
-    time.sleep(5)
-    after = first(gpus)
-    gpus.close()
-    print(f"\nidle  {idle}\nbusy  {busy}\nafter {after}\none call {cost_s * 1000:.2f} ms")
+    after = seen(gpus, 5)
+    print(f"\nidle  {idle}\nbusy  {busy}\nafter {after}")
     assert busy.uuid.startswith(("GPU-", "MIG-")) and busy.name
     assert busy.memory_bytes is not None and idle.memory_bytes is not None
     assert HELD_BYTES <= busy.memory_bytes - idle.memory_bytes < HELD_BYTES + 2 * 2**30
@@ -73,14 +68,9 @@ def test_a_training_loop_is_seen(tmp_path: Path) -> None:
         assert busy.used_share is not None and busy.used_share > 0.8
         assert after.used_share is not None and after.used_share < 0.2
         assert busy.power_w is not None and idle.power_w is not None and busy.power_w > idle.power_w
-    assert gpus.trouble() is None
-
-
-def test_only_the_agents_gpus_are_seen() -> None:
-    none = NvmlGpus({"CUDA_VISIBLE_DEVICES": ""})
-    one = NvmlGpus({"CUDA_VISIBLE_DEVICES": "0"})
-    by_name = NvmlGpus({"CUDA_VISIBLE_DEVICES": first(one).uuid[:12]})
-    assert first(by_name).uuid == first(one).uuid
-    assert len(one.samples()) == 1 and none.samples() == ()
-    for gpus in (none, one, by_name):
-        gpus.close()
+    only = Gpus({"CUDA_VISIBLE_DEVICES": busy.uuid[:12]})
+    none = Gpus({"CUDA_VISIBLE_DEVICES": ""})
+    none.look(NOW)
+    assert seen(only).uuid == busy.uuid and none.samples() == ()
+    for each in (gpus, only, none):
+        each.close(NOW)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import queue
 import sys
 import threading
 import time
@@ -16,9 +17,8 @@ from helpers import PATIENCE_S
 from autorl_hpc.files.layout import PACKAGE, RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.files.safe_open import lines
-from autorl_hpc.recorder import usage
-from autorl_hpc.recorder.run_recorder import observers
-from autorl_hpc.recorder.watch import Moment, Watch
+from autorl_hpc.recorder.run_recorder import watches
+from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess
 
@@ -39,10 +39,7 @@ SFTTrainer(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("trl") is None, reason="trl is not installed")
-def test_a_real_training_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        usage, "MEMORY_SHARE", 1.0
-    )  # looked at with every sample, however long that takes on a busy machine
+def test_a_real_training_is_followed(tmp_path: Path) -> None:
     run, workspace = RunDir(tmp_path / "run"), tmp_path / "w"
     run.logs.mkdir(parents=True)
     workspace.mkdir()
@@ -51,7 +48,17 @@ def test_a_real_training_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     env = {"PATH": os.environ["PATH"], "HOME": str(workspace), "HF_HUB_OFFLINE": "1", MARK_VARIABLE: mark}
     argv = ["bash", "-c", f"{sys.executable} train.py 2>&1 | tee train.log; exit ${{PIPESTATUS[0]}}"]
     agent = AgentProcess(argv, env, workspace, run.agent_log, mark, tmp_path / "elapsed", 0.0)
-    made = observers(run, workspace, run.agent_log, agent.keeper_pid, mark, {"CUDA_VISIBLE_DEVICES": ""})
+    job = RecorderJob(
+        run_folder=run.path,
+        workspace=workspace,
+        keeper_pid=agent.keeper_pid,
+        mark=mark,
+        attempt=1,
+        elapsed_s=0.0,
+        told_at_s=begun,
+        suspension_s=30.0,
+    )
+    made = watches(job, queue.SimpleQueue(), {"CUDA_VISIBLE_DEVICES": ""})
     ended = threading.Event()
     troubles: list[BaseException] = []
 

@@ -18,10 +18,9 @@ import pytest
 from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.recorder import process_table as processes_module
-from autorl_hpc.recorder import process_table as table_module
-from autorl_hpc.recorder.process_table import Processes, ProcessTable, exit_code, exit_status
-from autorl_hpc.recorder.usage import NvmlGpus, Sweep, UsageSampler
+from autorl_hpc.recorder import process_table
+from autorl_hpc.recorder.process_table import ProcessLimits, Processes, exit_code, exit_status
+from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import ProcessSeen, UsageSample
 from autorl_hpc.supervise.agent_process import AgentProcess
@@ -37,19 +36,16 @@ UNTIL_COUNTED = "\nwhile not os.path.exists('counted'): time.sleep(0.05)\ntime.s
 class Watched:
     """An agent and the watches over its processes."""
 
-    def __init__(self, folder: Path, argv: list[str], mark: str) -> None:
+    def __init__(self, folder: Path, argv: list[str], mark: str, limits: ProcessLimits | None) -> None:
         self.folder, self.mark = folder, mark
         self.begun = time.monotonic()
         (folder / "w").mkdir()
         env = {"PATH": os.environ["PATH"], MARK_VARIABLE: mark}
         self.agent = AgentProcess(argv, env, folder / "w", folder / "agent.log", mark, folder / "elapsed", 0.0)
-        self.table = ProcessTable(self.agent.keeper_pid, mark)
         self.events = folder / "events.jsonl"
-        self.processes = Processes(self.table, folder / "processes.jsonl", self.events)
-        self.sweep = Sweep(folder / "w")
-        self.usage = UsageSampler(
-            self.table, self.sweep, NvmlGpus({"CUDA_VISIBLE_DEVICES": ""}), folder / "usage.jsonl"
-        )
+        self.processes = Processes(self.agent.keeper_pid, mark, folder / "processes.jsonl", self.events, limits)
+        self.sweep, path = Sweep(folder / "w"), folder / "usage.jsonl"
+        self.usage = UsageSampler(self.processes, self.sweep, Gpus({}), path, memory_share=1e9)
 
     def now(self) -> Moment:
         return Moment(time.monotonic() - self.begun, "2030-01-01T00:00:00.000+00:00", 1)
@@ -87,8 +83,8 @@ class Watched:
     def close(self) -> list[ProcessSeen]:
         self.agent.stop(0.0)
         self.agent.finish()
-        self.usage.close(self.now())
         self.processes.close(self.now())
+        self.usage.close(self.now())
         return self.seen()
 
     def seen(self) -> list[ProcessSeen]:
@@ -105,8 +101,8 @@ class Watched:
 def watched(tmp_path: Path) -> Iterator[object]:
     made: list[Watched] = []
 
-    def start(*argv: str) -> Watched:
-        made.append(Watched(tmp_path, list(argv), f"recorder-{os.getpid()}-{time.time_ns()}"))
+    def start(*argv: str, limits: ProcessLimits | None = None) -> Watched:
+        made.append(Watched(tmp_path, list(argv), f"recorder-{os.getpid()}-{time.time_ns()}", limits))
         return made[-1]
 
     yield start
@@ -115,12 +111,15 @@ def watched(tmp_path: Path) -> Iterator[object]:
         one.agent.finish()
 
 
+Start = Callable[..., Watched]
+
+
 def ended(seen: list[ProcessSeen], command: str) -> ProcessSeen:
     (found,) = [one for one in seen if one.what == "ended" and one.command == command]
     return found
 
 
-def test_begin_end_and_exit_codes(watched: type[Watched]) -> None:
+def test_begin_end_and_exit_codes(watched: Start) -> None:
     script = (
         "mkfifo a b c d e; cat a & sh -c 'read x < b; exit 7' & "
         "sh -c 'read x < c; kill -9 $$' & (setsid sh -c 'read x < d; exit 3' &) & wait; read x < e; exit 5"
@@ -160,15 +159,14 @@ def test_a_pidfd_tells_how_a_collected_process_ended() -> None:
     os.close(own)
 
 
-def test_without_pidfds_a_zombie_still_tells(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pidfds_a_zombie_still_tells(watched: Start) -> None:
     """Older kernels: what its parent collects between two looks is null, never 0."""
-    monkeypatch.setattr(table_module, "open_process", lambda pid: None)
     script = (
         "import os, subprocess\nfor name in 'abc': os.mkfifo(name)\n"
         "first = subprocess.Popen(['sh', '-c', 'read x < a; exit 4'])\nopen('b').read()\nfirst.wait()\n"
         "subprocess.run(['sh', '-c', 'read x < c; exit 6'])\n"
     )
-    one = watched(sys.executable, "-c", script)
+    one = watched(sys.executable, "-c", script, limits=ProcessLimits(pidfds=0))
     for command, fifos in (("sh -c 'read x < a; exit 4'", "a"), ("sh -c 'read x < c; exit 6'", "bc")):
         one.let(*fifos[:-1])
         one.until_begun(command)
@@ -180,7 +178,7 @@ def test_without_pidfds_a_zombie_still_tells(watched: type[Watched], monkeypatch
     assert ended(seen, "sh -c 'read x < c; exit 6'").exit_code in (None, 6)
 
 
-def test_a_program_that_becomes_another(watched: type[Watched]) -> None:
+def test_a_program_that_becomes_another(watched: Start) -> None:
     one = watched("bash", "-c", "mkfifo a b; read x < a; exec cat b")
     one.until(lambda: any("exec" in s.command for s in one.seen()), "the shell")
     one.let("a")
@@ -192,7 +190,7 @@ def test_a_program_that_becomes_another(watched: type[Watched]) -> None:
     assert [s.what for s in seen if s.command == "cat b"] == ["began", "ended"]
 
 
-def test_secrets_and_control_characters_of_commands(watched: type[Watched]) -> None:
+def test_secrets_and_control_characters_of_commands(watched: Start) -> None:
     one = watched("bash", "-c", "mkfifo a; read x < a; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
     one.until(lambda: any("--api-key" in s.command for s in one.seen()), "the shell")
     one.let("a")
@@ -211,7 +209,7 @@ def test_secrets_and_control_characters_of_commands(watched: type[Watched]) -> N
     ],
     ids=["waited for", "nobody waits", "orphan", "many short ones"],
 )
-def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Watched], tmp_path: Path) -> None:
+def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: Start, tmp_path: Path) -> None:
     busy = BUSY.format(seconds=1.5)
     code = f"import os, signal, subprocess, sys, time\nBUSY = {busy!r}\n{start}\n"
     begun = os.times()
@@ -233,7 +231,7 @@ def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: type[Wa
         assert kernel - 1.2 <= told <= kernel * 1.02
 
 
-def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Watched]) -> None:
+def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: Start) -> None:
     code = "import subprocess, time\nx = bytearray(200 * 2**20)\nopen('f', 'wb').write(bytes(5 * 2**20))\n"
     code += "import os\np = subprocess.Popen(['sleep', '600'])\nwhile not os.path.exists('over'): time.sleep(0.05)\np.kill()\np.wait()\n"
     one = watched(sys.executable, "-c", code)
@@ -241,7 +239,6 @@ def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Wa
     def looks() -> bool:
         one.processes.look(one.now())
         one.sweep.look(one.now())
-        one.usage._next_memory = 0.0
         one.usage.look(one.now())
         samples = one.samples()
         return any(s.processes == 2 and (s.memory_bytes or 0) >= 200 * 2**20 for s in samples)
@@ -259,7 +256,7 @@ def test_cpu_never_falls_and_memory_processes_and_disk_are_told(watched: type[Wa
     assert cpu == sorted(cpu) and cpu[-1] > 0
 
 
-def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) -> None:
+def test_an_agent_that_kills_its_keeper_is_still_seen(watched: Start) -> None:
     """Its processes are known already, and those that start then are found by the mark."""
     code = (
         "import os, signal, subprocess, time\nos.mkfifo('a')\nopen('a').read()\n"
@@ -280,7 +277,7 @@ def test_an_agent_that_kills_its_keeper_is_still_seen(watched: type[Watched]) ->
 
 
 def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
-    watched: type[Watched], monkeypatch: pytest.MonkeyPatch
+    watched: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = (
         "import os, subprocess, time\nos.mkfifo('a')\nchild = subprocess.Popen(['sh', '-c', 'cat a; exit 5'])\n"
@@ -288,7 +285,7 @@ def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
     )
     one = watched(sys.executable, "-c", code)
 
-    may_know = table_module._may_know
+    may_know = process_table.may_know
 
     def collected_meanwhile(pid: int) -> bool:
         if (one.folder / "w" / "collect").exists():  # another process
@@ -298,7 +295,7 @@ def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
         return False
 
     one.until_begun("sh -c 'cat a; exit 5'", "cat a")
-    monkeypatch.setattr(table_module, "_may_know", collected_meanwhile)
+    monkeypatch.setattr(process_table, "may_know", collected_meanwhile)
     one.let("a")
     one.until_ended("sh -c 'cat a; exit 5'")
     (one.folder / "w" / "counted").touch()
@@ -306,48 +303,37 @@ def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
     assert ended(one.close(), "sh -c 'cat a; exit 5'").exit_code in expected
 
 
-def test_short_processes_by_the_thousand_are_bounded(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes_module, "BURST", 50)
-    monkeypatch.setattr(processes_module, "LONG_S", 1.0)
+def test_short_processes_by_the_thousand_are_bounded(watched: Start) -> None:
     loop = "until [ -e {until} ]; do /bin/true; done"
     script = f"mkfifo a; ({loop.format(until='over')}) & {loop.format(until='flooded')}; cat a; touch over; wait"
-    one = watched("bash", "-c", script)
-    begun = time.process_time()
+    one = watched("bash", "-c", script, limits=ProcessLimits(burst=50, long_s=1.0))
     one.until(lambda: one.processes.left_out > 300, "many short ones")
     (one.folder / "w" / "flooded").touch()
     one.until_begun("cat a")
     one.let("a")
     one.watch(every_s=0.005)
-    spent = time.process_time() - begun
     seen = one.close()
     assert len(seen) < 100 + one.now().elapsed_s, "the first fifty, one a second later on, and what lives for long"
     assert ended(seen, "cat a").exit_code == 0, "what lives for long is written whatever happens beside it"
     told = json.loads(one.events.read_text().splitlines()[-1])
     assert told["event"] == "recorder_left_out" and told["processes"] > 300
-    print(f"{spent:.2f} s of CPU")
 
 
-def test_a_fork_bomb_is_counted_and_not_followed(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "MAX_PROCESSES", 20)
-    one = watched("bash", "-c", "for i in $(seq 100); do sleep 600 & done; wait")
+def test_a_fork_bomb_is_counted_and_not_followed(watched: Start) -> None:
+    one = watched("bash", "-c", "for i in $(seq 100); do sleep 600 & done; wait", limits=ProcessLimits(followed=20))
 
-    def seen() -> int:
+    def running() -> int:
         one.processes.look(one.now())
-        return one.table.count
+        return one.processes.use.running if one.processes.use else 0
 
-    wait_for(lambda: seen() == 101, "all of them")
-    begun = time.process_time()
-    for _ in range(10):
-        one.processes.look(one.now())
-        time.sleep(0.05)
-    assert time.process_time() - begun < 5.0
-    assert len(one.table.processes) == 20 and one.table.count == 101
+    wait_for(lambda: running() == 101, "all of them")
+    assert len(one.processes.processes) == 20 and running() == 101
     one.close()
     assert json.loads(one.events.read_text().splitlines()[-1])["processes"] >= 81
 
 
 @needs.needs("bwrap", shutil.which("bwrap") is not None, "no bwrap here")
-def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: type[Watched]) -> None:
+def test_processes_in_a_namespace_of_their_own_are_seen_by_outer_numbers(watched: Start) -> None:
     one = watched(
         "bwrap", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--unshare-pid", "--die-with-parent",
         "sh", "-c", "until [ -p c ]; do sleep 0.05; done; sh -c 'read x < a; exit 6'; "
@@ -375,8 +361,9 @@ import ctypes, os
 os.setgid(65534)
 os.setuid(65534)
 ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: a change of user has taken it away
-table.open_process = lambda pid: None
-processes = table.ProcessTable(os.getpid(), "none")
+where = pathlib.Path("/dev/null")
+processes = table.Processes(os.getpid(), "none", where, where, table.ProcessLimits(pidfds=0))
+now = watch.Moment(0.0, "", 1)
 for hides in (0, 1):
     child = os.fork()
     if child == 0:
@@ -384,15 +371,17 @@ for hides in (0, 1):
             ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
         os._exit(4)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    processes.look()
-    print([process.exit_code for process in processes.take_changes().ended])
+    processes.look(now)
+    print([table.exit_code(process.status) for process in processes.processes.values() if process.ended])
+    os.waitpid(child, 0)
+    processes.look(now)
 """
 
 
 @needs.needs("root", os.geteuid() == 0, "only root can become somebody else; everybody else is that already")
 def test_an_ordinary_user_learns_of_zombies_too_and_never_a_zero_that_is_none() -> None:
     code = (
-        "from autorl_hpc.recorder import process_table as table\n" + AS_OTHERS_DO
+        "import pathlib\nfrom autorl_hpc.recorder import process_table as table, watch\n" + AS_OTHERS_DO
     )  # imported before root's folders are closed to it
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE_S)
     assert done.stdout.split() == ["[4]", "[None]"]

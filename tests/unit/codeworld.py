@@ -5,46 +5,36 @@ from __future__ import annotations
 import queue
 import shutil
 import subprocess
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import needs
 import pytest
 from codehistory import Pointer, files_at
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import Ask, Revisions
+from autorl_hpc.recorder.code import Ask, CodeLimits, Revisions
 from autorl_hpc.recorder.watch import Moment, RecorderJob
 from autorl_hpc.records.recorded import CodeRevision
 
 NOW = Moment(1.5, "2026-01-01T00:00:00.000+00:00", 1)
 
-needs_git = needs.needs("git", shutil.which("git") is not None, "git is not installed")
-
 
 class World:
     """A workspace, and a watch on it, whose clock goes when it is told to."""
 
-    def __init__(self, tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, tmp: Path) -> None:
         self.now_s = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now_s, time=time.time)
-        for module in (code, code):
-            monkeypatch.setattr(module, "time", clock)
         self.workspace, self.run = tmp / "workspace", RunDir(tmp / "run")
-        (self.workspace / "code").mkdir(parents=True)
         self.code = self.workspace / "code"
+        self.code.mkdir(parents=True)
         self.run.path.mkdir()
         self.asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
         self.watch = self.fresh()
 
-    def fresh(self, attempt: int = 1) -> Revisions:
+    def fresh(self, attempt: int = 1, limits: CodeLimits | None = None) -> Revisions:
         """The watch of a recorder that has just been started."""
         job = RecorderJob(
-            run=self.run,
+            run_folder=self.run.path,
             workspace=self.workspace,
-            agent_log=self.run.agent_log,
             keeper_pid=1,
             mark="m",
             attempt=attempt,
@@ -53,10 +43,13 @@ class World:
             suspension_s=30.0,
             laid=frozenset({"submit", "instructions.md", "run_meta.json"}),
         )
-        return Revisions(job, self.asks)
+        read_back = RecorderJob.model_validate_json(job.line())
+        assert read_back == job
+        return Revisions(read_back, self.asks, limits, lambda: self.now_s)
 
-    def later(self, seconds: float) -> None:
+    def look(self, seconds: float = 0.0) -> None:
         self.now_s += seconds
+        self.watch.look(NOW)
 
     def snapshot(self, submission_id: int = 1) -> str | None:
         """What a submission is told."""
@@ -72,9 +65,14 @@ class World:
         assert revision is not None
         return files_at(self.run.code_git, revision)
 
+    def held(self) -> dict[str, bytes | Pointer]:
+        """What the last commit holds."""
+        return files_at(self.run.code_git, self.lines()[-1].revision)
+
     def lines(self) -> list[CodeRevision]:
-        text = self.run.recorded("revisions").read_text().splitlines()
-        return [CodeRevision.model_validate_json(line) for line in text]
+        path = self.run.recorded("revisions")
+        text = path.read_text() if path.exists() else ""
+        return [CodeRevision.model_validate_json(line) for line in text.splitlines()]
 
     def fsck(self) -> None:
         if shutil.which("git"):
@@ -84,5 +82,5 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    return World(tmp_path, monkeypatch)
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)

@@ -154,8 +154,8 @@ def test_elapsed_counts_no_suspension_and_never_goes_back() -> None:
     assert clock.tick() == 122.0
     now[0] += 31.0
     assert clock.tick() == 122.0  # a suspension
-    clock.told(130.0)
+    clock.set(130.0)
     now[0] += 1.0
     assert clock.tick() == 131.0
-    clock.told(10.0)
+    clock.set(10.0)
     assert clock.tick() == 131.0

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import base64
 import bz2
 import gzip
 import io
 import json
 import lzma
 import os
-import random
+import quopri
+import shutil
 import socket
+import subprocess
 import threading
 import time
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from urllib.parse import quote, quote_plus
 
+import needs
 import pytest
 
-from autorl_hpc.files.safe_open import open_regular
 from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
-from autorl_hpc.supervise import ngrams, plaintext
-from autorl_hpc.supervise.ngrams import NgramIndex, Text, words
-from autorl_hpc.supervise.plaintext import Limit, ReadingBudget, TooMuch, chunks
-from autorl_hpc.supervise.scanner import Heldout, Scanner
+from autorl_hpc.supervise import plaintext
+from autorl_hpc.supervise.ngrams import NgramIndex, Text, readings, words
+from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, opaque_bytes
+from autorl_hpc.supervise.scanner import FileContent, Heldout, Scanner
 
 LONG = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
@@ -48,16 +52,12 @@ def scanner(folder: Path, texts: list[str] = TEXTS, given: str = "") -> Scanner:
 
 
 def meter(seconds: float = 200.0, count: int = 1 << 30) -> ReadingBudget:
-    return ReadingBudget(time.monotonic() + seconds, count)
+    return ReadingBudget(time.monotonic() + seconds, count, inflated_bytes=4 << 20)
 
 
 def found(folder: Path, texts: list[str] = TEXTS) -> int:
     """How many of the texts one look finds."""
     return sum(scanner(folder, texts).look(meter()).items.values())
-
-
-def as_words(text: str) -> bytes:
-    return str(text.split()).encode()
 
 
 def in_a_notebook(text: str) -> bytes:
@@ -72,49 +72,70 @@ def in_a_zip(text: str) -> bytes:
     return out.getvalue()
 
 
+def in_a_comment(text: str) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a", "nothing")
+        archive.comment = text.encode()
+    return out.getvalue()
+
+
+def numbered(text: str) -> bytes:
+    return "\n".join(f"{n} {word}" for n, word in enumerate(text.split())).encode()
+
+
 WAYS: dict[str, Callable[[str], bytes]] = {
     "copied": str.encode,
     "upper case": lambda text: text.upper().encode(),
-    "re-wrapped": lambda text: text.replace(" ", "\n   ").encode(),
-    "as a comment": lambda text: text.replace(" ", "\n# ").encode(),
-    "json": lambda text: json.dumps({"q": text}).encode(),
+    "re-wrapped, as a comment": lambda text: text.replace(" ", "\n   # ").encode(),
     "json in json, escaped twice": lambda text: json.dumps({"row": json.dumps({"q": text})}).encode(),
     "json without ascii": lambda text: json.dumps({"q": text}, ensure_ascii=False).encode(),
     "csv": lambda text: ('1,"' + text.replace('"', '""') + '",7\n').encode(),
-    "python list of words": as_words,
-    "python source": lambda text: f"DATA = [{text!r}]".encode(),
+    "python list of words": lambda text: str(text.split()).encode(),
     "html entities": lambda text: text.replace("\u2019", "&#8217;").replace("$", "&#36;").encode(),
     "a notebook": in_a_notebook,
     "zero-width signs in words": lambda text: text.replace("a", "a\u200b").encode(),
     "between bytes that are no text": lambda text: b"\x80\x04\x95\0\0" + text.encode() + b"\x94\x8c\xff\0",
-    "utf-16": lambda text: text.encode("utf-16"),
-    "gzip": lambda text: gzip.compress(text.encode()),
+    "utf-16 with a mark": lambda text: text.encode("utf-16"),
+    "utf-16-le": lambda text: text.encode("utf-16-le"),
+    "utf-16-be": lambda text: text.encode("utf-16-be"),
+    "utf-32-le": lambda text: text.encode("utf-32-le"),
+    "utf-32-be": lambda text: text.encode("utf-32-be"),
+    "text behind a mark of utf-16": lambda text: b"\xff\xfe" + text.encode(),
     "gzip in two members": lambda text: gzip.compress(b"first ") + gzip.compress(text.encode()),
     "xz": lambda text: lzma.compress(text.encode()),
+    "lzma of old": lambda text: lzma.compress(text.encode(), lzma.FORMAT_ALONE),
     "bzip2": lambda text: bz2.compress(text.encode()),
+    "zlib": lambda text: zlib.compress(text.encode(), 1),
+    "zlib with a small window": lambda text: zlib.compress(text.encode(), wbits=9),
     "zip": in_a_zip,
+    "zip behind a line": lambda text: b"#!/usr/bin/env python3\n" + in_a_zip(text),
+    "text before a zip": lambda text: text.encode() + b"\n" + in_a_zip("nothing"),
+    "a zip's comment": in_a_comment,
+    "text after gzip": lambda text: gzip.compress(b"nothing") + text.encode(),
+    "text after zlib": lambda text: zlib.compress(b"nothing") + text.encode(),
+    "text that begins like gzip": lambda text: b"\x1f\x8b " + text.encode(),
+    "text that begins like zlib": lambda text: b"x\x9c " + text.encode(),
+    "percent": lambda text: quote(text).encode(),
+    "a form": lambda text: quote_plus(text).encode(),
+    "quoted-printable": lambda text: quopri.encodestring(text.encode()),
+    "a numbered word a line": numbered,
+    "cat -n": lambda text: "".join(f"{n:6}\t{word}\n" for n, word in enumerate(text.split())).encode(),
 }
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_of_writing_a_text_down_is_seen_through(way: str, tmp_path: Path) -> None:
     for text in TEXTS:
-        (tmp_path / "file").write_bytes(b"some words before\n" + WAYS[way](text) + b"\nand after") if way not in (
-            "utf-16",
-            "gzip",
-            "gzip in two members",
-            "xz",
-            "bzip2",
-            "zip",
-        ) else (tmp_path / "file").write_bytes(WAYS[way](text))
+        (tmp_path / "file").write_bytes(WAYS[way](text))
         look = scanner(tmp_path).look(meter())
         assert [line.first_items for line in look.found] == [(f"i{TEXTS.index(text)}",)], text
-        assert look.found[0].how == "exact" and look.complete
+        assert look.found[0].how == "exact" and look.found[0].file == "file"
 
 
 UNSEEN: dict[str, Callable[[str], bytes]] = {
     "paraphrased": lambda text: b"Every day the ducks of Janet give her sixteen eggs; three she has in the morning.",
-    "base64": lambda text: __import__("base64").b64encode(text.encode()),
+    "base64": lambda text: base64.b64encode(text.encode()),
     "reversed": lambda text: text[::-1].encode(),
     "every fifth word changed": lambda text: " ".join(
         "x" if n % 5 == 0 else word for n, word in enumerate(text.split())
@@ -162,7 +183,7 @@ def test_answers_count_from_26_words_on_and_by_half(tmp_path: Path) -> None:
     assert NgramIndex([Text(0, " ".join(answer.split()[:25]), asked=False)], 1).short == 1
 
 
-def test_what_was_given_is_not_looked_for(tmp_path: Path) -> None:
+def test_what_was_given_is_not_looked_for_in_any_code(tmp_path: Path) -> None:
     shared = "the quick brown fox jumps over the lazy dog and runs far away"
     first, second = f"{shared} one more", f"{shared} two more"
     (tmp_path / "file").write_text(first)
@@ -170,19 +191,23 @@ def test_what_was_given_is_not_looked_for(tmp_path: Path) -> None:
     assert look.items == {Split.REPORT: 2}  # both share a run
     look = scanner(tmp_path, [first, second], given=f"Example: {shared}.").look(meter())
     assert look.items == {Split.REPORT: 1}
-    eye = scanner(tmp_path, [first, second])
-    eye.go_on(
-        {"given": eye.heldout.index.search(first.encode()).tolist(), "known": []}
-    )  # as the look before has found out
-    assert eye.look(meter()).items == {Split.REPORT: 0}
     look = scanner(tmp_path, [first, second], given=first).look(meter())
     assert look.items == {Split.REPORT: 0} and look.of == {Split.REPORT: 1}
+    # A training set with numbered lines, copied as it stands.
+    text = numbered(LONG)
+    (tmp_path / "file").write_bytes(text)
+    eye = scanner(tmp_path)
+    assert eye.look(meter()).items == {Split.REPORT: 1}
+    eye = scanner(tmp_path)
+    for part in readings(text):
+        eye.heldout.index.forget(eye.heldout.index.search(part))
+    assert eye.look(meter()).items == {Split.REPORT: 0}
 
 
 def test_words_are_the_same_however_a_sign_is_written() -> None:
-    assert words(b"caf\\u00e9 \\ud835\\udc65") == words("CAFE\u0301 \U0001d465".encode()) == [b"caf\xc3\xa9", b"x"]
-    assert words(b"a_b \\\\n c\\nd \\frac &quot;e&amp;f") == [b"a", b"b", b"c", b"d", b"rac", b"e", b"f"]
-    assert words("\u4e2d\u6587".encode()) == ["\u4e2d".encode(), "\u6587".encode()]
+    assert words(b"caf\\u00e9 \\ud835\\udc65") == words("CAFE\u0301 \U0001d465".encode()) == ["caf\u00e9", "x"]
+    assert words(b"a_b \\\\n c\\nd \\frac &quot;e&amp;f") == ["a", "b", "c", "d", "rac", "e", "f"]
+    assert words("\u4e2d\u6587 \ufb01n a\u200bb \xff".encode() + b"\xff") == ["\u4e2d", "\u6587", "fin", "ab", "\xff"]
 
 
 def test_a_run_across_the_border_of_two_chunks_is_found(tmp_path: Path) -> None:
@@ -190,6 +215,52 @@ def test_a_run_across_the_border_of_two_chunks_is_found(tmp_path: Path) -> None:
         filler = b"x " * (plaintext.CHUNK_BYTES // 2 - shift // 2)
         (tmp_path / "file").write_bytes(filler + LONG.encode() + b" y" * 600_000)
         assert found(tmp_path) == 1, shift
+
+
+@pytest.mark.slow
+def test_wide_letters_anywhere_in_a_large_file(tmp_path: Path) -> None:
+    for code in ("utf-16-le", "utf-16-be", "utf-32-le"):
+        for before in (b"", b"x"):
+            filler = b"plain words " * 150_000
+            (tmp_path / "file").write_bytes(filler + before + LONG.encode(code) + filler)
+            assert found(tmp_path) == 1, code
+            (tmp_path / "file").write_bytes(before + ((LONG + " and more ") * 8000).encode(code))
+            assert found(tmp_path) == 1, code
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=x", "-c", "user.email=x@x")
+    subprocess.run(["git", *who, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@needs.needs("git", shutil.which("git") is not None, "no git")
+def test_a_file_that_is_gone_but_in_git(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", ".")
+    for name, text in (("a.txt", LONG), ("b.txt", TEXTS[2]), ("c.txt", "other words " * 500)):
+        (tmp_path / name).write_text(text)
+        git(tmp_path, "add", name)
+        git(tmp_path, "commit", "-qm", name)
+        (tmp_path / name).unlink()
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 2} and look.complete
+
+
+def test_names_are_text_too(tmp_path: Path) -> None:
+    def look(folder: Path) -> list[tuple[str, int]]:
+        return [(line.file, line.items) for line in scanner(folder).look(meter()).found]
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / LONG.replace("/", "_")).touch()
+    assert look(tmp_path / "one") == [("./", 1)]
+    (tmp_path / "folder" / LONG).mkdir(parents=True)
+    assert look(tmp_path / "folder") == [("./", 1)]
+    (tmp_path / "words").mkdir()
+    for n, word in enumerate(LONG.split()):
+        (tmp_path / "words" / f"{n} {word}").touch()
+    assert look(tmp_path / "words") == [("./", 1)]
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "a").symlink_to(LONG)
+    assert look(tmp_path / "link") == [("./", 1)]
 
 
 # ---------------------------------------------------------------- a workspace that wants to be hard to read
@@ -211,35 +282,13 @@ def test_links_fifos_sockets_and_unreadable_files_are_passed_by(tmp_path: Path) 
     assert look.items == {Split.REPORT: 0} and look.files_scanned == 0 and look.complete
 
 
-def test_a_file_that_becomes_a_fifo_or_a_link_under_our_eyes(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(LONG)
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "a.txt").write_text("x")
-    fd = os.open(work, os.O_RDONLY)
-    try:
-        (listed,) = plaintext.list_files(fd, meter()).files
-        (work / "a.txt").unlink()
-        os.mkfifo(work / "a.txt")
-        assert open_regular(fd, listed.parts) is None
-        (work / "a.txt").unlink()
-        (work / "a.txt").symlink_to(tmp_path / "secret")
-        with pytest.raises(OSError):
-            open_regular(fd, listed.parts)
-    finally:
-        os.close(fd)
-
-
 def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "giant.txt", "wb") as file:
         file.write(b"text " * 20_000)
         file.seek(400 << 20)
         file.write(LONG.encode() + b" text" * 20_000)
-        file.truncate(480 << 20)
-    fd = os.open(tmp_path / "giant.txt", os.O_RDONLY)
-    read = sum(len(part) for part in plaintext._plain(fd, 480 << 20))
-    os.close(fd)
-    assert read < 4 << 20
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 1} and look.bytes_scanned < 4 << 20
 
 
 def test_weights_are_left_aside_by_what_is_in_them(tmp_path: Path) -> None:
@@ -262,10 +311,7 @@ BOMBS: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.slow
-def test_a_bomb_is_cut_off_and_the_next_file_is_read(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(plaintext, "MAX_INFLATED_BYTES", 4 << 20)
+def test_a_bomb_is_cut_off_and_the_next_file_is_read(kind: str, tmp_path: Path) -> None:
     (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (6 << 20)))
     (tmp_path / "z.txt").write_text(LONG)
     look = scanner(tmp_path).look(meter())
@@ -292,7 +338,7 @@ def test_a_zip_with_a_huge_directory_is_not_opened(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path) -> None:
     for n in range(30):
         (tmp_path / f"{n:02}.txt").write_text("some text " * 2000)
     look = scanner(tmp_path).look(meter(count=100_000))
@@ -300,15 +346,16 @@ def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path, monkeypatch:
     assert look.files_skipped >= 24 and look.bytes_skipped >= 24 * 20_000
     look = scanner(tmp_path).look(meter(seconds=-1))
     assert not look.complete and look.reason == "limit of the look: time"
-    monkeypatch.setattr(plaintext, "MAX_FILES", 10)
-    look = scanner(tmp_path).look(meter())
+    eye = scanner(tmp_path)
+    eye.max_files = 10
+    look = eye.look(meter())
     assert look.files_scanned == 10 and look.reason == "not all folders could be listed"
 
 
 def test_a_look_that_is_asked_to_end_keeps_what_it_has(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(LONG)
     (tmp_path / "b.txt").write_text("y" * 3_000_000)
-    asked = iter([False] * 2)
+    asked = iter([False] * 3)
     look = scanner(tmp_path).look(ReadingBudget(time.monotonic() + 200, 1 << 30, lambda: next(asked, True)))
     assert look.items == {Split.REPORT: 1} and look.reason == "limit of the look: asked to end"
 
@@ -316,15 +363,15 @@ def test_a_look_that_is_asked_to_end_keeps_what_it_has(tmp_path: Path) -> None:
 def test_files_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(LONG)
     (tmp_path / "b.txt").write_text("nothing here")
-    state: dict[str, Any] = {"given": [], "known": []}
+    known: str = "[]"
 
     def look() -> Contamination:
         """By a scanner of its own, which is told what the one before left."""
-        nonlocal state
+        nonlocal known
         eye = scanner(tmp_path)
-        eye.go_on(state)
+        eye.known = {tuple(identity): FileContent(*content) for identity, content in json.loads(known)}
         answer = eye.look(meter())
-        state = json.loads(json.dumps(eye.state()))
+        known = json.dumps(list(eye.known.items()))
         return answer
 
     first = look()
@@ -376,49 +423,40 @@ def test_names_are_escaped_and_the_list_is_bounded(tmp_path: Path) -> None:
     assert all("\x1b" not in line.file for line in look.found)
 
 
-def test_a_meter_counts_what_is_inflated() -> None:
-    some = meter(count=10)
-    some.take(10)
-    with pytest.raises(Limit, match="bytes"):
-        some.take(1)
+def test_bytes_that_cannot_be_read_are_skipped_bytes(tmp_path: Path) -> None:
+    secret = os.urandom(300_000)
+    (tmp_path / "sealed.bin").write_bytes(secret)
+    (tmp_path / "notes.txt").write_text("words " * 1000)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"other words " * 1000))
+    eye = scanner(tmp_path)
+    look = eye.look(meter())
+    assert (look.files_scanned, look.files_skipped, look.bytes_skipped) == (2, 1, len(secret))
+    assert look.bytes_scanned == 6000 + 12_000 and look.complete
+    again = eye.look(meter())
+    assert (again.files_skipped, again.bytes_skipped, again.bytes_scanned) == (1, len(secret), 0)
+    assert again.bytes_unchanged == 6000 + (tmp_path / "packed.gz").stat().st_size
 
 
-def test_folding_the_whole_gives_the_words_of_folding_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    chance = random.Random(3)
-    signs = [
-        *"aZ09 \n\t_-.",
-        "\u017f",
-        "\u00e9",
-        "e\u0301",
-        "\u03a3",
-        "\u03c2",
-        "\u03c3",
-        "\u0300",
-        "\u0338",
-        "\ud55c",
-        "\u1112",
-        "\u1161",
-    ]
-    signs += [
-        "\u11ab",
-        "\ufb01",
-        "\u6f22",
-        "\u200b",
-        "\u304b",
-        "\u3099",
-        "\u0130",
-        "\u1e9e",
-        "\ufeff",
-        "\U0001d400",
-        "\U0001f600",
-        "\u0345",
-    ]
-    for _ in range(5000):
-        text = bytearray("".join(chance.choices(signs, k=chance.randrange(1, 24))).encode())
-        for _ in range(chance.choice((0, 0, 3))):  # no longer UTF-8
-            text.insert(chance.randrange(len(text) + 1), chance.randrange(256))
-        told = []
-        for dense in (0, 1_000_000):
-            monkeypatch.setattr(ngrams, "DENSE", dense)
-            told.append(words(bytes(text)))
-        assert told[0] == told[1], bytes(text)
+def test_one_archive_in_another_is_said_to_be_skipped(tmp_path: Path) -> None:
+    many = gzip.compress("".join(f"{LONG} {n * 7919}\n" for n in range(2000)).encode(), 1)
+    (tmp_path / "file").write_bytes(gzip.compress(many))
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 0} and look.bytes_skipped > 0.9 * (tmp_path / "file").stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("data", "share"),
+    [
+        (b"plain text " * 1000, 0.0),
+        ("中文的句子没有空格".encode() * 1000, 0.0),
+        ("caf\u00e9 na\u00efve ".encode("utf-16-le") * 1000, 0.0),
+        (bytes(100_000), 0.0),
+        (base64.b64encode(os.urandom(30_000)), 0.0),
+        (os.urandom(40_960), 1.0),
+        (zlib.compress(os.urandom(40_960)), 1.0),
+        (b"plain text in rows of tables " * 1000 + os.urandom(29_000), 0.5),
+    ],
+    ids=["text", "chinese", "utf-16", "zeros", "base64", "random", "zlib", "half"],
+)
+def test_opaque_bytes(data: bytes, share: float) -> None:
+    assert opaque_bytes(data) == pytest.approx(share * len(data), abs=2 * 4096)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
+from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.recorder import usage
-from autorl_hpc.recorder.usage import Device, NvmlGpus, chosen
+from autorl_hpc.recorder.usage import LATE_S, Device, Gpus, chosen
+from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import GpuSample
 
 DEVICES = [
@@ -85,34 +83,41 @@ def library(**functions: Any) -> ModuleType:
     return module
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> NvmlGpus:
-    """Has measured once, or found out why it can't."""
+NOW = Moment(1.0, "2030-01-01T00:00:00.000+00:00", 1)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, module: ModuleType | None) -> Gpus:
+    """Has measured once."""
     monkeypatch.setitem(sys.modules, "pynvml", module)
-    monkeypatch.setattr(usage, "MEASURE_S", 0.05)
-    found = NvmlGpus({})
-    wait_for(lambda: found._latest is not None or not found._thread.is_alive(), "the first figures")
+    found = Gpus({})
+    found.look(NOW)
     return found
 
 
-def seen(found: NvmlGpus) -> tuple[GpuSample, ...]:
-    samples = found.samples()
-    assert samples is not None
-    return samples
+def sample_of(found: Gpus) -> GpuSample:
+    (sample,) = found.samples() or ()
+    return sample
+
+
+def fails(value: int) -> Callable[..., Any]:
+    def failing(*_: Any) -> Any:
+        raise FakeError(value)
+
+    return failing
 
 
 def test_figures_in_the_records_units(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured(monkeypatch, library())
-    (sample,) = seen(found)
+    sample = sample_of(found)
     assert (sample.used_share, sample.memory_bytes, sample.memory_total_bytes, sample.power_w) == (0.4, 5, 10, 250.5)
-    assert found.trouble() is None
-    found.close()
+    assert sample_of(found).used_share is None, "nothing new is not zero"
+    found.close(NOW)
 
 
 def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = [0], [0]
+    clock = [0]
 
     def samples(handle: int, kind: int, since_us: int) -> tuple[int, list[SimpleNamespace]]:
-        asked[0] += 1
         clock[0] += 100
         values = (100, 0) if clock[0] > 100 else (7, 50)
         return 1, [
@@ -120,67 +125,51 @@ def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) 
         ]
 
     found = measured(monkeypatch, library(nvmlDeviceGetSamples=samples))
-    wait_for(lambda: len(found._busy["GPU-1"]) > 0, "what was before")
-    found.samples()
-    before = asked[0]
-    wait_for(lambda: asked[0] > before + 1, "a measurement that began after that")
-    assert seen(found)[0].used_share == 0.5
-    assert seen(found)[0].used_share in (None, 0.5), "nothing new is not zero"
-    found.close()
+    assert sample_of(found).used_share == 0.5, "of what was before, the last period"
+    for _ in range(2):
+        found.look(NOW)
+    assert sample_of(found).used_share == 0.5
 
 
-@pytest.mark.parametrize("module", [None, "no driver", "no library"])
-def test_no_gpu_is_an_empty_tuple_and_no_trouble(module: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise FakeError(9 if module == "no driver" else 12)
-
-    found = measured(monkeypatch, library(nvmlInit=fails) if module else None)
-    assert found.samples() == () and found.trouble() is None
-    found.close()
+@pytest.mark.parametrize("module", [None, library(nvmlInit=fails(9)), library(nvmlInit=fails(12))])
+def test_no_gpu_is_an_empty_tuple_and_no_trouble(module: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured(monkeypatch, module)
+    found.look(NOW)
+    assert found.samples() == ()
+    found.close(NOW)
 
 
-def test_a_library_that_fails_is_not_taken_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails() -> None:
-        raise FakeError(18)  # NVML_ERROR_LIB_RM_VERSION_MISMATCH
-
-    found = measured(monkeypatch, library(nvmlInit=fails))
-    assert found.samples() is None and "NVML can't be used" in (found.trouble() or "")
-    found.close()
-
-
-def test_a_failure_gives_null_and_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = [0]
-
-    def lost(*_: Any) -> Any:
-        calls[0] += 1
-        raise FakeError(15)  # NVML_ERROR_GPU_IS_LOST
-
-    found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=lost))
-    (sample,) = seen(found)
+def test_failures_are_told_once_and_give_null(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="NVML can't be used"):
+        measured(monkeypatch, library(nvmlInit=fails(18)))  # LIB_RM_VERSION_MISMATCH
+    monkeypatch.setitem(sys.modules, "pynvml", library(nvmlDeviceGetPowerUsage=fails(15)))  # GPU_IS_LOST
+    found = Gpus({})
+    assert found.samples() is None
+    with pytest.raises(RuntimeError, match="nvmlDeviceGetPowerUsage of GPU 0"):
+        found.look(NOW)
+    found.look(NOW)
+    sample = sample_of(found)
     assert sample.power_w is None and sample.memory_bytes == 5
-    assert "nvmlDeviceGetPowerUsage" in (found.trouble() or "")
-    wait_for(lambda: calls[0] > 3, "more failures")
-    assert found.trouble() is None
-    found.close()
 
 
-@pytest.mark.slow
-def test_a_driver_that_hangs_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls, released = [0], threading.Event()
+def test_a_slice_has_memory_and_no_use_or_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = library(
+        nvmlDeviceGetMigMode=lambda handle: (1, 1),
+        nvmlDeviceGetMaxMigDeviceCount=lambda handle: 1,
+        nvmlDeviceGetMigDeviceHandleByIndex=lambda handle, number: 7,
+        nvmlDeviceGetUUID=lambda handle: "MIG-7" if handle == 7 else "GPU-1",
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    found = Gpus({"CUDA_VISIBLE_DEVICES": "MIG-7"})
+    found.look(NOW)
+    sample = sample_of(found)
+    assert (sample.uuid, sample.memory_bytes, sample.used_share, sample.power_w) == ("MIG-7", 5, None, None)
 
-    def hangs(*_: Any) -> Any:
-        calls[0] += 1
-        if calls[0] > 2:
-            released.wait(PATIENCE_S)
-        return 1000
 
-    monkeypatch.setattr(usage, "LATE_S", 0.3)
-    found = measured(monkeypatch, library(nvmlDeviceGetPowerUsage=hangs))
-    wait_for(lambda: calls[0] > 2, "it to hang")
-    time.sleep(0.4)
-    (sample,) = seen(found)
-    assert sample.memory_bytes is None and sample.used_share is None and sample.uuid == "GPU-1"
-    assert "not answered" in (found.trouble() or "")
-    found.close()
-    assert found._thread.is_alive(), "it was not waited for"
-    released.set()
+def test_a_driver_that_hangs_gives_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setitem(sys.modules, "pynvml", library())
+    found = Gpus({}, lambda: now[0])
+    found.look(NOW)
+    now[0] += LATE_S + 1
+    assert sample_of(found) == GpuSample(index=0, name="Fake", uuid="GPU-1")

@@ -12,8 +12,7 @@ import pytest
 from helpers import wait_for
 
 from autorl_hpc.files.safe_open import MAX_TIMES_BYTES, lines, read_times, shown, tail_start
-from autorl_hpc.recorder import trainings
-from autorl_hpc.recorder.trainings import OutputStamps
+from autorl_hpc.recorder.trainings import RESOLUTIONS, OutputStamps
 from autorl_hpc.recorder.watch import Moment
 
 
@@ -74,10 +73,9 @@ def test_a_log_that_its_agent_cuts(tmp_path: Path) -> None:
     assert [(line.text, line.elapsed_s) for line in lines(log, times)] == [("x", 5.0)]
 
 
-def test_the_file_of_stamps_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainings, "RESOLUTIONS", ((200, 0.25), (400, 2.0)))
+def test_the_file_of_stamps_is_bounded(tmp_path: Path) -> None:
     log, times = tmp_path / "agent.log", tmp_path / "agent.times"
-    stamps = OutputStamps(log, times)
+    stamps = OutputStamps(log, times, ((200, 0.25), (400, 2.0)))
     paces = []
     with log.open("a") as file:
         for number in range(100):
@@ -87,7 +85,7 @@ def test_the_file_of_stamps_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
             paces.append(stamps.every_s)
     assert paces[0] == 0.25 and paces[-1] == 2.0
     assert times.stat().st_size < 450
-    assert trainings.RESOLUTIONS[-1][0] < MAX_TIMES_BYTES
+    assert RESOLUTIONS[-1][0] < MAX_TIMES_BYTES
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder import trainings
-from autorl_hpc.recorder.trainings import FilePosition, Trainings, is_log, number_of, steps_in
+from autorl_hpc.recorder.trainings import Trainings, is_log, number_of, steps_in
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
@@ -33,13 +32,6 @@ TRAINERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy machine may stop this process for longer than a look, or the close, is meant to take."""
-    monkeypatch.setattr(trainings, "SLICE_S", PATIENCE_S)
-    monkeypatch.setattr(trainings, "CLOSE_S", PATIENCE_S)
-
-
 class World:
     """A workspace, a log, and the watches over them."""
 
@@ -49,8 +41,9 @@ class World:
         self.log = folder / "agent.log"
         self.path = folder / "training.jsonl"
         self.events = folder / "events.jsonl"
-        self.sweep = Sweep(self.workspace)
-        self.watch = Trainings(self.log, self.sweep, self.path, self.events)
+        # A busy machine may stop this process for longer than a look, or the close, is meant to take.
+        self.sweep = Sweep(self.workspace, slice_s=PATIENCE_S)
+        self.watch = Trainings(self.log, self.sweep, self.path, self.events, PATIENCE_S, PATIENCE_S)
 
     def put(self, name: str, data: bytes | str) -> Path:
         path = self.workspace / name
@@ -58,23 +51,16 @@ class World:
         path.write_bytes(data if isinstance(data, bytes) else data.encode())
         return path
 
-    def walk(self) -> None:
-        before = self.sweep.walks
-        while self.sweep.walks == before:
-            self.sweep.look(NOW)
-
     def look(self) -> None:
-        self.walk()
-        self.watch._next_state = 0.0
+        self.sweep.look(NOW)
         self.watch.look(NOW)
 
     def points(self) -> list[TrainingPoint]:
-        return [TrainingPoint.model_validate_json(line) for line in self.path.read_text().splitlines()]
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        return [TrainingPoint.model_validate_json(line) for line in lines]
 
     def close(self) -> list[TrainingPoint]:
-        self.walk()
         self.watch.close(NOW)
-        self.sweep.close(NOW)
         return self.points()
 
 
@@ -169,9 +155,9 @@ def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     log.unlink()
     world.put("train.log", line % 3)
     world.look()
-    with log.open("r+") as file:
-        file.truncate(0)
-        file.write(line % 4)
+    os.truncate(log, 0)
+    world.look()
+    log.write_text(line % 4)
     world.look()
     assert [point.epoch for point in world.close()] == [1, 2, 3, 4]
 
@@ -315,15 +301,6 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     assert told == {("noise.log", 0.5), ("list/trainer_state.json", None)}
 
 
-def test_a_file_taken_for_another_between_walk_and_look(world: World, tmp_path: Path) -> None:
-    log = world.put("train.log", "x\n")
-    world.walk()
-    log.unlink()
-    os.mkfifo(log)
-    world.watch.look(NOW)
-    assert world.close() == []
-
-
 def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
     line = b"{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': %d}\n"
     log = world.put("train.log", line % 1)
@@ -338,34 +315,6 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
     assert [point.epoch for point in world.close()] == [2]
     told = json.loads(world.events.read_text())
     assert told["event"] == "recorder_left_out" and told["bytes"] > 49 * 2**30
-
-
-@pytest.mark.slow
-def test_one_look_takes_no_longer_than_its_slice(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainings, "SLICE_S", 0.02)
-    monkeypatch.setattr(trainings, "MAX_ACTIVE", 8)
-    monkeypatch.setattr(trainings, "GROWING_S", 0.05)
-    line = "{'loss': 0.%04d, 'learning_rate': 1e-05, 'epoch': %d}\n"
-    for number in range(12):
-        world.put(f"{number}.log", "".join(line % (n, number) for n in range(1000, 5000)))
-    world.walk()
-    begun = time.process_time()
-    world.watch.look(NOW)
-    assert time.process_time() - begun < 5.0, "one piece of 256 KiB may end after the slice"
-    for _ in range(40):
-        world.look()
-    assert len(world.close()) == 48_000
-
-
-def test_lines_longer_than_a_piece_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainings, "PIECE_BYTES", 16)
-    path = tmp_path / "x"
-    path.write_bytes(b"short\n" + b"l" * 100 + b"\nlast\rend")
-    fd, log = os.open(path, os.O_RDONLY), FilePosition()
-    pieces = [log.lines(fd) for _ in range(20)]
-    assert b"".join(pieces) == b"short\nlast\r"
-    assert log.lines(fd, rest=True) == b"end"
-    os.close(fd)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,17 @@
-"""Revisions of an agent's code: when a state is committed, and what becomes of it when recorders, disks and attempts fail."""
+"""Revisions of an agent's code: when a state is committed, what is in it, and what happens when recorders, disks and attempts fail."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import hashlib
 import multiprocessing
 import os
 import random
 import shutil
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,53 +21,28 @@ import pytest
 from codehistory import Pointer, files_at
 from codeworld import NOW, World
 
-from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import Ask, Repository
-from autorl_hpc.recorder.watch import RecorderJob
+from autorl_hpc.recorder.code import CodeLimits, Repository, RepositoryFull
 
 world = codeworld.world
 
 
-def test_the_first_look_keeps_what_is_there_and_the_next_nothing(world: World) -> None:
+def test_each_state_is_committed_once(world: World) -> None:
     (world.code / "train.py").write_text("x = 1\n")
-    world.watch.look(NOW)
-    world.watch.look(NOW)
+    world.look()
+    world.look()
     (line,) = world.lines()
     assert (line.files, line.changed, line.parent, line.reason, line.elapsed_s) == (1, 1, None, None, 1.5)
-    assert files_at(world.run.code_git, line.revision) == {"code/train.py": b"x = 1\n"}
-    commit = Repository(world.run.code_git).commit_of(line.revision)
-    assert commit.message == "1.5 s, attempt 1"
-
-
-def test_a_change_is_committed_when_two_looks_agree_or_it_is_overdue(world: World) -> None:
-    world.watch.look(NOW)
-    (world.code / "a.py").write_text("1")
-    world.watch.look(NOW)
-    assert len(world.lines()) == 1 and world.watch.every_s == code.SETTLE_S
-    world.watch.look(NOW)
-    assert len(world.lines()) == 2 and world.watch.every_s == code.LOOK_S
-    for number, pause_s in enumerate((0.75, 0.36, 0.42)):  # 1.53 s since the look that saw no change
-        (world.code / "a.py").write_text("2" * (2 + number))
-        world.later(pause_s)
-        assert len(world.lines()) == 2
-        world.watch.look(NOW)
-    assert len(world.lines()) == 3
-
-
-def test_states_that_may_have_been_missed_between_two_looks_are_said(world: World) -> None:
-    """A look that came late: a busy node, a slow file server, a suspension."""
-    world.watch.look(NOW)
+    assert world.held() == {"code/train.py": b"x = 1\n"}
+    assert Repository(world.run.code_git).commit_of(line.revision).message == "1.5 s, attempt 1"
     for pause_s in (1.0, 60.0):
-        (world.code / "a.py").write_text(f"{pause_s}")
-        world.later(pause_s)
-        world.watch.look(NOW)
-        world.watch.look(NOW)
+        (world.code / "train.py").write_text(f"{pause_s}")
+        world.look(pause_s)
     assert [line.reason for line in world.lines()] == [None, None, "60 s since the state before was seen last"]
 
 
 def test_a_submission_has_its_state_at_once(world: World) -> None:
-    world.watch.look(NOW)
+    world.look()
     (world.code / "a.py").write_text("as submitted")
     revision = world.snapshot(7)
     (world.code / "a.py").write_text("overwritten!")
@@ -77,15 +55,14 @@ def test_a_submission_has_its_state_at_once(world: World) -> None:
     assert len(world.lines()) == 3
 
 
-def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.watch.look(NOW)
-    monkeypatch.setattr(code, "MAX_REPOSITORY_BYTES", world.watch._repository.size_bytes + 50_000)
-    monkeypatch.setattr(code, "RESERVED_BYTES", 50_000)
+def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World) -> None:
+    world.look()
+    most = Repository.create(world.run.code_git).size_bytes + 50_000
+    world.watch = world.fresh(limits=CodeLimits(repository_bytes=most, reserved_bytes=50_000))
     (world.code / "a.py").write_text("1")
-    world.watch.look(NOW)
-    with pytest.raises(code.RepositoryFull, match="only states of submissions"):
-        world.watch.look(NOW)
-    world.watch.look(NOW)  # said once
+    with pytest.raises(RepositoryFull, match="only states of submissions"):
+        world.look()
+    world.look()  # said once
     assert len(world.lines()) == 1
     assert world.snapshot() is not None
     for number in range(20):
@@ -98,16 +75,13 @@ def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World, mo
     world.fsck()
 
 
-def test_changes_without_end_are_committed_less_often(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(code, "COMMITS_AT_ONCE", 5)
+def test_changes_without_end_are_committed_less_often(world: World) -> None:
+    world.watch = world.fresh(limits=CodeLimits(commits=5))
     for number in range(40):
         (world.code / f"{number}.py").write_text("1")
-        world.watch.look(NOW)
-        world.watch.look(NOW)
+        world.look()
     assert len(world.lines()) == 5
-    assert world.watch.every_s == code.LOOK_S, "nothing waits for a change to settle that can't be committed"
-    world.later(21.0)
-    world.watch.look(NOW)
+    world.look(21.0)
     line = world.lines()[-1]
     assert len(world.lines()) == 6 and line.files == 40 and "changes without end" in str(line.reason)
     assert world.snapshot() == line.revision
@@ -161,19 +135,16 @@ def test_an_agent_at_work_during_looks_gets_whole_commits(world: World) -> None:
 
 def test_a_full_disk_costs_looks_and_nothing_that_was_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     (world.code / "a.py").write_text("1")
-    world.watch.look(NOW)
+    world.look()
     (world.code / "a.py").write_text("2")
     with monkeypatch.context() as patched:
 
         def full(*_: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patched.setattr(code.os, "write", full)
-        told: list[str | None] = []
-        world.asks.put(Ask(1, told.append))
+        patched.setattr(code.os, "rename", full)
         with pytest.raises(OSError, match="No space"):
-            world.watch.look(NOW)
-        assert told == [None]
+            world.snapshot()
     assert world.files() == {"code/a.py": b"2"}
     assert [line.changed for line in world.lines()] == [1, 1]
     world.fsck()
@@ -181,9 +152,9 @@ def test_a_full_disk_costs_looks_and_nothing_that_was_kept(world: World, monkeyp
 
 def test_a_new_recorder_goes_on_and_a_new_attempt_too(world: World) -> None:
     (world.code / "a.py").write_text("1")
-    world.watch.look(NOW)
+    world.look()
     world.watch = world.fresh()
-    world.watch.look(NOW)
+    world.look()
     assert len(world.lines()) == 1  # nothing changed since
     (world.code / "a.py").write_text("2")
     world.watch = world.fresh(attempt=2)
@@ -194,7 +165,7 @@ def test_a_new_recorder_goes_on_and_a_new_attempt_too(world: World) -> None:
 
 
 def test_two_attempts_at_once_don_t_harm_each_other(world: World) -> None:
-    world.watch.look(NOW)
+    world.look()
     older, newer = world.watch, world.fresh(attempt=2)
     for number in range(10):
         (world.code / "a.py").write_text(str(number))
@@ -208,29 +179,295 @@ def test_two_attempts_at_once_don_t_harm_each_other(world: World) -> None:
 
 
 def test_damage_to_what_was_kept_is_said_and_a_new_history_begins(world: World) -> None:
-    world.watch.look(NOW)
+    world.look()
     revision = world.lines()[0].revision
     path = world.run.code_git / "objects" / revision[:2] / revision[2:]
     path.unlink()
     path.write_bytes(b"damaged")
     (world.code / "a.py").write_text("1")
     world.watch = world.fresh()
-    world.watch.look(NOW)
+    world.look()
     line = world.lines()[-1]
     assert line.parent is None and line.reason is not None and "can't be read" in line.reason
 
 
 def test_the_end_keeps_the_last_state(world: World) -> None:
-    world.watch.look(NOW)
+    world.look()
     (world.code / "a.py").write_text("last words")
     world.watch.close(NOW)
     line = world.lines()[-1]
     assert world.watch.head == line.revision
-    assert files_at(world.run.code_git, line.revision) == {"code/a.py": b"last words"}
+    assert world.held() == {"code/a.py": b"last words"}
 
 
-def test_what_a_job_says_is_read_back() -> None:
-    job = RecorderJob(
-        RunDir(Path("/r\udcff")), Path("/w"), Path("/l"), 5, "m", 2, 1.5, 9.0, 30.0, "codex", frozenset({"b", "a"})
-    )
-    assert RecorderJob.told(job.line()) == job and json.loads(job.line())["laid"] == ["a", "b"]
+# ---------------------------------------------------------------- what is kept
+
+
+ASIDE = ("__pycache__", "node_modules", ".venv", "myenv")
+"""Folders left out by name, of names that git allows."""
+
+
+def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("not the agent's")
+    texts = {"code/a.py": b"1", "code/sub/deep/b.txt": b"2", "code/noext": b"", "top.py": b"3", "Makefile": b"all:\n"}
+    for path, data in texts.items():
+        (world.workspace / path).parent.mkdir(parents=True, exist_ok=True)
+        (world.workspace / path).write_bytes(data)
+    (world.code / "run.sh").write_text("#!/bin/sh\n")
+    (world.code / "run.sh").chmod(0o755)
+    (world.code / "link").symlink_to(secret)
+    (world.code / "folder-link").symlink_to(tmp_path)
+    (world.workspace / "top-link.py").symlink_to(secret)
+    os.mkfifo(world.code / "fifo.py")
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(world.code / "sock"))
+    (world.code / "binary").write_bytes(b"\x7fELF\0\1")
+    (world.code / "large.txt").write_bytes(b"y" * ((1 << 20) + 1))
+    for name in (".git", "__pycache__", "node_modules", ".venv", "myenv", ".GIT", "sub/.git\u200c"):
+        (world.code / name).mkdir(parents=True)
+        (world.code / name / "x.py").write_text("kept, where git allows the name")
+        (world.code / name / "deep").mkdir()
+        (world.code / name / "deep" / "y.py").write_text("left out")
+    environment(world.code / "myenv")
+    (world.code / ".env").write_text("KEY=sk-1")
+    (world.code / ".gitmodules").write_text('[submodule "x"]\n\turl = -bad\n')
+    for name in ("instructions.md", "submit", "run_meta.json", ".hidden.py", "weights.bin"):
+        (world.workspace / name).write_text("laid, hidden or no source")
+    (world.workspace / "output").mkdir()
+    (world.workspace / "output" / "z.py").write_text("elsewhere")
+    found = world.files()
+    large = hashlib.sha256(b"y" * ((1 << 20) + 1)).hexdigest()
+    assert found == {
+        **texts,
+        "code/run.sh": b"#!/bin/sh\n",
+        **{f"code/{name}/x.py": b"kept, where git allows the name" for name in ASIDE},
+        "code/myenv/pyvenv.cfg": b"",
+        "code/link": Pointer("link", target=str(secret)),
+        "code/folder-link": Pointer("link", target=str(tmp_path)),
+        "code/binary": Pointer("binary", 6, hashlib.sha256(b"\x7fELF\0\1").hexdigest()),
+        "code/large.txt": Pointer("large", (1 << 20) + 1, large),
+    }
+    line = world.lines()[-1]
+    assert (line.files, line.by_hash, line.by_name, line.left_out) == (15, 2, 9, 0)
+    assert line.reason is not None and "left out by name: code/.GIT, code/.git, code/.venv and 4 more" in line.reason
+    mode = {path: mode for path, (mode, _) in Repository(world.run.code_git).files(line.revision).items()}
+    assert mode[b"code/run.sh"] == code.PROGRAM and mode[b"code/link"] == code.LINK
+    world.fsck()
+
+
+def test_names_that_are_no_text_survive(world: World) -> None:
+    names = [b"\xff\xfe.py", b"new\nline.py", b"\x1b[2J", b"a" * 255, "é漢\u202e".encode(), b" ", b"-rf", b"tab\t\"'\\"]
+    for name in names:
+        with open(os.path.join(os.fsencode(world.code), name), "wb") as file:
+            file.write(name)
+    found = world.files()
+    assert {name.encode("utf-8", "surrogateescape"): data for name, data in found.items()} == {
+        b"code/" + name: name for name in names
+    }
+    world.fsck()
+
+
+def environment(folder: Path) -> None:
+    """Makes what `python -m venv` makes."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "lib").mkdir()
+    (folder / "bin" / "python").symlink_to("/usr/bin/python3")
+    (folder / "pyvenv.cfg").write_text("")
+
+
+def test_a_folder_that_only_says_it_is_an_environment_is_kept(world: World) -> None:
+    (world.code / "real" / "sub").mkdir(parents=True)
+    (world.code / "real" / "pyvenv.cfg").write_text("")
+    (world.code / "real" / "sub" / "train.py").write_text("GRPOTrainer().train()")
+    assert world.files()["code/real/sub/train.py"] == b"GRPOTrainer().train()"
+    assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (0, None)
+
+
+def test_what_lies_hidden_in_a_folder_left_out_by_name_is_said(world: World) -> None:
+    (world.code / "__pycache__").mkdir()
+    (world.code / "__pycache__" / "a.pyc").write_bytes(b"\0")
+    (world.code / "a.py").write_text("1")
+    world.look()
+    assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (1, None)
+    (world.code / ".cache" / "deep").mkdir(parents=True)
+    world.look()
+    shutil.rmtree(world.code / ".cache")
+    world.look()  # nothing that is kept has changed: no commit
+    assert len(world.lines()) == 1
+    world.watch.close(NOW)
+    assert world.lines()[-1].reason == "left out by name: code/.cache" and world.lines()[-1].changed == 0
+
+
+@pytest.mark.parametrize("target", ["src", "{workspace}/src", "./other/../two-links"])
+def test_a_link_to_a_folder_of_the_workspace_is_walked_as_the_code(world: World, target: str) -> None:
+    (world.code / "sub").mkdir()
+    (world.code / "sub" / "train.py").write_text("1")
+    (world.workspace / "other").mkdir()
+    (world.workspace / "two-links").symlink_to("src")
+    world.code.rename(world.workspace / "src")
+    world.code.symlink_to(target.format(workspace=world.workspace))
+    assert world.files() == {"code/sub/train.py": b"1"}
+    assert world.lines()[-1].reason == "code is a link: what lies in src is kept as code"
+    (world.workspace / "src" / "sub" / "train.py").write_text("22")
+    assert world.files() == {"code/sub/train.py": b"22"}
+
+
+@pytest.mark.parametrize("target", [".", "..", "../elsewhere", "/", "other/../../elsewhere", "file.bin", "via", "code"])
+def test_a_link_out_of_the_workspace_is_told_and_not_followed(world: World, tmp_path: Path, target: str) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "secret.py").write_text("not the agent's")
+    (world.workspace / "other").mkdir()
+    (world.workspace / "file.bin").write_text("")
+    (world.workspace / "via").symlink_to(tmp_path / "elsewhere")
+    world.code.rmdir()
+    world.code.symlink_to(target)
+    assert world.files() == {"code": Pointer("link", target=target)}
+    assert "no folder of the workspace" in str(world.lines()[-1].reason)
+
+
+@pytest.mark.parametrize("kind", ["link", "file", "fifo", "gone", "link to itself"])
+def test_code_may_be_replaced_by_anything(world: World, tmp_path: Path, kind: str) -> None:
+    (world.code / "a.py").write_text("1")
+    world.look()
+    shutil.rmtree(world.code)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "b.py").write_text("not the agent's")
+    if kind == "link":
+        world.code.symlink_to(outside)
+    elif kind == "link to itself":
+        world.code.symlink_to("code")
+    elif kind == "file":
+        world.code.write_text("a file now")
+    elif kind == "fifo":
+        os.mkfifo(world.code)
+    found = world.files()
+    expected: dict[str, dict[str, bytes | Pointer]] = {
+        "link": {"code": Pointer("link", target=str(outside))},
+        "link to itself": {"code": Pointer("link", target="code")},
+        "file": {"code": b"a file now"},
+    }
+    assert found == expected.get(kind, {})
+    if world.code.is_symlink() or world.code.exists():
+        world.code.unlink()
+    world.code.mkdir()
+    (world.code / "a.py").write_text("back")
+    assert world.files() == {"code/a.py": b"back"}
+    world.fsck()
+
+
+def test_a_workspace_that_is_gone_is_an_error_and_then_seen_again(world: World) -> None:
+    world.workspace.rename(world.workspace.with_name("moved"))
+    with pytest.raises(OSError):
+        world.look()
+    world.workspace.with_name("moved").rename(world.workspace)
+    assert world.files() == {}
+
+
+def test_limits_of_files_folders_depth_names_and_texts(world: World) -> None:
+    world.watch = world.fresh(limits=CodeLimits(files=30, others=10, depth=4))
+    for number in range(50):
+        (world.code / f"{number:02d}.dat").write_text(str(number))
+    (world.code / "zz.py").write_text("source first")
+    deep = world.code / "1" / "2" / "3" / "4" / "5"
+    deep.mkdir(parents=True)
+    (deep / "too-deep.py").write_text("")
+    (deep.parents[1] / "deep-enough.py").write_text("")
+    found = world.files()
+    assert "code/zz.py" in found and "code/1/2/3/deep-enough.py" in found
+    assert not any("too-deep" in path for path in found)
+    assert sum(path.endswith(".dat") for path in found) == 10
+    line = world.lines()[-1]
+    assert line.left_out == 40 and line.reason is not None and "folders beyond the limits" in line.reason
+    world.watch = world.fresh(limits=CodeLimits(texts_bytes=5))
+    assert len(world.files()) == 7 and world.lines()[-1].left_out >= 45
+    world.watch = world.fresh(limits=CodeLimits(listed=20))
+    assert world.snapshot() is not None and "too many files to list" in str(world.lines()[-1].reason)
+
+
+# ---------------------------------------------------------------- what looks cost: large files, trees that rest, files that never rest
+
+
+def test_large_files_are_hashed_up_to_a_limit(world: World) -> None:
+    for name, size in (("a.bin", 20 << 20), ("b.bin", 20 << 20), ("c.bin", 50 << 30)):
+        with open(world.code / name, "wb") as file:
+            file.truncate(size)
+    begun = time.thread_time()
+    found = world.files()
+    assert [pointer.sha256 is None for pointer in found.values() if isinstance(pointer, Pointer)] == [False, True, True]
+    reason = str(world.lines()[-1].reason)
+    assert "have not rested yet" in reason and "larger than 32 MiB" in reason
+    for _ in range(3):
+        world.look(3.0)
+    assert time.thread_time() - begun < 5.0
+    digest = hashlib.sha256(bytes(20 << 20)).hexdigest()
+    assert world.held()["code/b.bin"] == Pointer("large", 20 << 20, digest)
+    last = world.held()["code/c.bin"]
+    assert isinstance(last, Pointer) and last.size_bytes == 50 << 30 and last.sha256 is None
+
+
+def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system with coarse times: the second change leaves size, times and inode as they were."""
+    path = world.code / "a.py"
+    path.write_text("one")
+    true_stat, true_fstat, coarse = os.stat, os.fstat, 10**18
+
+    class Coarse:
+        def __init__(self, status: os.stat_result) -> None:
+            self._status = status
+            self.st_mtime_ns = self.st_ctime_ns = coarse
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._status, name)
+
+    monkeypatch.setattr(code.os, "stat", lambda *a, **k: Coarse(true_stat(*a, **k)))
+    monkeypatch.setattr(code.os, "fstat", lambda fd: Coarse(true_fstat(fd)))
+    assert world.files() == {"code/a.py": b"one"}
+    path.write_text("two")
+    assert world.files() == {"code/a.py": b"two"}  # a submission's look believes no young time
+    path.write_text("tri")
+    world.look(2.6)
+    assert world.held() == {"code/a.py": b"tri"}
+
+
+def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(100):
+        (world.code / f"{number}.py").write_text(str(number))
+    world.look()
+    world.look(2.6)
+    opened: list[Any] = []
+    true_open = os.open
+
+    def counting(path: Any, *args: Any, **kwargs: Any) -> int:
+        opened.append(path)
+        return true_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(code.os, "open", counting)
+    world.look()
+    assert not [path for path in opened if str(path).endswith(".py")]
+    (world.code / "7.py").write_text("changed")
+    world.look()
+    assert [path for path in opened if str(path).endswith(".py")] == ["7.py"]
+
+
+def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions_and_a_source_always(world: World) -> None:
+    log, source = world.code / "train.log", world.code / "train.py"
+    for number in range(60):
+        with open(log, "a") as file:
+            file.write(f"step {number}\n")
+        source.write_text(f"{number:03}")
+        world.look()
+    held = world.held()["code/train.log"]
+    assert isinstance(held, bytes) and held.count(b"\n") <= code.RESTLESS_CHANGES + 2
+    assert world.held()["code/train.py"] == b"059"
+    assert "never rest" in str(world.lines()[-1].reason) and world.lines()[-1].changed == 1
+    assert world.files()["code/train.log"] == log.read_bytes()
+
+
+def test_the_recorder_loads_nothing_heavy() -> None:
+    script = "import sys, autorl_hpc.recorder.run_recorder; print('numpy' in sys.modules, 'autorl_hpc.supervise' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autorl_hpc.recorder.traces.totals import TraceTotals, add_up, joined, read_events, seconds_of, without
+from autorl_hpc.recorder.traces.totals import TraceTotals, add_up, joined, without
 from autorl_hpc.records.recorded import TraceEvent
 
 
@@ -25,107 +25,61 @@ def whole(tokens_in: int, tokens_out: int = 0, **told: Any) -> TraceEvent:
     return call(tokens_in, tokens_out, is_total=True, **told)
 
 
-def spent(*events: TraceEvent) -> tuple[int | None, int | None]:
+START, A, B = event("session", session="s"), event("session", session="a"), event("session", session="b")
+SECOND = {"attempt": 2, "session": "b"}
+GEMINI = event("session", format="gemini-cli", session="g")
+
+
+@pytest.mark.parametrize(
+    ("events", "tokens"),
+    [
+        ([call(100, 10), call(200, 20)], (300, 30)),
+        # A call that is told again counts once, as the most that was told.
+        ([call(100, 1, call_id="m"), call(100, 1, call_id="m"), call(100, 9, call_id="m"), call(5, 5)], (105, 14)),
+        # A total takes the place of its calls: hidden calls of subagents are in it. Calls after it come on top.
+        ([call(100, 1), call(200, 2), whole(350, 80)], (350, 80)),
+        ([call(100, 1), whole(150, 50), call(200, 2)], (350, 52)),
+        # A resumed session goes on: 400 in all; or begins anew: 250 can't hold 150 and the call of 200.
+        ([START, whole(150, 50), START, call(200, 2), whole(400, 90)], (400, 90)),
+        ([START, whole(150, 50), START, call(200, 2), whole(250, 40)], (400, 90)),
+        # Two turns of one process, each told for itself; totals alone that fall.
+        ([call(100), whole(100, 10), call(120), whole(120, 12)], (220, 22)),
+        ([whole(100, 10), whole(300, 30), whole(50, 5), whole(60, 6)], (360, 36)),
+        # Nothing but the format tells that the second process's larger total does not go on.
+        ([GEMINI, whole(100, format="gemini-cli"), GEMINI, whole(300, format="gemini-cli")], (400, 0)),
+        # Zeros of a crash are no total.
+        ([call(100, 1), whole(0, 0)], (100, 1)),
+        ([whole(100, 9), call(50, 1), whole(0, 0)], (150, 10)),
+        # Sessions by name, by the one that began last, and without names.
+        ([A, whole(100, session="a"), B, whole(30, session="b"), whole(120, session="a")], (150, 0)),
+        ([A, whole(100), B, whole(30), A, whole(120)], (150, 0)),
+        ([event("session"), whole(100), event("session"), whole(30)], (130, 0)),
+        # The first attempt left calls and no total; the second, a new session, told both.
+        (
+            [A, call(100, 5, session="a"), event("session", **SECOND), call(40, 1, **SECOND), whole(45, 9, **SECOND)],
+            (145, 14),
+        ),
+    ],
+)
+def test_calls_and_totals(events: list[TraceEvent], tokens: tuple[int, int]) -> None:
     totals = add_up(events)
-    return totals.tokens_in, totals.tokens_out
+    assert (totals.tokens_in, totals.tokens_out) == tokens
 
 
 def test_nothing_was_told() -> None:
     assert add_up([]) == TraceTotals()
-    totals = add_up([event("message")])
+    totals = add_up([event("message"), event("position", skipped=2), event("position", skipped=1)])
     assert totals.tokens_in is None and totals.tokens_at(9.0) is None and totals.cost_at(9.0) is None
-    assert totals.tool_calls == 0 and totals.driver_calls is None
+    assert totals.tool_calls == 0 and totals.driver_calls is None and totals.skipped == 3
 
 
-def test_calls_alone() -> None:
-    assert spent(call(100, 10), call(200, 20)) == (300, 30)
-
-
-def test_a_call_that_is_told_again_counts_once_as_the_most_that_was_told() -> None:
-    totals = add_up([call(100, 1, call_id="m"), call(100, 1, call_id="m"), call(100, 9, call_id="m"), call(5, 5)])
-    assert (totals.tokens_in, totals.tokens_out, totals.driver_calls) == (105, 14, 2)
-
-
-def test_a_total_takes_the_place_of_its_calls() -> None:
-    """Hidden calls of subagents are in it, and the output that the calls did not have yet."""
-    assert spent(call(100, 1), call(200, 2), whole(350, 80)) == (350, 80)
-
-
-def test_calls_after_a_total_come_on_top() -> None:
-    assert spent(call(100, 1), whole(150, 50), call(200, 2)) == (350, 52)
-
-
-def test_a_resumed_session_that_goes_on() -> None:
-    """150, then calls of 200, then 400 in all."""
-    start = event("session", session="s")
-    assert spent(start, whole(150, 50), start, call(200, 2), whole(400, 90)) == (400, 90)
-
-
-def test_a_resumed_session_that_begins_anew() -> None:
-    """Older versions: 150, then 250 of the second process alone, which can't hold 150 and the call of 200."""
-    start = event("session", session="s")
-    events = [start, whole(150, 50, session="s"), start, call(200, 2, session="s"), whole(250, 40, session="s")]
-    assert spent(*events) == (400, 90)
-
-
-def test_a_total_of_one_turn() -> None:
-    """Two turns of one process, each told for itself."""
-    assert spent(call(100), whole(100, 10), call(120), whole(120, 12)) == (220, 22)
-
-
-def test_totals_alone_that_fall_began_anew() -> None:
-    assert spent(whole(100, 10), whole(300, 30), whole(50, 5), whole(60, 6)) == (360, 36)
-
-
-def test_a_format_whose_totals_are_one_process_s() -> None:
-    """The second process used more than the first: nothing but the format tells that it does not go on."""
-    start = event("session", format="gemini-cli", session="g")
-    told = [event("usage", format="gemini-cli", tokens_in=n, tool_calls=n // 50, is_total=True) for n in (100, 300)]
-    totals = add_up([start, told[0], start, told[1]])
-    assert (totals.tokens_in, totals.tool_calls) == (400, 8)
-
-
-def test_zeros_of_a_crash_are_no_total() -> None:
-    assert spent(call(100, 1), whole(0, 0)) == (100, 1)
-    assert spent(whole(100, 9), call(50, 1), whole(0, 0)) == (150, 10)
-
-
-def test_costs_that_differ_by_rounding_go_on() -> None:
+def test_costs_that_differ_by_rounding_go_on_and_zero_is_a_price_that_is_not_known() -> None:
     costs = [0.1, 0.2, 0.3, 0.7, 1e-6]
     events = [event("usage", cost_usd=cost) for cost in costs]
     events.append(event("usage", cost_usd=sum(sorted(costs)) * (1 - 1e-12), calls=5, is_total=True))
     totals = add_up(events)
     assert totals.cost_usd == pytest.approx(1.300001) and totals.driver_calls == 5
-
-
-def test_a_price_that_is_not_known() -> None:
-    """mini-swe-agent, OpenHands and OpenCode then write 0."""
     assert add_up([event("usage", tokens_in=5, cost_usd=0.0)]).cost_usd is None
-
-
-def test_sessions_are_added() -> None:
-    a, b = event("session", session="a"), event("session", session="b")
-    totals = add_up([a, whole(100, session="a"), b, whole(30, session="b"), whole(120, session="a")])
-    assert totals.tokens_in == 150
-    assert [(each.session, each.tokens_in) for each in totals.sessions] == [("a", 120), ("b", 30)]
-
-
-def test_lines_without_a_session_belong_to_the_one_that_began_last() -> None:
-    a, b = event("session", session="a"), event("session", session="b")
-    totals = add_up([a, whole(100), b, whole(30), a, whole(120)])
-    assert [(each.session, each.tokens_in) for each in totals.sessions] == [("a", 120), ("b", 30)]
-
-
-def test_sessions_without_names_are_told_apart() -> None:
-    totals = add_up([event("session"), whole(100), event("session"), whole(30)])
-    assert totals.tokens_in == 130 and [each.session for each in totals.sessions] == [None, None]
-
-
-def test_an_attempt_that_was_cut_and_the_next() -> None:
-    """The first attempt left calls and no total; the second, a new session, told both."""
-    second = {"attempt": 2, "session": "b"}
-    events = [event("session", session="a"), call(100, 5, session="a"), event("session", **second)]
-    assert spent(*events, call(40, 1, **second), whole(45, 9, **second)) == (145, 14)
 
 
 def test_codex_counts_items_anew_in_each_process() -> None:
@@ -148,7 +102,7 @@ def test_tools_are_counted_by_call() -> None:
     ]
     totals = add_up(events, ended_s=10.0)
     assert (totals.tool_calls, totals.tool_failures) == (4, 2)
-    assert totals.tool_spans == ((1.0, 3.0), (5.0, 7.0), (8.0, 10.0)) and totals.tool_s == 6.0
+    assert totals.driver_spans == ((4.0, 5.0), (7.0, 8.0))
 
 
 def test_parallel_tools_and_sessions() -> None:
@@ -167,11 +121,8 @@ def test_parallel_tools_and_sessions() -> None:
         event("end", 60.0, **mine),
         event("message", 90.0, **mine),
     ]
-    totals = add_up(events)
-    assert totals.tool_spans == ((10.0, 40.0),)
     # Between `a` at 10 and `b` at 20 a tool was open: no driver there. 90 follows an end: nobody waited.
-    assert totals.driver_spans == ((5.0, 10.0), (15.0, 60.0))
-    assert totals.last_driver_s == 90.0
+    assert add_up(events).driver_spans == ((5.0, 10.0), (15.0, 60.0))
 
 
 def test_tokens_and_cost_over_time() -> None:
@@ -183,18 +134,6 @@ def test_tokens_and_cost_over_time() -> None:
     totals = add_up(events)
     assert [totals.tokens_at(s) for s in (9.9, 10.0, 29.0, 30.0, 39.0, 40.0, 1e6)] == [0, 105, 105, 315, 315, 400, 400]
     assert [totals.cost_at(s) for s in (0.0, 10.0, 35.0, 50.0)] == [0.0, 0.5, 0.75, 1.0]
-
-
-def test_lines_too_long_are_summed() -> None:
-    assert add_up([event("position", skipped=2), event("position"), event("position", skipped=1)]).skipped == 3
-
-
-def test_a_damaged_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    assert read_events(path) == []
-    good = call(7).model_dump_json().encode()
-    path.write_bytes(good + b'\n{"kind": "usage"}\n\x00\xff\n\n' + good + b"\n" + good[:30])
-    assert spent(*read_events(path)) == (14, 0)
 
 
 def test_totals_never_fall_and_are_never_negative() -> None:
@@ -213,25 +152,16 @@ def test_totals_never_fall_and_are_never_negative() -> None:
             told["duration_s"] = chance.choice([None, 500.0, 0.1])
             events.append(event(kind, float(n // chance.choice([1, 1, 2])), attempt=1 + n // 25, **told))
         totals = add_up(events, ended_s=chance.choice([None, 60.0]))
-        rising = [(tokens, round(cost, 9)) for _, tokens, cost in totals.points]
-        assert rising == sorted(rising, key=lambda point: point[0]) and rising == sorted(
-            rising, key=lambda point: point[1]
-        )
-        assert [at for at, _, _ in totals.points] == sorted(at for at, _, _ in totals.points)
-        assert totals.points[-1][1] == (totals.tokens_in or 0) + (totals.tokens_out or 0)
-        assert totals.cost_usd is None or totals.points[-1][2] == pytest.approx(totals.cost_usd)
-        assert 0 <= totals.tool_s <= 60 and 0 <= totals.driver_s <= 60
+        times, tokens, costs = zip(*totals.points, strict=True)
+        assert list(times) == sorted(times) and list(tokens) == sorted(tokens)
+        assert all(b >= a - 1e-9 for a, b in itertools.pairwise(costs))
+        assert tokens[-1] == (totals.tokens_in or 0) + (totals.tokens_out or 0)
+        assert totals.cost_usd is None or costs[-1] == pytest.approx(totals.cost_usd)
         assert (totals.tool_failures or 0) <= (totals.tool_calls or 0)
 
 
-def test_spans() -> None:
-    assert joined([(5, 6), (1, 2), (2, 3), (1.5, 1.7), (9, 9), (8, 7)]) == ((1, 3), (5, 6))
-    assert without(((0, 10), (20, 30)), ((-1, 1), (3, 4), (8, 22), (29, 40))) == ((1, 3), (4, 8), (22, 29))
-    assert without(((0, 10),), ()) == ((0, 10),) and without((), ((0, 1),)) == ()
-    assert seconds_of(((1, 3), (5, 6.5))) == 3.5
-
-
 def test_spans_as_sets_of_moments() -> None:
+    assert joined([(5, 6), (1, 2), (2, 3), (1.5, 1.7), (9, 9), (8, 7)]) == ((1, 3), (5, 6))
     chance = random.Random(3)
 
     def some() -> list[tuple[float, float]]:

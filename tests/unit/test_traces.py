@@ -1,48 +1,146 @@
-"""Each format of a trace, from one whole session: the totals, added up by hand; how long things took, by which clock."""
+"""Agents' traces: each format from one whole session, the totals added up by hand; logs that grow, break or are hostile."""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-import tracedrun
-from tracedrun import DOCUMENTS, EXPECTED, NOON, SAMPLES, Run, figures, moment
+from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.traces.totals import add_up
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.recorder.traces.follow import Traces
+from autorl_hpc.recorder.traces.totals import TraceTotals, add_up
+from autorl_hpc.recorder.usage import Sweep
+from autorl_hpc.recorder.watch import LineWriter, Moment
+from autorl_hpc.records.recorded import Seen, TraceEvent
 
-run = tracedrun.run
+SAMPLES = Path(__file__).parent / "traces"
+LOGS = sorted(path.name for path in SAMPLES.glob("*.log"))
+DOCUMENTS = {
+    "mini.traj.json": ".home/.config/mini-swe-agent/last_mini_run.traj.json",
+    "mini_1.traj.json": "run.traj.json",
+    "openhands_state.json": ".home/.openhands/conversations/0d5e/base_state.json",
+    "openhands_trajectory.json": "trajectories/trajectory.json",
+}
+NOON = "2026-01-01T00:10:00.000+00:00"
+FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "driver_calls", "tool_calls", "tool_failures")
+EXPECTED: dict[str, tuple[Any, ...]] = {
+    # The second result goes on from the first: in 70+500+3600+230, out 180+40. Messages: msg_1, msg_2, msg_3.
+    # Tools: Bash (failed), Read, Write, Bash. Errors: the retry, and the synthetic message.
+    "claude_code.log": (4400, 220, 3600, 0.0625, 3, 4, 1, 2),
+    # t-1: the last total, 30000 and 200, not the sum with 24763; t-2 told none. Calls are not told.
+    # Tools: item_1, item_2 (failed), item_3, item_4 (failed), and item_0 of the resumed process. Errors: item_5, `error`.
+    "codex.log": (30000, 200, 29000, None, None, 5, 2, 2),
+    # 5000 + 6000 and 100 + 150, one of them told twice; call_A failed.
+    "codex_msg.log": (11000, 250, 9000, None, 2, 2, 1, 0),
+    # In 8000 + 2500; out (9000 - 8000) + (3000 - 2500), thoughts among it: a resumed session begins anew.
+    "gemini_cli.log": (10500, 1500, 7000, None, None, 2, 1, 1),
+    # 900 + 1000 + 1100 + 1200; three commands, of which one failed. Errors: a 500 that was waited out, an answer without a command.
+    "mini.log": (4200, 63, 3000, None, 4, 3, 1, 2),
+    # In 10000+50+100, out 500+200+20, calls 3+1.
+    "gemini_cli_document.log": (10150, 720, 6000, None, 4, 5, 1, 0),
+    # In (100+900+50) + (150+1100), out (20+5) + (1300-1250); the shell call that returned 1 failed too.
+    "opencode.log": (2300, 75, 2000, 0.03, 2, 3, 2, 1),
+    # No tokens in the events. call_1 returned 2, call_3 was refused.
+    "openhands.log": (None, None, None, None, None, 3, 2, 1),
+    # In 3000+400, out 200+50, cost 0.25+0.05, calls 3+1.
+    "openhands_state.json": (3400, 250, 2500, 0.3, 4, 0, 0, 0),
+    # The last total. Tools: run (2), edit; the error observation answers no call and counts as one that failed.
+    "openhands_trajectory.json": (2500, 120, 1700, 0.3, 2, 3, 2, 0),
+    # In 1000+1200+1300+1400, out 50+10+20+30, cached 400+1000+1200, cost 0.01+0.02+0.01+0.02. Error: the format error.
+    "mini.traj.json": (4900, 110, 2600, 0.06, 4, 4, 2, 1),
+    # Cost is told of the whole only.
+    "mini_1.traj.json": (1600, 100, None, 0.03, 2, 2, 1, 0),
+}
+"""By sample: FIGURES, and the number of errors."""
+
+
+def moment(elapsed_s: float, at: str = NOON) -> Moment:
+    return Moment(elapsed_s, at, 1)
+
+
+class Run:
+    """A run with a log, a workspace, and recorders that come and go."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run, self.workspace = RunDir(folder / "run"), folder / "ws"
+        self.workspace.mkdir(parents=True)
+        self.run.logs.mkdir(parents=True)
+        self.log = self.run.agent_log
+        self.log.touch()
+
+    def recorder(self, trace_format: str | None = None, look_s: float = PATIENCE_S) -> Traces:
+        self.sweep = Sweep(self.workspace, slice_s=PATIENCE_S)
+        return Traces(self.run, self.sweep, trace_format, look_s, PATIENCE_S)
+
+    def print(self, data: bytes) -> None:
+        with open(self.log, "ab") as file:
+            file.write(data)
+
+    def put(self, sample: str, name: str | None = None) -> Path:
+        path = self.workspace / (name or DOCUMENTS[sample])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((SAMPLES / sample).read_bytes())
+        return path
+
+    def add(self, sample: str) -> None:
+        if sample in DOCUMENTS:
+            self.put(sample)
+        else:
+            self.print((SAMPLES / sample).read_bytes())
+
+    def events(self) -> list[TraceEvent]:
+        path = self.run.recorded("trace")
+        return [TraceEvent.model_validate_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def totals(self) -> TraceTotals:
+        return add_up(self.events(), ended_s=200.0)
+
+    def figures(self) -> tuple[Any, ...]:
+        events = self.events()
+        values = [getattr(add_up(events), name) or 0 for name in FIGURES]
+        return *(round(value, 9) for value in values), sum(event.kind == "error" for event in events)
+
+    def once(self, trace_format: str | None = None) -> TraceTotals:
+        recorder = self.recorder(trace_format)
+        recorder.look(moment(100.0))
+        recorder.close(moment(101.0))
+        return self.totals()
+
+
+def expected(sample: str) -> tuple[Any, ...]:
+    return tuple(value or 0 for value in EXPECTED[sample])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
 
 
 @pytest.mark.parametrize("sample", EXPECTED)
 def test_a_whole_session_adds_up(run: Run, sample: str) -> None:
-    if sample in DOCUMENTS:
-        run.put(sample)
-    else:
-        run.print((SAMPLES / sample).read_bytes())
-    assert figures(run.once()) == EXPECTED[sample]
+    run.add(sample)
+    totals = run.once()
+    assert run.figures() == expected(sample)
+    assert (totals.tokens_in is None) == (EXPECTED[sample][0] is None), "what was not told is null"
 
 
-@pytest.mark.parametrize(
-    ("sample", "name"),
-    [
-        ("claude_code.log", "claude-code"),
-        ("codex.log", "codex"),
-        ("gemini_cli.log", "gemini-cli"),
-        ("gemini_cli_document.log", "gemini-cli"),
-        ("opencode.log", "opencode"),
-        ("openhands.log", "openhands"),
-        ("mini.traj.json", "mini"),
-        ("mini.log", "mini"),
-    ],
-)
-def test_the_agents_definition_names_the_format(run: Run, tmp_path: Path, sample: str, name: str) -> None:
+@pytest.mark.parametrize("sample", [*LOGS, "mini.traj.json"])
+def test_the_agents_definition_names_the_format(run: Run, tmp_path: Path, sample: str) -> None:
+    name = next(
+        n for n in ("claude_code", "codex", "gemini_cli", "opencode", "openhands", "mini") if sample.startswith(n)
+    )
     other = Run(tmp_path / "other")
-    for each in (run, other):
-        each.put(sample) if sample in DOCUMENTS else each.print((SAMPLES / sample).read_bytes())
-    assert figures(run.once(name)) == EXPECTED[sample]
-    assert {event.format for event in run.events()} == {name}
-    assert other.once("codex" if name != "codex" else "opencode").sessions == (), "another format is not looked for"
+    run.add(sample)
+    other.add(sample)
+    run.once(name.replace("_", "-"))
+    assert run.figures() == expected(sample)
+    assert other.once("codex" if name != "codex" else "opencode").sessions == 0, "another format is not looked for"
 
 
 def test_an_unknown_format_is_refused(run: Run) -> None:
@@ -50,21 +148,17 @@ def test_an_unknown_format_is_refused(run: Run) -> None:
         run.recorder("claude")
 
 
-def test_all_formats_in_one_log(run: Run) -> None:
-    """An agent may call others: each adds its own."""
+def test_all_formats_in_one_log_among_other_output(run: Run) -> None:
+    """An agent may call others: each adds its own. Prefixes, colours, carriage returns, and lines that only look like a trace."""
     samples = ["claude_code.log", "codex.log", "gemini_cli.log", "opencode.log", "mini.log"]
     for sample in samples:
-        run.print((SAMPLES / sample).read_bytes())
-    totals = run.once()
-    for key in ("in", "out", "cached", "tools", "failures", "errors"):
-        assert figures(totals)[key] == sum(EXPECTED[sample][key] for sample in samples), key
-
-
-def test_output_around_the_lines(run: Run) -> None:
-    """Prefixes, colours, a carriage return, and lines that only look like a trace."""
-    for line in (SAMPLES / "claude_code.log").read_bytes().splitlines():
-        run.print(b"{'loss': 0.5}\r\n[12:00:01] \x1b[32mINFO\x1b[0m {agent} " + line + b"  \r\n" + b'{"type": "x"\n')
-    assert figures(run.once()) == EXPECTED["claude_code.log"]
+        for line in (SAMPLES / sample).read_bytes().splitlines():
+            run.print(
+                b"{'loss': 0.5}\r\n[12:00:01] \x1b[32mINFO\x1b[0m {agent} " + line + b"  \r\n" + b'{"type": "x"\n'
+            )
+    run.once()
+    for at in (0, 1, 2, 5, 6, 7):
+        assert run.figures()[at] == sum(EXPECTED[sample][at] for sample in samples), at
 
 
 def test_secrets_are_masked_and_commands_kept(run: Run) -> None:
@@ -89,83 +183,316 @@ def test_texts_are_escaped(run: Run) -> None:
     item["aggregated_output"] = bad
     for each in (line, {"type": "item.started", "item": item}, {"type": "item.completed", "item": item}):
         run.print(json.dumps(each).encode() + b"\n")
-    assert run.once().tool_failures == 1
+    run.once()
+    assert run.totals().tool_failures == 1
     for event in run.events():
         assert all(
             part is None or part.isprintable() for part in (event.session, event.call_id, event.command, event.text)
         )
 
 
-def test_times_of_tools_and_driver(run: Run) -> None:
+def test_times_of_the_driver(run: Run) -> None:
     """Looks at 10, 20, ... s. The driver works from 10 to 20, two tools from 20 to 40, the driver from 40 to 50."""
     lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
     recorder = run.recorder()
-    for at, part in (
-        (10.0, lines[1:3]),
-        (20.0, lines[3:6]),
-        (30.0, lines[6:7]),
-        (40.0, lines[7:8]),
-        (50.0, lines[12:14]),
-    ):
+    parts = ((10.0, lines[1:3]), (20.0, lines[3:6]), (30.0, lines[6:7]), (40.0, lines[7:8]), (50.0, lines[12:14]))
+    for at, part in parts:
         run.print(b"".join(part))
         recorder.look(moment(at))
     recorder.close(moment(55.0))
-    totals = add_up(run.events())
-    assert totals.tool_spans == ((20.0, 40.0),) and totals.tool_s == 20.0
-    assert totals.driver_spans == ((10.0, 20.0), (40.0, 50.0)) and totals.driver_s == 20.0
-    assert totals.last_driver_s == 50.0
+    totals = run.totals()
+    assert totals.driver_spans == ((10.0, 20.0), (40.0, 50.0))
     assert [totals.tokens_at(s) for s in (0.0, 49.9, 50.0, 1e9)] == [0, 0, 24885, 24885]
 
 
-def test_a_call_without_an_answer_lasts_until_the_end(run: Run) -> None:
-    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+def test_the_traces_own_times_count_between_two_looks_and_the_output_s_stamps_more(run: Run) -> None:
+    """Looks at 100 s and 110 s of budget, the second at 00:00:07 by the clock: the stamps of 00:00:03 and later count."""
     recorder = run.recorder()
-    run.print(b"".join(lines[1:6]))
-    recorder.look(moment(20.0))
-    recorder.close(moment(21.0))
-    events = run.events()
-    assert add_up(events, ended_s=100.0).tool_spans == ((20.0, 100.0),)
-    resumed = events + [event.model_copy(update={"attempt": 2, "elapsed_s": 60.0}) for event in events[:1]]
-    assert add_up(resumed, ended_s=100.0).tool_spans == ((20.0, 60.0),), "it ended with its attempt"
+    recorder.look(moment(100.0, "2026-01-01T00:00:00.000+00:00"))
+    run.print((SAMPLES / "gemini_cli.log").read_bytes())
+    edge = run.log.stat().st_size
+    recorder.look(moment(110.0, "2026-01-01T00:00:07.000+00:00"))
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    run.print(b"".join(lines[:4]))
+    run.run.agent_times.write_text(f"{edge} 90 {NOON}\n{run.log.stat().st_size} 112.5 {NOON}\n")
+    recorder.close(moment(120.0, "2026-01-01T00:00:17.000+00:00"))
+    at = {event.call_id or event.kind: event.elapsed_s for event in run.events() if event.kind != "tool_result"}
+    assert at["run_shell_command-1"] == pytest.approx(106.0)
+    assert at["end"] == 110.0, "a stamp after the look"
+    assert [event.elapsed_s for event in run.events() if event.kind == "session"] == [
+        pytest.approx(103.0),
+        110.0,
+        112.5,
+    ]
 
 
 def test_durations_that_the_trace_gives(run: Run) -> None:
-    """OpenCode tells a call when it is over. The second look is at 10 s of budget, 00:00:04.6 by the clock: 3 s until 9.4,
-    and 2.5 s until 9.9, together from 6.4 to 9.9."""
+    """OpenCode tells a call when it is over: the tools' 3 s until 9.4 and 2.5 s until 9.9 are no time of the driver."""
     lines = (SAMPLES / "opencode.log").read_bytes().splitlines(keepends=True)
     recorder = run.recorder()
     run.print(lines[0])
     recorder.look(moment(1.0, "2025-12-31T23:59:55.600+00:00"))
     run.print(b"".join(lines[1:3]))
-    recorder.look(moment(10.0, "2026-01-01T00:00:04.600+00:00"))
     recorder.close(moment(10.0, "2026-01-01T00:00:04.600+00:00"))
-    (span,) = add_up(run.events()).tool_spans
-    assert span == pytest.approx((6.4, 9.9))
+    assert [event.duration_s for event in run.events() if event.kind == "tool_result"] == [3.0, 2.5]
+    (span,) = run.totals().driver_spans
+    assert span == pytest.approx((1.0, 6.4))
 
 
-def test_stamps_lie_between_two_looks(run: Run) -> None:
-    """Looks at 100 s and 110 s of budget, the second at 00:00:07 by the clock: the stamps of 00:00:03 and later count."""
+# ---------------------------------------------------------------- traces that grow, disks that fill up, recorders that start anew
+
+
+def test_a_look_without_time_takes_something_all_the_same(run: Run) -> None:
+    """A recorder that was stopped for the whole of a look must not find that there is nothing more."""
+    run.print((SAMPLES / "codex.log").read_bytes())
+    run.recorder(look_s=-1.0).close(moment(1.0))
+    assert run.figures() == expected("codex.log")
+
+
+def test_a_last_line_without_an_end_is_read_when_the_agent_has_ended(run: Run) -> None:
+    data = (SAMPLES / "gemini_cli_document.log").read_bytes().rstrip(b"\n")
+    run.print(data)
     recorder = run.recorder()
-    recorder.look(moment(100.0, "2026-01-01T00:00:00.000+00:00"))
-    run.print((SAMPLES / "gemini_cli.log").read_bytes())
-    recorder.look(moment(110.0, "2026-01-01T00:00:07.000+00:00"))
-    recorder.close(moment(110.0, "2026-01-01T00:00:07.000+00:00"))
-    at = {event.call_id or event.kind: event.elapsed_s for event in run.events() if event.kind != "tool_result"}
-    assert at["run_shell_command-1"] == pytest.approx(106.0)
-    assert at["end"] == 110.0, "a stamp after the look"
-    first = next(event for event in run.events() if event.kind == "session")
-    assert first.elapsed_s == pytest.approx(103.0)
+    recorder.look(moment(1.0))
+    assert run.events() == []
+    recorder.close(moment(2.0))
+    assert run.figures() == expected("gemini_cli_document.log")
+    run.print(b"\n" + (SAMPLES / "opencode.log").read_bytes())
+    assert run.once().tokens_in == EXPECTED["gemini_cli_document.log"][0] + EXPECTED["opencode.log"][0]
 
 
-def test_stamps_of_the_output_count_more(run: Run) -> None:
-    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
-    run.print(b"".join(lines[:4]))
-    edge = run.log.stat().st_size
-    run.print(b"".join(lines[4:8]))
-    run.run.agent_times.write_text(f"{edge} 12.5 {NOON}\n{run.log.stat().st_size} 17.0 {NOON}\n")
+@pytest.mark.parametrize("sample", LOGS)
+def test_a_recorder_that_starts_anew_counts_nothing_twice(run: Run, sample: str) -> None:
+    """It is killed after every few bytes: lines are cut anywhere, in the log and once in the trace."""
+    data = (SAMPLES / sample).read_bytes()
+    chance = random.Random(sample)
+    at = 0
+    while at < len(data):
+        step = chance.randrange(1, 1500)
+        run.print(data[at : at + step])
+        at += step
+        run.recorder().look(moment(float(at)))  # and never closed
+        trace = run.run.recorded("trace")
+        if chance.random() < 0.3 and trace.exists() and trace.stat().st_size > 10:
+            whole = trace.read_bytes()
+            trace.write_bytes(whole[: -chance.randrange(1, 5)])
     run.once()
-    assert [(e.kind, e.elapsed_s) for e in run.events()][:3] == [
-        ("session", 12.5),
-        ("message", 12.5),
-        ("tool_call", 17.0),
+    assert run.figures() == expected(sample)
+
+
+class FullDisk(LineWriter):
+    """A disk that has no room for the first writes."""
+
+    failures = 2
+
+    def add(self, *records: Seen) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().add(*records)
+
+
+def test_what_could_not_be_written_is_written_later(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+    recorder._lines = FullDisk(run.run.recorded("trace"))
+    for at, part in ((1.0, lines[:9]), (2.0, lines[9:12])):
+        run.print(b"".join(part))
+        with pytest.raises(OSError, match="No space"):
+            recorder.look(moment(at))
+    run.print(b"".join(lines[12:]))
+    recorder.look(moment(3.0))
+    recorder.close(moment(4.0))
+    assert run.figures() == expected("codex.log")
+
+
+def test_a_document_that_grows(run: Run) -> None:
+    """After each message it is written anew, and now and then the recorder too is a new one."""
+    whole = json.loads((SAMPLES / "mini.traj.json").read_text())
+    path = run.put("mini.traj.json")
+    recorder = run.recorder()
+    for n in range(1, len(whole["messages"]) + 1):
+        part = {**whole, "messages": whole["messages"][:n], "info": {**whole["info"], "exit_status": ""}}
+        calls = [m["extra"] for m in part["messages"] if "response" in m.get("extra", {})]
+        part["info"]["model_stats"] = {"instance_cost": sum(e["cost"] for e in calls), "api_calls": len(calls)}
+        path.write_text(json.dumps(part)[: -1 if n == 4 else None])  # once half-written
+        if n % 3 == 0:
+            recorder = run.recorder()
+        run.sweep.look(moment(float(n)))
+        recorder.look(moment(float(n)))
+    recorder.close(moment(50.0))
+    assert run.figures() == expected("mini.traj.json")
+
+
+def test_two_sessions_in_one_document_and_a_copy_of_it(run: Run) -> None:
+    path = run.put("mini.traj.json")
+    recorder = run.recorder()
+    run.sweep.look(moment(1.0))
+    recorder.look(moment(1.0))
+    run.put("mini.traj.json", "copy.traj.json")
+    path.write_text(path.read_text().replace("chatcmpl", "other").replace("toolu", "tool2"))
+    recorder.close(moment(2.0))
+    totals = run.totals()
+    assert (totals.tokens_in, totals.driver_calls, totals.tool_calls) == (9800, 8, 8)
+    assert totals.cost_usd == pytest.approx(0.12)
+
+
+def test_a_log_that_became_shorter(run: Run) -> None:
+    data = (SAMPLES / "codex.log").read_bytes()
+    run.print(data)
+    recorder = run.recorder()
+    recorder.look(moment(1.0))
+    with open(run.log, "r+b") as file:
+        file.truncate(len(data) // 2)
+    recorder.look(moment(2.0))
+    run.print(b'\n{"type":"thread.started","thread_id":"t-3"}\n{"type":"turn.completed","usage":{"input_tokens":5}}\n')
+    recorder.close(moment(3.0))
+    totals = run.totals()
+    assert totals.tokens_in == 30005
+    assert any(event.text and "shorter" in event.text for event in run.events() if event.kind == "position")
+
+
+# ---------------------------------------------------------------- what an agent may write instead of a trace
+
+
+def test_files_that_are_no_trajectories(run: Run, tmp_path: Path) -> None:
+    run.put("mini.traj.json", "models/base.traj.json")  # not looked into
+    outside = tmp_path / "outside.traj.json"
+    outside.write_bytes((SAMPLES / "mini.traj.json").read_bytes())
+    (run.workspace / "link.traj.json").symlink_to(outside)
+    (run.workspace / "linked").symlink_to(tmp_path)
+    os.mkfifo(run.workspace / "fifo.traj.json")
+    (run.workspace / "folder.traj.json").mkdir()
+    (run.workspace / "deep.traj.json").write_text("[" * 200_000)
+    (run.workspace / "list.traj.json").write_text("[1, 2]")
+    (run.workspace / "odd.traj.json").write_text('{"messages": [1, null, []], "info": {"model_stats": []}}')
+    with open(run.workspace / "big.traj.json", "wb") as file:
+        file.truncate(1 << 40)
+    assert run.once().tokens_in is None
+
+
+LONG = "x" * (5 * 1024 * 1024)
+
+
+def test_long_lines_are_skipped_and_counted(run: Run) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    long = json.dumps({"type": "item.completed", "item": {"id": "i", "type": "agent_message", "text": LONG}}).encode()
+    for line in lines:
+        run.print(line + (long + b"\n" if line is lines[3] or line is lines[9] else b""))
+    run.print(long)  # its end never comes
+    assert run.once().skipped == 2 and run.figures() == expected("codex.log")
+    run.once()
+    assert run.figures() == expected("codex.log"), "and again by a new recorder"
+
+
+def test_a_long_output_of_a_tool_is_read(run: Run) -> None:
+    item = {
+        "id": "i",
+        "type": "command_execution",
+        "command": "x",
+        "aggregated_output": "y" * 3_000_000,
+        "exit_code": 3,
+    }
+    run.print(json.dumps({"type": "item.completed", "item": item}).encode() + b"\n")
+    assert run.once().tool_failures == 1 and len(run.events()[0].text or "") <= 500
+
+
+NUMBERS = [
+    "-5",
+    "1e999",
+    "NaN",
+    "-Infinity",
+    "true",
+    '"12"',
+    "null",
+    "[1]",
+    '{"a":1}',
+    "12.5",
+    "9" * 5000,
+    "1" + "0" * 18,
+]
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_what_is_no_number_of_tokens(run: Run, number: str) -> None:
+    run.print(f'{{"type":"turn.completed","usage":{{"input_tokens":{number},"output_tokens":7}}}}\n'.encode())
+    run.print(f'{{"type":"result","num_turns":1,"session_id":"s","total_cost_usd":{number}}}\n'.encode())
+    totals = run.once()
+    assert (totals.tokens_in, totals.tokens_out) == (None, 7)
+    assert totals.cost_usd in (None, 12.5), "which is a number of dollars"
+
+
+def test_odd_json(run: Run) -> None:
+    run.print(b'{"type":"turn.completed","usage":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_002 + b"\n")
+    run.print(b'{"type":"turn.completed","usage":' + b"[" * 2_000_000 + b"\n")
+    run.print(b'{"type":[],"kind":{},"msg":{"type":[]},"id":1,"session_id":[],"sessionID":1,"action":[]}\n' * 3)
+    run.print(b'{"type":"turn.completed","type":"turn.completed","usage":{"input_tokens":1,"input_tokens":3}}\n')
+    run.print(b'\xff\xfe{"type":"turn.completed","usage":{"output_tokens":2}}\xff\n\x00\n')
+    totals = run.once()
+    assert (totals.tokens_in, totals.tokens_out) == (3, 2)
+
+
+def test_an_object_over_many_lines_that_never_ends(run: Run) -> None:
+    run.print(b"{\n" + b'  "a": 1,\n' * 1000 + (SAMPLES / "codex.log").read_bytes().split(b"\n", 1)[1])
+    run.once()
+    assert run.figures() == expected("codex.log")
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Some bytes, tokens and lines changed, moved, doubled or lost."""
+    made = bytearray(data)
+    pieces = [
+        b"null",
+        b"-1",
+        b"1e400",
+        b"[]",
+        b"{}",
+        b'"',
+        b"\\ud800",
+        b"true",
+        b"\n",
+        b"\x00",
+        b"9" * 30,
+        b"[[[",
+        b'""',
+        b"NaN",
     ]
+    for _ in range(chance.randrange(1, 25)):
+        at, length = chance.randrange(len(made)), chance.randrange(1, 12)
+        made[at : at + chance.choice((0, length))] = chance.choice(pieces)
+    lines = bytes(made).split(b"\n")
+    if chance.random() < 0.3:
+        chance.shuffle(lines)
+    return b"\n".join(lines)
+
+
+def swapped(value: Any, chance: random.Random) -> Any:
+    """The same shape with some values of another kind."""
+    if chance.random() < 0.04:
+        return chance.choice(
+            [None, True, -1, 10**13, 1.5, "", "text", [], {}, [None], {"type": []}, "\ud800", [[]] * 3]
+        )
+    if isinstance(value, dict):
+        return {key: swapped(each, chance) for key, each in value.items() if chance.random() > 0.02}
+    return [swapped(each, chance) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("sample", [*LOGS, *DOCUMENTS])
+def test_nothing_that_is_written_breaks_the_recorder(tmp_path: Path, sample: str) -> None:
+    data = (SAMPLES / sample).read_bytes()
+    chance = random.Random(f"fuzz {sample}")
+    for n in range(30):
+        run = Run(tmp_path / str(n))
+        if sample in DOCUMENTS:
+            value = json.dumps(swapped(json.loads(data), chance)).encode()
+            run.put(sample).write_bytes(value if n % 2 else mutated(data, chance))
+        elif n % 2:
+            lines = [line for line in data.split(b"\n") if line.startswith(b"{") and line.endswith(b"}")]
+            run.print(b"\n".join(json.dumps(swapped(json.loads(line), chance)).encode() for line in lines) + b"\n")
+            run.print(b"\n".join(chance.sample(lines, len(lines))) + b"\n")
+        else:
+            run.print(mutated(data, chance) + b"\n")
+        totals = run.once()
+        assert all(number >= 0 for number in run.figures())
+        rising = [tokens for _, tokens, _ in totals.points]
+        assert rising == sorted(rising)

@@ -6,20 +6,32 @@ candidate tokens exclude thoughts. A shell command with an exit code other than 
 
 from __future__ import annotations
 
+from typing import Any
+
 from autorl_hpc.recorder.traces.parse import (
-    ParsedLine,
+    Event,
     Table,
-    beginning,
-    command,
+    call,
     count,
-    length,
-    name,
+    event,
+    result,
     table,
     total,
-    wall,
+    usage,
+    with_fields,
+    within,
 )
 
 FORMAT = "gemini-cli"
+_OWN_FIELDS = {
+    "init": "session_id",
+    "message": "role",
+    "tool_use": "tool_id",
+    "tool_result": "tool_id",
+    "error": "severity",
+    "result": "status",
+}
+"""By the type of a line, a field that it has."""
 
 
 def knows(line: Table) -> bool:
@@ -27,16 +39,8 @@ def knows(line: Table) -> bool:
     kind = line.get("type")
     if kind is None:
         return is_document(line)
-    if "timestamp" not in line or "sessionID" in line:
-        return False
-    return (
-        (kind == "init" and "session_id" in line)
-        or (kind == "message" and "role" in line)
-        or (kind == "tool_use" and "tool_id" in line)
-        or (kind == "tool_result" and "tool_id" in line)
-        or (kind == "error" and "severity" in line)
-        or (kind == "result" and "status" in line)
-    )
+    own = _OWN_FIELDS.get(kind) if isinstance(kind, str) else None
+    return own is not None and own in line and "timestamp" in line and "sessionID" not in line
 
 
 def is_document(value: Table) -> bool:
@@ -45,80 +49,63 @@ def is_document(value: Table) -> bool:
     return ("models" in stats and "tools" in stats) or ("session_id" in value and isinstance(value.get("error"), dict))
 
 
-def read(line: Table) -> list[ParsedLine]:
+def read(line: Table) -> list[Event]:
     """Parse a line, or the one object."""
-    kind, at = line.get("type"), wall(line.get("timestamp"))
-    if kind is None:
-        return _document(line)
+    if line.get("type") is None:
+        return with_fields(_document(line), session=line.get("session_id"))
+    return with_fields(_line(line), wall=line.get("timestamp"))
+
+
+def _line(line: Table) -> list[Event]:
+    kind, call_id, said = line["type"], line.get("tool_id"), within(line, "error", "message")
     if kind == "init":
-        return [ParsedLine("session", session=name(line.get("session_id")), model=name(line.get("model")), wall=at)]
+        return [event("session", session=line.get("session_id"), model=line.get("model"))]
     if kind == "message":
-        return (
-            [ParsedLine("message", chars=length(line.get("content")), wall=at)]
-            if line.get("role") == "assistant"
-            else []
-        )
+        return [event("message", chars=line.get("content"))] if line.get("role") == "assistant" else []
     if kind == "tool_use":
-        tool = name(line.get("tool_name"))
-        does = command(tool, line.get("parameters"))
-        return [ParsedLine("tool_call", call_id=name(line.get("tool_id")), tool=tool, command=does, wall=at)]
+        return [call(line.get("tool_name"), line.get("parameters"), call_id=call_id)]
     if kind == "tool_result":
-        ok = line.get("status") == "success"
-        said = None if ok else beginning(table(line.get("error")).get("message") or line.get("output"))
-        return [ParsedLine("tool_result", call_id=name(line.get("tool_id")), ok=ok, text=said, wall=at)]
+        return [result(line.get("status") != "success", said or line.get("output"), call_id=call_id)]
     if kind == "error":
-        return [ParsedLine("error", text=beginning(line.get("message")), wall=at)]
-    return _result(line, at) if kind == "result" else []
+        return [event("error", text=line.get("message"))]
+    return [*_totals(table(line.get("stats"))), event("end", ok=line.get("status") == "success", text=said)]
 
 
-def _result(line: Table, at: float | None) -> list[ParsedLine]:
-    stats = table(line.get("stats"))
-    told_in, out, everything = (count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens"))
-    if told_in is not None and everything is not None and everything - told_in >= (out or 0):
-        out = everything - told_in  # `output_tokens` excludes thoughts
-    usage = ParsedLine(
-        "usage",
-        tokens_in=told_in,
+def _totals(stats: Table) -> list[Event]:
+    tokens_in, out, everything = (count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens"))
+    if tokens_in is not None and everything is not None and everything - tokens_in >= (out or 0):
+        out = everything - tokens_in  # `output_tokens` excludes thoughts
+    return usage(
+        tokens_in=tokens_in,
         tokens_out=out,
-        tokens_cached=count(stats.get("cached")),
+        tokens_cached=stats.get("cached"),
         is_total=True,
-        tool_calls=count(stats.get("tool_calls")),
-        model=_only(table(stats.get("models"))),
-        wall=at,
+        tool_calls=stats.get("tool_calls"),
+        model=_only(stats),
     )
-    end = ParsedLine("end", ok=line.get("status") == "success", text=_error(line), wall=at)
-    return [usage, end] if usage.has_figures() else [end]
 
 
-def _document(value: Table) -> list[ParsedLine]:
-    if not is_document(value):
-        return []
-    session = name(value.get("session_id"))
+def _document(value: Table) -> list[Event]:
     stats = table(value.get("stats"))
-    models = table(stats.get("models"))
-    tokens = [table(table(each).get("tokens")) for each in models.values()]
-    tools = table(stats.get("tools"))
-    usage = ParsedLine(
-        "usage",
-        session=session,
-        model=_only(models),
-        tokens_in=total(*(count(each.get(key)) for each in tokens for key in ("prompt", "tool"))),
-        tokens_out=total(*(count(each.get(key)) for each in tokens for key in ("candidates", "thoughts"))),
-        tokens_cached=total(*(count(each.get("cached")) for each in tokens)),
+    models = list(table(stats.get("models")).values())
+
+    def tokens(*keys: str) -> int | None:
+        return total(*(within(each, "tokens", key) for each in models for key in keys))
+
+    figures = usage(
+        model=_only(stats),
+        tokens_in=tokens("prompt", "tool"),
+        tokens_out=tokens("candidates", "thoughts"),
+        tokens_cached=tokens("cached"),
         is_total=True,
-        calls=total(*(count(table(table(each).get("api")).get("totalRequests")) for each in models.values())),
-        tool_calls=count(tools.get("totalCalls")),
-        tool_failures=count(tools.get("totalFail")),
+        calls=total(*(within(each, "api", "totalRequests") for each in models)),
+        tool_calls=within(stats, "tools", "totalCalls"),
+        tool_failures=within(stats, "tools", "totalFail"),
     )
-    failed = isinstance(value.get("error"), dict)
-    end = ParsedLine("end", session=session, ok=not failed, text=_error(value) or beginning(value.get("response")))
-    begun = ParsedLine("session", session=session)
-    return [begun, usage, end] if usage.has_figures() else [begun, end]
+    said = within(value, "error", "message") or value.get("response")
+    return [event("session"), *figures, event("end", ok=not isinstance(value.get("error"), dict), text=said)]
 
 
-def _only(models: Table) -> str | None:
-    return name(next(iter(models))) if len(models) == 1 else None
-
-
-def _error(line: Table) -> str | None:
-    return beginning(table(line.get("error")).get("message"))
+def _only(stats: Table) -> Any:
+    models = table(stats.get("models"))
+    return next(iter(models)) if len(models) == 1 else None

@@ -8,21 +8,21 @@ in the next message.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 from autorl_hpc.recorder.traces.parse import (
-    ParsedLine,
+    Event,
     Table,
-    beginning,
-    command,
-    count,
-    dollars,
+    call,
+    event,
     exit_code,
-    length,
     name,
+    result,
     table,
     tables,
+    usage,
     wall,
+    with_fields,
+    within,
 )
 
 FORMAT = "mini"
@@ -35,108 +35,84 @@ def knows(line: Table) -> bool:
     return line.get("type") == FORMAT and isinstance(line.get("session"), str)
 
 
-def read(line: Table) -> list[ParsedLine]:
+def read(line: Table) -> list[Event]:
     """Parse a line: a process's start, a message, or an error after which the agent waited."""
-    own, at = name(line.get("session")), wall(line.get("at"))
     if isinstance(line.get("message"), dict):
-        return [replace(told, session=own, wall=told.wall or at) for told in read_message(line["message"])]
-    if isinstance(line.get("error"), str):
-        return [ParsedLine("error", session=own, text=beginning(line["error"]), wall=at)]
-    return [ParsedLine("session", session=own, model=name(line.get("model")), wall=at)] if "start" in line else []
+        found = read_message(line["message"])
+    elif isinstance(line.get("error"), str):
+        found = [event("error", text=line["error"])]
+    else:
+        found = [event("session", model=line.get("model"))] if "start" in line else []
+    return with_fields(found, session=line.get("session"), wall=line.get("at"))
 
 
 def is_document(value: object) -> bool:
     """Return whether it is a trajectory."""
-    told = table(value)
-    by_name = isinstance(told.get("trajectory_format"), str) and told["trajectory_format"].startswith("mini-swe-agent")
-    return isinstance(told.get("messages"), list) and (by_name or "model_stats" in table(told.get("info")))
+    form = within(value, "trajectory_format")
+    by_name = isinstance(form, str) and form.startswith("mini-swe-agent")
+    return isinstance(within(value, "messages"), list) and (by_name or "model_stats" in table(within(value, "info")))
 
 
 def session(document: Table) -> str | None:
     """Return what distinguishes a session from the next one in the same file: the id or time of its first answer."""
     for message in tables(document["messages"]):
-        extra = table(message.get("extra"))
-        first = name(table(extra.get("response")).get("id"))
-        at = wall(extra.get("timestamp"))
+        first, at = name(within(message, "extra", "response", "id")), wall(within(message, "extra", "timestamp"))
         if first is not None or at is not None:
             return first or f"{at:.6f}"
     return None
 
 
-def read_message(message: Table) -> list[ParsedLine]:
+def read_message(message: Table) -> list[Event]:
     """Parse one message."""
     extra = table(message.get("extra"))
-    at = wall(extra.get("timestamp"))
-    if message.get("role") == "exit":
+    return with_fields(_message(message, extra, message.get("content")), wall=extra.get("timestamp"))
+
+
+def _message(message: Table, extra: Table, content: object) -> list[Event]:
+    role = message.get("role")
+    if role == "exit":
         status = extra.get("exit_status")
-        return [ParsedLine("end", ok=status == "Submitted", text=beginning(status or message.get("content")), wall=at)]
-    found = _usage(extra, at)
-    if message.get("role") == "assistant" or message.get("object") == "response":
-        return [
-            *found,
-            ParsedLine("message", chars=length(message.get("content")), wall=at),
-            *_calls(message, extra, at),
-        ]
+        return [event("end", ok=status == "Submitted", text=status or content)]
+    found = _usage(extra)
+    if role == "assistant" or message.get("object") == "response":
+        return [*found, event("message", chars=content), *_calls(extra, content)]
     code = exit_code(extra.get("returncode"))
-    if code is None and isinstance(message.get("content"), str) and message.get("role") in ("user", "tool"):
-        told = _RETURN_CODE.match(message["content"])
-        code = int(told[1]) if told else None
-    if code is None:
-        failed = extra.get("interrupt_type")
-        return [*found, ParsedLine("error", text=beginning(failed), wall=at)] if isinstance(failed, str) else found
-    said = extra.get("exception_info") or extra.get("raw_output") or message.get("content")
-    result = ParsedLine(
-        "tool_result",
-        call_id=name(message.get("tool_call_id") or message.get("call_id")),
-        exit_code=code,
-        ok=code == 0,
-        text=beginning(said) if code else None,
-        wall=at,
-    )
-    return [*found, result]
+    if code is None and isinstance(content, str) and role in ("user", "tool"):
+        shown = _RETURN_CODE.match(content)
+        code = int(shown[1]) if shown else None
+    if code is not None:
+        said = extra.get("exception_info") or extra.get("raw_output") or content
+        call_id = message.get("tool_call_id") or message.get("call_id")
+        return [*found, result(code != 0, said, call_id=call_id, exit_code=code)]
+    failed = extra.get("interrupt_type")
+    return [*found, event("error", text=failed)] if isinstance(failed, str) else found
 
 
-def read_totals(document: Table) -> list[ParsedLine]:
+def read_totals(document: Table) -> list[Event]:
     """Return the document's totals of the session: cost and calls, no tokens."""
-    stats = table(table(document.get("info")).get("model_stats"))
-    told = ParsedLine(
-        "usage",
-        session=session(document),
-        cost_usd=dollars(stats.get("instance_cost")),
-        calls=count(stats.get("api_calls")),
-        is_total=True,
-    )
-    return [told] if told.has_figures() else []
+    stats = table(within(document, "info", "model_stats"))
+    cost, calls = stats.get("instance_cost"), stats.get("api_calls")
+    return usage(session=session(document), cost_usd=cost, calls=calls, is_total=True)
 
 
-def _usage(extra: Table, at: float | None) -> list[ParsedLine]:
+def _usage(extra: Table) -> list[Event]:
     """Parse the usage of one call, of OpenAI's chat completions or responses API."""
     response = table(extra.get("response"))
-    usage = table(response.get("usage"))
-    details = table(usage.get("prompt_tokens_details")) or table(usage.get("input_tokens_details"))
-    by_chat = "prompt_tokens" in usage
-    told = ParsedLine(
-        "usage",
-        call_id=name(response.get("id")),
-        model=name(response.get("model")),
-        tokens_in=count(usage.get("prompt_tokens" if by_chat else "input_tokens")),
-        tokens_out=count(usage.get("completion_tokens" if by_chat else "output_tokens")),
-        tokens_cached=count(details.get("cached_tokens")),
-        cost_usd=dollars(extra.get("cost")),
-        wall=at,
+    tokens = table(response.get("usage"))
+    given, made = ("prompt", "completion") if "prompt_tokens" in tokens else ("input", "output")
+    return usage(
+        call_id=response.get("id"),
+        model=response.get("model"),
+        tokens_in=tokens.get(f"{given}_tokens"),
+        tokens_out=tokens.get(f"{made}_tokens"),
+        tokens_cached=within(tokens, f"{given}_tokens_details", "cached_tokens"),
+        cost_usd=extra.get("cost"),
     )
-    return [told] if told.has_figures() else []
 
 
-def _calls(message: Table, extra: Table, at: float | None) -> list[ParsedLine]:
+def _calls(extra: Table, content: object) -> list[Event]:
     actions = extra.get("actions")
     if isinstance(actions, list):
-        return [
-            ParsedLine(
-                "tool_call", call_id=name(each.get("tool_call_id")), tool="bash", command=command("bash", each), wall=at
-            )
-            for each in tables(actions)
-        ]
-    content = message.get("content")
+        return [call("bash", each, call_id=each.get("tool_call_id")) for each in tables(actions)]
     block = _BLOCK.search(content[:100_000]) if isinstance(content, str) else None
-    return [ParsedLine("tool_call", tool="bash", command=beginning(block[1]), wall=at)] if block else []
+    return [call("bash", {"command": block[1]})] if block else []

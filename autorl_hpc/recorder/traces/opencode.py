@@ -6,31 +6,23 @@
 from __future__ import annotations
 
 from autorl_hpc.recorder.traces.parse import (
-    ParsedLine,
+    Event,
     Table,
-    beginning,
-    command,
+    call,
     count,
-    dollars,
+    event,
     exit_code,
-    length,
-    name,
     real,
-    seconds,
+    result,
     table,
     total,
-    wall,
+    usage,
+    with_fields,
+    within,
 )
 
 FORMAT = "opencode"
-_TYPES = (
-    "step_start",
-    "step_finish",
-    "text",
-    "reasoning",
-    "tool_use",
-    "error",
-)
+_TYPES = ("step_start", "step_finish", "text", "reasoning", "tool_use", "error")
 
 
 def knows(line: Table) -> bool:
@@ -38,68 +30,45 @@ def knows(line: Table) -> bool:
     return "sessionID" in line and line.get("type") in _TYPES
 
 
-def read(line: Table) -> list[ParsedLine]:
+def read(line: Table) -> list[Event]:
     """Parse a line."""
-    part, kind = table(line.get("part")), line.get("type")
-    session, at = name(line.get("sessionID")), wall(line.get("timestamp"))
+    return with_fields(_line(line), session=line.get("sessionID"), wall=line.get("timestamp"))
+
+
+def _line(line: Table) -> list[Event]:
+    part, kind = table(line.get("part")), line["type"]
     if kind == "step_start":  # no other line marks a session's start
-        return [ParsedLine("session", session=session, wall=at)]
+        return [event("session")]
     if kind in ("text", "reasoning"):
-        return [ParsedLine("message", session=session, chars=length(part.get("text")), wall=at)]
+        return [event("message", chars=part.get("text"))]
     if kind == "tool_use":
-        return _tool(part, session, at)
+        return _tool(part)
     if kind == "step_finish":
-        return _step(part, session, at)
-    if kind == "error":
-        error = table(line.get("error"))
-        said = (
-            table(error.get("data")).get("message") or error.get("message") or error.get("name") or line.get("message")
-        )
-        return [ParsedLine("error", session=session, text=beginning(said), wall=at)]
-    return []
+        return _step(part)
+    error = table(line.get("error"))
+    said = within(error, "data", "message") or error.get("message") or error.get("name") or line.get("message")
+    return [event("error", text=said)]
 
 
-def _tool(part: Table, session: str | None, at: float | None) -> list[ParsedLine]:
-    state, tool, call = table(part.get("state")), name(part.get("tool")), name(part.get("callID"))
-    does = command(tool, state.get("input"))
-    called = ParsedLine("tool_call", session=session, call_id=call, tool=tool, command=does, wall=at)
+def _tool(part: Table) -> list[Event]:
+    state, call_id = table(part.get("state")), part.get("callID")
+    called = call(part.get("tool"), state.get("input"), call_id=call_id)
     if state.get("status") not in ("completed", "error"):
         return [called]
-    code = exit_code(table(state.get("metadata")).get("exit"))
-    failed = state.get("status") == "error" or bool(code)
-    times = table(state.get("time"))
-    began, ended = real(times.get("start"), 1e14), real(times.get("end"), 1e14)
-    result = ParsedLine(
-        "tool_result",
-        session=session,
-        call_id=call,
-        exit_code=code,
-        ok=not failed,
-        text=beginning(state.get("error") or state.get("output")) if failed else None,
-        duration_s=seconds(ended - began, 1000) if began is not None and ended is not None else None,
-        wall=at,
-    )
-    return [called, result]
+    code = exit_code(within(state, "metadata", "exit"))
+    failed, said = state.get("status") == "error" or bool(code), state.get("error") or state.get("output")
+    began, ended = (real(within(state, "time", key), 1e14) for key in ("start", "end"))
+    took_s = (ended - began) / 1000 if began is not None and ended is not None else None
+    return [called, result(failed, said, call_id=call_id, exit_code=code, duration_s=took_s)]
 
 
-def _step(part: Table, session: str | None, at: float | None) -> list[ParsedLine]:
+def _step(part: Table) -> list[Event]:
     tokens = table(part.get("tokens"))
-    cache = table(tokens.get("cache"))
-    cached = count(cache.get("read"))
-    told_in = total(count(tokens.get("input")), cached, count(cache.get("write")))
-    out = total(count(tokens.get("output")), count(tokens.get("reasoning")))
-    everything = count(tokens.get("total"))
-    if everything is not None and told_in is not None and everything >= told_in:
-        out = everything - told_in  # versions differ in whether output includes reasoning
-    usage = ParsedLine(
-        "usage",
-        session=session,
-        call_id=name(part.get("id")),
-        tokens_in=told_in,
-        tokens_out=out,
-        tokens_cached=cached,
-        cost_usd=dollars(part.get("cost")),
-        wall=at,
-    )
-    found = [usage] if usage.has_figures() else []
-    return [*found, ParsedLine("end", session=session, ok=True, wall=at)] if part.get("reason") == "stop" else found
+    cached = within(tokens, "cache", "read")
+    tokens_in = total(tokens.get("input"), cached, within(tokens, "cache", "write"))
+    out, everything = total(tokens.get("output"), tokens.get("reasoning")), count(tokens.get("total"))
+    if everything is not None and tokens_in is not None and everything >= tokens_in:
+        out = everything - tokens_in  # versions differ in whether output includes reasoning
+    cost, call_id = part.get("cost"), part.get("id")
+    found = usage(call_id=call_id, tokens_in=tokens_in, tokens_out=out, tokens_cached=cached, cost_usd=cost)
+    return [*found, event("end", ok=True)] if part.get("reason") == "stop" else found

@@ -1,4 +1,4 @@
-"""Hold the fields of a trace line (`ParsedLine`), and functions that read values from JSON whose content can't be trusted."""
+"""Make events from JSON whose content can't be trusted: `event` keeps the plausible values of an event, escaped and masked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gc
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -20,7 +20,6 @@ MAX_COUNT = 10**12
 MAX_USD = 10.0**7
 MAX_DURATION_S = 10.0**7
 MAX_NAME_CHARS = 200
-MAX_COMMAND_CHARS = 500
 MAX_TEXT_CHARS = 500
 LARGE_CHARS = 64 * 1024
 """The garbage collector is off while longer texts are parsed, because it would walk a million new lists again and again."""
@@ -28,38 +27,9 @@ LARGE_CHARS = 64 * 1024
 MASKED_CHARS = 4096
 """Secrets are masked in this much text before it is cut, so that a secret at the cut is masked too."""
 
-
-@dataclass(frozen=True)
-class ParsedLine:
-    """The fields of a TraceEvent that come from the line itself. `wall` is the line's own time in seconds since 1970."""
-
-    kind: TraceKind
-    model: str | None = None
-    tokens_in: int | None = None
-    tokens_out: int | None = None
-    tokens_cached: int | None = None
-    cost_usd: float | None = None
-    is_total: bool = False
-    session: str | None = None
-    calls: int | None = None
-    tool_calls: int | None = None
-    tool_failures: int | None = None
-    call_id: str | None = None
-    tool: str | None = None
-    command: str | None = None
-    exit_code: int | None = None
-    ok: bool | None = None
-    text: str | None = None
-    duration_s: float | None = None
-    chars: int | None = None
-    wall: float | None = None
-
-    def has_figures(self) -> bool:
-        """Return whether a usage has any value."""
-        return not (self.tokens_in is self.tokens_out is self.tokens_cached is self.cost_usd is self.calls is None)
-
-
 Table = dict[str, Any]
+Event = dict[str, Any]
+"""Fields of a TraceEvent, and `wall`: the line's own time in seconds since 1970."""
 
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None,
@@ -83,6 +53,13 @@ def parsed(text: str, at: int = 0) -> Any:
             gc.enable()
 
 
+def within(value: Any, *keys: str) -> Any:
+    """Return the value below these keys of nested objects; None if there is none."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
 def table(value: Any) -> Table:
     """Return an object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
@@ -95,16 +72,13 @@ def tables(value: Any) -> list[Table]:
 
 def count(value: Any) -> int | None:
     """Return a plausible number of tokens or calls: whole, not negative, at most MAX_COUNT; None for anything else."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= MAX_COUNT else None
+    found = real(value, MAX_COUNT)
+    return int(found) if found is not None and found.is_integer() else None
 
 
-def total(*values: int | None) -> int | None:
-    """Return the sum of the values that are not None; None if all are."""
-    known = [value for value in values if value is not None]
+def total(*values: Any) -> int | None:
+    """Return the sum of the counts among the values; None if there is none."""
+    known = [number for value in values if (number := count(value)) is not None]
     return min(sum(known), MAX_COUNT) if known else None
 
 
@@ -113,17 +87,6 @@ def real(value: Any, most: float) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= most and math.isfinite(value) else None
-
-
-def dollars(value: Any) -> float | None:
-    """Return a cost in dollars; None if it is not plausible."""
-    return real(value, MAX_USD)
-
-
-def seconds(value: Any, per: float = 1.0) -> float | None:
-    """Return a duration in seconds; the value's unit is 1/`per` s."""
-    found = real(value, MAX_DURATION_S * per)
-    return None if found is None else found / per
 
 
 def exit_code(value: Any) -> int | None:
@@ -141,17 +104,12 @@ def name(value: Any) -> str | None:
     return value if value.isprintable() else printable(value)[:MAX_NAME_CHARS]
 
 
-def beginning(value: Any, limit: int = MAX_TEXT_CHARS) -> str | None:
+def beginning(value: Any) -> str | None:
     """Return the beginning of a text, without secrets, escaped; None if there is no text."""
     if not isinstance(value, str) or not value.strip():
         return None
-    shown = printable(masked(value.strip()[:MASKED_CHARS])[: limit + 1])  # escaping never makes a text shorter
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
-
-def length(value: Any) -> int:
-    """Return the number of characters of a text; 0 for anything else."""
-    return len(value) if isinstance(value, str) else 0
+    shown = printable(masked(value.strip()[:MASKED_CHARS])[: MAX_TEXT_CHARS + 1])  # escaping never makes a text shorter
+    return shown if len(shown) <= MAX_TEXT_CHARS else shown[: MAX_TEXT_CHARS - 1] + "…"
 
 
 def wall(value: Any) -> float | None:
@@ -165,21 +123,66 @@ def wall(value: Any) -> float | None:
     return None if found is None else found / 1000 if found > 1e11 else found
 
 
+_FIGURES = frozenset({"tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls"})
+_CLEAN: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("tokens_in", "tokens_out", "tokens_cached", "calls", "tool_calls", "tool_failures"), count),
+    **dict.fromkeys(("session", "model", "call_id", "tool"), name),
+    **dict.fromkeys(("command", "text"), beginning),
+    **dict.fromkeys(("ok", "is_total"), bool),
+    "cost_usd": lambda value: real(value, MAX_USD),
+    "duration_s": lambda value: real(value, MAX_DURATION_S),
+    "exit_code": exit_code,
+    "chars": lambda value: len(value) if isinstance(value, str) else 0,
+    "wall": wall,
+}
+"""What makes a field out of what a trace says; None if it is not plausible."""
+
+
+def _cleaned(raw: Table) -> Event:
+    values = ((field, _CLEAN[field](value)) for field, value in raw.items() if value is not None)
+    return {field: value for field, value in values if value is not None}
+
+
+def event(kind: TraceKind, **raw: Any) -> Event:
+    """Return an event with the plausible values among the fields given; `chars` is the text itself."""
+    return {"kind": kind, **_cleaned(raw)}
+
+
+def usage(**raw: Any) -> list[Event]:
+    """Return an event of the kind `usage`; none if no figure is plausible."""
+    found = event("usage", **raw)
+    return [found] if found.keys() & _FIGURES else []
+
+
+def result(failed: bool, said: Any, **raw: Any) -> Event:
+    """Return a tool's result; what it said is kept if it failed."""
+    return event("tool_result", ok=not failed, text=said if failed else None, **raw)
+
+
+def with_fields(events: list[Event], **raw: Any) -> list[Event]:
+    """Add fields to the events that lack them."""
+    fields = _cleaned(raw)
+    return [{**fields, **each} for each in events]
+
+
 _RUNS = ("command", "cmd", "code", "script", "commands")
 _WRITTEN = ("file_path", "filePath", "path", "notebook_path", "absolute_path", "filename")
 _WRITES = re.compile(r"write|edit|patch|replace|create|insert|notebook", re.IGNORECASE)
 
 
-def command(tool: str | None, given: Any) -> str | None:
-    """Return the beginning of the command that a tool call runs, or the file that it writes; None if it does neither."""
+def command(tool: Any, given: Any) -> str | None:
+    """Return the command that a tool call runs, or the file that it writes; None if it does neither."""
     for key in _RUNS:
-        value = table(given).get(key)
+        value = within(given, key)
         if isinstance(value, list):
             value = " ".join(part for part in value[:1000] if isinstance(part, str))
         if isinstance(value, str) and value.strip():
-            return beginning(value, MAX_COMMAND_CHARS)
-    if tool is not None and _WRITES.search(tool):
-        return next(
-            (beginning(table(given).get(key), MAX_COMMAND_CHARS) for key in _WRITTEN if table(given).get(key)), None
-        )
+            return value
+    if isinstance(tool, str) and _WRITES.search(tool[:MAX_NAME_CHARS]):
+        return next((path for key in _WRITTEN if (path := within(given, key))), None)
     return None
+
+
+def call(tool: Any, given: Any, **raw: Any) -> Event:
+    """Return a tool call, with the command that it runs or the file that it writes."""
+    return event("tool_call", tool=tool, command=command(tool, given), **raw)

@@ -147,7 +147,6 @@ def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals
     if cost_usd is None and told.cost_usd is not None:
         cost_usd = told.cost_usd
         points = tuple((at, tokens, told.cost_at(at) or 0.0) for at, tokens, _ in points)
-    last_s = points[-1][0] if points else None
     return replace(
         told,
         tokens_in=counted.tokens_in,
@@ -157,7 +156,6 @@ def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals
         cost_usd=cost_usd,
         points=points,
         driver_spans=told.driver_spans if told.sessions else joined(counted.spans),
-        last_driver_s=told.last_driver_s if told.sessions else last_s,
     )
 
 
