@@ -19,7 +19,7 @@ from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.recorder import process_table
-from autorl_hpc.recorder.process_table import ProcessLimits, Processes, exit_code, exit_status
+from autorl_hpc.recorder.process_table import Processes, ProcessLimits, exit_code, exit_status
 from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import ProcessSeen, UsageSample
