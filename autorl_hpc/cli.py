@@ -1,4 +1,4 @@
-"""Every `autorl-hpc` command, and the hidden `job` commands of queued jobs. Heavy imports are inside, so --help is fast."""
+"""Every `autorl-hpc` command, and the hidden `job` that queued jobs run. Heavy imports are inside, so --help is fast."""
 
 from __future__ import annotations
 
@@ -13,291 +13,6 @@ from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
 
-# --- job commands: run by queued jobs, not by people; each can be restarted at any time
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-job_app = typer.Typer(name="job", hidden=True, help="What queued jobs run. Not for people.", rich_markup_mode=None)
-
-
-def print_json(value: Any) -> None:
-    """Print `value` as JSON with sorted keys."""
-    print(json.dumps(value, indent=2, sort_keys=True, default=str))
-
-
-def _print_head(run: RunDir) -> None:
-    """Print the head of the run's ledger into the job's log, so that a copy of the log proves later whether the chain changed."""
-    from autorl_hpc.errors import AutorlError
-    from autorl_hpc.files.ledger import in_words, run_head
-
-    try:
-        print(in_words(run_head(run)), flush=True)
-    except (AutorlError, OSError) as error:
-        print(f"head of {run.run_id}: unknown: {error}", flush=True)
-
-
-def _report(experiment: ExperimentDir) -> None:
-    """Write the report of an experiment that is over, and print the heads of its ledgers."""
-    from autorl_hpc.report import report
-
-    try:
-        report.bring_up_to_date([experiment.path])
-    finally:  # print the heads even if the report fails
-        print("\n".join(report.keep_heads(experiment)), flush=True)
-
-
-def _drop_keys(experiment: ExperimentDir) -> None:
-    """Delete the driver keys of an experiment that is over."""
-    from autorl_hpc.launch.drivers import drop_keys
-
-    drop_keys(experiment)
-
-
-Pids = Annotated[list[int] | None, typer.Option()]
-
-
-@job_app.command("agent")
-def _job_agent(experiment: Path, run_id: str) -> None:
-    from autorl_hpc.supervise.supervisor import run_agent_job
-
-    code = run_agent_job(ExperimentDir(experiment), run_id)
-    _print_head(ExperimentDir(experiment).run(run_id))
-    raise typer.Exit(code)
-
-
-@job_app.command("grader")
-def _job_grader(experiment: Path) -> None:
-    from autorl_hpc.grading.daemon import run_grader
-
-    raise typer.Exit(run_grader(ExperimentDir(experiment)))
-
-
-@job_app.command("driver")
-def _job_driver(experiment: Path, name: str) -> None:
-    from autorl_hpc.drivers.serve import run_driver
-
-    raise typer.Exit(run_driver(ExperimentDir(experiment), name))
-
-
-@job_app.command("drive")
-def _job_drive(name: str, experiment: Path, while_alive: Pids = None) -> None:
-    from autorl_hpc.launch.local import keep_driver
-
-    raise typer.Exit(keep_driver(ExperimentDir(experiment), name, while_alive or []))
-
-
-@job_app.command("array")
-def _job_array(experiment: Path) -> None:
-    from autorl_hpc.launch.local import run_array
-
-    raise typer.Exit(run_array(ExperimentDir(experiment)))
-
-
-@job_app.command("chain")
-def _job_chain(experiment: Path, while_alive: Pids = None) -> None:
-    from autorl_hpc.launch.local import run_chain
-
-    raise typer.Exit(run_chain(ExperimentDir(experiment), while_alive or []))
-
-
-@job_app.command("report")
-def _job_report(experiment: Path, after: Pids = None) -> None:
-    from autorl_hpc.launch.local import wait_for_end
-
-    wait_for_end(ExperimentDir(experiment), after or [])
-    _drop_keys(ExperimentDir(experiment))
-    _report(ExperimentDir(experiment))
-
-
-@job_app.command("task")
-def _job_task(experiment: Path, number: int) -> None:
-    from autorl_hpc.launch.array_task import run_task
-
-    raise typer.Exit(run_task(ExperimentDir(experiment), number))
-
-
-@job_app.command("finish")
-def _job_finish(experiment: Path) -> None:
-    from autorl_hpc.grading.lost_runs import seal_what_is_lost
-
-    seal_what_is_lost(ExperimentDir(experiment))
-    _drop_keys(ExperimentDir(experiment))
-    _report(ExperimentDir(experiment))
-
-
-@job_app.command("seal")
-def _job_seal(experiment: Path) -> None:
-    from autorl_hpc.supervise.supervisor import seal_orphans
-
-    raise typer.Exit(Exit.FAILED if seal_orphans(ExperimentDir(experiment), sys.stdin.read()) else Exit.OK)
-
-
-@job_app.command("submit-slurm")
-def _job_submit_slurm(experiment: Path, as_json: JsonOption = False) -> None:
-    from autorl_hpc.files.frozen_records import read_experiment
-    from autorl_hpc.launch.sbatch import submit_here
-
-    place = ExperimentDir(experiment)
-    done = submit_here(place, read_experiment(place))
-    print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
-
-
-@job_app.command("submit-local")
-def _job_submit_local(experiment: Path) -> None:
-    from autorl_hpc.files.frozen_records import read_experiment
-    from autorl_hpc.launch.local import submit_here
-
-    submit_here(ExperimentDir(experiment), read_experiment(ExperimentDir(experiment)))
-
-
-# --- evidence commands, for readers who want to check a number: verify, anchor, export, rescore
-
-PathsArgument = Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")]
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def verify(
-    paths: PathsArgument,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option("--expect", metavar="HEAD", help="A head that was kept elsewhere, of an experiment or a run."),
-    ] = None,
-    anchors: Annotated[Path | None, typer.Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The key that its anchors were signed with.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered or could not be
-    compared.
-
-    Example: autorl-hpc verify runs/ --expect 5f0c8e...
-    """
-    from autorl_hpc.evidence import anchors as known
-    from autorl_hpc.evidence.verify import as_lines, verify_paths
-
-    if (anchors is None) != (key is None):
-        raise AutorlError("--anchors and --key belong together", next_step="give both, or none")
-    signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
-    heads = tuple(known.normal_head(head) for head in expect or [])
-    results = verify_paths(paths, known.KnownHeads(heads, signed))
-    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
-    if any(not result.whole for result in results):
-        raise typer.Exit(Exit.FAILED)
-
-
-def anchor(
-    paths: PathsArgument,
-    key: Annotated[Path, typer.Option("--key", help="A file with the key alone, for its owner alone (chmod 600).")],
-    out: Annotated[Path, typer.Option("--out", help="The anchors file; lines are added to one that is there.")],
-    as_json: JsonOption = False,
-) -> None:
-    """Sign where the ledgers stand (HMAC-SHA256), as a second user: `verify --anchors` tells later what changed since.
-
-    Example: autorl-hpc anchor /shared/runs --key ~/anchor.key --out ~/anchors.jsonl
-    """
-    from autorl_hpc.evidence import anchors as known
-
-    made = known.make_anchors(paths, known.read_key_file(key))
-    known.add_anchors(out, made)
-    if as_json:
-        print_json([one.model_dump(mode="json") for one in made])
-        return
-    for one in made:
-        print(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}")
-    print(f"added to {out}")
-
-
-def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a closed run.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The bundle, .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Pack a run's evidence and its selected weights into one file, without held-out text: `rescore` takes it.
-
-    Example: autorl-hpc export runs/gsm8k/gsm8k-sft-tiny-free-s0-1a2b3c4d
-    """
-    from autorl_hpc.evidence.export import export_run
-
-    done = export_run(run, out, _say)
-    print_json(done.as_dict()) if as_json else print(done.as_text())
-
-
-def rescore(
-    bundle: Annotated[Path, typer.Argument(help="A bundle that `autorl-hpc export` made, here or elsewhere.")],
-    root: Annotated[
-        Path | None, typer.Option("--root", help="Folder with store/ and vault/: task and base model staged here.")
-    ] = None,
-    tasks: Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")] = None,
-    expect: Annotated[
-        str | None, typer.Option("--expect", metavar="HEAD", help="The run's head, as it was kept elsewhere.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="This site's profile: its `vllm` names the program of the engine vllm."),
-    ] = None,
-    judge_url: Annotated[
-        str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
-    ] = None,
-    judge_key: Annotated[Path | None, typer.Option("--judge-key", help="A file with its key alone.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Score an exported run's weights again, here, and compare: exit code 1 if the evidence or the score doesn't hold.
-
-    Example: autorl-hpc rescore gsm8k-sft-tiny-free-s0-1a2b3c4d.tar.zst --root /data/autorl
-    """
-    from autorl_hpc.evidence.anchors import normal_head
-    from autorl_hpc.evidence.rescore import RescoreOptions, rescore_bundle
-    from autorl_hpc.files.layout import Root, default_root
-    from autorl_hpc.tasks.loader import put_first
-
-    put_first(tasks or [])
-    place = Root((root or default_root()).absolute())
-    asked = RescoreOptions(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
-    done = rescore_bundle(place, bundle, asked, _say)
-    print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
-    if not done.holds:
-        raise typer.Exit(Exit.FAILED)
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the evidence commands to `app`."""
-    for command in (verify, anchor, export, rescore):
-        app.command()(command)
-
-
-# --- stage options
-
-Names = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME.",
-        show_default=False,
-    ),
-]
-Source = Annotated[
-    Path | None,
-    typer.Option(
-        "--from",
-        help="Folder (of a task DIR/TASK, if there is one), wheel, image or bundle with the source files, instead of a download.",
-    ),
-]
-Bundle = Annotated[
-    Path | None,
-    typer.Option("--bundle", help="Pack what is named into this file (.tar.zst, .tar.gz, .tar), for --from elsewhere."),
-]
-Requirements = Annotated[Path | None, typer.Option("--requirements", help="What env:NAME is made of, as pip reads it.")]
-Again = Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")]
-KeepSources = Annotated[bool, typer.Option("--keep-sources", help="Keep what was downloaded, for another staging.")]
-
-
 app = typer.Typer(
     name="autorl-hpc",
     help="Measures whether LLM agents can do RL post-training, as a batch suite for Slurm clusters.\n\n"
@@ -307,7 +22,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(job_app)
 
 RootOption = Annotated[
     Path | None,
@@ -317,6 +31,17 @@ RootOption = Annotated[
 ]
 TasksOption = Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")]
 AgentsOption = Annotated[list[Path] | None, typer.Option("--agents", help="Folder with agent folders of your own.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+PathsArgument = Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")]
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON with sorted keys."""
+    print(json.dumps(value, indent=2, sort_keys=True, default=str))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _root(given: Path | None) -> Root:
@@ -356,12 +81,29 @@ def quickstart(
 
 @app.command()
 def stage(
-    names: Names = None,
-    source: Source = None,
-    bundle: Bundle = None,
-    requirements: Requirements = None,
-    again: Again = False,
-    keep_sources: KeepSources = False,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME.",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Folder (of a task DIR/TASK, if there is one), wheel, image or bundle with the source files, instead of a download.",
+        ),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Pack what is named into this file (.tar.zst, .tar.gz, .tar), for --from elsewhere."),
+    ] = None,
+    requirements: Annotated[Path | None, typer.Option(help="What env:NAME is made of, as pip reads it.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")] = False,
+    keep_sources: Annotated[
+        bool, typer.Option("--keep-sources", help="Keep what was downloaded, for another staging.")
+    ] = False,
     tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -509,7 +251,116 @@ def report(
         print(done.index) if quiet else report.show(done, compare)
 
 
-add_to(app)
+@app.command()
+def verify(
+    paths: PathsArgument,
+    expect: Annotated[
+        list[str] | None,
+        typer.Option("--expect", metavar="HEAD", help="A head that was kept elsewhere, of an experiment or a run."),
+    ] = None,
+    anchors: Annotated[Path | None, typer.Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
+    key: Annotated[Path | None, typer.Option("--key", help="The key that its anchors were signed with.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered or could not be
+    compared.
+
+    Example: autorl-hpc verify runs/ --expect 5f0c8e...
+    """
+    from autorl_hpc.evidence import anchors as known
+    from autorl_hpc.evidence.verify import as_lines, verify_paths
+
+    if (anchors is None) != (key is None):
+        raise AutorlError("--anchors and --key belong together", next_step="give both, or none")
+    signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
+    heads = tuple(known.normal_head(head) for head in expect or [])
+    results = verify_paths(paths, known.KnownHeads(heads, signed))
+    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
+    if any(not result.whole for result in results):
+        raise typer.Exit(Exit.FAILED)
+
+
+@app.command()
+def anchor(
+    paths: PathsArgument,
+    key: Annotated[Path, typer.Option("--key", help="A file with the key alone, for its owner alone (chmod 600).")],
+    out: Annotated[Path, typer.Option("--out", help="The anchors file; lines are added to one that is there.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Sign where the ledgers stand (HMAC-SHA256), as a second user: `verify --anchors` tells later what changed since.
+
+    Example: autorl-hpc anchor /shared/runs --key ~/anchor.key --out ~/anchors.jsonl
+    """
+    from autorl_hpc.evidence import anchors as known
+
+    made = known.make_anchors(paths, known.read_key_file(key))
+    known.add_anchors(out, made)
+    if as_json:
+        print_json([one.model_dump(mode="json") for one in made])
+        return
+    for one in made:
+        print(f"{one.heads.experiment}: {len(one.heads.runs)} runs, head {one.heads.head}")
+    print(f"added to {out}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a closed run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The bundle, .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Pack a run's evidence and its selected weights into one file, without held-out text: `rescore` takes it.
+
+    Example: autorl-hpc export runs/gsm8k/gsm8k-sft-tiny-free-s0-1a2b3c4d
+    """
+    from autorl_hpc.evidence.export import export_run
+
+    done = export_run(run, out, _say)
+    print_json(done.as_dict()) if as_json else print(done.as_text())
+
+
+@app.command()
+def rescore(
+    bundle: Annotated[Path, typer.Argument(help="A bundle that `autorl-hpc export` made, here or elsewhere.")],
+    root: Annotated[
+        Path | None, typer.Option("--root", help="Folder with store/ and vault/: task and base model staged here.")
+    ] = None,
+    tasks: Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")] = None,
+    expect: Annotated[
+        str | None, typer.Option("--expect", metavar="HEAD", help="The run's head, as it was kept elsewhere.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", help="This site's profile: its `vllm` names the program of the engine vllm."),
+    ] = None,
+    judge_url: Annotated[
+        str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
+    ] = None,
+    judge_key: Annotated[Path | None, typer.Option("--judge-key", help="A file with its key alone.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Score an exported run's weights again, here, and compare: exit code 1 if the evidence or the score doesn't hold.
+
+    Example: autorl-hpc rescore gsm8k-sft-tiny-free-s0-1a2b3c4d.tar.zst --root /data/autorl
+    """
+    from autorl_hpc.evidence.anchors import normal_head
+    from autorl_hpc.evidence.rescore import RescoreOptions, rescore_bundle
+    from autorl_hpc.tasks.loader import put_first
+
+    put_first(tasks or [])
+    place = Root((root or default_root()).absolute())
+    asked = RescoreOptions(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
+    done = rescore_bundle(place, bundle, asked, _say)
+    print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
+    if not done.holds:
+        raise typer.Exit(Exit.FAILED)
 
 
 @app.command()
@@ -539,9 +390,7 @@ def doctor(
     else:
         from rich.console import Console
 
-        from autorl_hpc.doctor.doctor import show
-
-        show(findings, Console())
+        doctor.show(findings, Console())
     raise typer.Exit(doctor.exit_code(findings))
 
 
@@ -606,3 +455,102 @@ def results(context: typer.Context) -> None:
 def time_left(context: typer.Context) -> None:
     """In a workspace: print the budget that is left. Example: autorl-hpc time"""
     _agent_side("time", context.args)
+
+
+# --- what queued jobs run, not people; each can be restarted at any time
+
+Pids = Annotated[list[int] | None, typer.Option()]
+
+
+@app.command(hidden=True)
+def job(
+    what: str,
+    experiment: Path,
+    name: Annotated[str, typer.Argument()] = "",
+    while_alive: Pids = None,
+    after: Pids = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a queued job. `name` is a run for `agent`, a driver for `driver` and `drive`, the number of an sbatch call for `task`."""
+    raise typer.Exit(_job(what, ExperimentDir(experiment), name, while_alive or [], after or []))
+
+
+def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+    match what:  # each imports only what it needs: they start often
+        case "agent":
+            from autorl_hpc.supervise.supervisor import run_agent_job
+
+            code = run_agent_job(experiment, name)
+            _print_head(experiment.run(name))
+            return code
+        case "grader":
+            from autorl_hpc.grading.daemon import run_grader
+
+            return run_grader(experiment)
+        case "driver":
+            from autorl_hpc.drivers.serve import run_driver
+
+            return run_driver(experiment, name)
+        case "task":
+            from autorl_hpc.launch.array_task import run_task
+
+            return run_task(experiment, int(name))
+        case "seal":
+            from autorl_hpc.supervise.supervisor import seal_orphans
+
+            return Exit.FAILED if seal_orphans(experiment, sys.stdin.read()) else Exit.OK
+        case "finish":
+            from autorl_hpc.grading.lost_runs import seal_what_is_lost
+
+            seal_what_is_lost(experiment)
+            _finish(experiment)
+        case "submit-slurm":
+            from autorl_hpc.launch import sbatch
+
+            done = sbatch.submit_here(experiment)
+            print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
+        case _:
+            return _local_job(what, experiment, name, while_alive, after)
+    return Exit.OK
+
+
+def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+    from autorl_hpc.launch import local
+
+    match what:
+        case "submit-local":
+            local.submit_here(experiment)
+        case "array":
+            return local.run_array(experiment)
+        case "chain":
+            return local.run_chain(experiment, while_alive)
+        case "drive":
+            return local.keep_driver(experiment, name, while_alive)
+        case "report":
+            local.wait_for_end(experiment, after)
+            _finish(experiment)
+        case _:
+            raise typer.BadParameter(f"there is no job `{what}`")
+    return Exit.OK
+
+
+def _print_head(run: RunDir) -> None:
+    """Print the head of the run's ledger into the job's log, so that a copy of the log proves later whether the chain changed."""
+    from autorl_hpc.files.ledger import in_words, run_head
+
+    try:
+        print(in_words(run_head(run)), flush=True)
+    except (AutorlError, OSError) as error:
+        print(f"head of {run.run_id}: unknown: {error}", flush=True)
+
+
+def _finish(experiment: ExperimentDir) -> None:
+    """Delete the driver keys of an experiment that is over, write its report, and print the heads of its ledgers."""
+    from autorl_hpc.launch.drivers import drop_keys
+    from autorl_hpc.report import report
+
+    drop_keys(experiment)
+    try:
+        report.bring_up_to_date([experiment.path])
+    finally:  # print the heads even if the report fails
+        print("\n".join(report.keep_heads(experiment)), flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.slurm import duration_s
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import share
 from autorl_hpc.files.reading import read_yaml
 from autorl_hpc.records.base import parse_record
@@ -41,16 +41,14 @@ def profile_path(name: str) -> Path:
         AutorlError: there is no profile of that name.
     """
     if name.endswith(SUFFIX) or os.sep in name:
-        path: Path | None = Path(name).absolute()
-    else:
-        path = next((f / f"{name}{SUFFIX}" for f in profile_folders() if (f / f"{name}{SUFFIX}").is_file()), None)
+        return Path(name).absolute()
+    path = next((f / f"{name}{SUFFIX}" for f in profile_folders() if (f / f"{name}{SUFFIX}").is_file()), None)
     if path is None:
-        near = get_close_matches(name, profile_names(), n=1)
-        raise AutorlError(
-            f"there is no cluster profile `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-            where=share("jobs") / "clusters",
-            next_step=f"choose one of: {', '.join(profile_names())}; or put yours into jobs/clusters/ or ${PATH_VARIABLE}",
-        )
+        names = profile_names()
+        near = get_close_matches(name, names, n=1)
+        what = f"there is no cluster profile `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+        advice = f"choose one of: {', '.join(names)}; or put yours into jobs/clusters/ or ${PATH_VARIABLE}"
+        raise AutorlError(what, where=share("jobs") / "clusters", next_step=advice)
     return path
 
 
@@ -61,14 +59,10 @@ def load_profile(name: str) -> ClusterProfile:
         AutorlError: there is none, or it is wrong; the error names the field.
     """
     path = profile_path(name)
-    value = read_yaml(path)
-    profile = parse_record(ClusterProfile, value, path, next_step="see docs/clusters.md for every field")
+    profile = parse_record(ClusterProfile, read_yaml(path), path, next_step="see docs/clusters.md for every field")
     if profile.name != path.stem:
-        raise AutorlError(
-            f"field `name`: the profile in {path.name} calls itself `{profile.name}`",
-            where=path,
-            next_step=f"name it {path.stem}, as its file",
-        )
+        what = f"field `name`: the profile in {path.name} calls itself `{profile.name}`"
+        raise AutorlError(what, where=path, next_step=f"name it {path.stem}, as its file")
     return profile
 
 
@@ -81,19 +75,13 @@ def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
     if profile.scratch is None:
         return None
     path = os.path.expanduser(os.path.expandvars(profile.scratch))
-    unset = re.search(r"\$\{?(\w+)", path)
-    if unset:
-        raise AutorlError(
-            f"field `scratch`: ${unset[1]} is not set on this host",
-            where=where,
-            next_step="use a variable of the login node, or a path: a workspace must lie where every node finds it again "
-            "(a job's own $TMPDIR is gone when the job is put back in line)",
-            exit_code=Exit.USAGE,
-        )
+    if unset := re.search(r"\$\{?(\w+)", path):
+        advice = "use a variable of the login node, or a path: a workspace must lie where every node finds it again "
+        advice += "(a job's own $TMPDIR is gone when the job is put back in line)"
+        raise AutorlError(f"field `scratch`: ${unset[1]} is not set on this host", where=where, next_step=advice)
     if not os.path.isabs(path):
-        raise AutorlError(
-            f"field `scratch`: {path} is no absolute path", where=where, next_step="begin it with / or a variable"
-        )
+        what = f"field `scratch`: {path} is no absolute path"
+        raise AutorlError(what, where=where, next_step="begin it with / or a variable")
     return Path(path)
 
 
@@ -142,30 +130,21 @@ def ask(profile: ClusterProfile) -> Site:
         AutorlError: the profile names an unknown partition.
     """
     size = profile.limits.max_array_size or max_array_size()
-    times: dict[str | None, float] = {}
     known = partitions()
-    for kind in (profile.agent, profile.grader, profile.report):
-        for name in (kind.partition or profile.partition or "").split(","):
-            if name and known and name not in known:
-                raise AutorlError(
-                    f"field `partition`: this cluster has no partition `{name}`",
-                    where=profile.name,
-                    fault=Fault.CLUSTER,
-                    next_step=f"choose one of: {', '.join(known)}",
-                    exit_code=Exit.USAGE,
-                )
+    named = [kind.partition or profile.partition or "" for kind in (profile.agent, profile.grader, profile.report)]
+    unknown = [name for part in named for name in part.split(",") if name and known and name not in known]
+    if unknown:
+        what, advice = f"this cluster has no partition `{unknown[0]}`", f"choose one of: {', '.join(known)}"
+        raise AutorlError(f"field `partition`: {what}", where=profile.name, fault=Fault.CLUSTER, next_step=advice)
+    times: dict[str | None, float] = {}
     for name, (limit_s, default) in known.items():
         bounds = [bound for bound in (limit_s, profile.limits.max_time) if bound is not None]
         if bounds:
-            times[name] = min(bounds)
-            if default:
-                times[None] = times[name]
-    own = habit("partition")
-    if own:  # jobs go there if the profile names none
+            times |= dict.fromkeys([name, None] if default else [name], min(bounds))
+    if own := habit("partition"):  # jobs go there if the profile names none
         times.pop(None, None)
-        limit_s = Site(size, times).limit_s(own)
-        if limit_s is not None:
-            times[None] = limit_s
+        own_limit_s = Site(size, times).limit_s(own)
+        times |= {} if own_limit_s is None else {None: own_limit_s}
     return Site(size, times)
 
 
@@ -183,13 +162,9 @@ def max_array_size() -> int:
 
 def partitions() -> dict[str, tuple[float | None, bool]]:
     """Return, by partition, the longest time in seconds (None for no limit) and whether it is the default."""
-    found: dict[str, tuple[float | None, bool]] = {}
-    for line in slurm.run(["scontrol", "--oneliner", "show", "partition"]).splitlines():
-        name = re.search(r"PartitionName=(\S+)", line)
-        limit = re.search(r"\bMaxTime=(\S+)", line)
-        if name:
-            found[name[1]] = (duration_s(limit[1]) if limit else None, " Default=YES" in line)
-    return found
+    text = slurm.run(["scontrol", "--oneliner", "show", "partition"])
+    found = [words for words in map(slurm.key_values, text.splitlines()) if "PartitionName" in words]
+    return {w["PartitionName"]: (duration_s(w.get("MaxTime", "")), w.get("Default") == "YES") for w in found}
 
 
 # --- bash lines and sbatch options of a profile, for real jobs and for the doctor's

@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.errors import AutorlError, Exit
@@ -145,21 +146,25 @@ def jobs(names: Iterable[str]) -> list[SeenJob]:
 
 
 def _from_squeue(line: str) -> SeenJob | None:
-    parts = line.split(SEPARATOR)
+    parts = [part.strip() for part in line.split(SEPARATOR)]
     if len(parts) != len(FIELDS):
         return None
-    job_id, name, state, reason, nodes, said, submitted = (part.strip() for part in parts)
-    number = COMMENT.search(said)
-    task = re.fullmatch(r"\d+_(\d+)", job_id)
+    job_id, name, state, reason, nodes, said, submitted = parts
+    return _seen(job_id, name, state, said, nodes, submitted, reason=None if reason in ("", "None") else reason)
+
+
+def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: str, **more: Any) -> SeenJob:
+    """Return a job as a client lists it; `said` is its comment."""
+    number, task = COMMENT.search(said), re.fullmatch(r"\d+_(\d+)", job_id)
     return SeenJob(
         name=name,
         number=int(number[1]) if number else None,
         job_id=job_id,
         index=int(task[1]) if task else None,
         state=state,
-        reason=None if reason in ("", "None") else reason,
-        nodes=nodes or None,
+        nodes=None if nodes in ("", "None assigned") else nodes,
         submitted_at=submitted or None,
+        **more,
     )
 
 
@@ -169,33 +174,29 @@ def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
         text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
     except SchedulerError:
         return list(seen)  # Slurm has forgotten it by now
-    told = {_people_id(words): words for words in map(_words, text.splitlines()) if "JobId" in words}
-    return [_completed(job, told[job.job_id]) if job.job_id in told else job for job in seen]
+    known: dict[str, dict[str, str]] = {}
+    for words in map(key_values, text.splitlines()):
+        index = words.get("ArrayTaskId", "")
+        known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
+    return [_completed(job, known.get(job.job_id, {})) for job in seen]
 
 
-def _words(line: str) -> dict[str, str]:
+def key_values(line: str) -> dict[str, str]:
     """Parse the `Key=value` pairs of a scontrol line; a value ends where the next key begins."""
-    return {
-        m[1]: m[2].strip() for m in re.finditer(r"(?:^|\s)([A-Za-z][\w:/&*]*)=(.*?)(?=\s[A-Za-z][\w:/&*]*=|$)", line)
-    }
+    pairs = re.finditer(r"(?:^|\s)([A-Za-z][\w:/&*]*)=(.*?)(?=\s[A-Za-z][\w:/&*]*=|$)", line)
+    return {match[1]: match[2].strip() for match in pairs}
 
 
-def _people_id(words: dict[str, str]) -> str:
-    if words.get("ArrayTaskId", "").isdigit():
-        return f"{words['ArrayJobId']}_{words['ArrayTaskId']}"
-    return words["JobId"]
-
-
-def _completed(job: SeenJob, words: dict[str, str]) -> SeenJob:
+def _completed(job: SeenJob, words: Mapping[str, str]) -> SeenJob:
     if words.get("JobName") != job.name:
         return job  # the id was reused
-    return job.model_copy(
-        update={
-            "exit_code": words.get("ExitCode"),
-            "restarts": int(words["Restarts"]) if words.get("Restarts", "").isdigit() else 0,
-            "reason": words.get("Reason") if words.get("Reason") not in (None, "None", "") else job.reason,
-        }
-    )
+    restarts, reason = words.get("Restarts", ""), words.get("Reason")
+    update: dict[str, Any] = {
+        "exit_code": words.get("ExitCode"),
+        "restarts": int(restarts) if restarts.isdigit() else 0,
+        "reason": job.reason if reason in (None, "None", "") else reason,
+    }
+    return job.model_copy(update=update)
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
@@ -218,22 +219,9 @@ def accounting(names: Iterable[str]) -> list[SeenJob] | None:
     found: dict[tuple[str, str], SeenJob] = {}
     for line in text.splitlines():
         parts = line.split(SEPARATOR)
-        if len(parts) != 7 or "[" in parts[0]:
-            continue
-        job_id, name, state, code, nodes, said, submitted = parts
-        number = COMMENT.search(said)
-        task = re.fullmatch(r"\d+_(\d+)", job_id)
-        job = SeenJob(
-            name=name,
-            number=int(number[1]) if number else None,
-            job_id=job_id,
-            index=int(task[1]) if task else None,
-            state=state,
-            nodes=None if nodes in ("", "None assigned") else nodes,
-            exit_code=code or None,
-            submitted_at=submitted or None,
-        )
-        found[(job_id, name)] = job
+        if len(parts) == 7 and "[" not in parts[0]:
+            job_id, name, state, code, nodes, said, submitted = parts
+            found[(job_id, name)] = _seen(job_id, name, state, said, nodes, submitted, exit_code=code or None)
     return list(found.values())
 
 
@@ -280,13 +268,9 @@ def duration_s(text: str) -> float | None:
         return None
     days, *rest = match.groups()
     parts = [int(part) for part in rest if part is not None]
-    if days is not None:  # days-hours[:minutes[:seconds]]
-        parts += [0] * (3 - len(parts))
-    elif len(parts) == 1:  # minutes
-        parts = [0, parts[0], 0]
-    elif len(parts) == 2:
-        parts = [0, *parts]
-    hours, minutes, seconds = parts
+    if days is None and len(parts) < 3:  # minutes[:seconds]
+        parts.insert(0, 0)
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
     return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
 
 
@@ -330,31 +314,21 @@ def told(jobs: SlurmJobs) -> list[JobComment]:
     Raises:
         SchedulerError: the scheduler does not answer.
     """
-    names = sorted({submitted.name for submitted in jobs.submitted if submitted.role == "report"})
+    names = ",".join(sorted({submitted.name for submitted in jobs.submitted if submitted.role == "report"}))
     if not names:
         return []
+    sacct = ("sacct", "--noheader", "--allocations", "--allusers", "--parsable2", f"--delimiter={SEPARATOR}")
+    lines = []
+    try:
+        lines += run([*sacct, "--starttime=now-365days", f"--name={names}", "--format=JobID,Comment"]).splitlines()
+    except SchedulerError as error:  # without accounting only squeue knows the job, for some minutes
+        log.info("sacct could not be asked: %s", error.what)
+    squeue = ["squeue", "--noheader", "--states=all", f"--name={names}", f"--format=%i{SEPARATOR}%k"]
+    lines += run(squeue).splitlines()  # its comment is newer
     found: dict[int, JobComment] = {}
-    for line in [*_accounting(names), *_queue(names)]:  # squeue's comment is newer
+    for line in lines:
         job_id, _, said = line.partition(SEPARATOR)
         head, number = HEAD.search(said), COMMENT.search(said)
         if head is not None and number is not None and f"autorl-hpc {jobs.uid} " in said:
             found[int(number[1])] = JobComment(job_id, int(number[1]), head[1])
     return [found[number] for number in sorted(found)]
-
-
-def _queue(names: list[str]) -> list[str]:
-    argv = ["squeue", "--noheader", "--states=all", f"--name={','.join(names)}", f"--format=%i{SEPARATOR}%k"]
-    return run(argv).splitlines()
-
-
-def _accounting(names: list[str]) -> list[str]:
-    """Return sacct's lines; empty without accounting, when only squeue knows the job, for some minutes."""
-    argv = [
-        *("sacct", "--noheader", "--allocations", "--allusers", "--parsable2", f"--delimiter={SEPARATOR}"),
-        *("--starttime=now-365days", f"--name={','.join(names)}", "--format=JobID,Comment"),
-    ]
-    try:
-        return run(argv).splitlines()
-    except SchedulerError as error:
-        log.info("sacct could not be asked: %s", error.what)
-        return []

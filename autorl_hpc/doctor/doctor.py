@@ -115,8 +115,7 @@ def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
     if not writable or (like is not None and _same(place, like)):
         return found
     with trial_jobs.probe_folder(place) as tried:  # by this thread: ctrl-C reaches it
-        done = Check("tried by doing", lambda: storage.probes(tried), 60.0)
-        return found + examine(group, [done, Check("two processes", lambda: storage.pair_here(tried), 60.0)])
+        return found + examine(group, [Check("tried by doing", lambda: storage.probes(tried), 60.0)])
 
 
 def _same(one: Path, other: Path) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 from autorl_hpc import __version__
 from autorl_hpc.agents import agent_names, load_agent
 from autorl_hpc.agents.program_check import PROGRAM_LIMIT_S, SETUP_LIMIT_S, Where, has_checks, look, where_agents_run
-from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, ProgramAnswer, look_for_engine
+from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, look_for_engine
 from autorl_hpc.doctor import storage
 from autorl_hpc.doctor.finding import (
     Check,
@@ -48,7 +48,7 @@ from autorl_hpc.sandbox.prove import probe
 from autorl_hpc.sandbox.sandbox_plan import SOCKET_NAME, SandboxPlan, devices, lay_way_out, slurm_programs, software
 from autorl_hpc.states import Network, SandboxLevel
 
-LEAST_OPEN_FILES = LEAST_PROCESSES = 1024
+LEAST_LIMIT = 1024
 SLOW_IMPORT_S = 15.0
 MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")
 """What jobs import."""
@@ -81,57 +81,28 @@ def imports() -> Finding:
     return ok("packages", value)
 
 
-def open_files() -> Finding:
-    """Judge `ulimit -n`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    value = f"{_limit(soft)} (may be raised to {_limit(hard)})"
-    if 0 <= soft < LEAST_OPEN_FILES:
-        so_what = "data loaders and checkpoints in many shards fail with `too many open files`"
-        return warning("open files", value, so_what, f"`setup: [ulimit -n {_limit(hard)}]` in the cluster's profile")
-    return ok("open files", value)
+LIMITS = {
+    "open files": (
+        resource.RLIMIT_NOFILE,
+        "data loaders and checkpoints in many shards fail with `too many open files`",
+        "`setup: [ulimit -n {}]` in the cluster's profile",
+    ),
+    "processes of yours": (
+        resource.RLIMIT_NPROC,
+        "it counts all your processes and threads on a host; training starts hundreds",
+        "work in jobs, or ask for a higher limit",
+    ),
+}
 
 
-def processes_allowed() -> Finding:
-    """Judge `ulimit -u`."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    value = f"at most {_limit(soft)}"
-    if 0 <= soft < LEAST_PROCESSES:
-        so_what = "it counts all your processes and threads on a host; training starts hundreds"
-        return warning("processes of yours", value, so_what, "work in jobs, or ask for a higher limit")
-    return ok("processes of yours", value)
-
-
-def _limit(value: int) -> str:
-    return "unlimited" if value == resource.RLIM_INFINITY else str(value)
-
-
-def others(proc: Path = Path("/proc"), uid: int | None = None) -> Finding:
-    """Tell whether processes of other users can be seen."""
-    me = os.geteuid() if uid is None else uid
-    hidden = [o for m in storage.mounts(proc) if m.kind == "proc" for o in m.options if o.startswith("hidepid=")]
-    option = f" ({hidden[-1]})" if hidden else ""
-    seen = 0
-    for entry in proc.glob("[0-9]*"):
-        try:
-            seen += entry.stat().st_uid != me and (entry / "cmdline").read_bytes() != b""
-        except OSError:
-            continue
-    if seen:
-        so_what, advice = (
-            "others see your processes' command lines too",
-            "never put a key or password on a command line",
-        )
-        return note("processes of others", f"{seen} seen{option}", so_what, advice)
-    return ok("processes of others", f"none seen{option}")
-
-
-def control_groups(cgroup: Path = Path("/sys/fs/cgroup")) -> Finding:
-    """Tell the version of control groups."""
-    if (cgroup / "cgroup.controllers").is_file():
-        return ok("control groups", "version 2")
-    if any((cgroup / name).is_dir() for name in ("memory", "freezer", "pids")):
-        return ok("control groups", "version 1")
-    return note("control groups", "none", "a job's memory is limited by looking now and then, if at all")
+def limit(name: str) -> Finding:
+    """Judge `ulimit -n` or `ulimit -u`."""
+    number, so_what, advice = LIMITS[name]
+    soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in resource.getrlimit(number))
+    value = f"{soft} (may be raised to {hard})"
+    if soft != "unlimited" and int(soft) < LEAST_LIMIT:
+        return warning(name, value, so_what, advice.format(hard))
+    return ok(name, value)
 
 
 def memory(proc: Path = Path("/proc")) -> Finding:
@@ -167,12 +138,8 @@ SMI_LIMIT_S = 30.0
 
 
 def cards() -> Finding:
-    """Ask `nvidia-smi -L`."""
-    return read_cards(ask("nvidia-smi", "-L", limit_s=SMI_LIMIT_S))
-
-
-def read_cards(answer: ProgramAnswer) -> Finding:
-    """Count the names of cards and MIG slices."""
+    """Count the names of cards and MIG slices that `nvidia-smi -L` lists."""
+    answer = ask("nvidia-smi", "-L", limit_s=SMI_LIMIT_S)
     if answer.missing:
         return ok("cards", "no nvidia-smi on this host")
     if answer.code != 0:
@@ -183,11 +150,11 @@ def read_cards(answer: ProgramAnswer) -> Finding:
     if not names:
         return ok("cards", "none") if not answer.out.strip() else unknown("cards", f"nvidia-smi says: {said(answer)}")
     value = ", ".join(f"{count} x {name}" for name, count in names.items())
-    if slices:
-        value += "; MIG: " + ", ".join(f"{count} x {name}" for name, count in slices.items())
-        so_what = "a slice has a part of the memory, and one process sees one slice"
-        return note("cards", value, so_what, "ask for whole cards for models that need more (`gpu_type`)")
-    return ok("cards", value)
+    if not slices:
+        return ok("cards", value)
+    value += "; MIG: " + ", ".join(f"{count} x {name}" for name, count in slices.items())
+    so_what = "a slice has a part of the memory, and one process sees one slice"
+    return note("cards", value, so_what, "ask for whole cards for models that need more (`gpu_type`)")
 
 
 def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding:
@@ -220,11 +187,6 @@ def _form(part: str) -> str:
     if part.startswith("MIG-"):
         return "MIG slice"
     return "index" if part.isdigit() else "UUID" if part.startswith("GPU-") else "unknown name"
-
-
-def check_gpus(environment: Mapping[str, str], asked: int | None = None) -> list[Finding]:
-    """Judge the GPUs of this host or job."""
-    return [cards(), visible(environment, asked)]
 
 
 # Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
@@ -344,7 +306,7 @@ def _engine(profile: ClusterProfile | None) -> Finding:
     return note("vLLM", seen.value, f"an experiment with `grader: {{engine: vllm}}` {what}", seen.do_this)
 
 
-NOT_IN_JOBS = ("level of runs", "processes of yours", "processes of others")
+NOT_IN_JOBS = ("level of runs", "processes of yours")
 
 
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
@@ -356,17 +318,14 @@ def checks(asked: int | None = None) -> dict[str, list[Check]]:
     env = os.environ
     return {
         "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
-        "GPUs of this host": [Check("GPUs", lambda: check_gpus(env, asked), 40.0)],
+        "GPUs of this host": [Check("GPUs", lambda: [cards(), visible(env, asked)], 40.0)],
         "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
         "Offline": [Check("offline variables", lambda: offline(env))],
         "This host": [
             Check("Python", python),
             Check("packages", imports, 60.0),
             Check("memory and CPUs", memory),
-            Check("open files", open_files),
-            Check("processes of yours", processes_allowed),
-            Check("processes of others", others),
-            Check("control groups", control_groups),
+            *(Check(name, partial(limit, name)) for name in LIMITS),
         ],
     }
 

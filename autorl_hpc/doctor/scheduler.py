@@ -86,15 +86,25 @@ def accounting(config: Config) -> Finding:
     return ok("accounting", f"{storage}, sacct answers in {span(time.monotonic() - began)}")
 
 
+def short_time(config: Config, name: str, least_s: float, so_what: str, advice: str) -> Finding:
+    """Judge a time such as `300 sec`; of 0 seconds nothing is said."""
+    match = re.match(r"(\d+)\s*(sec|$)", config.get(name, ""))
+    if match is None:
+        return unknown(name, config.get(name, "not told"))
+    seconds = int(match[1])
+    return note(name, f"{seconds} s", so_what, advice) if 0 < seconds < least_s else ok(name, f"{seconds} s")
+
+
 def min_job_age(config: Config) -> Finding:
-    """Judge how long ended jobs stay in squeue."""
-    seconds = _seconds(config, "MinJobAge")
-    if seconds is None:
-        return unknown("MinJobAge", config.get("MinJobAge", "not told"))
-    if 0 < seconds < SHORT_MEMORY_S:
-        so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
-        return note("MinJobAge", f"{seconds:.0f} s", so_what, "nothing: the run is judged by its own files")
-    return ok("MinJobAge", f"{seconds:.0f} s" if seconds else "0: ended jobs are never forgotten")
+    """Judge how long ended jobs stay in squeue; 0: for ever."""
+    so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
+    return short_time(config, "MinJobAge", SHORT_MEMORY_S, so_what, "nothing: the run is judged by its own files")
+
+
+def kill_wait(config: Config) -> Finding:
+    """Judge the time between TERM and KILL."""
+    so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
+    return short_time(config, "KillWait", SHORT_KILL_S, so_what, "keep `signal_before_end` at a minute or more")
 
 
 def max_array_size(config: Config, profile: Profile) -> Finding:
@@ -109,17 +119,6 @@ def max_array_size(config: Config, profile: Profile) -> Finding:
     if count <= 1:
         return problem(name, f"{count}: arrays are off", "agents are submitted as arrays", "ask the site")
     return ok(name, f"{count}; larger experiments are split")
-
-
-def kill_wait(config: Config) -> Finding:
-    """Judge the time between TERM and KILL."""
-    seconds = _seconds(config, "KillWait")
-    if seconds is None:
-        return unknown("KillWait", config.get("KillWait", "not told"))
-    if seconds < SHORT_KILL_S:
-        so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
-        return note("KillWait", f"{seconds:.0f} s", so_what, "keep `signal_before_end` at a minute or more")
-    return ok("KillWait", f"{seconds:.0f} s")
 
 
 def requeue(config: Config, profile: Profile) -> Finding:
@@ -163,12 +162,6 @@ def memory_default(config: Config, profile: Profile) -> Finding:
         so_what = "an import of torch takes some GB: such jobs end OUT_OF_MEMORY, or FAILED"
         return warning(label, value, so_what, advice)
     return ok(label, value)
-
-
-def _seconds(config: Config, name: str) -> float | None:
-    """Parse `300 sec`."""
-    match = re.match(r"(\d+)\s*(sec|$)", config.get(name, ""))
-    return float(match[1]) if match else None
 
 
 def check_configuration(config: Config, profile: Profile) -> list[Finding]:
@@ -295,8 +288,7 @@ class Partition:
 def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
     """Parse `scontrol --oneliner show partition` and `sinfo --format=%R|%F|%G`."""
     found: dict[str, Partition] = {}
-    for line in scontrol.splitlines():
-        words = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for words in map(slurm.key_values, scontrol.splitlines()):
         if name := words.get("PartitionName"):
             grace = words.get("GraceTime", "")
             found[name] = Partition(
@@ -307,12 +299,10 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
                 preempt=words.get("PreemptMode", "OFF"),
                 grace_s=float(grace) if grace.isdigit() else 0.0,
             )
-    for line in sinfo.splitlines():
-        name, numbers, told = [*line.split("|", 2), "", ""][:3]
+    for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
         if name not in found:
             continue
-        counts = re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers)  # allocated/idle/other/total
-        if counts:
+        if counts := re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers):  # allocated/idle/other/total
             found[name].usable += int(counts[1]) + int(counts[2])
             found[name].nodes += int(counts[3])
         for kind, count in gres(told).items():

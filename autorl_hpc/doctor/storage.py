@@ -10,14 +10,13 @@ import re
 import shutil
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.doctor import pair, visibility
+from autorl_hpc.doctor import pair
 from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, size, unknown, warning
 
 GIB = 1024**3
@@ -176,9 +175,6 @@ FICLONE = 0x40049409
 SLOW_WRITE_S = 0.1
 """A run writes a record every few seconds, a submission some ten."""
 
-SKEW_S = 2.0
-PAIR_LIMIT_S = 40.0
-
 
 def writable(folder: Path) -> Finding:
     """Make and remove a new file in the folder."""
@@ -194,14 +190,14 @@ def writable(folder: Path) -> Finding:
 
 def probes(folder: Path) -> list[Finding]:
     """Try everything that one process can, in an empty folder."""
-    return [_tried(name, probe, folder) for name, probe in PROBES.items()]
-
-
-def _tried(name: str, probe: Callable[[str, Path], Finding], folder: Path) -> Finding:
-    try:
-        return probe(name, folder)
-    except OSError as error:
-        return problem(name, f"failed: {error.strerror or error}", "the suite works with files this way", OTHER)
+    found = []
+    for name, probe in PROBES.items():
+        try:
+            found.append(probe(name, folder))
+        except OSError as error:
+            value = f"failed: {error.strerror or error}"
+            found.append(problem(name, value, "the suite works with files this way", OTHER))
+    return found
 
 
 def rename_over(name: str, folder: Path) -> Finding:
@@ -256,16 +252,6 @@ def hard_link(name: str, folder: Path) -> Finding:
     return problem(name, "made over a name that was taken", "ledger entries would be overwritten", OTHER)
 
 
-def create_exclusive(name: str, folder: Path) -> Finding:
-    """Create a file twice with O_EXCL."""
-    (folder / "exclusive").touch(exist_ok=False)
-    try:
-        (folder / "exclusive").touch(exist_ok=False)
-    except FileExistsError:
-        return ok(name, "refuses a name that is taken")
-    return problem(name, "a name that was taken was given again", "unfinished writes may mix", OTHER)
-
-
 def reflink(name: str, folder: Path) -> Finding:
     """Copy a file by sharing its blocks."""
     (folder / "cloned-from").write_bytes(b"x" * 65536)
@@ -277,14 +263,6 @@ def reflink(name: str, folder: Path) -> Finding:
             value = "not here" if known else f"not here ({error.strerror})"
             return note(name, value, "an accepted checkpoint is copied byte by byte and takes its size")
     return ok(name, "a copy takes no space and no time")
-
-
-def case(name: str, folder: Path) -> Finding:
-    """Look for a name that differs in case only."""
-    (folder / "Case").touch()
-    if (folder / "cASE").exists():
-        return warning(name, "are one", "files of some models overwrite each other", OTHER)
-    return ok(name, "differ")
 
 
 def modes(name: str, folder: Path) -> Finding:
@@ -306,49 +284,13 @@ def modes(name: str, folder: Path) -> Finding:
     return ok(name, "hold, and programs start")
 
 
-def mtime(name: str, folder: Path) -> Finding:
-    """Compare the file server's clock with this host's."""
-    before = time.time()
-    with open(folder / "dated", "wb") as file:
-        file.write(b"x")
-        file.flush()
-        os.fsync(file.fileno())
-    after, seen = time.time(), os.stat(folder / "dated").st_mtime
-    skew = min(0.0, seen - before) + max(0.0, seen - after)
-    if abs(skew) > SKEW_S:
-        so_what = "the suite doesn't judge by file times; rsync, make and clean-up scripts do"
-        return note(name, f"{skew:+.1f} s against this host's clock", so_what, "tell the site's people")
-    return ok(name, "agrees with this host's clock")
-
-
 PROBES: dict[str, Callable[[str, Path], Finding]] = {
     "rename over": rename_over,
     "fsync of a folder": fsync_folder,
     "hard link": hard_link,
-    "O_EXCL": create_exclusive,
     "reflink": reflink,
-    "upper and lower case": case,
     "permissions": modes,
-    "time of files": mtime,
 }
-
-
-def pair_here(folder: Path) -> list[Finding]:
-    """Let two processes of this host race for names and a lock."""
-    place = folder / "pair"
-    place.mkdir()
-    argv, null = [sys.executable, str(copy_pair(place)), str(place)], subprocess.DEVNULL
-    sides = [subprocess.Popen([*argv, side], stdin=null, stdout=null, stderr=null, cwd="/") for side in "ab"]
-    deadline = time.monotonic() + PAIR_LIMIT_S
-    try:
-        for side in sides:
-            side.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        return [unknown("two processes", f"they were not done within {PAIR_LIMIT_S:.0f} s", "calls hang here", OTHER)]
-    finally:
-        for side in sides:
-            side.kill()
-    return visibility.judge(result(place, "a"), result(place, "b"), two_nodes=False)
 
 
 def copy_pair(place: Path) -> Path:
@@ -369,34 +311,23 @@ def result(place: Path, side: str) -> Any:
 NEAR = 0.9
 """Of a limit: less is left than one checkpoint may take."""
 
-QUOTA_TOOLS = {"lustre": "lfs", "beegfs": "beegfs-ctl", "gpfs": "mmlsquota"}
 NO_QUOTA = "a quota that is used up looks like a full disk in the middle of a run"
 ASK_SITE = "look with your site's own command, often `myquota`, and leave room for your checkpoints"
 
 
 def quota(folder: Path, proc: Path = PROC) -> list[Finding]:
-    """Judge the user's own limits there."""
+    """Judge the user's own limits there, as `quota` or `lfs quota` tells them."""
     mount = mount_of(folder, proc) or Mount(str(folder), "", str(folder), ())
-    tool, user = QUOTA_TOOLS.get(mount.kind, "quota"), str(os.geteuid())
-    options = {
-        "lfs": ["quota", "-q", "-u", user, mount.point],
-        "beegfs-ctl": ["--getquota", "--uid", user, "--csv", f"--mount={mount.point}"],
-        "mmlsquota": ["-Y"],
-        "quota": ["-w", "-p"],
-    }
-    answer = ask(tool, *options[tool])
+    lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), mount.point)
+    tool, *options = lustre if mount.kind == "lustre" else ("quota", "-w", "-p")
+    answer = ask(tool, *options)
     if answer.missing:
         return [unknown("quota", f"there is no `{tool}` on this host", NO_QUOTA, ASK_SITE)]
-    if tool in ("beegfs-ctl", "mmlsquota"):  # shown, not judged: their forms differ by version
-        value = answer.out.strip().split("\n")[-1] if answer.code == 0 and answer.out.strip() else said(answer)
-        return [note("quota", value, NO_QUOTA, f"read it with `{tool}`, and leave room for your checkpoints")]
     every = parse_quota(answer.out)
     rows = [row for row in every if row.place in (mount.source, mount.point)]
     if rows:
         return [judged for row in rows for judged in _judge(row)]
-    if answer.code is None:
-        return [unknown("quota", f"{tool}: {said(answer)}", NO_QUOTA, ASK_SITE)]
-    if answer.out.strip() and "none" not in answer.out.lower() and not every:
+    if answer.code is None or (answer.out.strip() and "none" not in answer.out.lower() and not every):
         return [unknown("quota", f"{tool} says: {said(answer)}", NO_QUOTA, ASK_SITE)]
     return [ok("quota", f"none of yours there, says {tool}")]
 

@@ -292,7 +292,7 @@ class TrialRun:
                 return [unknown("the pair", value, so_what, "try again later")]
             self.say(f"doctor: {first.node} and {second.node} compare what they see, {span(PAIR_S)} at most")
             self._wait_for_results(second)
-            return visibility.judge(result(self.folder, "a"), result(self.folder, "b"), two_nodes=True)
+            return visibility.judge(result(self.folder, "a"), result(self.folder, "b"))
         return [unknown("the pair", f"no node besides {first.node}: {words}", so_what, "with one node, none is needed")]
 
     def _wait_for_results(self, second: TrialJob) -> None:

@@ -19,24 +19,16 @@ WAYS = {"listed": ("new file, by listing", 5.0), "renamed_over": ("renamed over,
 steps. Heartbeats are counters that are renamed over and read anew; they are judged after a minute."""
 
 
-def judge(a: Raw | None, b: Raw | None, *, two_nodes: bool) -> list[Finding]:
-    """Return every finding of a pair, as far as it came.
-
-    Args:
-        a, b: the messages `result` of the sides, or None.
-        two_nodes: whether they ran as jobs on two nodes, rather than as two processes here.
-    """
+def judge(a: Raw | None, b: Raw | None) -> list[Finding]:
+    """Return every finding of a pair of nodes, as far as it came; `a` and `b` are the messages `result` of the sides, or None."""
     if a is None or b is None:
         return [unknown("the pair", f"side {'a' if a is None else 'b'} left no result")]
-    found = [_where(a, b)] if two_nodes else []
-    stopped = a.get("stopped") or b.get("stopped")
-    if stopped:
+    found = [_where(a, b)]
+    if stopped := a.get("stopped") or b.get("stopped"):
         so_what = "files that one side made did not reach the other, or hang"
-        advice = "use a folder that all nodes share (--root)" if two_nodes else "use another folder (--root)"
+        advice = "use a folder that all nodes share (--root)"
         found.append(problem("the pair", f"it stopped: {stopped}", so_what, advice))
-    if two_nodes:
-        found += [clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b)]
-    return [*found, _race(a, b), _lock(a, b, "nodes" if two_nodes else "processes")]
+    return [*found, clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b), _race(a, b), _lock(a, b)]
 
 
 def _where(a: Raw, b: Raw) -> Finding:
@@ -113,21 +105,22 @@ def _race(a: Raw, b: Raw) -> Finding:
     return ok(name, value)
 
 
-def _lock(a: Raw, b: Raw, between: str) -> Finding:
+def _lock(a: Raw, b: Raw) -> Finding:
     """Judge whether a lock that one side holds is refused to the other."""
     held, tried, again = a.get("held"), b.get("tried"), b.get("again")
     if held is None or tried is None:
         return unknown("flock", NOT_SO_FAR)
     if (held, tried, again) == ("granted", "refused", "granted"):
-        return ok("flock", f"excludes between {between}")
-    no_use = "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do"
+        return ok("flock", "excludes between nodes")
+    so_what = "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do"
     if (held, tried) == ("granted", "granted"):
-        so_what = f"it excludes nobody; {no_use}, and may damage their caches"
         advice = (
             "give each job caches of its own, or ask for a mount with locks (lustre: -o flock; nfs: without nolock)"
         )
-        return note("flock", f"granted to both {between}", so_what, advice)
+        return note(
+            "flock", "granted to both nodes", f"it excludes nobody; {so_what}, and may damage their caches", advice
+        )
     value = f"refused while held ({tried}), then {again}"
     if held != "granted":
         value = "refused to everybody" if held == "refused" else f"not there: {held}"
-    return note("flock", value, no_use, "keep their caches on another file system")
+    return note("flock", value, so_what, "keep their caches on another file system")

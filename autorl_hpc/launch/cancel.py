@@ -6,17 +6,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, ListedJob, names_of, read_submitted
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import atomic, reading
+from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import alive_jobs, read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.queue import claimed_entries
+from autorl_hpc.files.queue import claimed_entries, drop
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.jobs import job_environment
 from autorl_hpc.launch.local import stop_all, supervisors
@@ -31,62 +31,33 @@ END_WAIT_S = 90.0
 """A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
 
 
-class SlurmJobsOf:
-    """Look up and cancel the Slurm jobs of one experiment."""
-
-    def __init__(self, experiment: ExperimentDir, *, step: bool) -> None:
-        self.experiment = experiment
-        self.step = step
-
-    def board(self) -> JobTable:
-        """Return the jobs as the scheduler shows them now.
-
-        Raises:
-            SchedulerError: it does not answer.
-        """
-        jobs = read_submitted(self.experiment)
-        return JobTable() if jobs is None else JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
-
-    def cancel_waiting(self, runs: Iterable[str]) -> set[str]:
-        """Cancel the tasks of these runs that do not run yet; return the runs with a running task."""
-        wanted = set(runs)
-        tasks = [task for task in self.board().alive() if task.run_id in wanted]
-        slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
-        return {task.run_id for task in tasks if task.state is JobState.RUNNING and task.run_id}
-
-    def cancel_runs(self, runs: Iterable[str]) -> None:
-        """Cancel every task of these runs and wait until they have ended."""
-        wanted = set(runs)
-        self._cancel_and_wait(lambda: [task for task in self.board().alive() if task.run_id in wanted])
-
-    def end(self) -> list[str]:
-        """Cancel all jobs left of the experiment and remove claims that they could not give back. Return the ids of jobs that do
-        not end."""
-        left = self._cancel_and_wait(lambda: self.board().alive())
-        if not left:
-            for entry in claimed_entries(self.experiment.claims):
-                for name in reading.list_names(self.experiment.claims):
-                    if name.startswith(f"{entry}.g"):
-                        atomic.unlink_quietly(self.experiment.claims / name)
-        return left
-
-    def graders_run(self) -> bool:
-        """Return whether a grader runs and may still close runs; in `placement: step` graders are in the agents' jobs."""
-        role = "agents" if self.step else "grader-"
-        return any(
-            task.state is JobState.RUNNING and task.submitted.role.startswith(role) for task in self.board().alive()
-        )
-
-    def _cancel_and_wait(self, alive: Callable[[], list[ListedJob]]) -> list[str]:
-        deadline = time.monotonic() + END_WAIT_S
-        asked: set[str] = set()
-        while ids := _ids(alive()):
-            slurm.cancel([job_id for job_id in ids if job_id not in asked])
-            asked |= set(ids)
-            if time.monotonic() > deadline:
-                return ids
-            time.sleep(LOOK_S)
+def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[ListedJob]:
+    """Return the jobs that run or wait as the scheduler shows them now, of these runs or all."""
+    jobs = read_submitted(experiment)
+    if jobs is None:
         return []
+    table = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
+    return [task for task in table.alive() if runs is None or task.run_id in runs]
+
+
+def _cancel_waiting(experiment: ExperimentDir, runs: Iterable[str]) -> set[str]:
+    """Cancel the tasks of these runs that do not run yet; return the runs with a running task."""
+    tasks = _alive(experiment, set(runs))
+    slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
+    return {task.run_id for task in tasks if task.state is JobState.RUNNING and task.run_id}
+
+
+def _cancel_and_wait(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[str]:
+    """Cancel the jobs of these runs, or all, and wait until they have ended; return the ids of those that do not end."""
+    deadline = time.monotonic() + END_WAIT_S
+    asked: set[str] = set()
+    while ids := _ids(_alive(experiment, runs)):
+        slurm.cancel([job_id for job_id in ids if job_id not in asked])
+        asked |= set(ids)
+        if time.monotonic() > deadline:
+            return ids
+        time.sleep(LOOK_S)
+    return []
 
 
 def _ids(tasks: Iterable[ListedJob]) -> list[str]:
@@ -116,11 +87,8 @@ def cancel_runs(
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:
-        raise AutorlError(
-            f"this experiment has no run {unknown[0]}",
-            where=experiment.path,
-            next_step="see `autorl-hpc status` for the run ids",
-        )
+        advice = "see `autorl-hpc status` for the run ids"
+        raise AutorlError(f"this experiment has no run {unknown[0]}", where=experiment.path, next_step=advice)
     wanted = runs or list(record.runs)
     for name in wanted:  # no mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
@@ -130,11 +98,11 @@ def cancel_runs(
     else:
         with only_one(experiment, say):  # a launch that is still submitting would add jobs behind us
             open_runs, left = _cancel_on_cluster(experiment, record, wanted, say, everything=not runs)
-    closed = set(reading.list_names(experiment.finished))
-    text = f"{len(wanted)} runs cancelled, {len([r for r in wanted if r in closed])} of them closed"
+    not_closed = _not_closed(experiment, wanted)
+    text = f"{len(wanted)} runs cancelled, {len(wanted) - len(not_closed)} of them closed"
     if open_runs:
         text += f"; still not sealed: {', '.join(open_runs)} (their supervisors don't answer)"
-    elif len([r for r in wanted if r in closed]) < len(wanted):
+    elif not_closed:
         text += "; the others wait for a grader: `autorl-hpc launch` again scores what was accepted and closes them"
     if left:
         text += f"; jobs that would not end: {', '.join(left)}"
@@ -161,25 +129,33 @@ def _cancel_on_cluster(
 ) -> tuple[list[str], list[str]]:
     """Cancel on Slurm: waiting tasks never start, running supervisors seal their runs, the others are cancelled and sealed here.
     Return the runs that are not sealed and the jobs that are left."""
-    jobs = SlurmJobsOf(experiment, step=record.grader.placement == "step")
-    running = jobs.cancel_waiting(wanted)
+    # In `placement: step` graders are in the agents' jobs.
+    role = "agents" if record.grader.placement == "step" else "grader-"
+
+    def gradable() -> list[str]:
+        """Return the runs that a running grader may still close."""
+        running = [task for task in _alive(experiment) if task.state is JobState.RUNNING]
+        return _not_closed(experiment, wanted) if any(t.submitted.role.startswith(role) for t in running) else []
+
+    running = _cancel_waiting(experiment, wanted)
     _seal_here(experiment, record, [run for run in wanted if run not in running])
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     if open_runs:
-        jobs.cancel_runs(open_runs)
+        _cancel_and_wait(experiment, open_runs)
         _seal_here(experiment, record, open_runs)
         open_runs = [run for run in open_runs if not _view(experiment, run).sealed]
-    if not open_runs and jobs.graders_run():
+    if not open_runs and gradable():
         say(WAIT_WORDS)
-        _wait(
-            CLOSE_WAIT_S, lambda: _not_closed(experiment, wanted) if jobs.graders_run() else [], poll_s=CLUSTER_POLL_S
-        )
+        _wait(CLOSE_WAIT_S, gradable, poll_s=CLUSTER_POLL_S)
     if not everything:
-        jobs.cancel_runs(wanted)
+        _cancel_and_wait(experiment, wanted)
         return open_runs, []
     if not _not_closed(experiment, record.runs):  # the chain sees that it is over, and the report is written
-        _wait(REPORT_WAIT_S, lambda: [task.submitted.name for task in jobs.board().alive()], poll_s=CLUSTER_POLL_S)
-    return open_runs, jobs.end()
+        _wait(REPORT_WAIT_S, lambda: [task.submitted.name for task in _alive(experiment)], poll_s=CLUSTER_POLL_S)
+    left = _cancel_and_wait(experiment)
+    for entry in claimed_entries(experiment.claims) if not left else ():
+        drop(experiment.claims, entry)  # which cancelled graders could not give back
+    return open_runs, left
 
 
 def _not_closed(experiment: ExperimentDir, runs: Iterable[str]) -> list[str]:

@@ -36,29 +36,24 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
         AutorlError: a model to serve is not staged, or was changed.
     """
     return {
-        name: driver.science(_model_hash(root, name, driver.model) if driver.kind == "vllm" else None)
+        name: driver.science(model_hash(root, driver.model, f"drivers.{name}.model") if driver.kind == "vllm" else None)
         for name, driver in used(spec).items()
     }
 
 
-def _model_hash(root: Root, driver: str, model: str) -> str:
-    field = f"field `drivers.{driver}.model`"
+def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
+    """Return the content hash of a staged model after checking its files.
+
+    Raises:
+        AutorlError: it is not staged or was changed; the error names the experiment's field.
+    """
     try:
-        manifest = verify_model(root, model)
+        manifest = verify_model(root, name)
     except AutorlError as error:
-        raise AutorlError(
-            f"{field}: {error.what}",
-            where=error.where,
-            fault=error.fault,
-            next_step=error.next_step,
-            exit_code=error.exit_code,
-        ) from None
+        raise error.of_field(field) from None
     if manifest.content_hash is None:
-        raise AutorlError(
-            f"{field}: model {model} was staged without a content hash",
-            where=root.model(model),
-            next_step=f"run: autorl-hpc stage {model} --again",
-        )
+        what = f"field `{field}`: {kind} {name} was staged without a content hash"
+        raise AutorlError(what, where=root.model(name), next_step=f"run: autorl-hpc stage {name} --again")
     return manifest.content_hash
 
 

@@ -13,9 +13,7 @@ from autorl_hpc.cluster.vllm_program import VllmOnHost
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.launch import drivers, expand
-from autorl_hpc.launch import plan as agents
-from autorl_hpc.launch import plan as engine
-from autorl_hpc.launch.plan import Plan, would_be
+from autorl_hpc.launch.plan import Plan, finding_lines, look_at_agents, look_at_engine, would_be
 from autorl_hpc.records.run import Science
 from autorl_hpc.scoring.stats import smallest_visible_gain, visible_of_clusters
 from autorl_hpc.states import Split
@@ -28,32 +26,28 @@ from autorl_hpc.tasks.loader import load_task
 def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
     """Return for each split: items, clusters (null: independent or unknown), the equivalent number of independent items, and
     the smallest visible gain in points (null: no gain is visible)."""
-    return {str(split): _of_split(root, science, Split(split)) for split in science.splits}
-
-
-def _of_split(root: Root, science: Science, split: Split) -> dict[str, Any]:
-    sizes, asked = _cluster_sizes(root, science, split), science.asked(split)
-    counted = visible_of_clusters(sizes) if sizes else asked
-    gain = smallest_visible_gain(counted)
-    return {
-        "items": asked,
-        "clusters": len(sizes) if sizes else None,
-        "independent_items": counted,
-        "points": None if gain is None else round(gain, 1),
-    }
+    found = {}
+    for split in map(Split, science.splits):
+        sizes, asked = _cluster_sizes(root, science, split), science.asked(split)
+        counted = visible_of_clusters(sizes) if sizes else asked
+        gain = smallest_visible_gain(counted)
+        found[str(split)] = {
+            "items": asked,
+            "clusters": len(sizes) or None,
+            "independent_items": counted,
+            "points": None if gain is None else round(gain, 1),
+        }
+    return found
 
 
 def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
     """Return the cluster sizes; empty if items are independent or can't be read here."""
     task = load_task(science.task).file
-    field = task.cluster_field
-    if field is None:
-        return []
     try:
-        items = asked_items(root, science, split, task)
+        items = asked_items(root, science, split, task) if task.cluster_field else []
     except AutorlError:
         return []
-    named = Counter(str(item.data.get(field, f"item {item.id}")) for item in items)
+    named = Counter(str(item.data.get(str(task.cluster_field), f"item {item.id}")) for item in items)
     return list(named.values()) if len(named) < len(items) else []
 
 
@@ -120,8 +114,8 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
             "level": spec.sandbox.level,
             "network": sorted({str(cell.science.network) for cell in plan.cells}),
         },
-        "agents": [asdict(looked) for looked in agents.look_at_agents(root, spec, plan.cells, plan.cluster)],
-        "engine": None if (seen := engine.look_at_engine(spec, plan.cluster)) is None else asdict(seen),
+        "agents": [asdict(looked) for looked in look_at_agents(root, spec, plan.cells, plan.cluster)],
+        "engine": None if (seen := look_at_engine(spec, plan.cluster)) is None else asdict(seen),
         "graders_need": expand.lines(spec, plan.cells),
         "smallest_visible_gain_points": {
             task: {split: facts["points"] for split, facts in splits.items()} for task, splits in visible.items()
@@ -142,28 +136,21 @@ def _size_bytes(root: Root, model: str) -> int:
 
 def _jobs(plan: Plan) -> list[dict[str, Any]]:
     """Return the commands of the local jobs, as submitit will start them."""
-    path = str(plan.experiment.path)
-    return [
-        {"role": "agents", "command": f"python -m autorl_hpc job array {path}", "at_once": plan.spec.parallel},
-        *(
-            {
-                "role": f"grader-{i}",
-                "command": f"python -m autorl_hpc job chain {path}",
-                "chain": plan.spec.grader.chain,
-            }
-            for i in range(plan.spec.grader.count)
-        ),
-        {"role": "report", "command": f"python -m autorl_hpc job report {path}"},
-    ]
+    path, grader = plan.experiment.path, plan.spec.grader
+
+    def row(role: str, command: str, **more: int) -> dict[str, Any]:
+        return {"role": role, "command": f"python -m autorl_hpc job {command} {path}", **more}
+
+    graders = [row(f"grader-{i}", "chain", chain=grader.chain) for i in range(grader.count)]
+    return [row("agents", "array", at_once=plan.spec.parallel), *graders, row("report", "report")]
 
 
-def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
+def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, str]]:
     """Return every script as sbatch will get it, except for job ids."""
     from autorl_hpc.launch.sbatch import dry_scripts
 
     assert plan.cluster is not None
-    made = dry_scripts(plan.experiment, would_be(plan, path), plan.cluster)
-    return [{"role": script.role, "name": script.name, "script": script.text} for script in made]
+    return dry_scripts(plan.experiment, would_be(plan, path), plan.cluster)
 
 
 def as_text(facts: dict[str, Any]) -> str:
@@ -192,8 +179,8 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain"].items():
         lines.append(visible_line(task, splits))
-    lines += agents.agent_lines([Looked(**row) for row in facts["agents"]])
-    lines += engine.engine_lines(None if facts["engine"] is None else VllmOnHost(**facts["engine"]))
+    engine = None if facts["engine"] is None else VllmOnHost(**facts["engine"])
+    lines += finding_lines([Looked(**row) for row in facts["agents"]], engine)
     lines += facts["graders_need"]
     lines.append("nothing was started")
     return "\n".join(lines)

@@ -18,8 +18,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.reading import read_yaml
-from autorl_hpc.files.store import verify_model
-from autorl_hpc.launch.drivers import driver_sciences
+from autorl_hpc.launch.drivers import driver_sciences, model_hash
 from autorl_hpc.launch.prerequisites import check_needs, run_environment, with_judge
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import NO_DRIVER
@@ -69,34 +68,32 @@ def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
     return [
         f"{task}: {words}"
         for task, recipe in recipes.items()
-        for words in (*_judge(recipe, spec), *_search(recipe))
+        for words in (_judge(recipe, spec), _search(recipe))
         if words
     ]
 
 
-def _judge(recipe: Recipe, spec: ExperimentSpec) -> list[str]:
-    if recipe.judge == "none":
-        return []
+UNREACHED = "where a node can't reach it nothing is scored, and submissions wait"
+
+
+def _judge(recipe: Recipe, spec: ExperimentSpec) -> str:
     name = str(recipe.options.get(JUDGE_MODEL, ""))
+    if recipe.judge == "none":
+        return ""
     if name == JudgeSpec.BUILTIN:
-        return [f"{name} is a toy, no judge: these are no real scores"]
+        return f"{name} is a toy, no judge: these are no real scores"
     host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
-    return [
-        f"graders ask the judge {name} at {host}; where a node can't reach it nothing is scored, and submissions wait"
-    ]
+    return f"graders ask the judge {name} at {host}; {UNREACHED}"
 
 
-def _search(recipe: Recipe) -> list[str]:
+def _search(recipe: Recipe) -> str:
     kind, date = recipe.options.get("search"), recipe.options.get("search_date", "no date")
     if kind == "online":
         host = urlsplit(str(recipe.options.get("search_url", ""))).hostname
-        return [
-            f"graders ask the search engine at {host} ({date}); where a node can't reach it nothing is scored, and "
-            "submissions wait; no real score is possible offline"
-        ]
+        return f"graders ask the search engine at {host} ({date}); {UNREACHED}; no real score is possible offline"
     if kind == "replay":
-        return [f"searches are replayed ({date}): a model that asks what was not recorded gets no score"]
-    return []
+        return f"searches are replayed ({date}): a model that asks what was not recorded gets no score"
+    return ""
 
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
@@ -131,20 +128,12 @@ def read_spec(path: Path) -> ExperimentSpec:
         raise AutorlError(
             "an experiment is a table of fields", where=path, next_step="see jobs/quickstart.yaml for an example"
         )
-    _refuse_empty_axes(value, path)
-    return parse_record(ExperimentSpec, value, path, next_step="see docs/experiments.md for every field")
-
-
-def _refuse_empty_axes(value: dict[str, Any], path: Path) -> None:
     matrix = value.get("matrix")
-    if isinstance(matrix, dict):
-        for axis, entries in matrix.items():
-            if entries is None or entries == []:
-                raise AutorlError(
-                    f"field `matrix.{axis}` is empty: there is nothing to run",
-                    where=path,
-                    next_step="give at least one value",
-                )
+    for axis, entries in matrix.items() if isinstance(matrix, dict) else ():
+        if entries is None or entries == []:
+            what = f"field `matrix.{axis}` is empty: there is nothing to run"
+            raise AutorlError(what, where=path, next_step="give at least one value")
+    return parse_record(ExperimentSpec, value, path, next_step="see docs/experiments.md for every field")
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
@@ -175,18 +164,17 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     combinations = _combinations(spec, where)
     _refuse_without_driver(agents, ((values["agent"], values["driver"]) for values in combinations), where)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
-    recipes = {
-        name: with_environment_hash(
-            with_scorer_hash(with_judge(_recipe(task, spec, where), name, spec, where), task.folder), task
-        )
-        for name, task in tasks.items()
-    }
+    recipes: dict[str, Recipe] = {}
+    for name, task in tasks.items():
+        recipe = _in_field(partial(task.recipe, spec.recipe.get(name)), f"recipe.{name}", where)
+        recipe = with_scorer_hash(with_judge(recipe, name, spec, where), task.folder)
+        recipes[name] = with_environment_hash(recipe, task)
     pins = {name: _task_pins(root, task, spec.protocol) for name, task in tasks.items()}
     parts = {name: _in_field(partial(_part, root, task, spec), "feedback") for name, task in tasks.items()}
     for name, recipe in recipes.items():
         _check_recipe_files(root, tasks[name], recipe)
         check_search(recipe, name, where)
-    models = {name: _model_hash(root, name) for name in spec.matrix.base_model}
+    models = {name: model_hash(root, name, "matrix.base_model", "base model") for name in spec.matrix.base_model}
     drivers = driver_sciences(root, spec)
     hashes = {name: task.hash() for name, task in tasks.items()} | {
         f"agent:{name}": agent.hash() for name, agent in agents.items()
@@ -219,96 +207,62 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
 
 
 def _refuse_without_driver(agents: Mapping[str, Agent], pairs: Iterable[tuple[str, str]], where: Path) -> None:
-    """Check that every agent that needs a driver has one.
-
-    Args:
-        pairs: agent and driver of each run.
-        where: the experiment's file.
-
-    Raises:
-        AutorlError: an agent has none.
-    """
+    """Check that every agent that needs a driver has one; `pairs` are agent and driver of each run."""
     for agent, driver in pairs:
         use = agents[agent].file.driver
         if driver == NO_DRIVER and use is not None and use.required:
-            raise AutorlError(
-                f"field `matrix`: agent {agent} calls a driver (by {use.dialect}), and the matrix pairs it with `none`",
-                where=where,
-                next_step=f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {agent}, driver: none}}]`",
-                exit_code=Exit.USAGE,
+            what = (
+                f"field `matrix`: agent {agent} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
             )
+            advice = "name a driver in `drivers` and in `matrix.driver`; or "
+            advice += f"`exclude: [{{agent: {agent}, driver: none}}]`"
+            raise AutorlError(what, where=where, next_step=advice)
 
 
-def _located(load: Any, name: str, places: list[Path] | None, where: Path, field: str) -> Any:
+def _located(
+    load: Callable[[str, list[Path] | None], Checked], name: str, places: list[Path] | None, where: Path, field: str
+) -> Checked:
     try:
         return load(name, places)
     except AutorlError as error:
         own_file = error.where is not None and Path(error.where).name in ("agent.yaml", "task.yaml")
-        raise AutorlError(
-            f"field `{field}`: {error.what}",
-            where=error.where if own_file else where,
-            next_step=error.next_step,
-            exit_code=error.exit_code,
-        ) from None
+        raise error.of_field(field, None if own_file else where) from None
 
 
-def _in_field(check: Callable[[], Checked], field: str) -> Checked:
-    """Return the result of a check of staged files; its error also names the experiment's field."""
+def _in_field(check: Callable[[], Checked], field: str, where: Path | None = None) -> Checked:
+    """Return the result of a check; its error also names the experiment's field."""
     try:
         return check()
     except AutorlError as error:
-        raise AutorlError(
-            f"field `{field}`: {error.what}",
-            where=error.where,
-            fault=error.fault,
-            next_step=error.next_step,
-            exit_code=error.exit_code,
-        ) from None
-
-
-def _recipe(task: Task, spec: ExperimentSpec, where: Path) -> Recipe:
-    try:
-        return task.recipe(spec.recipe.get(task.name))
-    except AutorlError as error:
-        raise AutorlError(f"field `recipe.{task.name}`: {error.what}", where=where, next_step=error.next_step) from None
+        raise error.of_field(field, where) from None
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
-    axes: list[Sequence[Any]] = [getattr(spec.matrix, axis) for axis in AXES]
-    for axis, values in zip(AXES, axes, strict=True):
-        twice = [value for value, count in Counter(values).items() if count > 1]
-        if twice:
-            raise AutorlError(
-                f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice",
-                where=where,
-                next_step="remove one",
-            )
-    for rule in spec.exclude:
-        unknown = set(rule) - set(AXES)
-        if unknown or not rule:
-            raise AutorlError(
-                f"field `exclude`: {sorted(unknown)[0] if unknown else 'an empty rule'!r} is no axis of the matrix",
-                where=where,
-                next_step=f"axes are {', '.join(AXES)}",
-            )
-        for axis, given in rule.items():
-            for value in given if isinstance(given, list) else [given]:
-                if value not in getattr(spec.matrix, axis):
-                    near = get_close_matches(str(value), [str(v) for v in getattr(spec.matrix, axis)], n=1)
-                    raise AutorlError(
-                        f"field `exclude`: {value!r} is no value of matrix.{axis}"
-                        + (f"; did you mean `{near[0]}`?" if near else ""),
-                        where=where,
-                        next_step="correct the rule, or remove it",
-                    )
-    kept = []
-    for values in itertools.product(*axes):
-        cell = dict(zip(AXES, values, strict=True))
-        if not any(
-            all(cell[key] == value or (isinstance(value, list) and cell[key] in value) for key, value in rule.items())
-            for rule in spec.exclude
-        ):
-            kept.append(cell)
+    """Return the value of each axis for each run.
+
+    Raises:
+        AutorlError: a value stands twice, a rule of `exclude` is wrong, or nothing is left.
+    """
+    axes: dict[str, Sequence[Any]] = {axis: getattr(spec.matrix, axis) for axis in AXES}
+    for axis, values in axes.items():
+        if twice := [value for value, count in Counter(values).items() if count > 1]:
+            what = f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice"
+            raise AutorlError(what, where=where, next_step="remove one")
+    rules = [
+        {axis: given if isinstance(given, list) else [given] for axis, given in rule.items()} for rule in spec.exclude
+    ]
+    for rule in rules:
+        if (unknown := sorted(set(rule) - set(AXES))) or not rule:
+            what = f"field `exclude`: {unknown[0] if unknown else 'an empty rule'!r} is no axis of the matrix"
+            raise AutorlError(what, where=where, next_step=f"axes are {', '.join(AXES)}")
+        for axis, value in ((axis, value) for axis, given in rule.items() for value in given):
+            if value not in axes[axis]:
+                near = get_close_matches(str(value), [str(v) for v in axes[axis]], n=1)
+                hint = f"; did you mean `{near[0]}`?" if near else ""
+                what = f"field `exclude`: {value!r} is no value of matrix.{axis}{hint}"
+                raise AutorlError(what, where=where, next_step="correct the rule, or remove it")
+    cells = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*axes.values())]
+    kept = [cell for cell in cells if not any(all(cell[axis] in rule[axis] for axis in rule) for rule in rules)]
     if not kept:
         raise AutorlError("field `exclude` leaves no run of the matrix", where=where, next_step="exclude less")
     return kept
@@ -341,17 +295,6 @@ def _part(root: Root, task: Task, spec: ExperimentSpec) -> FeedbackPart | None:
         return None
     items = load_items(root, task.name, Split.FEEDBACK, task.file.splits["feedback"])
     return pin_part(items, spec.feedback.items, spec.feedback.seed, task.file)
-
-
-def _model_hash(root: Root, name: str) -> str:
-    manifest = _in_field(lambda: verify_model(root, name), "matrix.base_model")
-    if manifest.content_hash is None:
-        raise AutorlError(
-            f"field `matrix.base_model`: base model {name} was staged without a content hash",
-            where=root.model(name),
-            next_step=f"run: autorl-hpc stage {name} --again",
-        )
-    return manifest.content_hash
 
 
 def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:

@@ -13,6 +13,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
 
 from autorl_hpc.agents import PATH_VARIABLE as AGENTS_PATH
 from autorl_hpc.agents import load_agent
@@ -76,6 +78,10 @@ def _floor_minutes(seconds: float) -> int:
     return max(1, math.floor(seconds / 60))
 
 
+def _impossible(what: str, where: str, next_step: str) -> AutorlError:
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.USAGE)
+
+
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
@@ -90,38 +96,24 @@ def agent_links(
     """
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
-    spare_s = min(SPARE_S, budget.wall_clock_s * SPARE_SHARE)
+    minutes = _minutes(work_s + around_s + min(SPARE_S, budget.wall_clock_s * SPARE_SHARE))
     if limit_s is None:
-        return Links(1, _minutes(work_s + around_s + spare_s))
-    minutes = _floor_minutes(limit_s)  # Slurm counts in whole minutes
-    if _minutes(work_s + around_s) <= minutes:
-        return Links(1, min(minutes, _minutes(work_s + around_s + spare_s)))
-    use_s = minutes * 60 - around_s
+        return Links(1, minutes)
+    limit_minutes = _floor_minutes(limit_s)  # Slurm counts in whole minutes
+    if _minutes(work_s + around_s) <= limit_minutes:
+        return Links(1, min(limit_minutes, minutes))
+    use_s = limit_minutes * 60 - around_s
     if use_s < LEAST_USE_S:
-        raise AutorlError(
+        what = (
             f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: "
-            "nothing is left for the agent",
-            where=where,
-            fault=Fault.CLUSTER,
-            next_step="use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile",
-            exit_code=Exit.USAGE,
         )
+        advice = "use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile"
+        raise _impossible(f"{what}nothing is left for the agent", where, advice)
     count = math.ceil(work_s / use_s) + 1
     if count > MAX_LINKS:
-        raise AutorlError(
-            f"field `budget`: {budget.wall_clock_s:.0f} s would need {count} jobs of {limit_s:.0f} s in a row",
-            where=where,
-            fault=Fault.CLUSTER,
-            next_step="use a partition with longer jobs, or a smaller budget",
-            exit_code=Exit.USAGE,
-        )
-    return Links(count, minutes)
-
-
-def expected_s(spec: ExperimentSpec, runs: int, agent: Links) -> float:
-    """Return the seconds from the first agent's start to the last closing, without queueing time."""
-    rounds = math.ceil(runs / spec.parallel) if runs else 0
-    return rounds * agent.count * agent.minutes * 60 + CLOSING_S
+        what = f"field `budget`: {budget.wall_clock_s:.0f} s would need {count} jobs of {limit_s:.0f} s in a row"
+        raise _impossible(what, where, "use a partition with longer jobs, or a smaller budget")
+    return Links(count, limit_minutes)
 
 
 def chain_links(
@@ -132,68 +124,28 @@ def chain_links(
     asked_s: float | None,
     least: int,
     *,
-    signal_s: float,
-    where: str,
-    what: str,
+    signal_s: float = 0.0,
+    where: str = "",
+    what: str = "grader.time",
 ) -> Links:
-    """Return enough jobs to last from the first agent to the last, but at least `least`.
+    """Return the jobs of a grader or driver: enough to last from the first agent to the last, without queueing, but at least
+    `least`.
 
     Args:
         limit_s: the longest possible job; None for no limit.
         asked_s: job length from the experiment or profile; None if unset.
         what: the field that sets it.
     """
-    long_s = expected_s(spec, runs, agent)
+    rounds = math.ceil(runs / spec.parallel) if runs else 0
+    long_s = rounds * agent.count * agent.minutes * 60 + CLOSING_S
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
     if limit_s is not None:
         minutes = min(minutes, _floor_minutes(limit_s))
     least_s = signal_s + EARLY_S + LEAST_USE_S
     if minutes * 60 < least_s:
-        raise AutorlError(
-            f"field `{what}`: a job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least",
-            where=where,
-            fault=Fault.CLUSTER,
-            next_step="give it more time, or shorten `signal_before_end` in the cluster's profile",
-            exit_code=Exit.USAGE,
-        )
-    needed = math.ceil(long_s / (minutes * 60)) + 1
-    return Links(min(MAX_LINKS, max(least, needed)), minutes)
-
-
-def driver_links(
-    spec: ExperimentSpec,
-    runs: int,
-    agent: Links,
-    limit_s: float | None,
-    asked_s: float | None,
-    *,
-    signal_s: float,
-    where: str,
-    name: str,
-) -> Links:
-    """Return the jobs of a driver that is served here."""
-    what = f"drivers.{name}.time"
-    return chain_links(spec, runs, agent, limit_s, asked_s, DRIVER_CHAIN, signal_s=signal_s, where=where, what=what)
-
-
-def grader_links(
-    spec: ExperimentSpec,
-    runs: int,
-    agent: Links,
-    limit_s: float | None,
-    asked_s: float | None = None,
-    *,
-    signal_s: float = 0.0,
-    where: str = "",
-) -> Links:
-    """Return the jobs of one grader: the experiment's `grader.chain`, or more to last from the first agent to the last.
-
-    Args:
-        limit_s: the longest possible job; None for no limit.
-        asked_s: job length from the profile; None if unset.
-    """
-    chain = spec.grader.chain
-    return chain_links(spec, runs, agent, limit_s, asked_s, chain, signal_s=signal_s, where=where, what="grader.time")
+        wrong = f"field `{what}`: a job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least"
+        raise _impossible(wrong, where, "give it more time, or shorten `signal_before_end` in the cluster's profile")
+    return Links(min(MAX_LINKS, max(least, math.ceil(long_s / (minutes * 60)) + 1)), minutes)
 
 
 def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
@@ -276,38 +228,53 @@ class Planner:
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
-        chain = grader_links(
-            self.spec,
-            len(needs.runs),
-            links,
-            self._limit_s(self.grader),
-            self.grader.time,
-            signal_s=self.profile.signal_before_end_s,
-            where=self.profile.name,
-        )
-        graders = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
-        first = [self._grader(i, 1, chain, "singleton") for i in graders]
+        numbers = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
+        chain = self._chain(self.grader, needs, links, self.spec.grader.chain, "grader.time")
+        graders = {f"grader-{i}": (self.grader, chain) for i in numbers}
+        drivers = {}
+        for name in (name for name, lacks in needs.drivers.items() if lacks):
+            kind = self._driver_kind(name)
+            chain = self._chain(kind, needs, links, DRIVER_CHAIN, f"drivers.{name}.time")
+            drivers[f"{DRIVER_ROLE}{name}"] = (kind, chain)
+        first = [self._link(role, *of, 1, "singleton") for role, of in graders.items()]
         starters = [*(() if self.step else needs.present), *(f"{{{job.key}}}" for job in first)]
-        drives = {
-            name: self._drive_links(name, len(needs.runs), links) for name, lacks in needs.drivers.items() if lacks
-        }
-        driving = {name: self._driver(name, 1, links_, "singleton") for name, links_ in drives.items()}
+        driving = {role: self._link(role, *of, 1, "singleton") for role, of in drivers.items()}
         arrays = self._arrays(needs, links, self._start(starters, needs, driving))
-        wait = f",after:{{{arrays[0].key}}}_0" if arrays else ""
-        later = [
-            self._grader(i, link, chain, f"singleton{wait}") for link in range(2, chain.count + 1) for i in graders
-        ]
-        driven = [
-            self._driver(name, link, links_, f"singleton{wait}")
-            for name, links_ in drives.items()
-            for link in range(2, links_.count + 1)
-        ]
+        waits = f"singleton,after:{{{arrays[0].key}}}_0" if arrays else "singleton"
+        later, driven = self._later(graders, waits), self._later(drivers, waits)
         ordered = [*first, *driving.values(), *arrays, *later, *driven]
         if needs.report:
-            waits = [f"{{{job.key}}}" for job in (arrays if self.step else [*first, *later])]
-            waits += needs.present
-            ordered.append(self._report(":".join(["afterany", *waits]) if waits else ""))
+            before = [f"{{{job.key}}}" for job in (arrays if self.step else [*first, *later])] + list(needs.present)
+            kind = self.profile.report
+            minutes = report_minutes(self._limit_s(kind), kind.time)
+            ordered.append(self._job("report", kind, minutes, ":".join(["afterany", *before]) if before else ""))
         return ordered
+
+    def _chain(self, kind: JobKind, needs: Needs, agent: Links, least: int, what: str) -> Links:
+        return chain_links(
+            self.spec,
+            len(needs.runs),
+            agent,
+            self._limit_s(kind),
+            kind.time,
+            least,
+            signal_s=self.profile.signal_before_end_s,
+            where=self.profile.name,
+            what=what,
+        )
+
+    def _link(self, role: str, kind: JobKind, chain: Links, link: int, depends: str) -> JobPlan:
+        return self._job(role, kind, chain.minutes, depends, link=link, last_link=link == chain.count)
+
+    def _later(self, chains: Mapping[str, tuple[JobKind, Links]], depends: str) -> list[JobPlan]:
+        """Return the second and later links, all second ones first."""
+        most = max((chain.count for _, chain in chains.values()), default=0)
+        return [
+            self._link(role, kind, chain, link, depends)
+            for link in range(2, most + 1)
+            for role, (kind, chain) in chains.items()
+            if link <= chain.count
+        ]
 
     def _arrays(self, needs: Needs, links: Links, start: str) -> list[JobPlan]:
         """Return the arrays, each with all of its links. If there are more arrays than may run at once, the next array waits for
@@ -320,7 +287,6 @@ class Planner:
         jobs: list[JobPlan] = []
         for place, (part, throttle) in enumerate(parts):
             for link in range(1, links.count + 1):
-                number = self._next()
                 depends = start
                 if link > 1:
                     # The same task's next link; if tasks wait for each other or the one before failed, after all of them.
@@ -329,74 +295,32 @@ class Planner:
                     depends = f"aftercorr:{{{key}}}?afterany:{{{key}}}" if together else f"afterany:{{{key}}}"
                 elif place >= lanes:
                     depends = f"afterany:{{{before[place - lanes].key}}}"
-                job = JobPlan(
-                    Submitted(
-                        name=self._name(f"agents-{number}"),
-                        role="agents",
-                        link=link,
-                        last_link=link == links.count,
-                        runs=tuple(part),
-                        number=number,
-                    ),
-                    kind,
-                    links.minutes,
-                    depends,
-                    throttle,
-                )
-                before[place] = job
-                jobs.append(job)
+                fields = {"link": link, "last_link": link == links.count, "runs": tuple(part)}
+                before[place] = self._job("agents", kind, links.minutes, depends, throttle, **fields)
+                jobs.append(before[place])
         return jobs
-
-    def _grader(self, number: int, link: int, chain: Links, depends: str) -> JobPlan:
-        role = f"grader-{number}"
-        submitted = Submitted(
-            name=self._name(role), role=role, link=link, last_link=link == chain.count, number=self._next()
-        )
-        return JobPlan(submitted, self.grader, chain.minutes, depends)
 
     @staticmethod
     def _start(starters: Sequence[str], needs: Needs, driving: Mapping[str, JobPlan]) -> str:
         """Return what agents wait for: any grader, and every driver. Slurm allows only one kind of separator, so with drivers it
         is the first grader. An existing driver job comes before a planned one, which would wait for its end."""
-        drivers = [
-            needs.driving.get(name) or f"{{{driving[name].key}}}"
-            for name in needs.drivers
-            if name in needs.driving or name in driving
-        ]
+        planned = {role.removeprefix(DRIVER_ROLE): f"{{{job.key}}}" for role, job in driving.items()}
+        drivers = [job for name in needs.drivers if (job := needs.driving.get(name) or planned.get(name))]
         if not drivers:
             return "?".join(f"after:{job}" for job in starters)
         return ",".join(f"after:{job}" for job in [*starters[:1], *drivers])
-
-    def _drive_links(self, name: str, runs: int, agent: Links) -> Links:
-        """Return the jobs of one driver: enough to last from the first agent to the last."""
-        kind = self._driver_kind(name)
-        return driver_links(
-            self.spec,
-            runs,
-            agent,
-            self._limit_s(kind),
-            kind.time,
-            signal_s=self.profile.signal_before_end_s,
-            where=self.profile.name,
-            name=name,
-        )
 
     def _driver_kind(self, name: str) -> JobKind:
         driver = self.spec.drivers[name]
         kind = self.profile.driver.resources(driver.resources)
         return kind if driver.time is None else kind.model_copy(update={"time": driver.time})
 
-    def _driver(self, name: str, link: int, chain: Links, depends: str) -> JobPlan:
-        role = f"{DRIVER_ROLE}{name}"
-        submitted = Submitted(
-            name=self._name(role), role=role, link=link, last_link=link == chain.count, number=self._next()
-        )
-        return JobPlan(submitted, self._driver_kind(name), chain.minutes, depends)
-
-    def _report(self, depends: str) -> JobPlan:
-        submitted = Submitted(name=self._name("report"), role="report", number=self._next())
-        kind = self.profile.report
-        return JobPlan(submitted, kind, report_minutes(self._limit_s(kind), kind.time), depends)
+    def _job(self, role: str, kind: JobKind, minutes: int, depends: str, throttle: int = 0, **fields: Any) -> JobPlan:
+        number = self._number
+        self._number += 1
+        own = f"{role}-{number}" if role == "agents" else role  # a chain's links share a name, for `singleton`
+        name = f"{self.spec.name[:NAME_CHARS]}.{own}.{self.uid}"
+        return JobPlan(Submitted(name=name, role=role, number=number, **fields), kind, minutes, depends, throttle)
 
     def _with_grader(self) -> JobKind:
         """Return the resources of an agent's job that includes its grader."""
@@ -415,29 +339,17 @@ class Planner:
         bounds = [kind.time, self.profile.limits.max_time, self.site.limit_s(partition)]
         return min((bound for bound in bounds if bound is not None), default=None)
 
-    def _name(self, role: str) -> str:
-        return f"{self.spec.name[:NAME_CHARS]}.{role}.{self.uid}"
-
-    def _next(self) -> int:
-        self._number += 1
-        return self._number - 1
-
 
 def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple[list[str], int]]:
     """Split runs into arrays of similar size, none above `max_array_size`, each with its share of the throttle."""
-    if not runs:
-        return []
     count = math.ceil(len(runs) / max_array_size)
+    if not count:
+        return []
     size, larger = divmod(len(runs), count)
     share, more = divmod(parallel, count)
-    parts: list[tuple[list[str], int]] = []
-    start = 0
-    for place in range(count):
-        length = size + (place < larger)
-        throttle = max(1, share + (place < more))
-        parts.append((list(runs[start : start + length]), min(throttle, length)))
-        start += length
-    return parts
+    ends = [size * (place + 1) + min(larger, place + 1) for place in range(count)]
+    parts = [list(runs[start:end]) for start, end in pairwise([0, *ends])]
+    return [(part, min(len(part), max(1, share + (place < more)))) for place, part in enumerate(parts)]
 
 
 def _mebibytes(memory: str) -> int:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
 
 from autorl_hpc.drivers.serve import Users
 from autorl_hpc.errors import AutorlError, Exit
@@ -166,11 +165,7 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
     stopping = Stopping()
     stopping.install()
     left = read_experiment(experiment).grader.chain
-    first = watcher(while_alive)
-
-    def alive() -> bool:  # includes an array that a later launch started
-        return first() or any(job.role == "agents" for job in alive_jobs(experiment))
-
+    alive = agents_alive(experiment, while_alive)
     while not stopping.asked and left > 0:
         if _over(experiment):
             return 0
@@ -196,12 +191,7 @@ def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]
     """Run a driver's job while agents may call it, and restart it if it ends. Return the exit code."""
     stopping = Stopping()
     stopping.install()
-    first = watcher(while_alive)
-    failures = 0
-
-    def alive() -> bool:
-        return first() or any(job.role == "agents" for job in alive_jobs(experiment))
-
+    alive, failures = agents_alive(experiment, while_alive), 0
     users = Users(experiment, name)
     while not stopping.asked and alive() and not _over(experiment):
         if not users.open():  # a later launch may add runs
@@ -222,14 +212,16 @@ def watcher(pids: Sequence[int]) -> Callable[[], bool]:
     return lambda: any(start is not None and process_start(pid) == start for pid, start in starts.items())
 
 
+def agents_alive(experiment: ExperimentDir, pids: Sequence[int]) -> Callable[[], bool]:
+    """Return a function that says whether any of these, or an array that a later launch started, is still alive."""
+    first = watcher(pids)
+    return lambda: first() or any(job.role == "agents" for job in alive_jobs(experiment))
+
+
 def wait_for_end(experiment: ExperimentDir, after: Sequence[int]) -> None:
-    """Wait until the experiment is over or all jobs that work on it have ended."""
+    """Wait until the experiment is over or all jobs that work on it have ended, those of a later launch too."""
     first = watcher(after)
-
-    def alive() -> bool:  # includes jobs that a later launch started
-        return first() or any(job.role != "report" for job in alive_jobs(experiment))
-
-    while not _over(experiment) and alive():
+    while not _over(experiment) and (first() or any(job.role != "report" for job in alive_jobs(experiment))):
         time.sleep(POLL_S)
 
 
@@ -285,28 +277,25 @@ def only_one(experiment: ExperimentDir) -> Iterator[None]:
         AutorlError: another launch is still submitting.
     """
     name = hashlib.sha256(os.fsencode(experiment.path.resolve())).hexdigest()[:32]
+    deadline = time.monotonic() + OTHER_LAUNCH_WAIT_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        deadline = time.monotonic() + OTHER_LAUNCH_WAIT_S
         while True:
             try:
                 lock.bind(f"\0autorl-hpc-{name}")
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise AutorlError(
-                        "another launch of this experiment is still submitting its jobs",
-                        where=experiment.path,
-                        next_step="wait for it, then launch again",
-                        exit_code=Exit.ENVIRONMENT,
-                    ) from None
+                    what = "another launch of this experiment is still submitting its jobs"
+                    advice, code = "wait for it, then launch again", Exit.ENVIRONMENT
+                    raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=code) from None
                 time.sleep(0.1)
         yield
 
 
-def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> None:
+def submit_here(experiment: ExperimentDir) -> None:
     """Start each missing job through submitit. Runs in the submitting process."""
     with only_one(experiment):
-        _submit_missing(experiment, record)
+        _submit_missing(experiment, read_experiment(experiment))
 
 
 def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None:
@@ -315,32 +304,27 @@ def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None
 
     def job(role: str, *arguments: str) -> LocalJob:
         if role not in alive:
-            pid = _submitit(experiment, ["job", *arguments, path])
+            pid = _submitit(experiment, ["job", *arguments])
             alive[role] = LocalJob(role, pid, process_start(pid) or "gone")
             _write(experiment, list(alive.values()))
         return alive[role]
 
-    array = job("agents", "array")
-    chains = [job(f"grader-{i}", "chain", "--while-alive", f"{array.pid}") for i in range(record.spec.grader.count)]
+    array = job("agents", "array", path)
+    watch = ("--while-alive", str(array.pid))
+    chains = [job(f"grader-{i}", "chain", *watch, path) for i in range(record.spec.grader.count)]
     for name in served(record.spec):
-        job(f"driver-{name}", "drive", "--while-alive", f"{array.pid}", name)
-    watched = [str(j.pid) for j in (array, *chains)]
-    job("report", "report", *[part for pid in watched for part in ("--after", pid)])
+        job(f"driver-{name}", "drive", *watch, path, name)
+    job("report", "report", *[part for each in (array, *chains) for part in ("--after", str(each.pid))], path)
 
 
 def _submitit(experiment: ExperimentDir, arguments: list[str]) -> int:
     """Start one command as a submitit job; return the controller's pid, which is the job id."""
     import submitit
 
-    class Commands(submitit.LocalExecutor):
-        """Submit a command instead of a pickled function."""
-
-        def submit_command(self, argv: list[str]) -> Any:
-            return self._submit_command(shlex.join(argv))
-
-    executor = Commands(folder=experiment.jobs)
+    executor = submitit.LocalExecutor(folder=experiment.jobs)
     executor.update_parameters(timeout_min=NO_LIMIT_MIN, stderr_to_stdout=True)
-    return int(executor.submit_command([sys.executable, "-m", "autorl_hpc", *arguments]).job_id)
+    command = shlex.join([sys.executable, "-m", "autorl_hpc", *arguments])
+    return int(executor._submit_command(command).job_id)
 
 
 def _write(experiment: ExperimentDir, jobs: list[LocalJob]) -> None:
@@ -365,11 +349,5 @@ def _signal_all(experiment: ExperimentDir, number: int) -> None:
     """Signal the jobs first, then every other process of the experiment. A keeper ends its agent if its supervisor is gone."""
     jobs = [job.pid for job in alive_jobs(experiment)]
     for pid in [*jobs, *sorted(set(processes(experiment)) - set(jobs))]:
-        _signal(pid, number)
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)

@@ -89,40 +89,21 @@ def freeze(experiment: ExperimentDir, frozen: Parts) -> str:
 
 def git_revision() -> str | None:
     """Return the git revision of the package's checkout, with `+` if it has local changes; None outside a checkout."""
+    checkout = PACKAGE.parent
+    if not (checkout / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        argv = ["git", "-C", str(checkout), *arguments]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
     try:
-        head = subprocess.run(
-            ["git", "-C", str(PACKAGE.parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
-        if head.returncode or not (PACKAGE.parent / ".git").exists():
-            return None
-        dirty = subprocess.run(
-            ["git", "-C", str(PACKAGE.parent), "status", "--porcelain"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-        return head.stdout.strip() + ("+" if dirty.stdout.strip() else "")
-    except (OSError, subprocess.TimeoutExpired):
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
-# --- agents: before anything is queued, check their drivers and programs
-
-
-def idle_drivers(cells: Sequence[Cell]) -> list[Looked]:
-    """Return notes on agents that have a driver and never call it."""
-    pairs = sorted({(cell.science.agent, cell.science.driver) for cell in cells})
-    return [
-        Looked(agent, "note", f"it calls no driver, so its runs with {driver} differ from those with none in name only",
-               f"exclude: [{{agent: {agent}, driver: {driver}}}]")
-        for agent, driver in pairs
-        if driver != NO_DRIVER and load_agent(agent).file.driver is None
-    ]  # fmt: skip
+# --- before anything is queued: drivers and programs of agents, the engine of graders
 
 
 def look_at_agents(
@@ -133,36 +114,14 @@ def look_at_agents(
     image = environment is not None and environment.kind == "image"
     venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
     where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image, venv=venv)
-    found = idle_drivers(cells)
+    found = []
+    for agent, driver in sorted({(cell.science.agent, cell.science.driver) for cell in cells}):
+        if driver != NO_DRIVER and load_agent(agent).file.driver is None:
+            words = f"it calls no driver, so its runs with {driver} differ from those with none in name only"
+            found.append(Looked(agent, "note", words, f"exclude: [{{agent: {agent}, driver: {driver}}}]"))
     for name in spec.matrix.agent:
         found += look(load_agent(name), where)
     return found
-
-
-def refuse_problems(found: Sequence[Looked]) -> None:
-    """Raise AutorlError for the first problem among the findings."""
-    for looked in found:
-        if looked.state == "problem":
-            raise AutorlError(
-                f"agent {looked.agent} can't run: {looked.value}",
-                where=load_agent(looked.agent).folder,
-                fault=Fault.CLUSTER,
-                next_step=f"{looked.do_this}; or add --unchecked, if it is on the nodes and not here",
-                exit_code=Exit.ENVIRONMENT,
-            )
-
-
-def agent_lines(found: Sequence[Looked]) -> list[str]:
-    """Return the findings as lines for people."""
-    signs = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-    return [
-        f"agent {looked.agent}: {signs[looked.state]}: {looked.value}"
-        + (f" ({looked.do_this})" if looked.do_this else "")
-        for looked in found
-    ]
-
-
-# --- engine of the graders
 
 
 def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> VllmOnHost | None:
@@ -173,24 +132,33 @@ def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> Vllm
     return look_for_engine(profile, where.environ, where.doubt)
 
 
-def refuse_without_engine(seen: VllmOnHost | None, where: Path) -> None:
-    """Raise AutorlError if no grader could start the engine."""
-    if seen is not None and seen.state == "problem":
-        raise AutorlError(
-            f"field `grader.engine`: `vllm` can't start: {seen.value}",
-            where=where,
-            fault=Fault.CLUSTER,
-            next_step=f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here",
-            exit_code=Exit.ENVIRONMENT,
-        )
+def refuse_problems(agents: Sequence[Looked], engine: VllmOnHost | None, where: Path) -> None:
+    """Raise AutorlError for the first problem among the findings."""
+    found: list[tuple[Looked | VllmOnHost, str, Path]] = [
+        (looked, f"agent {looked.agent} can't run", load_agent(looked.agent).folder) for looked in agents
+    ]
+    if engine is not None:
+        found.append((engine, "field `grader.engine`: `vllm` can't start", where))
+    for seen, what, place in found:
+        if seen.state == "problem":
+            raise AutorlError(
+                f"{what}: {seen.value}",
+                where=place,
+                fault=Fault.CLUSTER,
+                next_step=f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here",
+                exit_code=Exit.ENVIRONMENT,
+            )
 
 
-def engine_lines(seen: VllmOnHost | None) -> list[str]:
-    """Return the finding as lines for people."""
-    if seen is None:
-        return []
-    sign = "PROBLEM" if seen.state == "problem" else seen.state
-    return [f"engine vllm: {sign}: {seen.value}" + (f" ({seen.do_this})" if seen.do_this else "")]
+def finding_lines(agents: Sequence[Looked], engine: VllmOnHost | None) -> list[str]:
+    """Return the findings as lines for people."""
+    named: list[tuple[str, Looked | VllmOnHost]] = [(f"agent {looked.agent}", looked) for looked in agents]
+    named += [] if engine is None else [("engine vllm", engine)]
+    return [
+        f"{name}: {'PROBLEM' if seen.state == 'problem' else seen.state}: {seen.value}"
+        + (f" ({seen.do_this})" if seen.do_this else "")
+        for name, seen in named
+    ]
 
 
 @dataclass(frozen=True)
@@ -275,8 +243,8 @@ def prepare(
     """
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
-        refuse_problems(look_at_agents(root, planned.spec, planned.cells, planned.cluster))
-        refuse_without_engine(look_at_engine(planned.spec, planned.cluster), path)
+        agents = look_at_agents(root, planned.spec, planned.cells, planned.cluster)
+        refuse_problems(agents, look_at_engine(planned.spec, planned.cluster), path)
     experiment = planned.experiment
     try:
         for folder in experiment.folders():
@@ -392,20 +360,17 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
 
 def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
     science = cell.science
-    done = set(reading.list_names(experiment.finished))
-    if cell.run_id in done:
+    if cell.run_id in reading.list_names(experiment.finished):
         return
     for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
-        put(
-            experiment.queue,
-            QueueEntry(
-                kind=QueueKind.BASELINE,
-                task=science.task,
-                base_model=science.base_model,
-                recipe_hash=science.recipe.hash(),
-                split=split,
-            ),
+        entry = QueueEntry(
+            kind=QueueKind.BASELINE,
+            task=science.task,
+            base_model=science.base_model,
+            recipe_hash=science.recipe.hash(),
+            split=split,
         )
+        put(experiment.queue, entry)
 
 
 # --- lock: one launch or cancel at a time, across login nodes, because two would each submit all jobs
@@ -433,7 +398,19 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
     me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
     claims = Claims(folder, me, host_name(), HeartbeatWatch(folder, STALE_S))
     ending = threading.Event()
-    thread = threading.Thread(target=_beat, args=(experiment, me, ending), name="lock", daemon=True)
+
+    def beat() -> None:
+        own = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=0, state="starting")
+        while True:
+            own = own.model_copy(update={"counter": own.counter + 1})
+            try:
+                write_heartbeat(folder, own)
+            except OSError as error:
+                log.warning("sign of life not written: %s", error)
+            if ending.wait(BEAT_S):
+                return
+
+    thread = threading.Thread(target=beat, name="lock", daemon=True)
     thread.start()
     try:
         _take(claims, experiment, say)
@@ -446,30 +423,14 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
 
 
 def _take(claims: Claims, experiment: ExperimentDir, say: Callable[[str], None]) -> None:
-    started = time.monotonic()
-    said = False
+    started, said = time.monotonic(), False
     while claims.take(LOCK, claims.current()) is None:
         waited_s = time.monotonic() - started
         if waited_s > SAY_AFTER_S and not said:
             say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
             said = True
         if waited_s > WAIT_S:
-            raise AutorlError(
-                "another launch of this experiment is still submitting its jobs",
-                where=experiment.path,
-                next_step="wait for it, then launch again",
-                exit_code=Exit.ENVIRONMENT,
-            )
+            what = "another launch of this experiment is still submitting its jobs"
+            advice = "wait for it, then launch again"
+            raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
         time.sleep(0.3)
-
-
-def _beat(experiment: ExperimentDir, me: str, ending: threading.Event) -> None:
-    beat = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=0, state="starting")
-    while True:
-        beat = beat.model_copy(update={"counter": beat.counter + 1})
-        try:
-            write_heartbeat(experiment.jobs, beat)
-        except OSError as error:
-            log.warning("sign of life not written: %s", error)
-        if ending.wait(BEAT_S):
-            return

@@ -87,13 +87,7 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
     try:
         manifest = verify_environment(root, name)
     except AutorlError as error:
-        raise AutorlError(
-            f"field `environment`: {error.what}",
-            where=error.where,
-            fault=error.fault,
-            next_step=error.next_step,
-            exit_code=error.exit_code,
-        ) from None
+        raise error.of_field("environment") from None
     facts = manifest.environment
     assert facts is not None and manifest.content_hash is not None  # checked by `find_environment`
     if facts.kind == "image" and level not in ("auto", SandboxLevel.APPTAINER):

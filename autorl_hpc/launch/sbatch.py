@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from autorl_hpc.cluster import profile as sites
@@ -21,6 +20,7 @@ from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_va
 from autorl_hpc.cluster.slurm import SchedulerError, comment
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.run_view import RunView
@@ -45,9 +45,7 @@ class Scripts:
 
     def text(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
         """Return the script; `numbers` has the ids of the jobs that it waits for, by key."""
-        executor = self._executor(job, numbers)
-        text: str = executor._make_submission_file_text(self.command(job), "")
-        return text
+        return str(self._executor(job, numbers)._make_submission_file_text(self.command(job), ""))
 
     def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
         """Submit the script by sbatch and return the job id.
@@ -55,21 +53,19 @@ class Scripts:
         Raises:
             submitit's FailedJobError or FailedSubmissionError: with sbatch's message.
         """
-        return str(self._executor(job, numbers).submit_command(self.command(job)).job_id)
+        return str(self._executor(job, numbers)._submit_command(self.command(job)).job_id)
 
     def command(self, job: JobPlan) -> str:
         """Return the payload's command. It uses exec, so that the payload itself gets the batch shell's signals."""
-        path = str(self.experiment.path.resolve())
-        role = job.submitted.role
-        words = {
-            "agents": ["job", "task", path, str(job.submitted.number)],
-            "report": ["job", "finish", path],
-        }.get(role, ["job", "grader", path])
-        if role.startswith(DRIVER_ROLE):
+        path, role = str(self.experiment.path.resolve()), job.submitted.role
+        if role == "agents":
+            words = ["job", "task", path, str(job.submitted.number)]
+        elif role.startswith(DRIVER_ROLE):
             words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
-        argv = [*self._python(), "-m", "autorl_hpc", *words]
+        else:
+            words = ["job", "finish" if role == "report" else "grader", path]
         # $VARS in the profile's image and Python are expanded in the job; everything else is quoted.
-        return "exec " + " ".join(argv[: -len(words)] + [shlex.quote(word) for word in words])
+        return " ".join(["exec", *self._python(), "-m", "autorl_hpc", *map(shlex.quote, words)])
 
     def _python(self) -> list[str]:
         container = self.profile.container
@@ -84,10 +80,7 @@ class Scripts:
         import submitit
 
         class Commands(submitit.SlurmExecutor):
-            """Submit a command instead of a pickled function, and write scripts without Slurm."""
-
-            def submit_command(self, command: str) -> Any:
-                return self._submit_command(command)
+            """Writes scripts without Slurm, too."""
 
             @classmethod
             def affinity(cls) -> int:
@@ -143,16 +136,12 @@ class Scripts:
         return [*lines, f"cd {shlex.quote(str(self.experiment.path.resolve()))}"]
 
 
-# --- taking back the jobs of a failed launch, and recovering a lost slurm.json
+# --- taking back the jobs of a failed launch
 
 GONE_WAIT_S = 60.0
 """A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
 
 LOOK_S = 1.0
-_NAME = re.compile(
-    r"#SBATCH --job-name=\'?(?P<name>\S+\.(?P<role>agents|grader-\d+|report)(?:-\d+)?\.(?P<uid>[0-9a-f]{12}))\'?"
-)
-_NUMBER = re.compile(r"number (\d+)")
 
 
 def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submitted]) -> bool:
@@ -203,33 +192,28 @@ def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
     return jobs
 
 
+_NAME = re.compile(r"#SBATCH --job-name='?(\S+\.(?:agents|grader-\d+|report)(?:-\d+)?\.([0-9a-f]{12}))'?")
+_NUMBER = re.compile(r"number (\d+)")
+
+
 def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
     """Recover the experiment's uid and highest job number from the scripts in jobs/ if slurm.json is gone; None without scripts.
 
     Raises:
         AutorlError: jobs of the experiment are alive, and their runs are no longer known.
     """
-    names: set[str] = set()
-    uid, highest = "", 0
-    for file in reading.list_names(experiment.jobs):
-        if not file.endswith("_submission.sh"):
-            continue
-        text = (experiment.jobs / file).read_text(encoding="utf-8", errors="replace")
-        found, number = _NAME.search(text), _NUMBER.search(text)
-        if found and number:
-            names.add(found["name"])
-            uid, highest = found["uid"], max(highest, int(number[1]))
-    if not names:
+    files = [name for name in reading.list_names(experiment.jobs) if name.endswith("_submission.sh")]
+    texts = [(experiment.jobs / name).read_text(encoding="utf-8", errors="replace") for name in files]
+    found = [(name, number) for text in texts if (name := _NAME.search(text)) and (number := _NUMBER.search(text))]
+    if not found:
         return None
-    alive = slurm.alive(slurm.jobs(names))
-    if alive:
-        raise AutorlError(
-            f"slurm.json is gone, and {len(alive)} jobs of this experiment are in the queue: launching would submit them again",
-            where=experiment.path,
-            fault=Fault.CLUSTER,
-            next_step=f"end them: scancel --name={','.join(sorted(names))}; then launch again",
-            exit_code=Exit.FAILED,
-        )
+    names = sorted({name[1] for name, _ in found})
+    if alive := slurm.alive(slurm.jobs(names)):
+        what = f"slurm.json is gone, and {len(alive)} jobs of this experiment are in the queue: launching would submit them again"
+        advice = f"end them: scancel --name={','.join(names)}; then launch again"
+        where = experiment.path
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
+    uid, highest = found[0][0][2], max(int(number[1]) for _, number in found)
     past = Submitted(name=f"lost.{uid}", role="report", number=highest, taken_back=True)  # numbers go on from here
     return SlurmJobs(uid=uid, cluster=cluster, submitted=(past,))
 
@@ -239,17 +223,8 @@ NO_UID = "0" * 12
 """For the scripts of a dry run, when the experiment has no jobs yet."""
 
 
-@dataclass(frozen=True)
-class SbatchScript:
-    """One script as it would be passed to sbatch."""
-
-    role: str
-    name: str
-    text: str
-
-
-def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[SbatchScript]:
-    """Return the scripts of a launch of every run, with placeholders for job ids.
+def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[dict[str, str]]:
+    """Return role, name and script of each sbatch call of a launch of every run, with placeholders for job ids.
 
     Raises:
         AutorlError: the budget is impossible on this cluster.
@@ -262,7 +237,10 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     planned = Planner(record, profile, site, NO_UID, 1).plan(needs)
     scripts = Scripts(experiment, record, profile, NO_UID)
     numbers = {job.key: f"<{job.submitted.role} link {job.submitted.link}>" for job in planned}
-    return [SbatchScript(job.submitted.role, job.submitted.name, scripts.text(job, numbers)) for job in planned]
+    return [
+        {"role": job.submitted.role, "name": job.submitted.name, "script": scripts.text(job, numbers)}
+        for job in planned
+    ]
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
@@ -306,14 +284,13 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
     try:
         told = json.loads(output)
     except ValueError:
-        if process.returncode < 0:
-            raise _not_submitted("the submitting process was killed", experiment) from None
-        raise _not_submitted((errors.strip().splitlines() or ["no message"])[-1], experiment) from None
+        killed = "the submitting process was killed" if process.returncode < 0 else None
+        raise _not_submitted(killed or (errors.strip().splitlines() or ["no message"])[-1], experiment) from None
     if process.returncode or "error" in told:
         raise AutorlError(
             str(told.get("error", "the jobs could not be submitted")),
             where=told.get("where") or experiment.jobs,
-            fault=Fault(told["fault"]) if told.get("fault") else Fault.CLUSTER,
+            fault=Fault(told.get("fault") or Fault.CLUSTER),
             next_step=told.get("next"),
             exit_code=Exit(told.get("exit_code", Exit.ENVIRONMENT)),
         )
@@ -330,12 +307,13 @@ def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
     )
 
 
-def submit_here(experiment: ExperimentDir, record: ExperimentRecord) -> list[Submitted]:
+def submit_here(experiment: ExperimentDir) -> list[Submitted]:
     """Submit the jobs that are missing. Runs in the submitting process.
 
     Raises:
         AutorlError: see `submit`.
     """
+    record = read_experiment(experiment)
     assert record.cluster is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)  # like ctrl-C: submitted jobs are taken back
@@ -362,48 +340,35 @@ def _refuse_patterns(experiment: ExperimentDir) -> None:
 
 def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
     """Return what has no job that is alive or waiting."""
-    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
-    closed = set(reading.list_names(experiment.finished))
-    open_runs = [run for run in record.runs if run not in closed]
-    if record.grader.placement == "job":  # sealed runs need only a grader
-        open_runs = [run for run in open_runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
-    has_job = board.alive_runs()
-    runs = [run for run in open_runs if run not in has_job]
-    over = set(record.runs) <= closed
-    step = record.grader.placement == "step"
-    chains = [board.alive(f"grader-{i}") for i in range(record.grader.count)]
-    # A grader that is about to end may not see the new runs, so there must be a link that has not started.
-    ready = [[t for t in chain if not runs or t.state is not JobState.RUNNING] for chain in chains]
-    graders = [0 if waiting or over or step else 1 for waiting in ready]
-    waits_for = [
-        t
-        for t in board.alive()
-        if t.seen and (t.run_id is not None if step else t.submitted.role.startswith("grader-"))
-    ]
+    table = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
+    closed, has_job = set(reading.list_names(experiment.finished)), table.alive_runs()
+    over, step = set(record.runs) <= closed, record.grader.placement == "step"
+    runs = [run for run in record.runs if run not in closed | has_job]
+    if not step:  # sealed runs need only a grader
+        runs = [run for run in runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
+
+    def lacks(role: str) -> int:
+        """Return 1 without a job that has not started: one that is about to end may not see the new runs."""
+        return int(all(runs and task.state is JobState.RUNNING for task in table.alive(role)))
+
+    graders = [0 if over or step else lacks(f"grader-{i}") for i in range(record.grader.count)]
+    waits_for = [t for t in table.alive() if (t.run_id is not None if step else t.submitted.role.startswith("grader-"))]
     present = dict.fromkeys(t.seen.job_id.partition("_")[0] for t in waits_for if t.seen)
+    drivers = served(record.spec) if runs or has_job else ()
+    driving: dict[str, str] = {}
+    for name in drivers:
+        chain = [task for task in table.alive(f"{DRIVER_ROLE}{name}") if task.seen]
+        for task in sorted(chain, key=lambda task: task.state is not JobState.RUNNING)[:1]:
+            driving[name] = task.seen.job_id if task.seen else ""
     return Needs(
         runs,
         graders,
-        report=not over and (bool(runs) or any(graders) or not board.alive("report")),
+        report=not over and (bool(runs) or any(graders) or not table.alive("report")),
         present=tuple(present),
         busy=len(has_job),
-        **_drivers(served(record.spec) if runs or has_job else (), board, runs),
+        drivers={name: lacks(f"{DRIVER_ROLE}{name}") for name in drivers},
+        driving=driving,
     )
-
-
-def _drivers(names: Sequence[str], board: JobTable, runs: list[str]) -> dict[str, dict[str, Any]]:
-    """Return which drivers lack a chain, and which job of the others agents may wait for."""
-    lacks: dict[str, int] = {}
-    driving: dict[str, str] = {}
-    for name in names:
-        chain = [task for task in board.alive(f"{DRIVER_ROLE}{name}") if task.seen]
-        # A job that is about to end may not see the new runs.
-        waiting = [task for task in chain if not runs or task.state is not JobState.RUNNING]
-        lacks[name] = 0 if waiting else 1
-        first = next((t for t in chain if t.state is JobState.RUNNING), chain[0] if chain else None)
-        if first is not None and first.seen is not None:
-            driving[name] = first.seen.job_id
-    return {"drivers": lacks, "driving": driving}
 
 
 def _submit_all(

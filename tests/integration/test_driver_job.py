@@ -120,7 +120,7 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     assert key_file.stat().st_mode & 0o777 == 0o600
     key = read_key(key_file)
     stands_for_agents = world.supervisor(run_id)  # it waits for the driver: no attempt's clock runs
-    keeper = world.start("job", "drive", "--while-alive", str(os.getpid()), "local", str(here.path))
+    keeper = world.start("job", "drive", "--while-alive", str(os.getpid()), str(here.path), "local")
 
     first = world.ready(here)
     assert ask(first, key) == "stand-in"

@@ -484,25 +484,3 @@ def test_disk_that_fills_up_in_the_middle_loses_nothing(cluster: Cluster, small_
     assert all(score.evaluation.score is not None for score in view.scores.values()) and len(view.scores) == 2
     assert journal(cluster, run_id)[-1] == "end"
     assert "0 damaged" in cluster.run("verify", str(cluster.experiment.path)).stdout
-
-
-def test_folder_that_may_not_be_written(cluster: Cluster) -> None:
-    cluster.mini_task()
-    cluster.agent("quick", SUBMITS_ONE)
-    cluster.spec(["quick"], matrix=MINI, **CALM)
-    runs = cluster.root.runs
-    runs.mkdir()
-    if subprocess.run(
-        ["mount", "--bind", "-o", "ro", str(runs), str(runs)], capture_output=True, check=False
-    ).returncode:
-        needs.skip("mount", "a read-only bind mount is not permitted here")
-    try:
-        if os.access(runs, os.W_OK):
-            needs.skip("kernel", "this kernel ignores `ro` of a bind mount")
-        done = launch(cluster, check=False)
-    finally:
-        subprocess.run(["umount", "-l", str(runs)], check=True)
-    assert done.returncode == 3, done.stderr
-    assert "Read-only file system" in done.stderr and "--root" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert list(runs.iterdir()) == []

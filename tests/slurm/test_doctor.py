@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,32 +88,6 @@ def test_without_accounting_a_pair_of_nodes_and_a_gpu(slurm: Sandbox, tmp_path: 
     by_doing = ("clocks, node to node", "new file, by listing", "renamed over, by open()", "link, raced", "flock")
     assert states(facts, "Two nodes", *by_doing) == {"ok"}
     assert left(slurm, root) == []
-
-
-@pytest.mark.soak
-def test_with_accounting_and_no_profile(slurm_accounting: Sandbox, tmp_path: Path) -> None:
-    code, facts = doctor(slurm_accounting, tmp_path)
-    assert code == 0
-    assert facts["Slurm", "accounting"]["value"].startswith("slurmdbd, sacct answers")
-    assert facts["Limits", "your accounts"]["state"] == "ok"
-    assert facts["Two nodes", "link, raced"]["state"] == "ok"
-    assert left(slurm_accounting, tmp_path) == []
-
-
-@pytest.mark.soak
-def test_just_one_node(new_sandbox: Callable[..., Sandbox], tmp_path: Path) -> None:
-    sandbox = new_sandbox("--gpu-nodes", "1", "--cpu-nodes", "0")
-    sandbox.up()
-    root = tmp_path / "root"
-    root.mkdir()
-    code, facts = doctor(sandbox, root, "--cluster", profile(tmp_path, report="gpu"))
-    assert code == 0
-    assert facts["Jobs", "time from submit to run"]["state"] == "ok"
-    assert facts["In a job on gpu01", "packages"]["state"] == "ok"
-    assert facts["Two nodes", "the pair"]["state"] == "unknown"
-    assert "no node besides gpu01" in facts["Two nodes", "the pair"]["value"]
-    assert left(sandbox, root) == []
-    sandbox.down("--wipe")
 
 
 def test_a_profile_that_does_not_fit(slurm: Sandbox, tmp_path: Path) -> None:

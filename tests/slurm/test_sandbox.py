@@ -26,24 +26,6 @@ def node_states(sandbox: Sandbox) -> dict[str, str]:
     return dict(line.split() for line in lines)
 
 
-@pytest.mark.soak
-def test_up_gives_idle_nodes_and_its_partitions(slurm: Sandbox) -> None:
-    assert slurm.script("status").returncode == 0
-    nodes = ["gpu01", "gpu02", "gpu03", "gpu04", "cpu01", "cpu02"]
-    wait_for(lambda: node_states(slurm) == dict.fromkeys(nodes, "idle"), "idle nodes")  # after other tests' jobs
-    partitions = slurm.client("sinfo", "-h", "-o", "%R").stdout.split()
-    assert partitions == ["gpu", "preempt", "cpu"]
-
-
-@pytest.mark.soak
-def test_env_is_all_a_client_needs(slurm: Sandbox) -> None:
-    line = f'eval "$({SCRIPT} env --dir {slurm.dir})" && sinfo -h -o %R'
-    done = subprocess.run(
-        ["bash", "-c", line], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True
-    )
-    assert "preempt" in done.stdout
-
-
 def test_job_gets_a_gpu_and_ends_without_accounting(slurm: Sandbox) -> None:
     job = slurm.sbatch('echo "gpus=$CUDA_VISIBLE_DEVICES node=$SLURMD_NODENAME"', "--gpus=2", "--output=job.out")
     slurm.wait(job, "COMPLETED")
@@ -52,16 +34,6 @@ def test_job_gets_a_gpu_and_ends_without_accounting(slurm: Sandbox) -> None:
     assert "node=gpu0" in text
     assert slurm.client("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").stdout.strip() == "COMPLETED"
     assert "disabled" in slurm.client("sacct", check=False).stderr
-
-
-@pytest.mark.soak
-def test_arrays_end_at_max_array(slurm: Sandbox) -> None:
-    fits = slurm.sbatch("true", "--array=0-9", "--output=/dev/null")
-    refused = slurm.client("sbatch", "--array=0-10", "--wrap=true", check=False)
-    assert refused.returncode != 0
-    assert "Invalid job array specification" in refused.stderr
-    slurm.client("scancel", fits)
-    wait_for(lambda: slurm.client("squeue", "-h", f"--jobs={fits}").stdout == "", "the array's end")
 
 
 @pytest.mark.soak
@@ -141,11 +113,3 @@ def test_wrong_use_is_refused(tmp_path: Path) -> None:
     done = subprocess.run([str(SCRIPT), "down", "--wipe", "--dir", str(tmp_path)], capture_output=True, check=False)
     assert done.returncode in (0, 77)
     assert (tmp_path / "mine").exists()
-
-
-@pytest.mark.soak
-def test_sacct_answers_with_accounting(slurm_accounting: Sandbox) -> None:
-    job = slurm_accounting.sbatch("exit 3", "--output=/dev/null", "--comment=ours")
-    slurm_accounting.wait(job, "FAILED")
-    ask = ("sacct", "-n", "-X", "-P", "-j", job, "-o", "State,ExitCode,Comment")
-    wait_for(lambda: slurm_accounting.client(*ask).stdout == "FAILED|3:0|ours\n", "the database to know it")

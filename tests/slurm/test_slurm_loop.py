@@ -67,7 +67,8 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     assert_anchored(here)
     # What the controller has forgotten, the database still tells.
     monkeypatch.setenv("SLURM_CONF", slurm_accounting.env["SLURM_CONF"])
-    monkeypatch.setattr(slurm, "_queue", lambda names: [])
+    run = slurm.run
+    monkeypatch.setattr(slurm, "run", lambda argv, **more: "" if argv[0] == "squeue" else run(argv, **more))
     (word,) = here.until(lambda: slurm.told(here.submitted), "the database to know it")
     heads = json.loads((here.experiment.path / "heads.json").read_text())
     assert heads["runs"] and word.short == Heads.model_validate(heads).short

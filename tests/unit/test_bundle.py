@@ -95,21 +95,6 @@ def test_the_same_files_give_the_same_bytes(
     assert again.read_bytes() == bundles[suffix].read_bytes()
 
 
-def test_what_is_said_and_printed(staged: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
-    out = tmp_path / "b.tar.gz"
-    *_, last = stage(Root(staged), NAMES, bundle=out, say=lines.append)
-    renamed = tmp_path / "wrong.tar.zst"
-    shutil.copyfile(out, renamed)
-    stage(Root(tmp_path / "root"), ["tiny"], source=renamed)  # its name does not matter
-    digest = hashlib.sha256(out.read_bytes()).hexdigest()
-    assert last == {"kind": "bundle", "path": str(out), "sha256": digest, "size_bytes": out.stat().st_size}
-    assert any("holds held-out items" in line for line in lines) and digest in lines[-1]
-    lines.clear()
-    stage(Root(staged), ["tiny"], bundle=out, say=lines.append)
-    assert not any("held-out" in line for line in lines)
-
-
 def test_a_part_of_a_bundle(root: Root, bundles: dict[str, Path]) -> None:
     stage(root, ["tiny"], source=bundles[".tar.zst"])
     assert not (root.store / "tasks").exists() and not list(root.vault.iterdir())
@@ -144,15 +129,6 @@ def test_other_content_is_replaced_only_if_asked(root: Root, bundles: dict[str, 
     assert "--again" in (caught.value.next_step or "")
     stage(root, ["tiny"], source=bundles[".tar"], again=True)
     assert "package" in verify_model(root, "autorl/tiny").source
-
-
-@pytest.mark.parametrize("name", ["b.zip", "b", "b.tar.xz", "b.zst"])
-def test_an_unknown_packing_is_refused_before_anything_is_staged(root: Root, tmp_path: Path, name: str) -> None:
-    with pytest.raises(AutorlError, match="a bundle's name says how it is packed"):
-        stage(root, ["tiny"], bundle=tmp_path / name)
-    with pytest.raises(AutorlError, match="no such folder"):
-        stage(root, ["tiny"], bundle=tmp_path / "none" / "b.tar")
-    assert files(root) == []
 
 
 # --- interrupted ---

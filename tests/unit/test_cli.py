@@ -8,17 +8,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from helpers import PATIENCE_S
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.launch.plan import prepare
-from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.exchange import Manifest
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -58,40 +54,23 @@ def test_a_usage_error_is_json_where_json_is_asked_for(
     assert words in done.stderr, "a person sees nothing"
 
 
-def test_a_usage_error_is_text_where_no_json_is_asked_for(tmp_path: Path) -> None:
-    done = call("launch", "--nope", cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout and "--nope" in done.stderr
-
-
-def test_help_and_json_is_help(tmp_path: Path) -> None:
-    done = call("launch", "--json", "--help", cwd=tmp_path)
-    assert done.returncode == 0 and "Start an experiment" in done.stdout
-
-
 # --- --root ---
 
 
-@pytest.mark.parametrize("below", ["", "deeper/still"])
 @pytest.mark.parametrize("command", [["launch", "jobs/quickstart.yaml"], ["stage", "tiny"], ["quickstart"]])
-def test_a_root_that_is_a_file_is_named(tmp_path: Path, command: list[str], below: str) -> None:
+def test_a_root_that_is_a_file_is_named(tmp_path: Path, command: list[str]) -> None:
     place = tmp_path / "place"
     place.write_text("mine")
-    done = call(*command, "--root", str(place / below), cwd=tmp_path)
+    done = call(*command, "--root", str(place / "deeper"), cwd=tmp_path)
     assert done.returncode == 2
     assert "--root is a file" in done.stderr and str(place) in done.stderr and "--again" not in done.stderr
     assert place.read_text() == "mine"
 
 
-def test_a_root_variable_that_is_a_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "place").write_text("mine")
-    done = call("stage", "tiny", cwd=tmp_path, AUTORL_ROOT=str(tmp_path / "place"))
-    assert done.returncode == 2 and "$AUTORL_ROOT is a file" in done.stderr
-
-
 # --- the experiments that ship ---
 
 
-@pytest.mark.parametrize("job", ["jobs/quickstart.yaml", "quickstart.yaml"])
+@pytest.mark.parametrize("job", ["quickstart.yaml"])
 def test_a_shipped_experiment_is_found_outside_a_checkout(staged: Path, tmp_path: Path, job: str) -> None:
     done = call("launch", job, "--dry-run", "--json", "--root", str(staged), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -99,17 +78,12 @@ def test_a_shipped_experiment_is_found_outside_a_checkout(staged: Path, tmp_path
     json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("most", [None, 7])
-def test_a_dry_run_shows_the_cap_on_submissions(staged: Path, tmp_path: Path, most: int | None) -> None:
-    text = (share("jobs") / "quickstart.yaml").read_text()
-    spec = yaml.safe_load(text)
-    spec["budget"]["max_submissions"] = most
+def test_a_dry_run_shows_the_cap_on_submissions(staged: Path, tmp_path: Path) -> None:
+    spec = yaml.safe_load((share("jobs") / "quickstart.yaml").read_text())
+    spec["budget"]["max_submissions"] = 7
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(spec))
     shown = call("launch", "mine.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-    assert ("at most 7 checkpoints of different content" in shown.stdout) == (most is not None)
-    data = call("launch", "mine.yaml", "--dry-run", "--json", "--root", str(staged), cwd=tmp_path)
-    assert json.loads(data.stdout)["max_submissions"] == most
+    assert shown.returncode == 0 and "at most 7 checkpoints of different content" in shown.stdout, shown.stderr
 
 
 def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
@@ -125,15 +99,7 @@ def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
     assert f"using {place}" in done.stderr
 
 
-def test_a_file_that_is_there_is_the_one_that_is_used(staged: Path, tmp_path: Path) -> None:
-    (tmp_path / "quickstart.yaml").write_text("name: mine\n")
-    done = call("launch", "quickstart.yaml", "--dry-run", "--root", str(staged), cwd=tmp_path)
-    assert done.returncode == 2 and "is not here" not in done.stderr and "missing" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "job", ["nothing.yaml", "jobs/nothing.yaml", "mine/quickstart.yaml", "/nowhere/quickstart.yaml"]
-)
+@pytest.mark.parametrize("job", ["jobs/nothing.yaml", "mine/quickstart.yaml"])
 def test_another_file_that_is_not_there_is_not_replaced(staged: Path, tmp_path: Path, job: str) -> None:
     done = call("launch", job, "--dry-run", "--root", str(staged), cwd=tmp_path)
     assert done.returncode == 2 and "there is no such file" in done.stderr and job in done.stderr
@@ -177,17 +143,7 @@ def test_quickstart_in_the_folder_of_another_version(
     )
 
 
-def test_another_fault_in_the_folder_is_told_as_it_is(
-    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = older_quickstart(staged, tmp_path, monkeypatch)
-    path = root.task_vault("arithmetic") / "report" / "items.jsonl"
-    path.unlink()
-    done = call("quickstart", "--root", str(root.path), cwd=tmp_path)
-    assert done.returncode == 1 and "items.jsonl" in done.stderr and "another version" not in done.stderr
-
-
-@pytest.mark.parametrize("parallel", ["0", "-1", "10001", "many"])
+@pytest.mark.parametrize("parallel", ["0", "many"])
 def test_a_wrong_number_of_agents_is_refused_before_anything_is_written(tmp_path: Path, parallel: str) -> None:
     done = call("quickstart", "--parallel", parallel, "--root", str(tmp_path / "place"), cwd=tmp_path)
     assert done.returncode == 2 and "--parallel" in done.stderr
@@ -205,36 +161,6 @@ def test_the_help_of_a_workspace_command_shows_its_name(tmp_path: Path, tool: st
     assert done.returncode == 0
     assert f"usage: autorl-hpc {tool} " in done.stdout and f"example: autorl-hpc {example}" in done.stdout
     assert "./" not in done.stdout
-
-
-@pytest.mark.parametrize(("tool", "example"), [*TOOLS[::2], ("scores", "scores")])
-def test_the_help_of_a_workspace_tool_shows_its_name(tmp_path: Path, tool: str, example: str) -> None:
-    shutil.copyfile(share("templates") / "workspace" / "submit", tmp_path / tool)
-    done = subprocess.run([sys.executable, tool, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f"usage: ./{tool} " in done.stdout and f"example: ./{example}" in done.stdout
-
-
-MANIFESTS: list[tuple[Any, str]] = [
-    ({"model_path": "output/v1", "final": "yes"}, "field `final`: Input should be a valid boolean"),
-    ({"model_path": "output/v1", "final": 1}, "field `final`: Input should be a valid boolean"),
-    ({"model_path": "output/v1", "schema_version": True}, "field `schema_version`: Input should be a valid integer"),
-    ({"model_path": "output/v1", "schema_version": "1"}, "field `schema_version`: Input should be a valid integer"),
-    (["output/v1"], "must be a JSON object"),
-    ("output/v1", "must be a JSON object"),
-    (None, "must be a JSON object"),
-    (7, "must be a JSON object"),
-]
-
-
-@pytest.mark.parametrize(("value", "words"), MANIFESTS)
-def test_a_manifest_is_read_strictly(value: Any, words: str) -> None:
-    with pytest.raises(AutorlError) as caught:
-        parse_record(Manifest, value, "manifest")
-    assert words in caught.value.what and "instance of" not in caught.value.what
-
-
-def test_a_right_manifest_is_read() -> None:
-    assert parse_record(Manifest, {"schema_version": 1, "model_path": "output/v1", "final": True}, "manifest").final
 
 
 # --- bin/setup-env ---

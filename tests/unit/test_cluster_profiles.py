@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import yaml
 
 from autorl_hpc.cluster.profile import PATH_VARIABLE, Site, load_profile, profile_names, scratch_folder
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.layout import Root
-from autorl_hpc.launch.plan import plan
 from autorl_hpc.launch.sbatch import Scripts
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
 
@@ -45,12 +42,6 @@ def refused(tmp_path: Path, **fields: Any) -> AutorlError:
 
 
 # those that ship
-
-
-def test_examples_ship() -> None:
-    assert {path.stem for path in SHIPPED} >= {
-        *("local", "slurm-sandbox", "example-gres-account", "example-gpus-qos", "example-airgapped-container")
-    }
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
@@ -109,13 +100,6 @@ def test_the_users_own_stand_before_those_that_ship(tmp_path: Path, monkeypatch:
     assert {"other", "local"} <= set(profile_names())
 
 
-@pytest.mark.parametrize("given", ["mine.yaml", "./mine.yaml", "clusters/mine.yaml", "{tmp}/clusters/mine.yaml"])
-def test_a_file_is_taken_as_it_is(tmp_path: Path, given: str) -> None:
-    write(tmp_path / "mine.yaml", partition="p")
-    write(tmp_path / "clusters" / "mine.yaml", partition="p")
-    assert load_profile(given.format(tmp=tmp_path)).partition == "p"
-
-
 def test_one_that_is_not_there() -> None:
     with pytest.raises(
         AutorlError, match="there is no cluster profile `slurm-sandbx`; did you mean `slurm-sandbox`"
@@ -127,13 +111,6 @@ def test_one_that_is_not_there() -> None:
     with pytest.raises(AutorlError, match="there is no such file") as error:
         load_profile("nowhere.yaml")
     assert (error.value.where or "").endswith("/nowhere.yaml")
-
-
-def test_name_and_file_agree(tmp_path: Path) -> None:
-    write(tmp_path / "mine.yaml", name="other")
-    with pytest.raises(AutorlError, match=r"field `name`: the profile in mine\.yaml calls itself `other`") as caught:
-        load_profile("mine.yaml")
-    assert caught.value.next_step == "name it mine, as its file"
 
 
 # wrong ones
@@ -170,36 +147,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, fields: dict[str, Any], words: s
     assert error.next_step == "see docs/clusters.md for every field"
 
 
-def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    for text in ("", "- a\n- b\n", "just words\n", "a: [\n", "a: 1\na: 2\n"):
-        (tmp_path / "mine.yaml").write_text(text)
-        with pytest.raises(AutorlError) as caught:
-            load_profile("mine.yaml")
-        assert caught.value.where == str(tmp_path / "mine.yaml")
-
-
 # what fields mean
-
-
-def test_agents_and_graders_have_a_gpu_unless_it_says_otherwise(tmp_path: Path) -> None:
-    write(tmp_path / "mine.yaml", agent={"cpus": 8}, grader={"gpus": 0}, report={"partition": "cpu"})
-    profile = load_profile("mine.yaml")
-    assert (profile.agent.gpus, profile.agent.cpus) == (1, 8)
-    assert profile.grader.gpus == 0
-    assert not profile.report.gpus
-
-
-def test_one_line_or_a_block_stand_for_a_list() -> None:
-    one, block = plans.profile(setup="ulimit -c 0"), plans.profile(setup="a\n\nb c\n", modules="cuda\npython\n")
-    assert one.setup == ("ulimit -c 0",)
-    assert (block.setup, block.modules) == (("a", "b c"), ("cuda", "python"))
-
-
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_profile_survives_the_experiments_record(path: Path) -> None:
-    """Jobs read it from experiment.json, not from its file."""
-    profile = load_profile(path.stem)
-    assert ClusterProfile.model_validate(json.loads(json.dumps(profile.model_dump(mode="json")))) == profile
 
 
 def test_every_field_is_in_the_guide() -> None:
@@ -242,14 +190,3 @@ def test_a_scratch_that_nodes_would_not_find_is_refused(monkeypatch: pytest.Monk
     with pytest.raises(AutorlError, match=words) as caught:
         scratch(text)
     assert caught.value.where == "exp.yaml" and caught.value.next_step
-
-
-def test_launch_names_the_profiles_file_for_a_scratch_that_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("NOT_SET_HERE", raising=False)
-    profile = tmp_path / "jobs" / "clusters" / "mine.yaml"
-    write(profile, scratch="$NOT_SET_HERE/x")
-    with pytest.raises(AutorlError, match="field `scratch`") as caught:
-        plan(REPO / "jobs" / "quickstart.yaml", Root(tmp_path), cluster="mine")
-    assert caught.value.where == str(profile), "the file that is to be mended, not the experiment's"

@@ -1,21 +1,163 @@
-"""What the doctor says of a host: its GPUs, file systems, quotas and sandboxes, in folders that play /proc."""
+"""The doctor on a host: findings, page and command; GPUs, file systems, quotas and sandboxes, in folders that play /proc."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import patients
 import pytest
 from helpers import PATIENCE_S
-from patients import ROOT, Fake, by_name, proc, state
+from patients import ROOT, Fake, by_name, proc, profile, state
 
-from autorl_hpc.cluster.vllm_program import ProgramAnswer
-from autorl_hpc.doctor import host, storage
-from autorl_hpc.doctor.finding import Check, examine
+from autorl_hpc.cluster import slurm
+from autorl_hpc.doctor import doctor, host, storage, trial_jobs
+from autorl_hpc.doctor.finding import Check, Finding, State, examine, from_json, ok, problem, unknown
 
 fake = patients.fake
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+# --- findings ---
+
+
+def test_a_check_that_raises_or_hangs_is_a_finding() -> None:
+    def raises() -> Finding:
+        raise PermissionError(13, "no", "/proc/1")
+
+    began = time.monotonic()
+    found = examine(
+        "g", [Check("a", raises), Check("b", lambda: time.sleep(120) or [], 0.2), Check("c", lambda: ok("c", "1"))]
+    )
+    assert time.monotonic() - began < 60
+    assert [(f.group, f.check, f.state) for f in found] == [
+        ("g", "a", State.UNKNOWN),
+        ("g", "b", State.UNKNOWN),
+        ("g", "c", State.OK),
+    ]
+    assert "PermissionError" in found[0].value and "no answer within" in found[1].value
+
+
+@pytest.mark.parametrize("value", [None, 3, [], {}, {"check": "a"}, {"state": "fine", "check": "", "value": ""}])
+def test_findings_of_another_process_are_read_with_care(value: Any) -> None:
+    assert from_json(value) is None
+
+
+# --- the page and the command ---
+
+
+def test_the_page_keeps_to_80_columns() -> None:
+    from rich.console import Console
+
+    out = io.StringIO()
+    long = "word " * 40 + "/a/path/that/has/no/place/to/break" * 4
+    findings = [
+        problem("a name that is longer than its column", long, long, long),
+        ok("x", "[red]1[/red]"),
+        unknown("y", ""),
+    ]
+    doctor.show(findings, Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and "[red]1[/red]" in out.getvalue()
+    assert not any(line != line.rstrip() for line in lines)
+    assert lines[-1] == "1 ok, 0 notes, 0 warnings, 1 problem, 1 unknown"
+
+
+def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "autorl_hpc", "doctor", *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(REPO), **env},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_without_slurm_the_host_is_examined_and_slurm_is_one_note(tmp_path: Path, fake: Fake) -> None:
+    fake(alone=True)
+    root = tmp_path / "root"
+    done = call("--json", "--root", str(root), cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["schema_version"] == 1
+    of_slurm = [f for f in told["findings"] if f["group"] == "Slurm"]
+    assert [(f["check"], f["state"]) for f in of_slurm] == [("clients", "note")]
+    assert {"Files of the root", "Temporary folders", "This host"} <= {f["group"] for f in told["findings"]}
+    assert done.returncode == (1 if told["problems"] else 0)
+    assert not root.exists() and list(tmp_path.glob(".autorl*")) == []
+
+
+SLURM = {
+    "scontrol": "case \"$*\" in *config*) echo 'MaxArraySize = 1001'; echo 'ClusterName = c' ;; "
+    "*partition*) echo 'PartitionName=p Default=YES MaxTime=60 State=UP' ;; esac",
+    "sinfo": "echo 'p|0/1/0/1|(null)'",
+    "sacct": "exit 1",
+    "sacctmgr": "exit 1",
+    "squeue": 'test -e "$0.name" || exit 0\n'
+    'printf \'7\\037%s\\037PENDING\\037QOSMaxJobsPerUserLimit\\037\\037\\0372001\\n\' "$(cat "$0.name")"',
+    "sbatch": 'cat >/dev/null; case "$*" in *test-only*) exit 0 ;; esac; echo called >>"$0.calls"\n'
+    'for word; do case $word in --job-name=*) echo "${word#*=}" >"${0%sbatch}squeue.name" ;; esac; done; echo 7',
+    "scancel": 'echo "$*" >>"$0.calls"; rm "${0%scancel}squeue.name"',
+}
+
+
+@pytest.mark.slow
+def test_no_jobs_submits_none(tmp_path: Path, fake: Fake) -> None:
+    fake(alone=True)
+    for name, lines in SLURM.items():
+        folder = fake(name, lines)
+    done = call("--no-jobs", "--json", cwd=tmp_path)
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert found["time from submit to run"]["state"] == "unknown"
+    assert found["a job of 1 CPU"]["state"] == "ok"
+    assert not (folder / "sbatch.calls").exists()
+
+
+def test_a_job_that_never_starts_is_told_with_its_reason_and_taken_back(
+    tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, lines in SLURM.items():
+        folder = fake(name, lines)
+    monkeypatch.setattr(trial_jobs, "FIRST_WAIT_S", 1.0)
+    place = tmp_path / "root"
+    place.mkdir()
+    found = by_name(trial_jobs.examine_with_jobs(place, None, [], lambda line: None))
+    waits = found["time from submit to run"]
+    assert state(waits) == "warning" and "QOSMaxJobsPerUserLimit" in waits.value
+    assert state(found["the pair"]) == "unknown"
+    name = (folder / "scancel.calls").read_text().split()[0]
+    assert name.startswith("--name=autorl-doctor-") and len(name) == len("--name=autorl-doctor-") + 8
+    assert list(place.iterdir()) == []
+
+
+def test_a_refusal_of_sbatch_is_a_problem_in_its_words(tmp_path: Path, fake: Fake) -> None:
+    for name, lines in SLURM.items():
+        fake(name, lines)
+    fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
+    found = by_name(trial_jobs.examine_with_jobs(tmp_path, profile(qos="x"), [], lambda line: None))
+    refused = found["time from submit to run"]
+    assert state(refused) == "problem" and "Invalid qos" in refused.value and "qos" in refused.do_this
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_is_down(tmp_path: Path, fake: Fake) -> None:
+    for name in SLURM:
+        fake(name, "echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1")
+    done = call("--json", cwd=tmp_path)
+    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1 and found["controller"]["state"] == "problem"
+    assert "time from submit to run" not in found
+    with pytest.raises(slurm.SchedulerError):
+        slurm.run(["scontrol"])
 
 
 # --- GPUs of a host ---
@@ -36,8 +178,8 @@ def test_cards(fake: Fake) -> None:
     assert state(found) == "note" and "2 x NVIDIA A100-SXM4-40GB; MIG: 2 x 1g.5gb" in found.value
     fake("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     assert state(host.cards()) == "unknown" and "mismatch" in host.cards().value
-    assert state(host.read_cards(ProgramAnswer(0, "garbage", ""))) == "unknown"
-    assert state(host.read_cards(ProgramAnswer(0, "", ""))) == "ok"
+    fake("nvidia-smi", "echo garbage")
+    assert state(host.cards()) == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +230,6 @@ def test_an_unreadable_proc(tmp_path: Path) -> None:
     assert state(storage.kind(tmp_path, nowhere)) == "unknown"
     assert state(storage.temporary("/tmp", str(tmp_path), nowhere)) == "unknown"
     assert storage.mount_of(tmp_path, nowhere) is None
-    assert state(examine("", [Check("others", lambda: host.others(nowhere))])[0]) == "unknown"
     assert state(examine("", [Check("memory", lambda: host.memory(nowhere))])[0]) == "unknown"
 
 
@@ -141,60 +282,16 @@ def test_quota_judged(fake: Fake, tmp_path: Path, row: str, states: list[str]) -
     assert [state(f) for f in storage.quota(tmp_path, fake_proc)] == states
 
 
-def test_no_quota_command_garbage_and_other_tools(fake: Fake, tmp_path: Path) -> None:
-    fake(alone=True)
-    nfs = proc(tmp_path, ROOT, f"2 1 0:5 / {tmp_path} rw - nfs server:/x rw")
-    assert state(storage.quota(tmp_path, nfs)[0]) == "unknown"
-    fake("quota", "echo '<?xml garbage'")
-    assert state(storage.quota(tmp_path, nfs)[0]) == "unknown"
-    fake("quota", "echo 'Disk quotas for user me (uid 1): none'")
-    assert state(storage.quota(tmp_path, nfs)[0]) == "ok"
-    lustre = proc(tmp_path / "l", ROOT, f"2 1 0:5 / {tmp_path} rw - lustre x@tcp:/l rw")
-    assert "`lfs`" in storage.quota(tmp_path, lustre)[0].value
-    fake("lfs", f"echo '{tmp_path} 5 0 0 - 1 0 0 -'")
-    assert [state(f) for f in storage.quota(tmp_path, lustre)] == ["ok", "ok"]
-
-
 # --- files, by doing ---
 
 
-@pytest.mark.slow
-def test_probes_of_a_folder_and_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "PAIR_LIMIT_S", PATIENCE_S)
-    found = by_name([*storage.probes(tmp_path), *storage.pair_here(tmp_path)])
-    for name in ("rename over", "hard link", "O_EXCL", "permissions", "link, raced", "flock"):
+def test_probes_of_a_folder(tmp_path: Path) -> None:
+    found = by_name(storage.probes(tmp_path))
+    for name in ("rename over", "hard link", "permissions"):
         assert state(found[name]) == "ok", found[name]
 
 
-def test_a_folder_that_is_gone_is_a_problem(tmp_path: Path) -> None:
-    found = by_name(storage.probes(tmp_path / "gone"))
-    assert state(found["hard link"]) == "problem"
-    assert state(storage.writable(tmp_path / "gone")) == "problem"
-
-
-def test_space(tmp_path: Path) -> None:
-    assert [f.check for f in storage.space(tmp_path)] == ["space", "files left"]
-
-
 # --- this host ---
-
-
-def test_processes_of_others(tmp_path: Path) -> None:
-    fake_proc = proc(tmp_path, ROOT, "3 1 0:4 / /proc rw - proc proc rw,hidepid=invisible")
-    assert state(host.others(fake_proc)) == "ok" and "hidepid=invisible" in host.others(fake_proc).value
-    (fake_proc / "77").mkdir()
-    (fake_proc / "77" / "cmdline").write_bytes(b"sleep\0")
-    (fake_proc / "78").mkdir()  # ended meanwhile
-    assert state(host.others(fake_proc, uid=os.geteuid() + 1)) == "note"
-    assert state(host.others(fake_proc)) == "ok"
-
-
-def test_control_groups(tmp_path: Path) -> None:
-    assert state(host.control_groups(tmp_path)) == "note"
-    (tmp_path / "memory").mkdir()
-    assert host.control_groups(tmp_path).value == "version 1"
-    (tmp_path / "cgroup.controllers").touch()
-    assert host.control_groups(tmp_path).value == "version 2"
 
 
 def test_offline_variables_are_told_and_nothing_is_contacted() -> None:
@@ -205,7 +302,7 @@ def test_offline_variables_are_told_and_nothing_is_contacted() -> None:
 
 
 @pytest.mark.slow
-def test_sandboxes_by_doing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sandboxes_by_doing(fake: Fake) -> None:
     fake(alone=True)  # a PATH without bwrap
     found = by_name(host.check_sandbox())
     assert found["bwrap"].value == "no bwrap here" and state(found["apptainer"]) == "note"
@@ -215,6 +312,3 @@ def test_sandboxes_by_doing(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None
     found = by_name(host.check_sandbox())
     assert "No permissions" in found["bwrap"].value and state(found["bwrap"]) == "note"
     assert state(found["apptainer"]) == "ok" and "4.1" in found["apptainer"].value
-    monkeypatch.setattr(host, "LEVELS", ())
-    found = by_name(host.check_sandbox())
-    assert found["level of runs"].value == "none" and "never rank" in found["level of runs"].so_what

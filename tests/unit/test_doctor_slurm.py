@@ -1,4 +1,4 @@
-"""What the doctor says of Slurm, from made-up answers of its clients: configuration, limits, partitions, probes."""
+"""What the doctor says of Slurm, from made-up answers of its clients, and of two nodes, from the results of a pair."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import patients
 import pytest
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.doctor import scheduler, trial_jobs
+from autorl_hpc.doctor import scheduler, trial_jobs, visibility
 from autorl_hpc.doctor.finding import Finding
 from autorl_hpc.doctor.scheduler import Request, script
 
 fake = patients.fake
-
 
 # --- Slurm's configuration ---
 
@@ -63,28 +62,12 @@ def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dic
     assert state(look({**CONFIG, **change})) == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "own", "expected"),
-    [("1001", None, "ok"), ("10", 20, "problem"), ("10", 5, "ok"), ("0", None, "problem"), ("many", None, "unknown")],
-)
-def test_array_size(text: str, own: int | None, expected: str) -> None:
-    wanted = profile(limits={"max_array_size": own}) if own else profile()
-    assert state(scheduler.max_array_size({"MaxArraySize": text}, wanted)) == expected
-
-
 def test_memory_of_jobs() -> None:
     assert state(scheduler.memory_default(CONFIG, None)) == "note"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
     named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
-
-
-def test_clients_missing_in_part_or_at_all(fake: Fake) -> None:
-    fake(alone=True)
-    assert state(scheduler.clients()) == "note"
-    fake("sbatch")
-    assert state(scheduler.clients()) == "problem"
 
 
 # --- limits ---
@@ -129,17 +112,6 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
     assert state(found["qos normal"]) == "ok"
 
 
-@pytest.mark.parametrize("lines", ["echo '<html>404</html>'", "printf '\\377\\376\\n'", "exit 1", "kill -9 $$"])
-def test_garbage_from_sacctmgr(fake: Fake, lines: str) -> None:
-    fake("sacctmgr", lines)
-    assert [state(f) for f in scheduler.check_limits(CONFIG, profile())] == ["unknown"]
-
-
-def test_no_accounting_no_limits(fake: Fake) -> None:
-    fake("sacctmgr", "exit 9")
-    assert state(scheduler.check_limits({"AccountingStorageType": "accounting_storage/none"}, None)[0]) == "ok"
-
-
 # --- partitions and GPUs by name ---
 
 
@@ -180,11 +152,6 @@ def test_partitions_as_told() -> None:
     assert state(by_name(scheduler.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
     assert state(scheduler.lines({}, None, True)[0]) == "problem"
     assert cpu.max_time_s == 1800
-
-
-def test_many_partitions_take_one_line() -> None:
-    many = {f"p{i}": scheduler.Partition(f"p{i}", default=i == 0) for i in range(40)}
-    assert [f.check for f in scheduler.lines(many, None, False)] == ["partition p0", "further partitions"]
 
 
 @pytest.mark.parametrize(
@@ -230,3 +197,96 @@ def test_what_a_probe_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     assert "module load 'x;rm'" in text and "module load gcc" in text
     assert '"$HOME/\\`id\\`/\\$(id)/python"' in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+# --- a pair of nodes
+
+
+def raw() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two nodes, B's clock 100 s ahead, everything seen after 0.1 s."""
+    ways = list(visibility.WAYS)
+    a = {
+        "node": "n1",
+        "boot": "1",
+        "stopped": "",
+        "rounds": [[0.0, 100.01, 100.02, 0.03]] * 8,
+        "acted": dict.fromkeys(ways, 10.0),
+        "race": ["won", "lost"] * 15,
+        "holders": ["a", "b"] * 15,
+        "held": "granted",
+    }
+    b = {
+        "node": "n2",
+        "boot": "2",
+        "stopped": "",
+        "seen": dict.fromkeys(ways, 110.1),
+        "race": ["lost", "won"] * 15,
+        "tried": "refused",
+        "again": "granted",
+    }
+    return a, b
+
+
+def judged(a: Any, b: Any) -> dict[str, Finding]:
+    return by_name(visibility.judge(a, b))
+
+
+def test_a_good_pair_and_its_clocks() -> None:
+    found = judged(*raw())
+    clock = found.pop("clocks, node to node")
+    assert state(clock) == "warning" and "+100.0 s, give or take 10 ms" in clock.value
+    assert {state(f) for f in found.values()} == {"ok"}
+    assert "100 ms" in found["new file, by listing"].value
+
+
+def test_a_pair_with_lags() -> None:
+    a, b = raw()
+    b["seen"] = {"listed": 120.0, "renamed_over": None}
+    found = judged(a, b)
+    assert state(found["new file, by listing"]) == "warning" and "10 s" in found["new file, by listing"].value
+    assert state(found["renamed over, by open()"]) == "problem"
+    assert "not within" in found["renamed over, by open()"].value
+
+
+def test_a_race_with_two_winners() -> None:
+    a, b = raw()
+    a["race"] = ["won"] * 30
+    b["race"] = ["won"] + ["lost"] * 29
+    found = judged(a, b)["link, raced"]
+    assert state(found) == "problem" and "1 won by both" in found.value
+
+
+def test_a_race_whose_winner_was_told_otherwise() -> None:
+    a, b = raw()
+    a["race"] = ["lost", *a["race"][1:]]
+    assert state(judged(a, b)["link, raced"]) == "note" and "reported as taken" in judged(a, b)["link, raced"].value
+    a["holders"] = [""] * 30
+    assert "to nobody" in judged(a, b)["link, raced"].value
+
+
+@pytest.mark.parametrize(
+    ("held", "tried", "words"),
+    [
+        ("granted", "granted", "granted to both"),
+        ("refused", "refused", "refused to everybody"),
+        ("Function not implemented", "Function not implemented", "not there"),
+        ("granted", "No locks available", "No locks available"),
+    ],
+)
+def test_locks_that_do_not_lock(held: str, tried: str, words: str) -> None:
+    a, b = raw()
+    a["held"], b["tried"] = held, tried
+    found = judged(a, b)["flock"]
+    assert state(found) == "note" and words in found.value
+
+
+def test_pairs_that_came_to_nothing() -> None:
+    a, b = raw()
+    assert [state(f) for f in visibility.judge(a, None)] == ["unknown"]
+    stopped = judged({"node": "n1", "stopped": "the other side did not start"}, {"node": "n2", "stopped": ""})
+    assert state(stopped["the pair"]) == "problem"
+    assert (
+        state(stopped["flock"]) == state(stopped["link, raced"]) == state(stopped["new file, by listing"]) == "unknown"
+    )
+    b["boot"] = "1"
+    assert state(judged(a, b)["the two nodes"]) == "note"

@@ -21,7 +21,7 @@ from web_server import Answer, LoopbackServer, clean_environment, code, cut, han
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
 from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch, retry_after_s
-from autorl_hpc.stage.sources import HttpSource, address_of, alone, hub_file, hub_token
+from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -233,12 +233,6 @@ def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, tmp_path: P
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
-    with alone(place / ".tmp-file.lock", "downloading this file"):
-        assert "another process is downloading this file" in fails(server, place, whole(DATA)).what
-    get(server, place)
-
-
 # --- no network, proxies, redirects
 
 
@@ -407,11 +401,3 @@ def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
     with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
         hub_file("org/m", "v1", "x")
-
-
-def test_progress_in_a_log_is_a_line_now_and_then() -> None:
-    lines: list[str] = []
-    with sources.progress("file", lines.append, every_s=0.0) as shown:
-        shown(1500, 3000)
-        shown(2_000_000, None)
-    assert lines == ["file: 1.5 kB of 3.0 kB (50 %)", "file: 2.0 MB"]

@@ -30,6 +30,15 @@ def root(staged: Path, tmp_path: Path) -> Root:
     return made
 
 
+@pytest.fixture(scope="module")
+def clean(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Root:
+    """A staged root in which nothing is ever made."""
+    made = Root(tmp_path_factory.mktemp("clean"))
+    for part in ("store", "vault"):
+        shutil.copytree(staged / part, made.path / part)
+    return made
+
+
 def spec() -> dict[str, Any]:
     return {
         "name": "exp",
@@ -185,43 +194,43 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
 
 
 @pytest.mark.parametrize(("change", "parts"), [row[1:] for row in FIELDS], ids=[row[0] for row in FIELDS])
-def test_a_wrong_field_is_named(root: Root, change: Change, parts: list[str]) -> None:
+def test_a_wrong_field_is_named(clean: Root, change: Change, parts: list[str]) -> None:
     made = spec()
     change(made)
-    error = refused(root, made)
+    error = refused(clean, made)
     for part in parts:
         assert part in str(error), f"{part!r} is not in:\n{error}"
     assert error.exit_code is Exit.USAGE
     ours = "autorl/huge", "gsm8k"
     if not any(part in str(error) for part in ours):
-        assert error.where == str(root.path / "job.yaml")
+        assert error.where == str(clean.path / "job.yaml")
 
 
-@pytest.mark.parametrize(
-    "duration",
-    [
-        "soon",
-        "10 minutes",
-        "1h30",
-        "-5m",
-        "5x",
-        "",
-        "h",
-        "1.2.3h",
-        [1],
-        True,
-        0,
-        -1,
-        "0s",
-        float("nan"),
-        float("inf"),
-        "99d",
-    ],
-)
-def test_a_wrong_duration_is_named(root: Root, duration: Any) -> None:
-    made = spec()
-    made["budget"]["wall_clock"] = duration
-    assert "field `budget.wall_clock`" in refused(root, made).what
+DURATIONS = [
+    "soon",
+    "10 minutes",
+    "1h30",
+    "-5m",
+    "5x",
+    "",
+    "h",
+    "1.2.3h",
+    [1],
+    True,
+    0,
+    -1,
+    "0s",
+    float("nan"),
+    float("inf"),
+    "99d",
+]
+
+
+def test_a_wrong_duration_is_named(clean: Root) -> None:
+    for duration in DURATIONS:
+        made = spec()
+        made["budget"]["wall_clock"] = duration
+        assert "field `budget.wall_clock`" in refused(clean, made).what
 
 
 TEXTS: list[tuple[str, bytes, list[str]]] = [
@@ -242,21 +251,21 @@ TEXTS: list[tuple[str, bytes, list[str]]] = [
 
 
 @pytest.mark.parametrize(("content", "parts"), [row[1:] for row in TEXTS], ids=[row[0] for row in TEXTS])
-def test_a_file_that_is_no_experiment_is_named(root: Root, content: bytes, parts: list[str]) -> None:
-    error = refused(root, content)
+def test_a_file_that_is_no_experiment_is_named(clean: Root, content: bytes, parts: list[str]) -> None:
+    error = refused(clean, content)
     for part in parts:
         assert part in error.what
-    assert error.where == str(root.path / "job.yaml")
+    assert error.where == str(clean.path / "job.yaml")
 
 
-def test_a_file_that_is_not_there_is_named(root: Root) -> None:
+def test_a_file_that_is_not_there_is_named(clean: Root) -> None:
     with pytest.raises(AutorlError, match="no such file") as caught:
-        prepare(root.path / "nothing.yaml", root)
-    assert caught.value.where == str(root.path / "nothing.yaml") and not root.runs.exists()
+        prepare(clean.path / "nothing.yaml", clean)
+    assert caught.value.where == str(clean.path / "nothing.yaml") and not clean.runs.exists()
 
 
-def test_a_newer_experiment_is_not_called_wrong(root: Root) -> None:
-    assert isinstance(refused(root, {**spec(), "schema_version": 2, "future": 1}), NewerVersion)
+def test_a_newer_experiment_is_not_called_wrong(clean: Root) -> None:
+    assert isinstance(refused(clean, {**spec(), "schema_version": 2, "future": 1}), NewerVersion)
 
 
 def flip(path: Path) -> None:
@@ -265,11 +274,6 @@ def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
     path.write_bytes(bytes(data))
-
-
-def shorten(path: Path) -> None:
-    os.chmod(path, 0o644)
-    path.write_bytes(path.read_bytes()[:-1])
 
 
 def add_shard(path: Path) -> None:
@@ -281,10 +285,9 @@ STAGED = ["store/models/autorl/tiny/model.safetensors", "store/models/autorl/tin
           "store/tasks/arithmetic/train/train.jsonl", "vault/arithmetic/feedback/items.jsonl", "vault/arithmetic/report/items.jsonl"]  # fmt: skip
 
 
-@pytest.mark.parametrize("damage", [flip, shorten, Path.unlink])
 @pytest.mark.parametrize("name", STAGED)
-def test_a_staged_file_that_changed_is_named(root: Root, name: str, damage: Callable[[Path], None]) -> None:
-    damage(root.path / name)
+def test_a_staged_file_that_changed_is_named(root: Root, name: str) -> None:
+    flip(root.path / name)
     error = refused(root, spec())
     assert error.where == str(root.path / name)
     assert Path(name).name in error.what
@@ -297,14 +300,6 @@ def test_a_file_added_to_a_staged_model_is_named(root: Root) -> None:
     add_shard(root.path / STAGED[0])
     error = refused(root, spec())
     assert "model-extra.safetensors is no file of autorl/tiny" in error.what and error.fault is Fault.CLUSTER
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"name": "x"}'])
-def test_a_damaged_manifest_is_named(root: Root, content: bytes) -> None:
-    path = root.model("autorl/tiny") / "MANIFEST.json"
-    path.write_bytes(content)
-    error = refused(root, spec())
-    assert error.where == str(path) and "--again" in (error.next_step or "")
 
 
 def test_two_manifests_of_different_versions_of_a_task_are_noticed(root: Root) -> None:
@@ -331,13 +326,3 @@ def test_an_exclude_rule_leaves_the_other_runs(root: Root) -> None:
     path.write_text(yaml.safe_dump({**spec(), "exclude": [{"agent": "sft", "seed": [1]}]}))
     planned, _ = prepare(path, root)
     assert {(c.science.agent, c.science.seed) for c in planned.cells} == {("null", 0), ("null", 1), ("sft", 0)}
-
-
-@pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_the_ends_of_the_seeds_are_taken(root: Root, seed: int) -> None:
-    path = root.path / "job.yaml"
-    made = spec()
-    made["matrix"]["seed"] = seed
-    path.write_text(yaml.safe_dump(made))
-    planned, _ = prepare(path, root)
-    assert {c.science.seed for c in planned.cells} == {seed}

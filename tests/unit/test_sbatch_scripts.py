@@ -7,14 +7,12 @@ fail and say so); look at the difference before it is committed.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from pathlib import Path
 
 import jobscripts
 import plans
 import pytest
-from jobscripts import CONTAINER, MODULES, PLAIN, of, one, options, scripts
+from jobscripts import CONTAINER, MODULES, PLAIN, of, one, options
 
 from autorl_hpc.launch.jobs import job_environment
 
@@ -47,15 +45,6 @@ def test_the_script_is_the_stored_one(name: str) -> None:
     assert text == path.read_text(), f"if this is wanted: {RENEW}=1 pytest {Path(__file__).name}"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_bash_can_read_the_script(name: str) -> None:
-    subprocess.run(["bash", "-n", str(STORED / f"{name}.sh")], check=True)
-
-
-def test_no_stored_script_is_left_over() -> None:
-    assert {path.stem for path in STORED.iterdir()} == set(CASES)
-
-
 # what is asked for
 
 
@@ -79,23 +68,6 @@ def test_what_an_agents_job_asks_for() -> None:
     }
 
 
-def test_what_is_never_asked_for() -> None:
-    """A wckey is refused by sites that track them; stderr goes where stdout goes."""
-    for profile in (PLAIN, MODULES, CONTAINER):
-        for _, text in scripts(of(profile)):
-            asked = options(text)
-            assert not {"wckey", "error", "ntasks-per-node", "export"} & set(asked)
-            assert "srun" not in text and "submitit.core" not in text
-
-
-def test_every_job_says_who_it_is() -> None:
-    for job, text in scripts(of(PLAIN)):
-        asked = options(text)
-        assert asked["job-name"] == job.submitted.name
-        assert asked["comment"] == f"autorl-hpc {plans.UID} number {job.submitted.number}"
-        assert ("array" in asked) == bool(job.submitted.runs)
-
-
 @pytest.mark.parametrize(
     ("wording", "kind", "expected"),
     [
@@ -110,11 +82,6 @@ def test_every_job_says_who_it_is() -> None:
 def test_how_gpus_are_asked_for(wording: str, kind: str | None, expected: dict[str, str]) -> None:
     asked = options(one(of({"gpu_wording": wording, "gpu_type": kind, "agent": {"gpus": 2}}), "agents"))
     assert {k: v for k, v in asked.items() if k in ("gres", "gpus", "gpus-per-node")} == expected
-
-
-def test_no_gpus_no_word_of_them() -> None:
-    assert "gres" not in options(one(of({"gpu_type": "a100", "agent": {"gpus": 0}}), "agents"))
-    assert "gres" not in options(one(of(PLAIN), "report"))
 
 
 def test_a_kind_of_job_stands_above_the_profile() -> None:
@@ -132,12 +99,6 @@ def test_a_kind_of_job_stands_above_the_profile() -> None:
     assert [grader.get(name) for name in picked] == ["short", "high", "gpu:v100:1", "course", "END", None, "7"]
 
 
-def test_requeue_is_said_either_way() -> None:
-    assert "requeue" in options(one(of({}), "agents"))
-    asked = options(one(of({"requeue": False}), "agents"))
-    assert "no-requeue" in asked and "requeue" not in asked
-
-
 # a user's own defaults
 
 
@@ -150,14 +111,6 @@ def test_a_users_default_stands_only_where_the_profile_is_silent(
     assert options(one(of({}), "agents"))[field] == "mine"
     assert options(one(of({field: "theirs"}), "agents"))[field] == "theirs"
     assert options(one(of({"agent": {field: "theirs"}}), "agents"))[field] == "theirs"
-
-
-def test_other_defaults_of_sbatch_are_no_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = one(of({}), "agents")
-    for name in ("SBATCH_TIMELIMIT", "SBATCH_CONSTRAINT", "SBATCH_GRES", "SBATCH_WCKEY", "SBATCH_RESERVATION"):
-        monkeypatch.setenv(name, "mine")
-    monkeypatch.setenv("SBATCH_ACCOUNT", "a\ntouch pwned")
-    assert one(of({}), "agents") == plain
 
 
 # the environment in which they are submitted
@@ -185,8 +138,3 @@ def test_the_environment_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["PYTHONPATH"] == f"/shared/autorl/runs/exp/code/{record.code_hash}"
     assert env["AUTORL_ROOT"] == "/shared/autorl"
     assert not {"AUTORL_TASKS_PATH", "AUTORL_AGENTS_PATH", "AUTORL_CUDA_VISIBLE_DEVICES"} & set(env)
-
-
-def test_stored_scripts_name_no_real_place() -> None:
-    for path in STORED.iterdir():
-        assert not re.search(r"/(home|root|work|tmp)/", path.read_text()), path.name

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import stat
@@ -174,31 +173,7 @@ def test_a_damaged_official_file_is_refused_by_name(root: Root, gsm8k: Task, off
         (official / name).write_bytes(whole_data)
 
 
-@pytest.mark.parametrize("name", ["train.jsonl", "test.jsonl"])
-def test_a_missing_official_file_is_named(root: Root, gsm8k: Task, official: Path, name: str) -> None:
-    (official / name).unlink()
-    with pytest.raises(AutorlError, match=f"{name} is missing") as caught:
-        stage_task(root, gsm8k, official)
-    assert caught.value.where == str(official / name) and "https://" in (caught.value.next_step or "")
-
-
-def test_gsm8k_without_its_optional_file_is_staged(root: Root, gsm8k: Task, official: Path) -> None:
-    (official / "opencompass_4shot.json").unlink()
-    assert "the recipe that needs it can't be used" in said(root, gsm8k, official)
-    assert not (root.task_vault("gsm8k") / "opencompass_4shot.json").exists()
-    verify_staged_task(root, gsm8k)
-
-
 # --- a task of one's own: see also tests/integration/test_adding_a_task_page.py ---
-
-
-def test_a_task_without_prepare_points_to_a_page_that_is_there(root: Root, tmp_path: Path) -> None:
-    task = other_task(tmp_path, "")
-    (task.folder / "prepare.py").unlink()
-    with pytest.raises(AutorlError, match=r"has no prepare\.py") as caught:
-        stage_task(root, task, None)
-    (page,) = re.findall(r"docs/\S+\.md", caught.value.next_step or "")
-    assert (REPO / page).is_file()
 
 
 # --- source files that are downloaded
@@ -271,16 +246,6 @@ def test_the_files_of_a_task_are_fetched(server: LoopbackServer, root: Root, tas
     assert len(server.seen) == seen, "it is staged already"
 
 
-def test_they_can_be_kept_where_no_agent_looks(server: LoopbackServer, root: Root, task: Task) -> None:
-    stage_task(root, task, None, keep_sources=True)
-    kept = root.vault / ".sources" / "far"
-    assert sorted(os.listdir(kept)) == sorted(FILES)
-    assert {stat.S_IMODE(p.stat().st_mode) for p in (root.vault, kept.parent, kept)} == {0o700}
-    seen = len(server.seen)
-    stage_task(root, task, None, again=True, keep_sources=True)
-    assert len(server.seen) == seen, "they are there"
-
-
 def test_a_failed_download_goes_on_with_what_is_there(server: LoopbackServer, root: Root, task: Task) -> None:
     server.answers["/d/report-items.jsonl"] = [cut(FILES["report-items.jsonl"], 5), code(500)]
     with pytest.raises(AutorlError, match=r"report-items\.jsonl could not be downloaded"):
@@ -290,14 +255,6 @@ def test_a_failed_download_goes_on_with_what_is_there(server: LoopbackServer, ro
     server.seen.clear()
     stage_task(root, task, None)
     assert [(path, headers.get("Range")) for path, headers in server.seen] == [("/d/report-items.jsonl", "bytes=5-")]
-
-
-def test_a_file_of_another_version_is_refused(server: LoopbackServer, root: Root, task: Task) -> None:
-    server.answers["/d/report-items.jsonl"] = [whole(ROW % 4)]
-    with pytest.raises(AutorlError, match=r"report-items\.jsonl as it was downloaded has sha256") as caught:
-        stage_task(root, task, None)
-    assert sha(ROW % 4) in caught.value.what and sha(ROW % 3) in caught.value.what
-    assert caught.value.exit_code is Exit.FAILED and not root.task_store("far").exists()
 
 
 def test_without_network_every_file_is_listed(server: LoopbackServer, root: Root, task: Task) -> None:

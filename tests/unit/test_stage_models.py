@@ -20,7 +20,7 @@ from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
 from autorl_hpc.stage import download, models
-from autorl_hpc.stage.download import NoNetwork, Patience
+from autorl_hpc.stage.download import Patience
 from autorl_hpc.stage.models import stage_model
 
 TINY = share("templates") / "models" / "tiny"
@@ -33,27 +33,6 @@ def root(tmp_path: Path) -> Root:
     made = Root(tmp_path / "root")
     made.path.mkdir()
     return made
-
-
-def test_a_staged_model_has_no_code_and_no_pickles(root: Root, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    for name in ("modeling.py", "pytorch_model.bin", "README.md"):
-        (source / name).write_text("x")
-    manifest = stage_model(root, "org/copy", source)
-    assert {file.path for file in manifest.files} == {p.name for p in TINY.iterdir() if p.suffix != ".py"}
-    assert manifest.content_hash == stage_model(root, "tiny", None).content_hash
-    assert verify_model(root, "org/copy") == manifest
-
-
-def test_a_model_in_shards_keeps_its_index(root: Root, tmp_path: Path) -> None:
-    from checkpoints import save_shards, tiny_tensors
-
-    source = save_shards(tmp_path / "shards", 2, tiny_tensors())
-    shutil.copyfile(TINY / "tokenizer.json", source / "tokenizer.json")
-    manifest = stage_model(root, "org/shards", source)
-    assert INDEX_NAME in {file.path for file in manifest.files}
-    assert manifest.content_hash == stage_model(root, "tiny", None).content_hash
 
 
 def test_a_model_with_two_saves_in_one_folder_is_refused(root: Root, tmp_path: Path) -> None:
@@ -118,16 +97,6 @@ def test_a_model_that_no_grader_can_load_is_refused(
     where = Path(caught.value.where or "")
     assert where.is_relative_to(source) and where.exists(), "names a place where the user can't look"
     assert not [p for p in root.path.rglob("*") if p.is_file()]
-
-
-@pytest.mark.parametrize("files", [["tokenizer.model"], ["vocab.json", "merges.txt"]])
-def test_other_tokenizers_are_taken(root: Root, tmp_path: Path, files: list[str]) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    (source / "tokenizer.json").unlink()
-    for name in files:
-        (source / name).write_text("{}")
-    assert set(files) < {file.path for file in stage_model(root, "org/x", source).files}
 
 
 def test_a_source_that_can_not_be_read_is_named(root: Root, tmp_path: Path) -> None:
@@ -291,15 +260,6 @@ def test_answers_of_the_hub_that_make_no_sense(
     assert not root.model("org/m").exists()
 
 
-def test_without_network_the_ways_out_are_said(server: LoopbackServer, root: Root) -> None:
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(NoNetwork) as caught:
-        stage_model(root, f"org/m@{COMMIT}", None)
-    advice = caught.value.next_step or ""
-    assert f"hf download org/m --revision {COMMIT} --local-dir DIR" in advice and "stage org/m --from DIR" in advice
-
-
 def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root, source: Path) -> None:
     put_model(server, "org/m", source, COMMIT)
     path, data = f"/org/m/resolve/{COMMIT}/model.safetensors", (source / "model.safetensors").read_bytes()
@@ -317,9 +277,3 @@ def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root
 def test_revisions_that_are_none(root: Root, name: str) -> None:
     with pytest.raises(AutorlError, match="is no revision"):
         stage_model(root, name, None)
-
-
-def test_only_the_hub_has_revisions(root: Root) -> None:
-    for name, source in (("tiny@v1", None), ("org/m@v1", TINY)):
-        with pytest.raises(AutorlError, match="only the Hub has revisions"):
-            stage_model(root, name, source)

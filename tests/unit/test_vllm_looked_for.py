@@ -16,7 +16,7 @@ from autorl_hpc.doctor.finding import State
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.launch import plan
-from autorl_hpc.launch.plan import engine_lines, look_at_engine, refuse_without_engine
+from autorl_hpc.launch.plan import finding_lines, look_at_engine, refuse_problems
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import ExperimentSpec, GraderSpec
 from autorl_hpc.stage.models import TINY, stage_model
@@ -112,7 +112,7 @@ def test_what_modules_may_bring_on_nodes_alone_is_no_problem(tmp_path: Path) -> 
             assert ("don't run here" in seen.value) == ("exit 5" in str(fields))
         seen = seen_by(a_profile(vllm=str(tmp_path / "none"), **fields), SYSTEM, **modules_of(tmp_path, "true"))
         assert seen.state == "note" and "is not here" in seen.value
-        refuse_without_engine(seen, Path("job.yaml"))
+        refuse_problems([], seen, Path("job.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,11 @@ def test_no_answer_is_not_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for profile in (a_profile(python=str(other / "python3")), a_profile(vllm=str(other / "vllm"))):
         seen = seen_by(profile, SYSTEM)
         assert seen.state == "note" and f"{other}/python3 does not say" in seen.value
-        refuse_without_engine(seen, Path("job.yaml"))
+        refuse_problems([], seen, Path("job.yaml"))
     good = an_environment(tmp_path / "good", True)
     monkeypatch.setattr(vllm_program, "PYTHON_LIMIT_S", 60.0)
     if "sleep" not in silent:
         assert seen_by(a_profile(python=str(other / "python3")), str(good)).value == str(good / "python3")
-
-
-def test_a_python_that_is_on_the_nodes_alone(tmp_path: Path) -> None:
-    assert seen_by(a_profile(python=str(tmp_path / "none")), SYSTEM).state == "note"
 
 
 def a_spec(engine: str) -> ExperimentSpec:
@@ -147,14 +143,14 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
     assert look_at_engine(a_spec("transformers"), None) is None
     seen = look_at_engine(a_spec("vllm"), None)
     with pytest.raises(AutorlError, match=r"`grader\.engine`: `vllm` can't start: no Python with vLLM") as told:
-        refuse_without_engine(seen, Path("job.yaml"))
+        refuse_problems([], seen, Path("job.yaml"))
     assert told.value.exit_code is Exit.ENVIRONMENT and "--unchecked" in str(told.value)
-    assert engine_lines(seen)[0].startswith("engine vllm: PROBLEM: ")
+    assert finding_lines([], seen)[0].startswith("engine vllm: PROBLEM: ")
     (finding,) = doctors.check_engine(None)
     assert finding.state is State.NOTE and finding.so_what.endswith("is refused")
     good = an_environment(tmp_path / "good", True)
     monkeypatch.setenv("PATH", f"{good}:{os.environ['PATH']}")
-    refuse_without_engine(look_at_engine(a_spec("vllm"), None), Path("job.yaml"))
+    refuse_problems([], look_at_engine(a_spec("vllm"), None), Path("job.yaml"))
     (finding,) = doctors.check_engine(None)
     assert finding.state is State.OK and finding.value == str(good / "python3")
 

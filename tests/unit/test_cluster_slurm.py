@@ -1,0 +1,443 @@
+"""What Slurm's clients tell of our jobs and of a site, by recorded output; clients that fail, refuse or hang."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from fakes import US, Clients, lines, squeue_line
+
+from autorl_hpc.cluster import profile as sites
+from autorl_hpc.cluster import slurm
+from autorl_hpc.cluster.job_table import JobTable, names_of
+from autorl_hpc.cluster.slurm import SchedulerError
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
+from autorl_hpc.states import Fault, JobState
+
+UID = "0123456789ab"
+AGENTS, GRADER = f"exp.agents-2.{UID}", f"exp.grader-0.{UID}"
+
+
+@pytest.fixture
+def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
+    return Clients(tmp_path, monkeypatch)
+
+
+def submitted(*jobs: Submitted) -> SlurmJobs:
+    return SlurmJobs(uid=UID, cluster="there", submitted=jobs)
+
+
+def array(number: int = 2, job_id: str = "120", runs: tuple[str, ...] = ("a", "b", "c")) -> Submitted:
+    return Submitted(name=f"exp.agents-{number}.{UID}", role="agents", runs=runs, number=number, job_id=job_id)
+
+
+# squeue
+
+
+def test_an_array_is_told_task_by_task(clients: Clients) -> None:
+    clients.says(
+        "squeue",
+        lines(
+            [
+                squeue_line("120_2", AGENTS, "PENDING", 2, reason="JobArrayTaskLimit"),
+                squeue_line("120_0", AGENTS, "COMPLETED", 2, nodes="gpu01"),
+                squeue_line("120_1", AGENTS, "RUNNING", 2, nodes="gpu02"),
+                squeue_line("119", GRADER, "RUNNING", 1, nodes="gpu03", at="T0"),
+            ]
+        ),
+    )
+    seen = slurm.jobs([AGENTS, GRADER])
+    assert [(job.job_id, job.index, job.number) for job in seen] == [
+        ("119", None, 1),
+        ("120_0", 0, 2),
+        ("120_1", 1, 2),
+        ("120_2", 2, 2),
+    ]
+    first, waiting = seen[1], seen[3]
+    assert (first.nodes, first.reason, first.submitted_at) == ("gpu01", None, "T1")
+    assert (waiting.nodes, waiting.reason, waiting.state) == (None, "JobArrayTaskLimit", "PENDING")
+
+
+def test_many_names_are_asked_for_in_parts(clients: Clients) -> None:
+    clients.says("squeue", lines([squeue_line("5", GRADER, "RUNNING", 1)]))
+    found = slurm.jobs([f"exp.agents-{n}.{UID}" for n in range(slurm.PER_CALL + 1)])
+    assert len(clients.calls("squeue")) == 2
+    assert len(found) == 2, "what each part found"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "slurm_load_jobs: warning: something",
+        "120 exp RUNNING",
+        US.join(["1", "2", "3"]),
+        squeue_line("1", GRADER, "RUNNING", 1) + US + "more",
+        "\N{REPLACEMENT CHARACTER}\x00",
+    ],
+    ids=["empty", "words", "spaces", "too few", "too many", "bytes"],
+)
+def test_a_line_of_another_form_is_passed_over(clients: Clients, line: str) -> None:
+    clients.says("squeue", lines([line, squeue_line("7", GRADER, "RUNNING", 1), line]))
+    assert [job.job_id for job in slurm.jobs([GRADER])] == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("comment", "number"),
+    [
+        (slurm.comment(UID, 12), 12),
+        ("(null)", None),
+        ("", None),
+        ("a site's own words", None),
+        (f"site: x; {slurm.comment(UID, 3)}", 3),
+        ("autorl-hpc number 4", None),
+    ],
+)
+def test_the_comment_tells_which_call_it_was(clients: Clients, comment: str, number: int | None) -> None:
+    clients.says("squeue", lines([US.join(["7", GRADER, "RUNNING", "None", "", comment, "T1"])]))
+    assert slurm.jobs([GRADER])[0].number == number
+
+
+# which job stands for which run
+
+
+def test_links_of_one_name_are_told_apart_by_the_comment(clients: Clients) -> None:
+    clients.says(
+        "squeue",
+        lines([squeue_line("9", GRADER, "PENDING", 4), squeue_line("7", GRADER, "COMPLETED", 1)]),
+    )
+    jobs = submitted(
+        Submitted(name=GRADER, role="grader-0", number=1, job_id="7", last_link=False),
+        Submitted(name=GRADER, role="grader-0", number=4, job_id="9", link=2),
+    )
+    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
+    assert [(task.submitted.number, task.state) for task in board.tasks] == [(1, JobState.DONE), (4, JobState.WAITING)]
+    assert [task.submitted.number for task in board.alive("grader-0")] == [4]
+
+
+def test_a_number_that_was_given_out_twice_is_not_taken_for_ours(clients: Clients) -> None:
+    """After a lost state, job 120 is another array of ours; what call 2 submitted is gone."""
+    other = f"exp.agents-5.{UID}"
+    clients.says(
+        "squeue", lines([squeue_line("120_0", other, "RUNNING", 5), squeue_line("120_1", other, "RUNNING", 5)])
+    )
+    jobs = submitted(array(2, "120", ("a", "b")), array(5, "120", ("c", "d")))
+    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
+    assert {task.run_id: task.state for task in board.tasks} == {
+        "a": JobState.GONE,
+        "b": JobState.GONE,
+        "c": JobState.RUNNING,
+        "d": JobState.RUNNING,
+    }
+    assert board.alive_runs() == {"c", "d"}
+
+
+def test_what_was_taken_back_counts_for_nothing() -> None:
+    jobs = submitted(array().model_copy(update={"taken_back": True}))
+    assert JobTable.of(jobs, []).tasks == []
+    assert names_of(jobs) == []
+
+
+def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -> None:
+    second = f"exp.agents-3.{UID}"
+    clients.says(
+        "squeue",
+        lines(
+            [
+                squeue_line("120_0", AGENTS, "COMPLETED", 2),
+                squeue_line("120_1", AGENTS, "FAILED", 2),
+                squeue_line("121_0", second, "PENDING", 3, reason="Dependency"),
+                squeue_line("121_1", second, "CANCELLED", 3),
+            ]
+        ),
+    )
+    jobs = submitted(array(2, "120", ("a", "b")), array(3, "121", ("a", "b")))
+    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
+    assert board.alive_runs() == {"a"}
+    assert [task.submitted.number for task in board.of_run("b")] == [2, 3]
+
+
+# jobs that have ended, by scontrol and sacct
+
+
+def scontrol_line(job: str, name: str, **words: str) -> str:
+    base = {"JobId": job, "JobName": name, "UserId": "me(1001)", "JobState": "FAILED", **words}
+    return " ".join(f"{key}={value}" for key, value in base.items())
+
+
+def test_exit_codes_come_from_scontrol_task_by_task(clients: Clients) -> None:
+    clients.says(
+        "squeue", lines([squeue_line("120_0", AGENTS, "FAILED", 2), squeue_line("120_1", AGENTS, "COMPLETED", 2)])
+    )
+    clients.says(
+        "scontrol",
+        lines(
+            [
+                scontrol_line(
+                    "121",
+                    AGENTS,
+                    ArrayJobId="120",
+                    ArrayTaskId="1",
+                    Reason="None",
+                    Restarts="0",
+                    ExitCode="0:0",
+                    Comment=slurm.comment(UID, 2),
+                ),
+                scontrol_line(
+                    "120",
+                    AGENTS,
+                    ArrayJobId="120",
+                    ArrayTaskId="0",
+                    Reason="NonZeroExitCode",
+                    Restarts="2",
+                    ExitCode="75:0",
+                    Command="/shared/a folder/with spaces.sh",
+                ),
+            ]
+        ),
+    )
+    first, second = slurm.with_exit_codes(slurm.jobs([AGENTS]), "120_0")
+    assert (first.exit_code, first.restarts, first.reason) == ("75:0", 2, "NonZeroExitCode")
+    assert (second.exit_code, second.restarts, second.reason) == ("0:0", 0, None)
+    assert clients.calls("scontrol") == [["--oneliner", "show", "job", "120"]]
+
+
+# sacct
+
+
+def sacct_line(job: str, name: str, state: str, code: str = "0:0", nodes: str = "gpu01", number: int | None = 2) -> str:
+    return US.join([job, name, state, code, nodes, "" if number is None else slurm.comment(UID, number), "T1"])
+
+
+def test_accounting_tells_of_forgotten_jobs_and_the_last_record_stands(clients: Clients) -> None:
+    clients.says(
+        "sacct",
+        lines(
+            [
+                sacct_line("120_0", AGENTS, "NODE_FAIL", "1:0"),
+                sacct_line("120_0", AGENTS, "CANCELLED by 1001", "0:15"),
+                sacct_line("120_1", AGENTS, "FAILED", "0:53", nodes="None assigned", number=None),
+                sacct_line("120_[2-9%2]", AGENTS, "PENDING", nodes=""),
+                "sacct: warning: words",
+            ]
+        ),
+    )
+    told = slurm.accounting([AGENTS])
+    assert told is not None
+    assert [(job.job_id, job.index, job.state, job.exit_code, job.nodes, job.number) for job in told] == [
+        ("120_0", 0, "CANCELLED by 1001", "0:15", "gpu01", 2),
+        ("120_1", 1, "FAILED", "0:53", None, None),
+    ]
+
+
+def test_no_accounting_is_no_error_and_a_database_that_is_down_is_one(clients: Clients) -> None:
+    clients.says("sacct", error="Slurm accounting storage is disabled\n", code=1)
+    assert slurm.accounting([AGENTS]) is None
+    clients.says("sacct", error="sacct: error: Problem talking to the database: Connection refused\n", code=1)
+    with pytest.raises(SchedulerError, match="Problem talking to the database"):
+        slurm.accounting([AGENTS])
+
+
+# clients that fail
+
+DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
+
+
+# clients that fail
+
+
+def test_a_controller_that_is_down_is_said_in_its_words(clients: Clients) -> None:
+    clients.says("squeue", error=DOWN, code=1)
+    with pytest.raises(SchedulerError) as caught:
+        slurm.jobs([AGENTS])
+    error = caught.value
+    assert error.what == "squeue: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    assert error.fault is Fault.CLUSTER and error.exit_code is Exit.ENVIRONMENT
+    assert error.next_step is not None and "the same command again" in error.next_step
+
+
+def test_a_client_that_hangs_is_given_up(clients: Clients) -> None:
+    clients.script("squeue", "exec sleep 300")
+    before = time.monotonic()
+    with pytest.raises(SchedulerError, match=r"squeue: no answer within 0 s"):
+        slurm.run(["squeue"], timeout_s=0.3)
+    assert time.monotonic() - before < 60
+
+
+def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_CLUSTERS_X", "SBATCH_ACCOUNT", "SQUEUE_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    clients.script("squeue", "env | grep -E '^(SLURM|SBATCH|SQUEUE|SACCT|SCONTROL|LC_ALL)' | sort")
+    assert slurm.run(["squeue"]).splitlines() == [
+        "LC_ALL=C",
+        "SLURM_CONF=/etc/slurm/slurm.conf",
+        "SLURM_TIME_FORMAT=%Y-%m-%dT%H:%M:%S",
+    ]
+
+
+REFUSALS = [
+    ("Invalid account or account/partition combination specified", "`account`"),
+    ("invalid partition specified: gpux\nInvalid partition name specified", "`partition`"),
+    ("User's group not permitted to use this partition", "`partition`"),
+    ("Invalid qos specification", "`qos`"),
+    ("Invalid feature specification", "`constraint`"),
+    ("Requested reservation is invalid", "`reservation`"),
+    ("Requested node configuration is not available", "fewer GPUs"),
+    ("Invalid generic resource (gres) specification", "`gpu_type`"),
+    ("Requested time limit is invalid (missing or exceeds some limit)", "`limits: {max_time"),
+    ("Invalid job array specification", "`limits: {max_array_size"),
+    ("Memory specification can not be satisfied", "less memory"),
+    ("QOSMaxWallDurationPerJobLimit\n{policy}", "`limits: {max_time"),
+    ("AssocMaxWallDurationPerJobLimit\n{policy}", "`limits: {max_time"),
+    ("AssocMaxSubmitJobLimit\n{policy}", "have ended"),
+    ("QOSMaxSubmitJobPerUserLimit\n{policy}", "have ended"),
+    ("QOSMaxGRESPerJob\n{policy}", "fewer GPUs"),
+    ("{policy}", "another qos"),
+    ("Unable to contact slurm controller (connect failure)", "later"),
+    ("Socket timed out on send/recv operation", "later"),
+    ("sbatch: fatal: Could not establish a configuration source", "a login node"),
+    ("something nobody has seen", "the scheduler's words"),
+]
+POLICY = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(("words", "advice"), REFUSALS, ids=[words[:40] for words, _ in REFUSALS])
+def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None:
+    said = f"Batch job submission failed: {words.format(policy=POLICY)}"
+    assert advice in (slurm.failed("sbatch", said).next_step or "")
+
+
+# scancel, and a job's own state
+
+
+def test_a_job_that_has_ended_is_cancelled_without_complaint(clients: Clients) -> None:
+    clients.says("scancel", error="scancel: error: Kill job error on job id 5: Invalid job id specified\n", code=1)
+    slurm.cancel(["5"])
+    slurm.cancel([])
+    assert clients.calls("scancel") == [["5"]]
+    clients.says("scancel", error="scancel: error: Access/permission denied\n", code=1)
+    with pytest.raises(SchedulerError, match="denied"):
+        slurm.cancel(["5"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("RUNNING 4:59\n", ("RUNNING", 299.0)),
+        ("RUNNING UNLIMITED\n", ("RUNNING", None)),
+        ("COMPLETING 0:00\n", ("COMPLETING", 0.0)),
+        ("PENDING 1-00:00:00\n", ("PENDING", 86400.0)),
+        ("\n", None),
+        ("", None),
+    ],
+)
+def test_the_own_job(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch, text: str, expected: tuple[str, float | None] | None
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "33")
+    clients.says("squeue", text)
+    assert slurm.own_job() == expected
+    assert "--jobs=33" in clients.calls("squeue")[0]
+
+
+def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
+    clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "33")
+    ends_at = int(time.time()) + 600
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(ends_at))
+    clients.says("squeue", error=DOWN, code=1)
+    told = slurm.own_job()
+    assert told is not None and told[0] == "RUNNING"
+    assert told[1] is not None and ends_at - time.time() - 1 <= told[1] <= 600
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    assert slurm.own_job() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400.0),  # a bare number is minutes
+        ("4:59", 299.0),
+        ("0:00", 0.0),
+        ("01:02:03", 3723.0),
+        ("24:00:00", 86400.0),
+        ("1-00:00:00", 86400.0),
+        ("7-12:30:15", 7 * 86400 + 45015.0),
+        ("2-12", 2 * 86400 + 12 * 3600.0),
+        ("2-12:30", 2 * 86400 + 12 * 3600 + 1800.0),
+        ("UNLIMITED", None),
+        ("INVALID", None),
+        ("NOT_SET", None),
+        ("Partition_Limit", None),
+        ("infinite", None),
+        ("N/A", None),
+        ("-5:00", None),
+        ("1-", None),
+        ("1:2:3:4", None),
+        ("", None),
+        (" 5", None),
+    ],
+)
+def test_durations(text: str, seconds: float | None) -> None:
+    assert slurm.duration_s(text) == seconds
+
+
+# what a site allows
+
+PARTITIONS = [
+    "PartitionName=gpu AllowGroups=ALL Default=NO DefaultTime=01:00:00 MaxNodes=UNLIMITED MaxTime=1-00:00:00 State=UP",
+    "PartitionName=short AllowGroups=ALL Default=YES DefaultTime=NONE OverTimeLimit=NONE MaxTime=04:00:00 State=UP",
+    "PartitionName=long AllowGroups=ALL Default=NO MaxTime=UNLIMITED State=UP",
+]
+
+
+@pytest.fixture
+def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
+    for name in ("SBATCH_PARTITION", "AUTORL_SBATCH_PARTITION"):
+        monkeypatch.delenv(name, raising=False)
+    config = (
+        "Configuration data as of 2026-01-01T00:00:00\nClusterName             = sim\nMaxArraySize            = 501\n"
+    )
+    (clients.folder / "config").write_text(config)
+    (clients.folder / "partitions").write_text(lines(PARTITIONS))
+    clients.script(
+        "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
+    )
+    return clients
+
+
+def test_a_site_tells_its_limits(site: Clients) -> None:
+    told = sites.ask(ClusterProfile(name="there"))
+    assert told.max_array_size == 501
+    assert told.limit_s("gpu") == 86400
+    assert told.limit_s("gpu,short") == 4 * 3600, "the shorter of two: either may take the job"
+    assert told.limit_s(None) == 4 * 3600, "the default partition"
+    assert told.limit_s("long") is None
+    assert told.limit_s("gpu,long") == 86400
+
+
+def test_the_profiles_limits_stand_above(site: Clients) -> None:
+    limits = {"max_time": "2h", "max_array_size": 100}
+    told = sites.ask(ClusterProfile.model_validate({"name": "there", "limits": limits}))
+    assert told.max_array_size == 100
+    assert {told.limit_s(name) for name in ("gpu", "short", "long", None)} == {7200}
+
+
+def test_a_users_own_partition_gives_the_limit_where_the_profile_names_none(
+    site: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
+    assert sites.ask(ClusterProfile(name="there")).limit_s(None) == 86400
+    monkeypatch.setenv("SBATCH_PARTITION", "long")
+    assert sites.ask(ClusterProfile(name="there")).limit_s(None) is None
+
+
+def test_a_partition_that_is_not_there_is_named(site: Clients) -> None:
+    with pytest.raises(AutorlError, match="no partition `gpux`") as caught:
+        sites.ask(ClusterProfile.model_validate({"name": "there", "partition": "gpu", "grader": {"partition": "gpux"}}))
+    assert caught.value.next_step == "choose one of: gpu, short, long"
