@@ -11,7 +11,6 @@ import http.client
 import json
 import os
 import re
-import shutil
 import ssl
 import time
 import urllib.error
@@ -432,11 +431,6 @@ def fetch_model(
         )
         raise
     return found, folder
-
-
-def remove_model_sources(folder: Path) -> None:
-    """Remove what was downloaded of one revision."""
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _ask(base: Path, name: str, revision: str, kept: tuple[str, ...], say: Say, patience: Patience) -> HubModel:
