@@ -29,3 +29,18 @@ def files_at(code_git: Path, revision: str) -> dict[str, bytes | Pointer]:
             value = Pointer("link", target=data.decode("utf-8", "surrogateescape"))
         found[path.removeprefix(BY_HASH).decode("utf-8", "surrogateescape")] = value
     return found
+
+
+def message_of(code_git: Path, revision: str) -> str:
+    """A commit's message."""
+    return Repository(code_git).read(revision, "commit").decode().partition("\n\n")[2].rstrip("\n")
+
+
+def history(code_git: Path, revision: str | None) -> list[str]:
+    """A commit and its ancestors, newest first."""
+    found: list[str] = []
+    while revision is not None:
+        found.append(revision)
+        head = Repository(code_git).read(revision, "commit").decode().partition("\n\n")[0].splitlines()
+        revision = next((line.split()[1] for line in head if line.startswith("parent ")), None)
+    return found

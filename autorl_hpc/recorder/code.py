@@ -15,8 +15,8 @@ import secrets
 import stat
 import time
 import zlib
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -52,7 +52,6 @@ class CodeLimits(NamedTuple):
 
     files: int = 4000
     others: int = 500
-    top_files: int = 200
     folders: int = 1000
     depth: int = 20
     listed: int = 20_000
@@ -78,12 +77,8 @@ LEFT_OUT_FOLDERS = frozenset(
         *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
     )
 )
-"""Created by programs, usually. Only sources directly in these folders are stored. Other virtual environments are found by
-content."""
+"""Created by programs, usually. Only sources directly in these folders are stored."""
 
-MARKS_OF_ENVIRONMENTS = frozenset(("pyvenv.cfg", "conda-meta"))
-LIBRARIES = frozenset(("lib", "lib64"))
-PYTHONS = ("bin/python", "bin/python3")
 LEFT_OUT_FILES = frozenset((".env",))
 """Excluded because they hold API keys."""
 
@@ -163,17 +158,11 @@ class CodeWalk:
         if met is not None and not (stat.S_ISLNK(met.status.st_mode) and self._leads_to_a_folder()):
             yield met
         _, files = self._list(self._root)
-        taken = 0
         for name in filter(is_source, files):
-            if name in self._laid or name.startswith("."):
-                continue
-            met = self._file(self._root, b"", name)
+            met = None if name in self._laid or name.startswith(".") else self._file(self._root, b"", name)
             if met is not None and stat.S_ISREG(met.status.st_mode):
-                taken += 1
-                if taken > self._limits.top_files:
-                    self.tally.files += 1
-                else:
-                    yield met
+                self._files += 1
+                yield met
 
     def _leads_to_a_folder(self) -> bool:
         """Return whether the link `code` leads to another folder of the workspace, which is then walked instead."""
@@ -185,13 +174,12 @@ class CodeWalk:
             is_folder = bool(self._code)
         except OSError:
             is_folder = False
-        where = printable("/".join(self._code))[:200]
-        self.tally.missed.add(
-            f"code is a link: what lies in {where} is kept as code"
-            if is_folder
-            else "code is a link to what is no folder of the workspace: nothing of it is kept"
-        )
-        self._code = self._code if is_folder else (CODE,)
+        if not is_folder:
+            self._code = (CODE,)
+            self.tally.missed.add("code is a link to what is no folder of the workspace: nothing of it is kept")
+        else:
+            where = printable("/".join(self._code))[:200]
+            self.tally.missed.add(f"code is a link: what lies in {where} is kept as code")
         return is_folder
 
     def _folders(self, aside: list[Parts]) -> Iterator[Met]:
@@ -227,10 +215,6 @@ class CodeWalk:
 
     def _folder(self, fd: int, parts: Parts, waiting: deque[Parts], aside: list[Parts]) -> Iterator[Met]:
         folders, files = self._list(fd)
-        if len(parts) > 1 and _is_environment(fd, folders, files):
-            self.tally.by_name += 1
-            aside.append(parts)
-            return
         for name in folders:
             (aside if _is_left_out_folder(name) else waiting).append((*parts, name))
         self.tally.by_name += sum(map(_is_left_out_folder, folders)) + sum(map(_is_left_out, files))
@@ -277,12 +261,6 @@ class CodeWalk:
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
         ordered = sorted(found, key=lambda name: (not is_source(name), name))
         return [name for name in ordered if found[name]], [name for name in ordered if not found[name]]
-
-
-def _is_environment(fd: int, folders: list[str], files: list[str]) -> bool:
-    """Return whether it is a virtual environment, by what lies in it."""
-    marked = not MARKS_OF_ENVIRONMENTS.isdisjoint((*folders, *files)) and not LIBRARIES.isdisjoint(folders)
-    return marked and any(_status(fd, name) is not None for name in PYTHONS)
 
 
 @lru_cache(maxsize=32_768)
@@ -342,22 +320,12 @@ BLOCK_BYTES = 4096
 """Disk space of the smallest file."""
 
 _ID = re.compile(r"[0-9a-f]{40}")
-_REF_PREFIX = b"ref: "
+_REF_PREFIX = "ref: refs/heads/"
+_TREE = re.compile(rb"tree ([0-9a-f]{40})\n")
 
 
 class GitDamage(Exception):
     """An object or ref is missing, doesn't match its name, or was not written by this suite."""
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A commit. `at_s` is in seconds since 1970."""
-
-    revision: str
-    tree: str
-    parent: str | None
-    at_s: int
-    message: str
 
 
 def object_id(kind: Kind, data: bytes) -> str:
@@ -405,23 +373,18 @@ class Repository:
         self._known.add(name)
         return name
 
-    def write_files(self, files: Mapping[bytes, tuple[int, str]]) -> str:
+    def write_files(self, files: Files) -> str:
         """Write the trees of these files. Return the id of the root tree. Raises OSError."""
-        folders: dict[bytes, Files] = {b"": {}}
+        entries: Files = {}
+        folders: defaultdict[bytes, Files] = defaultdict(dict)
         for path, entry in files.items():
-            folder, _, name = path.rpartition(b"/")
-            above = folder
-            while above not in folders:
-                folders[above] = {}
-                above = above.rpartition(b"/")[0]
-            folders[folder][name] = entry
-        for folder in sorted(folders, key=lambda path: (path.count(b"/"), path), reverse=True):
-            written = self.write("tree", _tree_bytes(folders[folder]))
-            if not folder:
-                break
-            above, _, name = folder.rpartition(b"/")
-            folders[above][name] = (FOLDER, written)
-        return written
+            name, slash, rest = path.partition(b"/")
+            if slash:
+                folders[name][rest] = entry
+            else:
+                entries[name] = entry
+        entries.update({name: (FOLDER, self.write_files(below)) for name, below in folders.items()})
+        return self.write("tree", _tree_bytes(entries))
 
     def commit(self, tree: str, parent: str | None, message: str, at_s: int) -> str:
         """Write a commit with times in UTC. Return its id. Raises OSError."""
@@ -448,27 +411,25 @@ class Repository:
             temporary.unlink(missing_ok=True)
             raise
 
-    def head_name(self) -> str | None:
-        """Return the name of the ref that HEAD points to; None if HEAD is damaged."""
-        try:
-            data = _read_small(self.path / "HEAD")
-        except GitDamage:
-            return None
-        prefix = _REF_PREFIX + b"refs/heads/"
-        return data[len(prefix) :].strip().decode("ascii", "replace") if data.startswith(prefix) else None
+    def head_name(self) -> str:
+        """Return the name of the ref that HEAD points to; empty if HEAD is damaged."""
+        text = self._text("HEAD")
+        return text.removeprefix(_REF_PREFIX) if text.startswith(_REF_PREFIX) else ""
 
     def ref(self, name: str) -> str | None:
         """Return the commit that `refs/heads/<name>` points to; None if there is no such ref or it is damaged."""
-        try:
-            text = _read_small(self.path / "refs" / "heads" / Path(name).name).decode("ascii", "replace").strip()
-        except GitDamage:
-            return None
+        text = self._text(f"refs/heads/{Path(name).name}")
         return text if _ID.fullmatch(text) else None
 
     def head(self) -> str | None:
         """Return the newest commit; None if there is none."""
-        name = self.head_name()
-        return None if name is None else self.ref(name)
+        return self.ref(self.head_name())
+
+    def _text(self, name: str) -> str:
+        try:
+            return _read_small(self.path / name).decode("ascii", "replace").strip()
+        except GitDamage:
+            return ""
 
     def read(self, name: str, kind: Kind, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
         """Return the content of an object.
@@ -493,26 +454,13 @@ class Repository:
             raise GitDamage(f"object {name} is not the {kind} that its name says")
         return body
 
-    def commit_of(self, revision: str) -> Commit:
-        """Return the commit with that id. Raises GitDamage."""
-        text = self.read(revision, "commit", 1 << 20).decode("utf-8", "replace")
-        head, _, message = text.partition("\n\n")
-        fields = dict(reversed([line.partition(" ")[::2] for line in head.split("\n")]))
-        stamp = fields.get("committer", "").rsplit(" ", 2)
-        at_s = int(stamp[1]) if len(stamp) == 3 and stamp[1].isascii() and stamp[1].isdigit() else 0
-        return Commit(revision, fields.get("tree", ""), fields.get("parent"), at_s, message.rstrip("\n"))
-
-    def history(self, revision: str | None, most: int = 100_000) -> Iterator[Commit]:
-        """Yield a commit and its ancestors, newest first. Raises GitDamage if one can't be read."""
-        while revision is not None and most > 0:
-            commit = self.commit_of(revision)
-            yield commit
-            revision, most = commit.parent, most - 1
-
     def files(self, revision: str) -> Files:
         """Return all files of a commit. Raises GitDamage, also beyond MAX_TREE_FILES or MAX_TREE_DEPTH."""
         found: Files = {}
-        folders = [(b"", self.commit_of(revision).tree, 0)]
+        root = _TREE.match(self.read(revision, "commit", 1 << 20))
+        if root is None:
+            raise GitDamage(f"commit {revision} names no tree")
+        folders = [(b"", root[1].decode(), 0)]
         while folders:
             prefix, tree, depth = folders.pop()
             for mode, name, entry in _tree_entries(self.read(tree, "tree")):
@@ -827,8 +775,7 @@ class Revisions:
 
     def _go_on(self) -> None:
         """Continue from this attempt's last commit, or from the attempt before."""
-        own, before = f"{PREFIX}{self._job.attempt}", self._repository.head_name()
-        revision = self._repository.ref(own) or (None if before is None else self._repository.ref(before))
+        revision = self._repository.ref(f"{PREFIX}{self._job.attempt}") or self._repository.head()
         try:
             self._committed = None if revision is None else self._repository.files(revision)
             self.head = revision
@@ -886,7 +833,7 @@ class Revisions:
 
     def _is_newest(self) -> bool:
         """Return whether no later attempt has begun to write."""
-        number = (self._repository.head_name() or "").removeprefix(PREFIX)
+        number = self._repository.head_name().removeprefix(PREFIX)
         return not (number.isascii() and number.isdigit()) or int(number) < self._job.attempt
 
     def _reason(self, tally: Tally) -> str | None:

@@ -118,27 +118,27 @@ class LoggedStep:
     figures: dict[str, float]
     not_finite: tuple[str, ...] = ()
 
-    def fields(self) -> dict[str, object]:
+    def fields(self) -> dict[str, Any]:
         """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
-        found: dict[str, object] = {}
+        found: dict[str, Any] = {}
         for title, names in FIELDS.items():
             name = next((name for name in names if name in rest), None)
-            if name is not None and (title != "step" or _is_step(rest[name])):
-                value = rest.pop(name)
-                found[title] = int(value) if title == "step" else value
+            if name is not None and title != "step":
+                found[title] = rest.pop(name)
+            elif name is not None and rest[name].is_integer() and 0 <= rest[name] < MAX_STEP:
+                found[title] = int(rest.pop(name))
         trainer = trainer_of([*self.figures, *self.not_finite])
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
-    def signature(self) -> str:
-        """Return a text that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
+    def digest(self) -> bytes:
+        """Return a hash that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
         fields = self.fields()
-        more = fields.pop("more")
-        assert isinstance(more, dict)
-        kept = {**{name: value for name, value in fields.items() if name in FIELDS}, **more}
-        kept.update(dict.fromkeys(self.not_finite, math.nan))
+        kept = {name: fields[name] for name in FIELDS if name in fields}
+        kept |= fields["more"] | dict.fromkeys(self.not_finite, math.nan)
         twice = {"total_flos", *(("step",) if "epoch" in kept else ())}
-        return ";".join(f"{name}={kept[name]:.4g}" for name in sorted(kept) if name not in twice)
+        text = ";".join(f"{name}={kept[name]:.4g}" for name in sorted(kept) if name not in twice)
+        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 def steps_in(text: str) -> Iterator[LoggedStep]:
@@ -199,10 +199,6 @@ def _pairs(inner: str) -> dict[str, object]:
     return found
 
 
-def _is_step(value: float) -> bool:
-    return value.is_integer() and 0 <= value < MAX_STEP
-
-
 # --- the file of logged steps, each written once
 
 MAX_BYTES = 64 * 2**20
@@ -221,13 +217,13 @@ class Points:
             except ValidationError:
                 continue  # cut by a crash or a limit
             figures = {name: float(value) for name in FIELDS if (value := getattr(point, name)) is not None}
-            self._known.add(_digest(LoggedStep({**figures, **point.more}, point.not_finite)))
+            self._known.add(LoggedStep({**figures, **point.more}, point.not_finite).digest())
         self._lines = LineWriter(path, MAX_BYTES)
         self.left_out = 0
 
     def add(self, step: LoggedStep, source: str, now: Moment) -> None:
         """Write a step if it is new."""
-        digest = _digest(step)
+        digest = step.digest()
         if digest in self._known:
             return
         if self._lines.full:
@@ -239,10 +235,6 @@ class Points:
     def close(self) -> None:
         """Close the file."""
         self._lines.close()
-
-
-def _digest(step: LoggedStep) -> bytes:
-    return hashlib.blake2b(step.signature().encode("utf-8", "surrogatepass"), digest_size=8).digest()
 
 
 # --- growing logs. They may be cut, replaced or 50 GB long.
@@ -272,7 +264,6 @@ class GrowingLog:
     inode: int = 0
     size: int = 0
     left_out: int = 0
-    news_s: float = 0.0
     tag_step: int = 0
     tags: dict[str, float] = field(default_factory=dict)
 
@@ -316,10 +307,6 @@ MAX_STATE_BYTES = 32 * 2**20
 """Limit for a trainer_state.json: about thirty thousand logged steps of GRPO."""
 
 MAX_FILES = 10_000
-MAX_ACTIVE = 64
-"""Logs that are read at each look; others wait for the next walk."""
-
-IDLE_S = 600.0
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents."
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson")
@@ -362,7 +349,7 @@ class Trainings:
         self._output = GrowingLog()
         self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
         self._logs: dict[Parts, GrowingLog] = {}
-        self._active: dict[Parts, GrowingLog] = {}
+        self._due: dict[Parts, GrowingLog] = {}
         self._states: dict[Parts, tuple[int, ...]] = {}
         self._changed: dict[Parts, None] = {}
         self._too_large: set[Parts] = set()
@@ -407,49 +394,36 @@ class Trainings:
                     self._changed[parts] = None
             elif parts in self._logs or len(self._logs) < MAX_FILES:
                 log = self._logs.setdefault(parts, GrowingLog())
-                if log.is_changed(status) and parts not in self._active:
-                    if len(self._active) >= MAX_ACTIVE:  # the one without news for longest waits for the next walk
-                        del self._active[min(self._active, key=lambda each: self._active[each].news_s)]
-                    log.news_s = time.monotonic()
-                    self._active[parts] = log
+                if log.is_changed(status):
+                    self._due[parts] = log
 
     def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
+        """Read the agent's output, and the logs that the walk found changed, as long as they grow."""
         fd = open_plain(self.agent_log)
         if fd is not None:
-            try:
+            with os.fdopen(fd, "rb"):
                 self._read_text(fd, self._output, "agent.log", now, deadline, last)
-            finally:
-                os.close(fd)
-        if not self._active:
+        if not self._due:
             return
         root_fd = os.open(self.sweep.workspace, DIR_FLAGS)
         try:
-            for parts in list(self._active):
-                log = self._active.pop(parts)
+            for parts, log in list(self._due.items()):
+                del self._due[parts]
                 fd = _opened(root_fd, parts)
                 if fd is None:
                     continue
-                try:
-                    self._read_log(fd, parts, log, now, deadline, last)
-                finally:
-                    os.close(fd)
-                if time.monotonic() - log.news_s <= IDLE_S:
-                    self._active[parts] = log  # behind the others, because a look may be cut short
-                else:
-                    self._end_step(parts, log, now)
+                before = log.position.offset
+                with os.fdopen(fd, "rb"):
+                    if parts[-1].startswith(EVENTS):
+                        self._read_events(fd, log, parts, now, deadline)
+                    else:
+                        self._read_text(fd, log, _source(parts), now, deadline, last)
+                if log.position.offset != before:
+                    self._due[parts] = log  # behind the others, because a look may be cut short
                 if time.monotonic() >= deadline:
                     return
         finally:
             os.close(root_fd)
-
-    def _read_log(self, fd: int, parts: Parts, log: GrowingLog, now: Moment, deadline: float, last: bool) -> None:
-        before = log.position.offset
-        if parts[-1].startswith(EVENTS):
-            self._read_events(fd, log, parts, now, deadline)
-        else:
-            self._read_text(fd, log, _source(parts), now, deadline, last)
-        if log.position.offset != before:
-            log.news_s = time.monotonic()
 
     def _read_text(self, fd: int, log: GrowingLog, source: str, now: Moment, deadline: float, last: bool) -> None:
         log.begin(fd, jump=True)
@@ -505,31 +479,29 @@ class Trainings:
             while self._changed:
                 parts = next(iter(self._changed))
                 del self._changed[parts]
-                for entry in self._log_history(root_fd, parts):
-                    step = step_of(entry) if isinstance(entry, dict) else None
-                    if step is not None:
-                        self.points.add(step, _source(parts), now)
+                fd = _opened(root_fd, parts)
+                if fd is not None:
+                    with os.fdopen(fd, "rb") as file:
+                        self._read_state(parts, file.read(MAX_STATE_BYTES + 1), now)
                 if time.monotonic() >= deadline:
                     return
         finally:
             os.close(root_fd)
 
-    def _log_history(self, root_fd: int, parts: Parts) -> list[Any]:
-        fd = _opened(root_fd, parts)
-        if fd is None:
-            return []
-        with os.fdopen(fd, "rb") as file:
-            data = file.read(MAX_STATE_BYTES + 1)
+    def _read_state(self, parts: Parts, data: bytes, now: Moment) -> None:
         if len(data) > MAX_STATE_BYTES:
             self._too_large.add(parts)
-            return []
+            return
         try:
             state = json.loads(data)
         except (ValueError, RecursionError):
             self._states.pop(parts, None)  # probably half-written: read again on the next walk
-            return []
+            return
         history = state.get("log_history") if isinstance(state, dict) else None
-        return history if isinstance(history, list) else []
+        for entry in history if isinstance(history, list) else []:
+            step = step_of(entry) if isinstance(entry, dict) else None
+            if step is not None:
+                self.points.add(step, _source(parts), now)
 
 
 def _is_of_other_kind(name: str, others: Collection[str]) -> bool:

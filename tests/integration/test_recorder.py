@@ -6,7 +6,6 @@ import functools
 import json
 import os
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from codehistory import files_at
-from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, alive, wait_for
+from codehistory import files_at, history
+from helpers import PATIENCE_S, VARIANTS, Cluster, alive, wait_for
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.processes import end_all
@@ -108,38 +107,22 @@ def test_the_revision_of_a_submission_is_the_code_as_it_was_then(cluster: Cluste
     script = HEAD + VARIANTS + "variants 0 2\n"
     for number in (0, 1):
         script += f"echo 'submitted {number}' > code/train.py\n./submit output/v{number}\necho 'overwritten {number}' > code/train.py\n"
-    run_id = cluster.sealed_run(script + "./submit output/none || true\necho last > code/train.py\n")
+    drop = """./submit output/none || true
+echo last > code/train.py
+echo '{"model_path": "output/v2"}' > submissions/.tmp-x && mv submissions/.tmp-x submissions/x.json
+"""
+    run_id = cluster.sealed_run(script.replace("variants 0 2", "variants 0 3") + drop)
     run, view = cluster.run_dir(run_id), cluster.view(run_id)
     held = []
     for submission in view.submissions.values():
         assert submission.code_revision is not None
         held.append(files_at(run.code_git, submission.code_revision)["code/train.py"])
-    assert held == [b"submitted 0\n", b"submitted 1\n", b"overwritten 1\n"]
-    assert [s.status for s in view.submissions.values()] == ["accepted", "accepted", "refused"]
+    assert held == [b"submitted 0\n", b"submitted 1\n", b"overwritten 1\n", b"last\n"]
+    assert [s.status for s in view.submissions.values()] == ["accepted", "accepted", "refused", "accepted"]
     last = Repository(run.code_git).head()
     assert last is not None and files_at(run.code_git, last) == {"code/train.py": b"last\n"}
     assert revisions(run)[-1].revision == last
-
-
-def test_what_the_suite_lays_is_not_the_agent_s_code(cluster: Cluster) -> None:
-    patient(cluster)
-    run_id = cluster.sealed_run(SUBMITS_ONE)
-    run = cluster.run_dir(run_id)
-    for line in revisions(run):
-        assert files_at(run.code_git, line.revision) == {}
-    submission = cluster.view(run_id).submissions[1]
-    assert submission.code_revision == revisions(run)[-1].revision
-
-
-def test_a_manifest_that_lies_there_at_the_end_has_the_last_state(cluster: Cluster) -> None:
-    patient(cluster)
-    drop = """echo last > code/train.py
-echo '{"model_path": "output/v0"}' > submissions/.tmp-x && mv submissions/.tmp-x submissions/x.json
-"""
-    run_id = cluster.sealed_run(HEAD + VARIANTS + "variants 0 1\n" + drop)
-    revision = cluster.view(run_id).submissions[1].code_revision
-    assert revision is not None
-    assert files_at(cluster.run_dir(run_id).code_git, revision) == {"code/train.py": b"last\n"}
+    assert files_at(run.code_git, revisions(run)[0].revision).keys() <= {"code/train.py"}, "not what the suite laid"
 
 
 @pytest.mark.parametrize("how", ["kill", "stop", "full disk", "by the agent"])
@@ -205,7 +188,7 @@ def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Clu
     assert {line.attempt for line in lines} == {1, 2}
     last = lines[-1]
     assert files_at(run.code_git, last.revision)["code/train.py"] == b"2\n"
-    chain = [commit.revision for commit in Repository(run.code_git).history(last.revision)]
+    chain = history(run.code_git, last.revision)
     assert lines[0].revision in chain and len(chain) == len(lines)
     elapsed = [line.elapsed_s for line in lines]
     assert elapsed == sorted(elapsed)
@@ -258,8 +241,8 @@ def test_a_change_is_settled_within_two_seconds(bench: Bench) -> None:
     recorder_pid(bench.run)
     wait_for(lambda: revisions(bench.run), what="the first revision")
     delays = []
-    for number in range(8):
-        time.sleep(1.0 + 0.13 * number)  # at all phases of the looks
+    for number in range(4):
+        time.sleep(1.0 + 0.26 * number)  # at all phases of the looks
         text = f"x = {number}\n".encode()
         (bench.code / "train.py").write_bytes(text)
         begun = time.monotonic()
@@ -333,22 +316,13 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
     assert events(bench.run, "recorder_crashed") == []
 
 
-def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
+def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch, python: str) -> None:
     monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (0.05, 0.1))
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", python)
     bench.recording.start()
     wait_for(lambda: len(events(bench.run, "recorder_crashed")) == 3, what="three deaths")
     assert [c["again_in_s"] for c in events(bench.run, "recorder_crashed")] == [0.05, 0.1, None]
-    assert bench.recording.ask(1)() is None
-    bench.recording.end()
-
-
-def test_a_recorder_that_can_t_be_started_is_in_the_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", ())
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    bench.recording.start()
-    (crash,) = wait_for(lambda: events(bench.run, "recorder_crashed"), what="the event")
-    assert "No such file" in crash["error"]
     assert bench.recording.ask(1)() is None
 
 
@@ -361,38 +335,6 @@ def test_a_watch_that_fails_is_told_of_and_goes_on(bench: Bench) -> None:
     (bench.code / "a.py").write_text("1")
     wait_for(lambda: bench.held() == {"code/a.py": b"1"}, "a revision")
     assert events(bench.run, "recorder_crashed") == []
-
-
-def test_two_recorders_at_once_don_t_harm_what_is_kept(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older supervisor that is still alive, with the newer one's: both write into one code.git."""
-    for name in ("ANSWER_S", "PATIENCE_S", "BEGIN_S", "RECORDER_END_S"):
-        monkeypatch.setattr(recordings, name, 300.0)
-    clock = BudgetClock(bench.run.clock, bench.clock.budget, 2, elapsed_s=200.0, given_back_s=0.0, suspended_s=0.0)
-    clock.start()
-    newer = RecorderProcess(bench.run, bench.workspace, clock, os.getpid(), "no such mark")
-    bench.recording.start()
-    newer.start()
-    try:
-        wait_for(lambda: len(events(bench.run, "recorder_started")) == 2, what="both")
-        asked: list[str | None] = []
-        for number in range(60):
-            (bench.code / f"{number % 5}.py").write_text(str(number))
-            answers = [bench.recording.ask(number), newer.ask(number)]
-            asked += [answer() for answer in answers]
-        assert None not in asked
-        for number in range(0, len(asked), 2):
-            assert files_at(bench.run.code_git, str(asked[number])) == files_at(
-                bench.run.code_git, str(asked[number + 1])
-            )
-    finally:
-        newer.end()
-        clock.stop()
-    repository = Repository(bench.run.code_git)
-    assert repository.head() == repository.ref("attempt-2")
-    if shutil.which("git"):
-        command = ["git", "-c", "safe.directory=*", "--git-dir", str(bench.run.code_git), "fsck", "--full", "--strict"]
-        done = subprocess.run(command, capture_output=True, check=True, text=True)
-        assert [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith("dangling")] == []
 
 
 def test_an_end_right_after_the_start_keeps_the_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,11 @@ def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> N
     watch = Seen()
     made = looker(watch, Troubles(events))
     wait_for(lambda: len(watch.looks) > 5)
+    watch.every_s = 3600.0
+    time.sleep(0.1)
+    before = len(watch.looks)
+    made.wake()
+    wait_for(lambda: len(watch.looks) > before)
     made.end()
     made.join(PATIENCE_S)
     assert watch.closed == 1 and made.closed_well and troubles(events) == []
@@ -80,18 +85,6 @@ def test_a_long_look_is_followed_by_a_long_rest(
     assert made._look() == pytest.approx(rest_s)
 
 
-def test_it_can_be_woken(events: Path) -> None:
-    watch = Seen()
-    watch.every_s = 3600.0
-    made = looker(watch, Troubles(events))
-    wait_for(lambda: len(watch.looks) == 1)
-    made.wake()
-    wait_for(lambda: len(watch.looks) == 2)
-    made.end()
-    made.join(PATIENCE_S)
-    assert watch.closed == 1
-
-
 def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch, said = Seen(), Troubles(events)
     watch.fails = True
@@ -108,14 +101,6 @@ def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, mo
     assert made._look() < 2.0
     watch.fails = True
     assert made._look() == 2.0  # a look that went well begins the pauses anew
-
-
-def test_troubles_are_bounded(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_recorder, "TROUBLE_EVERY_S", -1.0)
-    said = Troubles(events)
-    for number in range(run_recorder.MAX_TROUBLES + 50):
-        said.say("w", str(number))
-    assert len(troubles(events)) == run_recorder.MAX_TROUBLES
 
 
 def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:

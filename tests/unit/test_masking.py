@@ -1,16 +1,19 @@
-"""Secrets are masked, settings of trainings are not, and no text takes long."""
+"""Secrets are masked, in texts and command lines, settings of trainings are not; odd characters are escaped; no text takes long."""
 
 from __future__ import annotations
 
 import random
+import sys
 import time
 
 import pytest
 
-from autorl_hpc.files import redact
-from autorl_hpc.files.redact import MASK, masked
+from autorl_hpc.files.redact import MASK, MAX_COMMAND_CHARS, command_text, masked
+from autorl_hpc.recorder.traces.parse import MASKED_CHARS, MAX_TEXT_CHARS, beginning
+from autorl_hpc.records.base import printable
 
 KEY = "q9Zr7LmX2vTb8Kc4Wd6Yp1Hs"
+LONG_KEY = "aB3" * 12
 
 
 @pytest.mark.parametrize(
@@ -116,43 +119,14 @@ def test_what_is_no_secret_stays(text: str) -> None:
     assert masked(text) == text
 
 
-def test_many_secrets_in_one_line() -> None:
-    text = " ".join(f"A{n}_TOKEN={KEY}" for n in range(500))
-    assert masked(text) == " ".join(f"A{n}_TOKEN={MASK}" for n in range(500))
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "a",
-        "token=",
-        "token",
-        "'",
-        '"',
-        "\\",
-        "sk-",
-        "eyJa.",
-        "://a",
-        "-----BEGIN ",
-        "- ",
-        "password ",
-        "=",
-        "\n",
-        "docker login ",
-        "mysql -",
-        "login(key=",
-        "token]",
-        "token, ",
-        '("token",',
-        'add_argument("--token", ',
-        "A_TOKEN ",
-        "token: str ",
-        "token = (",
-        'b"',
-        "cookie:",
-        "?key=",
-    ],
+PIECES = (
+    *("a", "token=", "token", "'", '"', "\\", "sk-", "eyJa.", "://a", "-----BEGIN ", "- ", "password "),
+    *("=", "\n", "docker login ", "mysql -", "login(key=", "token]", "token, ", '("token",'),
+    *('add_argument("--token", ', "A_TOKEN ", "token: str ", "token = (", 'b"', "cookie:", "?key="),
 )
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_time_is_linear(piece: str) -> None:
     """Three times a hundred thousand characters may take twelve times as long, not ten thousand: nothing is squared."""
 
@@ -177,6 +151,68 @@ def test_no_text_is_too_odd() -> None:
         assert len(masked(text)) <= 4 * len(text) + 4
 
 
-def test_every_name_of_a_secret_holds_a_hint() -> None:
-    names = {*redact._ALWAYS, *redact._SCHEMES, "token", "key", "keys", "signature", "authorization", "-u", "--user"}
-    assert all(any(hint in name for hint in redact._HINTS) for name in names)
+@pytest.mark.parametrize(
+    ("argv", "kept"),
+    [
+        (["env", "TOKEN=abc", "python", "x.py"], "env TOKEN=*** python x.py"),
+        (["python", "--api-key", "abc", "--lr", "1e-5"], "python --api-key *** --lr 1e-5"),
+        (["python", "--api_key=abc"], "python --api_key=***"),
+        (["python", "--password", "p w", "go"], "python --password *** go"),
+        (["python", "--token", "--lr", "1"], "python --token --lr 1"),
+        (["sh", "-c", "export OPENAI_API_KEY='a b'; run"], """sh -c 'export OPENAI_API_KEY='"'"'***'"'"'; run'"""),
+        (["sh", "-c", "HF_TOKEN=x train --max-tokens 5"], "sh -c 'HF_TOKEN=*** train --max-tokens 5'"),
+        (["curl", "-H", "Authorization: Bearer abcdefgh"], "curl -H 'Authorization: ***'"),
+        (["curl", "-H", "x-api-key: abc"], "curl -H 'x-api-key: ***'"),
+        (["x", "AWS_SESSION_TOKEN", LONG_KEY], "x AWS_SESSION_TOKEN ***"),
+        (["docker", "login", "-u", "me", "-p", "pw"], "docker login -u me -p ***"),
+        (["mysql", "-u", "me", "-ppw", "db"], "mysql -u me -p*** db"),
+        (["curl", "--user=me:pw", "http://x"], "curl --user=*** http://x"),
+        (["python", "-c", 'os.environ["X_API_KEY"]="abc"'], """python -c 'os.environ["X_API_KEY"]="***"'"""),
+        (["git", "clone", "https://me:pass@host/x"], "git clone https://me:***@host/x"),
+        (["run", f"sk-{LONG_KEY}"], "run ***"),
+        (["run", f"sk-ant-api03-{LONG_KEY}"], "run ***"),
+        (["run", f"hf_{LONG_KEY}"], "run ***"),
+        (["run", f"ghp_{LONG_KEY}"], "run ***"),
+        (["run", f"--key={LONG_KEY}x", f"x=hf_{LONG_KEY}"], f"run --key={LONG_KEY}x x=***"),
+        (["run", "eyJhbGciOiJIUzI1.eyJzdWIiOiIx.abc"], "run ***"),
+    ],
+)
+def test_secrets_of_command_lines_are_masked(argv: list[str], kept: str) -> None:
+    assert command_text(argv) == kept
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["python", "--pad_token", "<pad>", "--eos-token=<eos>", "--max-new-tokens", "64"],
+        ["python", "--tokenizer", "gpt2", "--num_tokens=5", "--token-level", "loss"],
+        ["python", "code/train_sft.py", "--key", "question", "--out", "output/sk-learn-model"],
+        ["pip", "install", "scikit-learn", "sk-video"],
+    ],
+)
+def test_what_is_no_secret_of_a_command_line_stays(argv: list[str]) -> None:
+    assert command_text(argv) == " ".join(argv)
+
+
+def test_control_characters_are_escaped_and_long_lines_cut() -> None:
+    assert command_text(["a\x1b[31m", "b\nc", "\u202eevil", "\udcff"]) == r"a\x1b[31m 'b\nc' \u202eevil \udcff"
+    assert len(command_text(["x" * 5000])) == MAX_COMMAND_CHARS
+
+
+def by_rule(text: str) -> str:
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+
+
+def test_every_character_is_kept_or_escaped() -> None:
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert printable(every) == by_rule(every)
+    assert printable("a\nb\x1b[0m \ud800é\u202e") == r"a\nb\x1b[0m \ud800é\u202e"
+    assert printable("") == ""
+
+
+@pytest.mark.parametrize("char", ["x", "\n", "\U000e0001"])
+@pytest.mark.parametrize("length", [1, MAX_TEXT_CHARS - 1, MAX_TEXT_CHARS, MAX_TEXT_CHARS + 1, 3 * MASKED_CHARS])
+def test_a_beginning_is_cut_as_if_all_of_it_had_been_escaped(char: str, length: int) -> None:
+    text = f"a{char * length}b"
+    whole = by_rule(text[:MASKED_CHARS])
+    assert beginning(text) == (whole if len(whole) <= MAX_TEXT_CHARS else whole[: MAX_TEXT_CHARS - 1] + "…")

@@ -398,18 +398,8 @@ def test_a_long_output_of_a_tool_is_read(run: Run) -> None:
 
 
 NUMBERS = [
-    "-5",
-    "1e999",
-    "NaN",
-    "-Infinity",
-    "true",
-    '"12"',
-    "null",
-    "[1]",
-    '{"a":1}',
-    "12.5",
-    "9" * 5000,
-    "1" + "0" * 18,
+    *("-5", "1e999", "NaN", "-Infinity", "true", '"12"', "null", "[1]", '{"a":1}', "12.5", "9" * 5000),
+    *("1" + "0" * 18,),
 ]
 
 
@@ -442,20 +432,8 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
     """Some bytes, tokens and lines changed, moved, doubled or lost."""
     made = bytearray(data)
     pieces = [
-        b"null",
-        b"-1",
-        b"1e400",
-        b"[]",
-        b"{}",
-        b'"',
-        b"\\ud800",
-        b"true",
-        b"\n",
-        b"\x00",
-        b"9" * 30,
-        b"[[[",
-        b'""',
-        b"NaN",
+        *(b"null", b"-1", b"1e400", b"[]", b"{}", b'"', b"\\ud800", b"true", b"\n", b"\x00", b"9" * 30),
+        *(b"[[[", b'""', b"NaN"),
     ]
     for _ in range(chance.randrange(1, 25)):
         at, length = chance.randrange(len(made)), chance.randrange(1, 12)

@@ -9,20 +9,8 @@ from __future__ import annotations
 
 import re
 
-from autorl_hpc.recorder.traces.parse import (
-    Event,
-    Table,
-    call,
-    event,
-    name,
-    result,
-    table,
-    tables,
-    total,
-    usage,
-    with_fields,
-    within,
-)
+from autorl_hpc.recorder.traces import parse
+from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "claude-code"
 _EXIT = re.compile(r"\s{0,8}Exit code (\d{1,3})\b")
@@ -43,39 +31,39 @@ def knows(line: Table) -> bool:
 def read(line: Table) -> list[Event]:
     """Parse a line."""
     read_kind = {"system": _system, "assistant": _assistant, "user": _results, "result": _result}[line["type"]]
-    return with_fields(read_kind(line), session=line.get("session_id"))
+    return parse.with_fields(read_kind(line), session=line.get("session_id"))
 
 
 def _system(line: Table) -> list[Event]:
     if line.get("subtype") == "init":
-        return [event("session", model=line.get("model"))]
+        return [parse.event("session", model=line.get("model"))]
     if line.get("subtype") == "api_retry":
         status, error = line.get("error_status"), line.get("error")
         said = error if isinstance(error, str) and error.strip() else "retried"
-        return [event("error", text=f"{said} (HTTP {name(status)})" if isinstance(status, int) else said)]
+        return [parse.event("error", text=f"{said} (HTTP {parse.name(status)})" if isinstance(status, int) else said)]
     return []
 
 
 def _assistant(line: Table) -> list[Event]:
-    message = table(line.get("message"))
+    message = parse.table(line.get("message"))
     found = []
     if message.get("model") != _SYNTHETIC:
-        found += usage(**_tokens(message.get("usage")), model=message.get("model"), call_id=message.get("id"))
-    for block in tables(message.get("content")):
+        found += parse.usage(**_tokens(message.get("usage")), model=message.get("model"), call_id=message.get("id"))
+    for block in parse.tables(message.get("content")):
         if block.get("type") == "tool_use":
-            found.append(call(block.get("name"), block.get("input"), call_id=block.get("id")))
+            found.append(parse.call(block.get("name"), block.get("input"), call_id=block.get("id")))
         elif block.get("type") in ("text", "thinking"):
-            found.append(event("message", chars=block.get(block["type"])))
-    return [*found, event("error", text=line["error"])] if isinstance(line.get("error"), str) else found
+            found.append(parse.event("message", chars=block.get(block["type"])))
+    return [*found, parse.event("error", text=line["error"])] if isinstance(line.get("error"), str) else found
 
 
 def _tokens(figures: object) -> Table:
     """Return the usage of one call. `input_tokens` excludes cached tokens; cache reads and writes are added."""
-    cached = within(figures, "cache_read_input_tokens")
-    others = (within(figures, key) for key in ("input_tokens", "cache_creation_input_tokens"))
+    cached = parse.within(figures, "cache_read_input_tokens")
+    others = (parse.within(figures, key) for key in ("input_tokens", "cache_creation_input_tokens"))
     return {
-        "tokens_in": total(cached, *others),
-        "tokens_out": within(figures, "output_tokens"),
+        "tokens_in": parse.total(cached, *others),
+        "tokens_out": parse.within(figures, "output_tokens"),
         "tokens_cached": cached,
     }
 
@@ -84,37 +72,37 @@ def _results(line: Table) -> list[Event]:
     if line.get("isReplay") is True:
         return []
     found = []
-    for block in tables(within(line, "message", "content")):
+    for block in parse.tables(parse.within(line, "message", "content")):
         if block.get("type") == "tool_result":
             failed, said = block.get("is_error") is True, _text_of(block.get("content"))
             code = _EXIT.match(said) if failed else None
             exit_code, call_id = int(code[1]) if code else None, block.get("tool_use_id")
-            found.append(result(failed, said, call_id=call_id, exit_code=exit_code, wall=line.get("timestamp")))
+            found.append(parse.result(failed, said, call_id=call_id, exit_code=exit_code, wall=line.get("timestamp")))
     return found
 
 
 def _text_of(content: object) -> str:
     if isinstance(content, str):
         return content
-    return next((block["text"] for block in tables(content) if isinstance(block.get("text"), str)), "")
+    return next((block["text"] for block in parse.tables(content) if isinstance(block.get("text"), str)), "")
 
 
 def _result(line: Table) -> list[Event]:
-    models = [each for each in table(line.get("modelUsage")).values() if isinstance(each, dict)]
+    models = [each for each in parse.table(line.get("modelUsage")).values() if isinstance(each, dict)]
     figures = _of_models(models) if models else _tokens(line.get("usage"))
-    failed = line.get("is_error") is True or (name(line.get("subtype")) or "").startswith("error")
+    failed = line.get("is_error") is True or (parse.name(line.get("subtype")) or "").startswith("error")
     errors = [each for each in line["errors"] if isinstance(each, str)] if isinstance(line.get("errors"), list) else []
     said = line.get("result") or "; ".join(errors[:20]) or line.get("subtype")
     return [
-        *usage(**figures, cost_usd=line.get("total_cost_usd"), is_total=True),
-        event("end", ok=not failed, text=said),
+        *parse.usage(**figures, cost_usd=line.get("total_cost_usd"), is_total=True),
+        parse.event("end", ok=not failed, text=said),
     ]
 
 
 def _of_models(models: list[Table]) -> Table:
     given = ("cacheReadInputTokens", "inputTokens", "cacheCreationInputTokens")
     return {
-        "tokens_in": total(*(each.get(key) for each in models for key in given)),
-        "tokens_out": total(*(each.get("outputTokens") for each in models)),
-        "tokens_cached": total(*(each.get("cacheReadInputTokens") for each in models)),
+        "tokens_in": parse.total(*(each.get(key) for each in models for key in given)),
+        "tokens_out": parse.total(*(each.get("outputTokens") for each in models)),
+        "tokens_cached": parse.total(*(each.get("cacheReadInputTokens") for each in models)),
     }

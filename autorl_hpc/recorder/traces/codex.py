@@ -8,20 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autorl_hpc.recorder.traces.parse import (
-    Event,
-    Table,
-    call,
-    count,
-    event,
-    exit_code,
-    name,
-    result,
-    table,
-    tables,
-    usage,
-    within,
-)
+from autorl_hpc.recorder.traces import parse
+from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "codex"
 _TYPES = (
@@ -34,7 +22,7 @@ _TOOLS = ("command_execution", "file_change", "mcp_tool_call", "collab_tool_call
 def knows(line: Table) -> bool:
     """Return whether a line is in this format."""
     if "msg" in line:
-        return "id" in line and isinstance(within(line, "msg", "type"), str)
+        return "id" in line and isinstance(parse.within(line, "msg", "type"), str)
     return line.get("type") in _TYPES or (line.get("type") == "error" and set(line) == {"type", "message"})
 
 
@@ -44,40 +32,42 @@ def read(line: Table) -> list[Event]:
         return _message(line["msg"])
     kind = line.get("type")
     if kind == "thread.started":
-        return [event("session", session=line.get("thread_id"))]
+        return [parse.event("session", session=line.get("thread_id"))]
     if kind in ("item.started", "item.completed"):
-        return _item(table(line.get("item")), done=kind == "item.completed")
+        return _item(parse.table(line.get("item")), done=kind == "item.completed")
     if kind == "turn.completed":
-        return [*_usage(line.get("usage"), is_total=True), event("end", ok=True)]
+        return [*_usage(line.get("usage"), is_total=True), parse.event("end", ok=True)]
     if kind == "turn.failed":
-        return [event("end", ok=False, text=within(line, "error", "message"))]
-    return [event("error", text=line.get("message"))] if kind == "error" else []
+        return [parse.event("end", ok=False, text=parse.within(line, "error", "message"))]
+    return [parse.event("error", text=line.get("message"))] if kind == "error" else []
 
 
 def _usage(tokens: Any, **more: Any) -> list[Event]:
     """Parse token counts. Input includes cached tokens, output includes reasoning."""
     fields = {"tokens_in": "input_tokens", "tokens_out": "output_tokens", "tokens_cached": "cached_input_tokens"}
-    return usage(**{field: within(tokens, key) for field, key in fields.items()}, **more)
+    return parse.usage(**{field: parse.within(tokens, key) for field, key in fields.items()}, **more)
 
 
 def _item(item: Table, *, done: bool) -> list[Event]:
     kind = item.get("type")
     if kind in ("agent_message", "reasoning") and done:
-        return [event("message", chars=item.get("text"))]
+        return [parse.event("message", chars=item.get("text"))]
     if kind == "error" and done:
-        return [event("error", text=item.get("message"))]
+        return [parse.event("error", text=item.get("message"))]
     if kind not in _TOOLS:
         return []
-    made = call(name(item.get("tool")) or kind, item, call_id=item.get("id"))
+    made = parse.call(parse.name(item.get("tool")) or kind, item, call_id=item.get("id"))
     if kind == "file_change":
-        changes = tables(item.get("changes"))[:50]
-        made |= event("tool_call", command=" ".join(f"{name(e.get('kind'))} {name(e.get('path'))}" for e in changes))
+        changes = parse.tables(item.get("changes"))[:50]
+        made |= parse.event(
+            "tool_call", command=" ".join(f"{parse.name(e.get('kind'))} {parse.name(e.get('path'))}" for e in changes)
+        )
     if not done:
         return [made]
-    code = exit_code(item.get("exit_code"))
+    code = parse.exit_code(item.get("exit_code"))
     failed = item.get("status") in ("failed", "declined") or bool(code)
-    said = within(item, "error", "message") or item.get("aggregated_output")
-    return [{**made, **result(failed, said, exit_code=code)}]
+    said = parse.within(item, "error", "message") or item.get("aggregated_output")
+    return [{**made, **parse.result(failed, said, exit_code=code)}]
 
 
 _BEGINS = {"exec_command_begin": "shell", "patch_apply_begin": "apply_patch", "mcp_tool_call_begin": None}
@@ -88,38 +78,38 @@ def _message(msg: Table) -> list[Event]:
     """Parse a message of the older protocol."""
     kind = msg["type"]
     if kind == "session_configured":
-        return [event("session", session=msg.get("session_id"), model=msg.get("model"))]
+        return [parse.event("session", session=msg.get("session_id"), model=msg.get("model"))]
     if kind == "token_count":
         return _tokens(msg)
     if kind in ("agent_message", "agent_reasoning"):
-        return [event("message", chars=msg.get("message") or msg.get("text"))]
+        return [parse.event("message", chars=msg.get("message") or msg.get("text"))]
     if kind in _BEGINS:
-        tool = _BEGINS[kind] or within(msg, "invocation", "tool")
-        changed = {"command": list(table(msg.get("changes")))[:50]} if kind == "patch_apply_begin" else msg
-        return [call(tool, changed, call_id=msg.get("call_id"))]
+        tool = _BEGINS[kind] or parse.within(msg, "invocation", "tool")
+        changed = {"command": list(parse.table(msg.get("changes")))[:50]} if kind == "patch_apply_begin" else msg
+        return [parse.call(tool, changed, call_id=msg.get("call_id"))]
     if kind in _ENDS:
         return [_ended(msg)]
     if kind in ("error", "stream_error"):
-        return [event("error", text=msg.get("message"))]
+        return [parse.event("error", text=msg.get("message"))]
     if kind == "task_complete":
-        return [event("end", ok=True, text=msg.get("last_agent_message"))]
-    return [event("end", ok=False, text=msg.get("reason"))] if kind == "turn_aborted" else []
+        return [parse.event("end", ok=True, text=msg.get("last_agent_message"))]
+    return [parse.event("end", ok=False, text=msg.get("reason"))] if kind == "turn_aborted" else []
 
 
 def _tokens(msg: Table) -> list[Event]:
     """Parse token counts: of one call in early versions, later also the total, repeated whenever rate limits change."""
-    info = table(msg.get("info"))
+    info = parse.table(msg.get("info"))
     if not info:
         return _usage(msg)
-    so_far = table(info.get("total_token_usage"))
-    at = f"at {count(so_far.get('input_tokens'))} {count(so_far.get('output_tokens'))}"
+    so_far = parse.table(info.get("total_token_usage"))
+    at = f"at {parse.count(so_far.get('input_tokens'))} {parse.count(so_far.get('output_tokens'))}"
     last = _usage(info.get("last_token_usage"), call_id=at) if so_far else []
     return [*last, *_usage(so_far, is_total=True)]
 
 
 def _ended(msg: Table) -> Event:
-    code = exit_code(msg.get("exit_code"))
-    failed = bool(code) or msg.get("success") is False or "Err" in table(msg.get("result"))
+    code = parse.exit_code(msg.get("exit_code"))
+    failed = bool(code) or msg.get("success") is False or "Err" in parse.table(msg.get("result"))
     said = msg.get("stderr") or msg.get("aggregated_output")
-    took = within(msg, "duration", "secs")
-    return result(failed, said, call_id=msg.get("call_id"), exit_code=code, duration_s=took)
+    took = parse.within(msg, "duration", "secs")
+    return parse.result(failed, said, call_id=msg.get("call_id"), exit_code=code, duration_s=took)

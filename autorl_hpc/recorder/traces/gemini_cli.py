@@ -8,19 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autorl_hpc.recorder.traces.parse import (
-    Event,
-    Table,
-    call,
-    count,
-    event,
-    result,
-    table,
-    total,
-    usage,
-    with_fields,
-    within,
-)
+from autorl_hpc.recorder.traces import parse
+from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "gemini-cli"
 _OWN_FIELDS = {
@@ -45,37 +34,39 @@ def knows(line: Table) -> bool:
 
 def is_document(value: Table) -> bool:
     """Return whether it is the one object of `--output-format json`."""
-    stats = table(value.get("stats"))
+    stats = parse.table(value.get("stats"))
     return ("models" in stats and "tools" in stats) or ("session_id" in value and isinstance(value.get("error"), dict))
 
 
 def read(line: Table) -> list[Event]:
     """Parse a line, or the one object."""
     if line.get("type") is None:
-        return with_fields(_document(line), session=line.get("session_id"))
-    return with_fields(_line(line), wall=line.get("timestamp"))
+        return parse.with_fields(_document(line), session=line.get("session_id"))
+    return parse.with_fields(_line(line), wall=line.get("timestamp"))
 
 
 def _line(line: Table) -> list[Event]:
-    kind, call_id, said = line["type"], line.get("tool_id"), within(line, "error", "message")
+    kind, call_id, said = line["type"], line.get("tool_id"), parse.within(line, "error", "message")
     if kind == "init":
-        return [event("session", session=line.get("session_id"), model=line.get("model"))]
+        return [parse.event("session", session=line.get("session_id"), model=line.get("model"))]
     if kind == "message":
-        return [event("message", chars=line.get("content"))] if line.get("role") == "assistant" else []
+        return [parse.event("message", chars=line.get("content"))] if line.get("role") == "assistant" else []
     if kind == "tool_use":
-        return [call(line.get("tool_name"), line.get("parameters"), call_id=call_id)]
+        return [parse.call(line.get("tool_name"), line.get("parameters"), call_id=call_id)]
     if kind == "tool_result":
-        return [result(line.get("status") != "success", said or line.get("output"), call_id=call_id)]
+        return [parse.result(line.get("status") != "success", said or line.get("output"), call_id=call_id)]
     if kind == "error":
-        return [event("error", text=line.get("message"))]
-    return [*_totals(table(line.get("stats"))), event("end", ok=line.get("status") == "success", text=said)]
+        return [parse.event("error", text=line.get("message"))]
+    return [*_totals(parse.table(line.get("stats"))), parse.event("end", ok=line.get("status") == "success", text=said)]
 
 
 def _totals(stats: Table) -> list[Event]:
-    tokens_in, out, everything = (count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens"))
+    tokens_in, out, everything = (
+        parse.count(stats.get(key)) for key in ("input_tokens", "output_tokens", "total_tokens")
+    )
     if tokens_in is not None and everything is not None and everything - tokens_in >= (out or 0):
         out = everything - tokens_in  # `output_tokens` excludes thoughts
-    return usage(
+    return parse.usage(
         tokens_in=tokens_in,
         tokens_out=out,
         tokens_cached=stats.get("cached"),
@@ -86,26 +77,30 @@ def _totals(stats: Table) -> list[Event]:
 
 
 def _document(value: Table) -> list[Event]:
-    stats = table(value.get("stats"))
-    models = list(table(stats.get("models")).values())
+    stats = parse.table(value.get("stats"))
+    models = list(parse.table(stats.get("models")).values())
 
     def tokens(*keys: str) -> int | None:
-        return total(*(within(each, "tokens", key) for each in models for key in keys))
+        return parse.total(*(parse.within(each, "tokens", key) for each in models for key in keys))
 
-    figures = usage(
+    figures = parse.usage(
         model=_only(stats),
         tokens_in=tokens("prompt", "tool"),
         tokens_out=tokens("candidates", "thoughts"),
         tokens_cached=tokens("cached"),
         is_total=True,
-        calls=total(*(within(each, "api", "totalRequests") for each in models)),
-        tool_calls=within(stats, "tools", "totalCalls"),
-        tool_failures=within(stats, "tools", "totalFail"),
+        calls=parse.total(*(parse.within(each, "api", "totalRequests") for each in models)),
+        tool_calls=parse.within(stats, "tools", "totalCalls"),
+        tool_failures=parse.within(stats, "tools", "totalFail"),
     )
-    said = within(value, "error", "message") or value.get("response")
-    return [event("session"), *figures, event("end", ok=not isinstance(value.get("error"), dict), text=said)]
+    said = parse.within(value, "error", "message") or value.get("response")
+    return [
+        parse.event("session"),
+        *figures,
+        parse.event("end", ok=not isinstance(value.get("error"), dict), text=said),
+    ]
 
 
 def _only(stats: Table) -> Any:
-    models = table(stats.get("models"))
+    models = parse.table(stats.get("models"))
     return next(iter(models)) if len(models) == 1 else None

@@ -9,21 +9,8 @@ from __future__ import annotations
 
 import re
 
-from autorl_hpc.recorder.traces.parse import (
-    Event,
-    Table,
-    call,
-    event,
-    exit_code,
-    name,
-    result,
-    table,
-    tables,
-    usage,
-    wall,
-    with_fields,
-    within,
-)
+from autorl_hpc.recorder.traces import parse
+from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "mini"
 _RETURN_CODE = re.compile(r"\s{0,8}(?:<exception>[^<]{0,500}</exception>\s{0,8})?<returncode>(-?\d{1,5})</returncode>")
@@ -40,23 +27,28 @@ def read(line: Table) -> list[Event]:
     if isinstance(line.get("message"), dict):
         found = read_message(line["message"])
     elif isinstance(line.get("error"), str):
-        found = [event("error", text=line["error"])]
+        found = [parse.event("error", text=line["error"])]
     else:
-        found = [event("session", model=line.get("model"))] if "start" in line else []
-    return with_fields(found, session=line.get("session"), wall=line.get("at"))
+        found = [parse.event("session", model=line.get("model"))] if "start" in line else []
+    return parse.with_fields(found, session=line.get("session"), wall=line.get("at"))
 
 
 def is_document(value: object) -> bool:
     """Return whether it is a trajectory."""
-    form = within(value, "trajectory_format")
+    form = parse.within(value, "trajectory_format")
     by_name = isinstance(form, str) and form.startswith("mini-swe-agent")
-    return isinstance(within(value, "messages"), list) and (by_name or "model_stats" in table(within(value, "info")))
+    return isinstance(parse.within(value, "messages"), list) and (
+        by_name or "model_stats" in parse.table(parse.within(value, "info"))
+    )
 
 
 def session(document: Table) -> str | None:
     """Return what distinguishes a session from the next one in the same file: the id or time of its first answer."""
-    for message in tables(document["messages"]):
-        first, at = name(within(message, "extra", "response", "id")), wall(within(message, "extra", "timestamp"))
+    for message in parse.tables(document["messages"]):
+        first, at = (
+            parse.name(parse.within(message, "extra", "response", "id")),
+            parse.wall(parse.within(message, "extra", "timestamp")),
+        )
         if first is not None or at is not None:
             return first or f"{at:.6f}"
     return None
@@ -64,48 +56,48 @@ def session(document: Table) -> str | None:
 
 def read_message(message: Table) -> list[Event]:
     """Parse one message."""
-    extra = table(message.get("extra"))
-    return with_fields(_message(message, extra, message.get("content")), wall=extra.get("timestamp"))
+    extra = parse.table(message.get("extra"))
+    return parse.with_fields(_message(message, extra, message.get("content")), wall=extra.get("timestamp"))
 
 
 def _message(message: Table, extra: Table, content: object) -> list[Event]:
     role = message.get("role")
     if role == "exit":
         status = extra.get("exit_status")
-        return [event("end", ok=status == "Submitted", text=status or content)]
+        return [parse.event("end", ok=status == "Submitted", text=status or content)]
     found = _usage(extra)
     if role == "assistant" or message.get("object") == "response":
-        return [*found, event("message", chars=content), *_calls(extra, content)]
-    code = exit_code(extra.get("returncode"))
+        return [*found, parse.event("message", chars=content), *_calls(extra, content)]
+    code = parse.exit_code(extra.get("returncode"))
     if code is None and isinstance(content, str) and role in ("user", "tool"):
         shown = _RETURN_CODE.match(content)
         code = int(shown[1]) if shown else None
     if code is not None:
         said = extra.get("exception_info") or extra.get("raw_output") or content
         call_id = message.get("tool_call_id") or message.get("call_id")
-        return [*found, result(code != 0, said, call_id=call_id, exit_code=code)]
+        return [*found, parse.result(code != 0, said, call_id=call_id, exit_code=code)]
     failed = extra.get("interrupt_type")
-    return [*found, event("error", text=failed)] if isinstance(failed, str) else found
+    return [*found, parse.event("error", text=failed)] if isinstance(failed, str) else found
 
 
 def read_totals(document: Table) -> list[Event]:
     """Return the document's totals of the session: cost and calls, no tokens."""
-    stats = table(within(document, "info", "model_stats"))
+    stats = parse.table(parse.within(document, "info", "model_stats"))
     cost, calls = stats.get("instance_cost"), stats.get("api_calls")
-    return usage(session=session(document), cost_usd=cost, calls=calls, is_total=True)
+    return parse.usage(session=session(document), cost_usd=cost, calls=calls, is_total=True)
 
 
 def _usage(extra: Table) -> list[Event]:
     """Parse the usage of one call, of OpenAI's chat completions or responses API."""
-    response = table(extra.get("response"))
-    tokens = table(response.get("usage"))
+    response = parse.table(extra.get("response"))
+    tokens = parse.table(response.get("usage"))
     given, made = ("prompt", "completion") if "prompt_tokens" in tokens else ("input", "output")
-    return usage(
+    return parse.usage(
         call_id=response.get("id"),
         model=response.get("model"),
         tokens_in=tokens.get(f"{given}_tokens"),
         tokens_out=tokens.get(f"{made}_tokens"),
-        tokens_cached=within(tokens, f"{given}_tokens_details", "cached_tokens"),
+        tokens_cached=parse.within(tokens, f"{given}_tokens_details", "cached_tokens"),
         cost_usd=extra.get("cost"),
     )
 
@@ -113,6 +105,6 @@ def _usage(extra: Table) -> list[Event]:
 def _calls(extra: Table, content: object) -> list[Event]:
     actions = extra.get("actions")
     if isinstance(actions, list):
-        return [call("bash", each, call_id=each.get("tool_call_id")) for each in tables(actions)]
+        return [parse.call("bash", each, call_id=each.get("tool_call_id")) for each in parse.tables(actions)]
     block = _BLOCK.search(content[:100_000]) if isinstance(content, str) else None
-    return [call("bash", {"command": block[1]})] if block else []
+    return [parse.call("bash", {"command": block[1]})] if block else []

@@ -8,23 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from autorl_hpc.recorder.traces.parse import (
-    MAX_USD,
-    Event,
-    Table,
-    call,
-    event,
-    exit_code,
-    name,
-    real,
-    result,
-    table,
-    tables,
-    total,
-    usage,
-    with_fields,
-    within,
-)
+from autorl_hpc.recorder.traces import parse
+from autorl_hpc.recorder.traces.parse import MAX_USD, Event, Table
 
 FORMAT = "openhands"
 _RUN = (
@@ -47,38 +32,44 @@ def knows(line: Table) -> bool:
 
 def is_state(value: object) -> bool:
     """Return whether it is a base_state.json."""
-    return isinstance(within(value, "stats", "usage_to_metrics"), dict)
+    return isinstance(parse.within(value, "stats", "usage_to_metrics"), dict)
 
 
 def read(line: Table) -> list[Event]:
     """Parse a line."""
     found = _event(line) if isinstance(line.get("kind"), str) else _earlier(line)
     metrics = line.get("llm_metrics")
-    return with_fields(found, wall=line.get("timestamp")) + (_metrics([metrics]) if isinstance(metrics, dict) else [])
+    return parse.with_fields(found, wall=line.get("timestamp")) + (
+        _metrics([metrics]) if isinstance(metrics, dict) else []
+    )
 
 
 def read_state(state: Table) -> list[Event]:
     """Return the totals of a base_state.json."""
-    by_use = tables(list(table(within(state, "stats", "usage_to_metrics")).values()))
-    return with_fields(_metrics(by_use), session=state.get("id"))
+    by_use = parse.tables(list(parse.table(parse.within(state, "stats", "usage_to_metrics")).values()))
+    return parse.with_fields(_metrics(by_use), session=state.get("id"))
 
 
 def _metrics(by_use: list[Table]) -> list[Event]:
     """Add up the totals of all models of a session. Prompt tokens include cached ones."""
 
     def tokens(key: str) -> int | None:
-        return total(*(within(each, "accumulated_token_usage", key) for each in by_use))
+        return parse.total(*(parse.within(each, "accumulated_token_usage", key) for each in by_use))
 
-    costs = [cost for each in by_use if (cost := real(each.get("accumulated_cost"), MAX_USD)) is not None]
+    costs = [cost for each in by_use if (cost := parse.real(each.get("accumulated_cost"), MAX_USD)) is not None]
     calls = [len(each["token_usages"]) for each in by_use if isinstance(each.get("token_usages"), list)]
-    models = {model for each in by_use if (model := name(within(each, "accumulated_token_usage", "model"))) is not None}
-    return usage(
+    models = {
+        model
+        for each in by_use
+        if (model := parse.name(parse.within(each, "accumulated_token_usage", "model"))) is not None
+    }
+    return parse.usage(
         model=models.pop() if len(models) == 1 else None,
         tokens_in=tokens("prompt_tokens"),
         tokens_out=tokens("completion_tokens"),
         tokens_cached=tokens("cache_read_tokens"),
         cost_usd=sum(costs) if costs else None,
-        calls=total(*calls) or None,  # a snapshot has no list
+        calls=parse.total(*calls) or None,  # a snapshot has no list
         is_total=True,
     )
 
@@ -88,24 +79,24 @@ def _event(line: Table) -> list[Event]:
     kind, tool = line["kind"], line.get("tool_name")
     fields = {"call_id": line.get("tool_call_id"), "tool": tool}
     if kind == "ActionEvent":
-        action = table(line.get("action"))
+        action = parse.table(line.get("action"))
         if tool == "finish":
-            return [event("end", ok=True, text=action.get("message"))]
+            return [parse.event("end", ok=True, text=action.get("message"))]
         if tool == "think":
-            return [event("message", chars=action.get("thought"))]
+            return [parse.event("message", chars=action.get("thought"))]
         return [_call(action, fields)]
     if kind == "ObservationEvent":
-        return [] if tool in ("finish", "think") else [_observed(table(line.get("observation")), fields)]
+        return [] if tool in ("finish", "think") else [_observed(parse.table(line.get("observation")), fields)]
     if kind in ("AgentErrorEvent", "UserRejectObservation"):
-        return [result(True, line.get("error") or line.get("rejection_reason"), **fields)]
+        return [parse.result(True, line.get("error") or line.get("rejection_reason"), **fields)]
     if kind == "MessageEvent" and line.get("source") == "agent":
-        content = within(line, "llm_message", "content")
-        texts = (each["text"] for each in tables(content) if isinstance(each.get("text"), str))
-        return [event("message", chars=content if isinstance(content, str) else "".join(texts))]
+        content = parse.within(line, "llm_message", "content")
+        texts = (each["text"] for each in parse.tables(content) if isinstance(each.get("text"), str))
+        return [parse.event("message", chars=content if isinstance(content, str) else "".join(texts))]
     if kind == "ConversationErrorEvent":
-        return [event("error", text=f"{name(line.get('code'))}: {line.get('detail')}")]
+        return [parse.event("error", text=f"{parse.name(line.get('code'))}: {line.get('detail')}")]
     if kind == "ConversationStateUpdateEvent":
-        value = table(line.get("value"))
+        value = parse.table(line.get("value"))
         return read_state({"stats": value} if line.get("key") == "stats" else value)
     return []
 
@@ -113,40 +104,40 @@ def _event(line: Table) -> list[Event]:
 def _call(action: Table, fields: Table) -> Event:
     """Return a tool call. The editor's `command` is only a word such as `create`, so its path is added."""
     if not isinstance(action.get("path"), str):
-        return call(fields["tool"], action, call_id=fields["call_id"])
+        return parse.call(fields["tool"], action, call_id=fields["call_id"])
     does = action.get("command")
-    return event("tool_call", command=None if does == "view" else f"{does} {action['path']}", **fields)
+    return parse.event("tool_call", command=None if does == "view" else f"{does} {action['path']}", **fields)
 
 
 def _observed(observation: Table, fields: Table) -> Event:
-    code = _code(observation.get("exit_code"), within(observation, "metadata", "exit_code"))
+    code = _code(observation.get("exit_code"), parse.within(observation, "metadata", "exit_code"))
     content = observation.get("content") or observation.get("output")
-    texts = (each.get("text") for each in tables(content) if each.get("text"))
+    texts = (each.get("text") for each in parse.tables(content) if each.get("text"))
     said = content if isinstance(content, str) else next(texts, None)
-    return result(observation.get("is_error") is True or bool(code), said, exit_code=code, **fields)
+    return parse.result(observation.get("is_error") is True or bool(code), said, exit_code=code, **fields)
 
 
 def _code(*values: Any) -> int | None:
-    return next((code for value in values if (code := exit_code(value)) is not None), None)
+    return next((code for value in values if (code := parse.exit_code(value)) is not None), None)
 
 
 def _earlier(line: Table) -> list[Event]:
     """Parse an event by `action` and `observation`, and the documented `--json` lines, whose fields are not nested."""
-    args, extras = table(line.get("args")) or line, table(line.get("extras"))
+    args, extras = parse.table(line.get("args")) or line, parse.table(line.get("extras"))
     action, observation, content = line.get("action"), line.get("observation"), line.get("content")
     if isinstance(action, str) and line.get("type") != "observation":
         if action in _RUN:
-            return [call(action, args, call_id=line.get("id"))]
+            return [parse.call(action, args, call_id=line.get("id"))]
         if action == "message" and line.get("source") == "agent":
-            return [event("message", chars=args.get("content"))]
+            return [parse.event("message", chars=args.get("content"))]
         if action in ("finish", "reject"):
             said = args.get("final_thought") or line.get("message")
-            return [event("end", ok=action == "finish", text=said)]
+            return [parse.event("end", ok=action == "finish", text=said)]
     elif observation in _RESULT or line.get("type") == "observation":
-        metadata = within(extras, "metadata", "exit_code")
+        metadata = parse.within(extras, "metadata", "exit_code")
         code = _code(metadata, extras.get("exit_code"), line.get("exit_code"))
         failed = observation in ("error", "user_rejected") or bool(code)
-        return [result(failed, content or line.get("message"), call_id=line.get("cause"), exit_code=code)]
+        return [parse.result(failed, content or line.get("message"), call_id=line.get("cause"), exit_code=code)]
     elif observation == "agent_state_changed" and extras.get("agent_state") == "error":
-        return [event("error", text=extras.get("reason") or content)]
+        return [parse.event("error", text=extras.get("reason") or content)]
     return []
