@@ -13,6 +13,8 @@ from functools import cache
 from itertools import islice
 from typing import Final, NamedTuple
 
+from autorl_hpc.scoring.outcome import ByItem
+
 # --- removal of thinking
 
 
@@ -220,6 +222,11 @@ def read_gold(answer: str) -> Fraction:
 def score_item(text: str, gold: str) -> bool:
     """Return whether a solution's answer equals the gold answer exactly; `gold` as for `read_gold`."""
     return read_answer(text) == read_gold(gold)
+
+
+def gsm8k() -> ByItem:
+    """Return the scorer `gsm8k`."""
+    return ByItem(VERSION, lambda text, answer: float(score_item(text, answer)))
 
 
 def _without_thinking(text: str) -> str:
@@ -446,6 +453,11 @@ def score_marked(text: str, gold: str) -> bool:
     return read_marked(text) == read_gold(gold)
 
 
+def gsm8k_marked() -> ByItem:
+    """Return the scorer `gsm8k-marked`."""
+    return ByItem(MARKED_VERSION, lambda text, answer: float(score_marked(text, answer)))
+
+
 # --- scorer `gsm8k-opencompass`: OpenCompass's extraction, bit for bit with its faults, to compare with published scores
 
 OPENCOMPASS_VERSION: Final = "a5acc4bb"
@@ -485,3 +497,10 @@ def opencompass_correct(pred: str, gold_answer: str) -> bool:
         return pred == gold or abs(float(pred) - int(gold)) < 1e-6
     except (ValueError, OverflowError):
         return False
+
+
+def gsm8k_opencompass() -> ByItem:
+    """Return the scorer `gsm8k-opencompass`."""
+    return ByItem(
+        OPENCOMPASS_VERSION, lambda text, answer: float(opencompass_correct(opencompass_extract(text), answer))
+    )

@@ -4,83 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.scoring.outcome import ByItem, Context, ItemLike, Outcome, Scorer
+from autorl_hpc.scoring.outcome import Context, ItemLike, Outcome, Scorer
 from autorl_hpc.tasks.folders import EVALUATE_FILE, OWN_SCORER, SCORER_SHA256
 
-
-def _alpacaeval() -> Scorer:
-    from autorl_hpc.scoring import alpacaeval
-
-    return alpacaeval.AlpacaEval()
-
-
-def _deepsearchqa() -> Scorer:
-    from autorl_hpc.scoring import deepsearchqa
-
-    return deepsearchqa.DeepSearchQA()
-
-
-def _deepsearchqa_exact() -> Scorer:
-    from autorl_hpc.scoring import deepsearchqa
-
-    return deepsearchqa.Exact()
-
-
-def _gsm8k() -> Scorer:
-    from autorl_hpc.scoring import gsm8k
-
-    return ByItem(gsm8k.VERSION, lambda text, answer: float(gsm8k.score_item(text, answer)))
-
-
-def _gsm8k_marked() -> Scorer:
-    from autorl_hpc.scoring import gsm8k
-
-    return ByItem(gsm8k.MARKED_VERSION, lambda text, answer: float(gsm8k.score_marked(text, answer)))
-
-
-def _gsm8k_opencompass() -> Scorer:
-    from autorl_hpc.scoring import gsm8k
-
-    return ByItem(
-        gsm8k.OPENCOMPASS_VERSION,
-        lambda text, answer: float(gsm8k.opencompass_correct(gsm8k.opencompass_extract(text), answer)),
-    )
-
-
-def _episodes() -> Scorer:
-
-    return Episodes()
-
-
-def _humaneval() -> Scorer:
-    from autorl_hpc.scoring import humaneval
-
-    return humaneval.humaneval()
-
-
-def _humaneval_opencompass() -> Scorer:
-    from autorl_hpc.scoring import humaneval
-
-    return humaneval.humaneval_opencompass()
-
-
-SCORERS: dict[str, Callable[[], Scorer]] = {
-    "alpacaeval": _alpacaeval,
-    "deepsearchqa": _deepsearchqa,
-    "deepsearchqa-exact": _deepsearchqa_exact,
-    "episodes": _episodes,
-    "gsm8k": _gsm8k,
-    "gsm8k-marked": _gsm8k_marked,
-    "gsm8k-opencompass": _gsm8k_opencompass,
-    "humaneval": _humaneval,
-    "humaneval-opencompass": _humaneval_opencompass,
+SCORERS: dict[str, str] = {
+    "alpacaeval": "alpacaeval:AlpacaEval",
+    "deepsearchqa": "deepsearchqa:DeepSearchQA",
+    "deepsearchqa-exact": "deepsearchqa:Exact",
+    "episodes": "registry:Episodes",
+    "gsm8k": "gsm8k:gsm8k",
+    "gsm8k-marked": "gsm8k:gsm8k_marked",
+    "gsm8k-opencompass": "gsm8k:gsm8k_opencompass",
+    "humaneval": "humaneval:humaneval",
+    "humaneval-opencompass": "humaneval:humaneval_opencompass",
 }
+"""By name: the module of this package, and what makes the scorer."""
 
 READ_ANSWER = frozenset(
     ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
@@ -105,8 +50,10 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
         from autorl_hpc.tasks.loader import load_task
 
         return own.OwnScorer(task, load_task(task).folder, version)
-    make = SCORERS.get(name)
-    found = None if make is None else make()
+    found: Scorer | None = None
+    if name in SCORERS:
+        module, _, maker = SCORERS[name].partition(":")
+        found = getattr(import_module(f"autorl_hpc.scoring.{module}"), maker)()
     if found is None or found.version != version:
         raise AutorlError(
             f"this package has no scorer `{name}` version {version}"

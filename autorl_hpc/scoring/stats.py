@@ -1,7 +1,6 @@
 """The noise of one score and of one comparison: intervals, tests, and what a split is able to show.
 
-Proportions and differences are fractions of 1, except where points are said. Standard library, but for
-Student's t, so that the grader stays light.
+Proportions and differences are fractions of 1, except where points are said.
 """
 
 from __future__ import annotations
@@ -153,16 +152,8 @@ def optimism_gap(
             raise ValueError(f"{name} split: {len(base)} and {len(new)} outcomes, not the same two or more items")
         differences = [float(now) - float(old) for old, now in zip(base, new, strict=True)]
         gains.append(fmean(differences))
-        squares.append(_variance(differences) / len(differences))
+        squares.append(variance(differences) / len(differences))
     return OptimismGap(gains[0] - gains[1], math.sqrt(sum(squares)))
-
-
-def _variance(differences: Sequence[float]) -> float:
-    """The sample variance, exact until the last division. Of items won and lost it is told by their numbers."""
-    if not set(differences) <= {-1.0, 0.0, 1.0}:
-        return variance(differences)
-    n, won, lost = len(differences), differences.count(1.0), differences.count(-1.0)
-    return (n * (won + lost) - (won - lost) ** 2) / (n * (n - 1))
 
 
 def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:
@@ -299,39 +290,28 @@ def _tango_upper(b: float, c: float, n: float, z: float) -> float:
     return _bisect(is_above, (b - c) / n, 1.0)
 
 
+def _power(n: int, won: float, lost: float) -> float:
+    """Probability that the mid-p test finds new better than base, for probabilities of winning and losing."""
+    import numpy as np
+    from scipy.special import bdtrc, gammaln, xlog1py, xlogy
+
+    discordant, p = np.arange(n + 1), won + lost
+    ways = gammaln(n + 1) - gammaln(discordant + 1) - gammaln(n - discordant + 1)
+    masses = np.exp(ways + xlogy(discordant, p) + xlog1py(n - discordant, -p))
+    least = np.array([_least_wins(count) for count in range(n + 1)])
+    shown = np.where(least <= discordant, bdtrc(least - 1, np.maximum(discordant, 1), won / p), 0.0)
+    return float(masses @ shown)
+
+
 @cache
 def _least_wins(discordant: int) -> int:
     """Least number of wins among `discordant` items that is significant; more than all of them if none is."""
-    fewer = 0.0
-    low, masses = _binomial(discordant, 0.5)
-    for losses, mass in enumerate(masses, low):
-        if 2 * fewer + mass >= ALPHA:
-            return discordant - losses + 1
-        fewer += mass
-    raise AssertionError("the masses of a binomial do not add up")
+    import numpy as np
+    from scipy.special import bdtr
 
-
-def _power(n: int, won: float, lost: float) -> float:
-    """Probability that the mid-p test finds new better than base, for probabilities of winning and losing."""
-    low, masses = _binomial(n, won + lost)
-    power = 0.0
-    for discordant, mass in enumerate(masses, low):
-        low_wins, win_masses = _binomial(discordant, won / (won + lost))
-        power += mass * math.fsum(win_masses[max(0, _least_wins(discordant) - low_wins) :])
-    return power
-
-
-def _binomial(n: int, p: float) -> tuple[int, list[float]]:
-    """First count and masses of a binomial, within seven standard deviations (and ten counts) of its mean."""
-    if p >= 1:
-        return n, [1.0]
-    spread = 7 * math.sqrt(n * p * (1 - p)) + 10
-    low, high = max(0, math.floor(n * p - spread)), min(n, math.ceil(n * p + spread))
-    log_odds = math.log(p) - math.log1p(-p)
-    base = math.lgamma(n + 1) + n * math.log1p(-p)
-    return low, [
-        math.exp(base + k * log_odds - math.lgamma(k + 1) - math.lgamma(n - k + 1)) for k in range(low, high + 1)
-    ]
+    at_most = bdtr(np.arange(discordant + 1), discordant, 0.5) if discordant else np.ones(1)  # so many losses
+    doubled = at_most + np.concatenate([[0.0], at_most[:-1]])  # of the mid-p test: twice the tail, the last one by half
+    return discordant - int((doubled < ALPHA).sum()) + 1
 
 
 def t_outside(t: float, df: int) -> float:

@@ -28,7 +28,6 @@ LONG_END_S = 300.0
 
 BUSY = f"""
 import sys
-from autorl_hpc.grading import background as patience
 from autorl_hpc.grading.background import RatingOverdue, under_way, within
 from autorl_hpc.sandbox.program_limits import Program, ProgramLimits as Limits
 from autorl_hpc.sandbox.programs import run_programs

@@ -22,9 +22,9 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import framing, vllm, worker_process
 from autorl_hpc.grading.engines.framing import BadFrame, Routes
-from autorl_hpc.grading.engines.shared import Words
+from autorl_hpc.grading.engines.transformers import BaseTokenizer
 from autorl_hpc.grading.engines.vllm_extension import asleep_beside_others
-from autorl_hpc.grading.engines.weights_cache import Shelf, read_checkpoint
+from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import CONVERSATION, WeightsChanged
@@ -65,47 +65,43 @@ def test_what_was_hashed_is_what_is_kept(made: list[tuple[Path, str]], tmp_path:
         read_checkpoint(folder, made[0][1], TIED)
 
 
-def test_a_shelf_reads_ahead_and_keeps_the_last_within_its_limit(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+def test_the_cache_reads_ahead_and_keeps_the_last_within_its_limit(
+    made: list[tuple[Path, str]], tmp_path: Path
+) -> None:
     size = read_checkpoint(*made[0], TIED).size
-    shelf = Shelf(int(2.5 * size), TIED)
+    cache = WeightsCache(int(2.5 * size), TIED)
     moved = [tmp_path / str(number) for number in range(3)]
     for (folder, _), target in zip(made, moved, strict=True):
         shutil.copytree(folder, target)
-    shelf.prefetch(moved[0], made[0][1])
-    wait_for(lambda: not shelf._reading and not shelf._wishes and shelf._kept, "the first to be read ahead")
+    cache.prefetch(moved[0], made[0][1])
+    wait_for(lambda: all(read.future.done() for read in cache._reads.values()), "the first to be read ahead")
     shutil.rmtree(moved[0])
-    first = shelf.take(moved[0], made[0][1])
+    first = cache.take(moved[0], made[0][1])
     assert first is not None and first.content_hash == made[0][1]
-    assert shelf.take(moved[1], made[1][1]) is not None
-    assert shelf.take(moved[0], made[0][1]) is first, "kept by its hash: nothing is read"
-    assert shelf.take(moved[2], made[2][1]) is not None
+    assert cache.take(moved[1], made[1][1]) is not None
+    assert cache.take(moved[0], made[0][1]) is first, "kept by its hash: nothing is read"
+    assert cache.take(moved[2], made[2][1]) is not None
     shutil.rmtree(moved[1])
-    assert shelf.take(moved[0], made[0][1]) is first
+    assert cache.take(moved[0], made[0][1]) is first
     with pytest.raises(OSError):
-        shelf.take(moved[1], made[1][1])  # the one that was not used for longest had to go
-    small = Shelf(size // 2, TIED)
+        cache.take(moved[1], made[1][1])  # the one that was not used for longest had to go
+    small = WeightsCache(size // 2, TIED)
     small.prefetch(moved[2], made[2][1])
-    wait_for(lambda: small._thread is None, "nothing to be read ahead")
-    assert not small._kept
     assert small.take(moved[2], made[2][1]) is not None
-    assert not small._kept, "more than the limit is not kept"
-    shelf.close()
-    with pytest.raises(OSError):
-        shelf.take(moved[2], "0" * 64)
+    assert not small._reads, "more than the limit is not kept"
+    cache.close()
 
 
 def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path, str]], tmp_path: Path) -> None:
-    shelf = Shelf(1 << 30, TIED)
-    late = tmp_path / "late"
-    shelf.prefetch(late, made[0][1])
-    shelf.prefetch(made[1][0], "0" * 64)
-    wait_for(lambda: shelf._thread is None, "both to fail")
+    cache, late = WeightsCache(1 << 30, TIED), tmp_path / "late"
+    cache.prefetch(late, made[0][1])
+    cache.prefetch(made[1][0], "0" * 64)
     with pytest.raises(WeightsChanged):
-        shelf.take(made[1][0], "0" * 64)
+        cache.take(made[1][0], "0" * 64)
     with pytest.raises(FileNotFoundError):
-        shelf.take(late, made[0][1])
+        cache.take(late, made[0][1])
     shutil.copytree(made[0][0], late)
-    assert shelf.take(late, made[0][1]) is not None, "a failure is not kept"
+    assert cache.take(late, made[0][1]) is not None, "a failure is not kept"
 
 
 def test_gpus_by_all_their_names() -> None:
@@ -265,7 +261,7 @@ def test_the_worker_needs_nothing_of_the_suites_libraries() -> None:
 
 @pytest.mark.slow
 def test_answers_are_cut_at_the_first_end() -> None:
-    words = Words(TINY)
+    words = BaseTokenizer(TINY)
     tokens = words.encode("one two three two")
     end = words.ends[0]
     whole = words.answer(tokens, FEW)

@@ -1,11 +1,11 @@
-"""Engine `transformers`: generation on CPU or one GPU in static batches sorted by length.
+"""Engine `transformers`: generation on CPU or one GPU in static batches sorted by length; and the tokenizer of all engines.
 
 Config, tokenizer and template are the base model's; only weights are swapped, tensor by tensor, in the loaded model.
-Files are read sequentially (not mapped) and hashed while they are read, so the accepted bytes are the scored bytes.
 """
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
-from autorl_hpc.grading.engines.shared import Words
-from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, Shelf, default_bytes
+from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded
+from autorl_hpc.rollouts.episodes import Encoder
 
 
 def cpu_name() -> str:
@@ -32,13 +32,74 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+class BaseTokenizer:
+    """The base model's tokenizer.
+
+    Attributes:
+        config: the base model's config as transformers reads it.
+        ends: end tokens of the config, the tokenizer and the generation config, sorted.
+    """
+
+    def __init__(self, base: Path) -> None:
+        """
+        Raises:
+            EngineFailed: the base model defines no end token.
+        """
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        from transformers import AutoConfig, AutoTokenizer
+
+        self.config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False, local_files_only=True)
+        self._encoder = Encoder(self.tokenizer)
+        self.ends = self._end_tokens(base)
+        self._end_set = frozenset(self.ends)
+
+    def encode(self, text: str) -> list[int]:
+        """See the Protocol."""
+        return self._encoder.encode(text)
+
+    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
+        """See the Protocol."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            return None
+        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        return self.encode(text)
+
+    def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
+        """Return the answer, cut at the first end token and then at the first stop string.
+
+        Args:
+            tokens: generated tokens without the prompt; tokens after an end token are padding.
+        """
+        end = next((i for i, token in enumerate(tokens) if token in self._end_set), None)
+        kept = list(tokens if end is None else tokens[:end])
+        text = self.tokenizer.decode(kept, skip_special_tokens=True)
+        stopped = [position for stop in sampling.stop if (position := text.find(stop)) >= 0]
+        text = text[: min(stopped)] if stopped else text
+        return Answer(text=text, tokens=len(kept), truncated=end is None and not stopped)
+
+    def _end_tokens(self, base: Path) -> list[int]:
+        from transformers import GenerationConfig
+
+        ends: set[int] = set()
+        sources: list[Any] = [getattr(self.config, "eos_token_id", None), self.tokenizer.eos_token_id]
+        if (base / "generation_config.json").is_file():
+            sources.append(GenerationConfig.from_pretrained(base).eos_token_id)
+        for value in sources:
+            ends.update(value if isinstance(value, list) else [] if value is None else [value])
+        if not ends:
+            raise EngineFailed(f"the base model in {base} names no end token")
+        return sorted(ends)
+
+
 class TransformersEngine:
     """Implements the Protocol. `threads` applies to the CPU only; 0 keeps torch's default."""
 
     def __init__(
         self, base: Path, *, dtype: str, device: str, threads: int, batch_tokens: int, cache_gib: float | None = None
     ) -> None:
-        words = Words(base)
+        words = BaseTokenizer(base)
         import torch
         import transformers
         from transformers import AutoModelForCausalLM, GenerationConfig
@@ -69,7 +130,7 @@ class TransformersEngine:
         # Finished rows are filled with it. Answers are cut at the first end token, so padding is not counted.
         self._pad = words.ends[0]
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
-        self._shelf = Shelf(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
+        self._cache = WeightsCache(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
         name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
         self._identity = EngineIdentity(
             backend="transformers",
@@ -89,12 +150,12 @@ class TransformersEngine:
         return self._words.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
-        self._shelf.prefetch(weights, content_hash)
+        self._cache.prefetch(weights, content_hash)
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
         torch = self._torch
         started = time.monotonic()
-        checkpoint = self._shelf.take(weights, content_hash)
+        checkpoint = self._cache.take(weights, content_hash)
         assert checkpoint is not None  # None is only returned after a timeout
         loaded = time.monotonic()
         tensors = {name: value for name, value in _as_torch(checkpoint).items() if name not in self._left_out}
@@ -122,7 +183,7 @@ class TransformersEngine:
         return [answer for answer in answers if answer is not None]
 
     def close(self) -> None:
-        self._shelf.close()
+        self._cache.close()
         self._targets = {}
         self._model = None
         if self._device == "cuda":

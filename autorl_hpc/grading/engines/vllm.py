@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import own_tensors
 from autorl_hpc.grading.engines import framing, worker_process
 from autorl_hpc.grading.engines.framing import Frame, Routes
-from autorl_hpc.grading.engines.shared import ComputedBy, Words
+from autorl_hpc.grading.engines.transformers import BaseTokenizer, cpu_name
 from autorl_hpc.grading.engines.weights_cache import default_bytes
 from autorl_hpc.grading.engines.worker_process import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica, log_beside_ours
 from autorl_hpc.records.exchange import Engine as EngineIdentity
@@ -169,14 +170,13 @@ class VllmEngine:
         """
         self._base = base
         self._dtype = dtype
-        self._words = Words(base)
-        self._lock = threading.Condition()
+        self.tokenizer = BaseTokenizer(base)
+        self.lock = threading.Condition()
         self._failure: EngineFailed | None = None
-        self._stream: _VllmStream | None = None
+        self.open_stream: _VllmStream | None = None
         self._streams = self._loads = 0
         self._closed = False
         self._checked = (0, 0)
-        self._config = ComputedBy(base)
         tensors, self._tied = own_tensors(base)
         self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec
@@ -185,7 +185,7 @@ class VllmEngine:
         self._limits = {"start_limit_s": start_limit_s, "silence_limit_s": silence_limit_s}
         entries = [] if spec.device == "cpu" else visible()
         self._shares = shares(entries, spec.tensor_parallel) if entries or spec.device == "cuda" else [[]]
-        self._parts: list[_Part] = []
+        self.parts: list[_Part] = []
         self._copies = 1
         try:
             self._start_some()
@@ -205,7 +205,7 @@ class VllmEngine:
                 raise
             log.warning("%d workers on one GPU do not start, one is tried: %s", self._copies, error)
             self._end_workers()
-            self._parts, self._failure, self._copies = [], None, 1
+            self.parts, self._failure, self._copies = [], None, 1
             self._start()
 
     def _suitable_copies(self) -> int:
@@ -224,7 +224,7 @@ class VllmEngine:
             "op": "start",
             "base": str(self._base),
             "dtype": self._dtype,
-            "ends": self._words.ends,
+            "ends": self.tokenizer.ends,
             "shapes": self._shapes,
             "tied": sorted(self._tied),
             "tensor_parallel": spec.tensor_parallel,
@@ -247,9 +247,9 @@ class VllmEngine:
                 self._fail,
                 **self._limits,
             )
-            with self._lock:
-                self._parts.append(_Part(replica))
-        self._wait(lambda: all(part.ready is not None for part in self._parts))
+            with self.lock:
+                self.parts.append(_Part(replica))
+        self._wait(lambda: all(part.ready is not None for part in self.parts))
 
     @property
     def identity(self) -> EngineIdentity:
@@ -261,43 +261,35 @@ class VllmEngine:
         return self._checked
 
     @property
-    def logs(self) -> list[Path]:
-        """Log files of the workers."""
-        return [part.replica.log for part in self._parts]
-
-    @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
-        return [part.replica.pid for part in self._parts if part.replica.pid is not None]
+        return [part.replica.pid for part in self.parts if part.replica.pid is not None]
 
     def encode(self, text: str) -> list[int]:
-        return self._words.encode(text)
+        return self.tokenizer.encode(text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        return self._words.chat(messages)
+        return self.tokenizer.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
-        for part in self._parts:
-            try:
+        for part in self.parts:
+            with suppress(EngineFailed):  # the next load reports it
                 part.replica.send({"op": "prefetch", "folder": str(weights), "hash": content_hash})
-            except EngineFailed:
-                return  # the next load reports it
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
-        self._config.refuse_others(weights)
-        with self._lock:
-            if self._stream is not None:
+        with self.lock:
+            if self.open_stream is not None:
                 raise EngineFailed("weights can't be swapped while a stream is open")
             self._loads += 1
             number = self._loads
-            for part in self._parts:
+            for part in self.parts:
                 part.loaded = None
-        for part in self._parts:
+        for part in self.parts:
             part.replica.send({"op": "load", "id": number, "folder": str(weights), "hash": content_hash})
         started = time.monotonic()
-        self._wait(lambda: all(part.loaded is not None for part in self._parts))
+        self._wait(lambda: all(part.loaded is not None for part in self.parts))
         waited_s = time.monotonic() - started
-        told = [part.loaded.head for part in self._parts if part.loaded is not None]
+        told = [part.loaded.head for part in self.parts if part.loaded is not None]
         for head in told:
             if "changed" in head:
                 raise WeightsChanged(head["changed"])
@@ -336,24 +328,24 @@ class VllmEngine:
         return [answers[key] for key in range(len(prompts))]
 
     def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
-        with self._lock:
-            if self._stream is not None:
+        with self.lock:
+            if self.open_stream is not None:
                 raise EngineFailed("a stream is open already")
-            self._raise_failure()
+            self.raise_failure()
             self._streams += 1
-            self._stream = _VllmStream(self, self._streams, sampling, seed, deliver, len(self._parts))
-            return self._stream
+            self.open_stream = _VllmStream(self, self._streams, sampling, seed, deliver, len(self.parts))
+            return self.open_stream
 
     def close(self) -> None:
-        with self._lock:
+        with self.lock:
             self._closed = True
-            self._stream = None
-            self._lock.notify_all()
+            self.open_stream = None
+            self.lock.notify_all()
         self._end_workers()
 
     def _end_workers(self) -> None:
-        with self._lock:
-            parts = list(self._parts)
+        with self.lock:
+            parts = list(self.parts)
         closers = [threading.Thread(target=part.replica.close, daemon=True) for part in parts]
         for closer in closers:
             closer.start()
@@ -366,7 +358,7 @@ class VllmEngine:
         Workers per GPU are part of it, because they limit the prompts in a step and so decide the kernels of a whole evaluation.
         """
         spec = self._spec
-        frames = [part.ready for part in self._parts if part.ready is not None]
+        frames = [part.ready for part in self.parts if part.ready is not None]
         kinds = sorted({frame.head["device"] for frame in frames})
         versions = dict(frames[0].head["ready"])
         if spec.context_tokens is not None:
@@ -375,19 +367,18 @@ class VllmEngine:
             versions["workers_per_gpu"] = str(self._copies)
         device = " + ".join(kinds)
         if device == "cpu":
-            from autorl_hpc.grading.engines.transformers import cpu_name
-
             device = f"cpu: {cpu_name()}"
         return EngineIdentity(
             backend="vllm", versions=versions, device=device, dtype=self._dtype, parallel=spec.tensor_parallel
         )
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        with self._lock:
-            self._lock.wait_for(lambda: self._failure is not None or self._closed or condition())
-            self._raise_failure()
+        with self.lock:
+            self.lock.wait_for(lambda: self._failure is not None or self._closed or condition())
+            self.raise_failure()
 
-    def _raise_failure(self) -> None:
+    def raise_failure(self) -> None:
+        """Raise EngineFailed if the engine has failed or is closed."""
         if self._failure is not None:
             raise EngineFailed(str(self._failure))
         if self._closed:
@@ -395,16 +386,16 @@ class VllmEngine:
 
     def _hear(self, number: int, frame: Frame) -> None:
         """Handle a frame. Runs in the replica's thread."""
-        with self._lock:
-            while len(self._parts) <= number:  # it sent a frame before it was added to the list
-                self._lock.wait(0.1)
-            part = self._parts[number]
+        with self.lock:
+            while len(self.parts) <= number:  # it sent a frame before it was added to the list
+                self.lock.wait(0.1)
+            part = self.parts[number]
             if "ready" in frame.head:
                 part.ready = frame
             elif "loaded" in frame.head and frame.head["loaded"] == self._loads:
                 part.loaded = frame
             elif "answers" in frame.head:
-                stream = self._stream
+                stream = self.open_stream
                 if stream is not None and stream.number == frame.head["answers"]:
                     tokens = framing.unpack_tokens(frame.head["lengths"], frame.block)
                     keys = [int(key) for key in frame.head["keys"]]
@@ -413,52 +404,18 @@ class VllmEngine:
                     found = list(zip(keys, tokens, strict=True))
                 else:
                     return
-            self._lock.notify_all()
+            self.lock.notify_all()
         if "answers" in frame.head and stream is not None:
             stream.hand_over(found)
 
     def _fail(self, error: EngineFailed) -> None:
         """Give up the whole engine. Runs in the thread of the replica that ended."""
-        with self._lock:
+        with self.lock:
             first, self._failure = self._failure is None, self._failure or error
-            stream = self._stream
-            self._lock.notify_all()
+            stream = self.open_stream
+            self.lock.notify_all()
         if first and stream is not None:
             stream.fail(error)
-
-    def ask(self, stream: _VllmStream, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Spread prompts over the workers. Called only by a stream."""
-        if not prompts:
-            return
-        with self._lock:
-            self._raise_failure()
-            if stream is not self._stream:
-                raise EngineFailed("the stream is closed")
-            given: list[list[tuple[int, Sequence[int]]]] = [[] for _ in self._parts]
-            for key, prompt in prompts:
-                given[stream.routes.give(key, len(prompt))].append((key, prompt))
-        head = {"op": "ask", "stream": stream.number, "seed": stream.seed, "sampling": stream.sampling.model_dump()}
-        for part, rows in zip(self._parts, given, strict=True):
-            if rows:
-                lengths, block = framing.pack_tokens(prompt for _, prompt in rows)
-                part.replica.send({**head, "keys": [key for key, _ in rows], "lengths": lengths}, block)
-
-    def drop(self, stream: _VllmStream) -> None:
-        """End a stream. Called only by it."""
-        with self._lock:
-            if self._stream is not stream:
-                return
-            self._stream = None
-            parts = [self._parts[number] for number in stream.routes.busy()]
-        for part in parts:
-            try:
-                part.replica.send({"op": "drop", "stream": stream.number})
-            except EngineFailed:
-                continue
-
-    def words(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
-        """Return the text of an answer. Called only by a stream."""
-        return self._words.answer(tokens, sampling)
 
 
 class _VllmStream:
@@ -475,25 +432,47 @@ class _VllmStream:
     ) -> None:
         self.number = number
         self.routes = Routes(workers, sampling.max_new_tokens)
-        self.sampling = sampling
-        self.seed = seed
+        self._sampling = sampling
+        self._seed = seed
         self._engine = engine
         self._deliver = deliver
         self._delivering = threading.RLock()  # a consumer may close the stream while it receives an answer
         self._open = True
 
     def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
-        self._engine.ask(self, prompts)
+        """Spread prompts over the workers."""
+        if not prompts:
+            return
+        engine = self._engine
+        with engine.lock:
+            engine.raise_failure()
+            if engine.open_stream is not self:
+                raise EngineFailed("the stream is closed")
+            given: list[list[tuple[int, Sequence[int]]]] = [[] for _ in engine.parts]
+            for key, prompt in prompts:
+                given[self.routes.give(key, len(prompt))].append((key, prompt))
+        head = {"op": "ask", "stream": self.number, "seed": self._seed, "sampling": self._sampling.model_dump()}
+        for part, rows in zip(engine.parts, given, strict=True):
+            if rows:
+                lengths, block = framing.pack_tokens(prompt for _, prompt in rows)
+                part.replica.send({**head, "keys": [key for key, _ in rows], "lengths": lengths}, block)
 
     def close(self) -> None:
-        self._engine.drop(self)
+        engine = self._engine
+        with engine.lock:
+            is_open, busy = engine.open_stream is self, self.routes.busy()
+            if is_open:
+                engine.open_stream = None
+        for number in busy if is_open else []:
+            with suppress(EngineFailed):
+                engine.parts[number].replica.send({"op": "drop", "stream": self.number})
         with self._delivering:
             self._open = False
 
     def hand_over(self, found: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Deliver answers."""
         for key, tokens in found:
-            answer = self._engine.words(tokens, self.sampling)
+            answer = self._engine.tokenizer.answer(tokens, self._sampling)
             with self._delivering:
                 if self._open:
                     self._deliver(key, answer)

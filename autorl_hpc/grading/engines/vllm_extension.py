@@ -14,7 +14,7 @@ from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME
 from autorl_hpc.files.processes import deny_inspection, end_with_parent
-from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, Shelf
+from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, WeightsCache
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 FUSED = {
@@ -46,21 +46,21 @@ class Weights:
         end_with_parent()  # a child of the worker must not outlive it and hold the GPU
         self._autorl_tied = frozenset(tied)
         self._autorl_shapes = {name: tuple(shape) for name, shape in shapes.items()}
-        self._autorl_shelf = Shelf(cache_bytes, self._autorl_tied)
+        self._autorl_cache = WeightsCache(cache_bytes, self._autorl_tied)
         self._autorl_next: Checkpoint | None = None
         if hasattr(self, "sleep"):
             self.sleep = asleep_beside_others(self.sleep)
 
     def autorl_prefetch(self, folder: str, wanted: str) -> None:
         """Start reading a checkpoint in the background."""
-        self._autorl_shelf.prefetch(Path(folder), wanted)
+        self._autorl_cache.prefetch(Path(folder), wanted)
 
     def autorl_fetch(self, folder: str, wanted: str, wait_s: float) -> list[Any]:
         """Wait for a checkpoint: ["ready"], ["waiting"], ["changed", why], ["unread", errno, why] or ["misfit", why]."""
         if self._autorl_next is not None and self._autorl_next.content_hash == wanted:
             return ["ready"]
         try:
-            self._autorl_next = self._autorl_shelf.take(Path(folder), wanted, wait_s)
+            self._autorl_next = self._autorl_cache.take(Path(folder), wanted, wait_s)
         except WeightsChanged as error:
             return ["changed", str(error)]
         except OSError as error:

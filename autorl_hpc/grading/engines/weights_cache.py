@@ -1,7 +1,7 @@
 """Cache of checkpoints in host memory, read ahead in a thread and verified by content hash; and the process's memory limit.
 
-Files are read sequentially (not mapped) and hashed while they are read. The hashed bytes stay in private memory, so nobody
-can change them between check and use. Standard library only: the vLLM worker's interpreter may lack other packages.
+The hashed bytes stay in private memory, so nobody can change them between check and use. Standard library only: the vLLM
+worker's interpreter may lack other packages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -100,7 +100,7 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     tensors: list[LoadedTensor] = []
     threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
     try:
-        with ThreadPoolExecutor(threads, thread_name_prefix="shelf") as pool:
+        with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
             for name in weight_files(folder):
                 tensors += again(functools.partial(_read_file, folder / name, pool))
     except Refused as error:
@@ -146,27 +146,26 @@ def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
     return LoadedTensor(spec.name, spec.dtype, spec.shape, data, digest.hexdigest())
 
 
-class Shelf:
-    """Keeps the most recent checkpoints. One thread reads one checkpoint at a time; waiting callers come before prefetching."""
+class _Read(NamedTuple):
+    """A read that is under way or done. `asked`: a caller waits for it, otherwise it was only started ahead."""
+
+    future: Future[Checkpoint]
+    asked: bool
+
+
+class WeightsCache:
+    """Keeps the most recent checkpoints. One thread reads them, one after the other."""
 
     def __init__(self, limit_bytes: int, tied: frozenset[str] = frozenset()) -> None:
         self._limit = limit_bytes
         self._tied = tied
-        self._kept: OrderedDict[str, Checkpoint] = OrderedDict()
-        self._wishes: OrderedDict[str, Path] = OrderedDict()
-        self._awaited: set[str] = set()
-        self._failed: dict[str, BaseException] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-        self._reading: str | None = None
-        self._closed = False
+        self._lock = threading.Lock()
+        self._reads: OrderedDict[str, _Read] = OrderedDict()  # least recently used first
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="weights")
 
     def prefetch(self, folder: Path, wanted: str) -> None:
         """Start reading unless it is cached or larger than the limit. Returns at once; a failed read is repeated by `take`."""
-        with self._changed:
-            if not self._closed and wanted not in self._kept and wanted != self._reading:
-                self._wishes.setdefault(wanted, folder)
-                self._start()
+        self._begin(folder, wanted, asked=False)
 
     def take(self, folder: Path, wanted: str, wait_s: float | None = None) -> Checkpoint | None:
         """Return the checkpoint; None if it is not read within `wait_s` seconds (reading continues).
@@ -174,84 +173,49 @@ class Shelf:
         Raises:
             WeightsChanged, OSError: see `read_checkpoint`.
         """
-        with self._changed:
-            if wanted not in self._kept:
-                self._awaited.add(wanted)
-                if wanted != self._reading:
-                    self._wishes[wanted] = folder
-                    self._wishes.move_to_end(wanted, last=False)
-                    self._start()
-                done = self._changed.wait_for(
-                    lambda: self._closed or wanted in self._kept or wanted in self._failed, timeout=wait_s
-                )
-                if self._closed:
-                    raise OSError("the engine was closed while it read")
-                if not done:
-                    return None
-                self._awaited.discard(wanted)
-                if wanted in self._failed:
-                    raise self._failed.pop(wanted)
-            found = self._kept[wanted]
-            self._kept.move_to_end(wanted)
+        while True:
+            read = self._begin(folder, wanted, asked=True)
+            if not wait([read.future], wait_s).done:
+                return None
+            try:
+                found = read.future.result()
+            except Exception:
+                with self._lock:
+                    self._reads.pop(wanted, None)
+                if read.asked:
+                    raise
+                continue  # it was read ahead too early
+            with self._lock:
+                if wanted in self._reads:
+                    self._reads.move_to_end(wanted)
             self._make_room(0)
             return found
 
-    def drop(self) -> None:
-        """Drop all cached checkpoints."""
-        with self._changed:
-            self._kept.clear()
-
     def close(self) -> None:
         """Free the memory; a read in progress is discarded when it ends."""
-        with self._changed:
-            self._closed = True
-            self._kept.clear()
-            self._wishes.clear()
-            self._changed.notify_all()
+        self._reader.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._reads.clear()
 
-    def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="shelf", daemon=True)
-            self._thread.start()
+    def _begin(self, folder: Path, wanted: str, asked: bool) -> _Read:
+        with self._lock:
+            if wanted not in self._reads:
+                self._reads[wanted] = _Read(self._reader.submit(self._read, folder, wanted, asked), asked)
+            return self._reads[wanted]
+
+    def _read(self, folder: Path, wanted: str, asked: bool) -> Checkpoint:
+        size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
+        if size > self._limit and not asked:
+            raise OSError(f"{folder} is larger than the cache")
+        self._make_room(size)
+        return read_checkpoint(folder, wanted, self._tied)
 
     def _make_room(self, size: int) -> None:
         """Drop the least recently used checkpoints until `size` more bytes fit."""
-        kept = sum(checkpoint.size for checkpoint in self._kept.values())
-        for name in list(self._kept):
-            if kept + size <= self._limit:
-                return
-            if name not in self._awaited:
-                kept -= self._kept.pop(name).size
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._closed or not self._wishes:
-                    self._thread = None
+        with self._lock:
+            done = {name: read.future for name, read in self._reads.items() if read.future.done()}
+            sizes = {name: future.result().size for name, future in done.items() if not future.exception()}
+            for name in list(sizes):
+                if sum(sizes.values()) + size <= self._limit:
                     return
-                wanted, folder = self._wishes.popitem(last=False)
-                self._reading = wanted
-            found: Checkpoint | None = None
-            problem: BaseException | None = None
-            try:
-                found = self._read(folder, wanted)
-            except BaseException as error:  # the waiting caller must get any error
-                problem = error
-            with self._changed:
-                self._reading = None
-                awaited = wanted in self._awaited
-                if found is not None and not self._closed:
-                    self._make_room(found.size)
-                    self._kept[wanted] = found
-                elif awaited:
-                    self._failed[wanted] = problem or OSError(f"{folder} is larger than the cache")
-                self._changed.notify_all()
-
-    def _read(self, folder: Path, wanted: str) -> Checkpoint | None:
-        """Read a checkpoint; None if it was only prefetched and does not fit."""
-        size = sum(again(functools.partial(os.stat, folder / name)).st_size for name in weight_files(folder))
-        with self._changed:
-            if size > self._limit and wanted not in self._awaited:
-                return None
-            self._make_room(size)
-        return read_checkpoint(folder, wanted, self._tied)
+                del sizes[name], self._reads[name]

@@ -21,7 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class Replica:
         self._asked_to_end = False
         self._log_from = 0
         self._problem: EngineFailed | None = None
-        self._children: dict[int, int] = {}  # by start time, because a process id may be reused
+        self._children: dict[int, int] = {}  # start times, because a process id may be reused
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -127,38 +128,20 @@ class Replica:
         """End the worker and all its children and wait until they are gone."""
         self._note_children()  # after the worker's end, children in other sessions can't be found
         self._closing.set()
-        try:
-            # A worker that hangs may not read the frame.
-            if self._sending.acquire(timeout=1.0):
-                try:
-                    self._sock.settimeout(1.0)
-                    framing.send(self._sock, {"op": "end"})
-                    self._asked_to_end = True
-                finally:
-                    self._sending.release()
-        except OSError:
-            pass
+        if self._sending.acquire(timeout=1.0):  # a worker that hangs may not read the frame
+            try:
+                self._sock.settimeout(1.0)
+                framing.send(self._sock, {"op": "end"})
+                self._asked_to_end = True
+            except OSError:
+                pass
+            finally:
+                self._sending.release()
         if self._asked_to_end:
             self._thread.join(END_WAIT_S + 2 * TICK_S)
         if self._thread.is_alive():
             self._hang_up()  # the thread may wait for the rest of a frame
             self._thread.join(END_WAIT_S + KILL_WAIT_S + 5.0)
-
-    def last_words(self) -> str:
-        """Return the last meaningful line of this start's output, usually its error."""
-        lines = [line.strip() for line in self.tail().splitlines() if line.strip()]
-        errors = [line for line in lines if "Error" in line]
-        return (errors or lines or [""])[-1][-300:]
-
-    def tail(self) -> str:
-        """Return the end of this start's output."""
-        try:
-            with open(self.log, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
-                return file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return ""
 
     def _run(self) -> None:
         doing = "the engine's worker could not be started"
@@ -174,15 +157,27 @@ class Replica:
                 self._why = f"{doing}: {type(error).__name__}: {error}"[:MAX_PROBLEM_CHARS]
 
     def _tell_end(self) -> None:
-        if self._closing.is_set():
-            self._told.set()
-            return
-        words = self.last_words()
-        told = f"{self._why}{f'; its last words: {words}' if words else ''}"
-        log.warning("%s (what it printed: %s)", told, self.log)  # agents must not see the path
-        self._problem = problem = EngineFailed(told)
+        if not self._closing.is_set():
+            words = self._last_words()
+            told = f"{self._why}{f'; its last words: {words}' if words else ''}"
+            log.warning("%s (what it printed: %s)", told, self.log)  # agents must not see the path
+            self._problem = EngineFailed(told)
         self._told.set()  # first, because `ended` may wait for a failed send
-        self._ended(problem)
+        if self._problem is not None:
+            self._ended(self._problem)
+
+    def _last_words(self) -> str:
+        """Return the last meaningful line of this start's output, usually its error."""
+        try:
+            with open(self.log, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
+                text = file.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return (errors or lines or [""])[-1][-300:]
 
     def _close_socket(self) -> None:
         self._hang_up()
@@ -225,8 +220,7 @@ class Replica:
 
     def _listen(self) -> str:
         """Pass frames on until the worker ends; return why it ended."""
-        silent_s, limit_s = 0.0, self._start_limit_s
-        closing_s = 0.0
+        silent_s, limit_s, closing_s = 0.0, self._start_limit_s, 0.0
         while True:
             begun = time.monotonic()
             ready = bool(select.select([self._sock], [], [], TICK_S)[0])
@@ -256,29 +250,52 @@ class Replica:
                 self._heard(frame)
 
     def _end(self) -> None:
-        """Kill the process, its group, and descendants in other groups."""
+        """Kill the process, its group, and descendants in other groups; wait until they are gone."""
         process = self._process
         if process is None:
             return
         if self._asked_to_end:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(END_WAIT_S)
-            except subprocess.TimeoutExpired:
-                pass
-        self._note_children()
         deadline = time.monotonic() + KILL_WAIT_S
         while time.monotonic() < deadline:
-            for pid in [*self._children]:
-                self._note_children(pid)
-            left = _kill_group(process.pid) | _kill_each(dict(self._children))
+            self._note_children()
+            left = [pid for pid, began in self._children.items() if _started(pid) == began]
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            for pid in left:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
             if process.poll() is not None and not left:
                 break
             time.sleep(0.02)
 
-    def _note_children(self, of: int | None = None) -> None:
-        pid = self.pid if of is None else of
-        found = {} if pid is None else {child: _started(child) for child in descendants(pid)}
-        self._children.update({child: began for child, began in found.items() if began is not None})
+    def _note_children(self) -> None:
+        for pid in [*self._children, *([self.pid] if self.pid is not None else [])]:
+            found = {child: _started(child) for child in descendants(pid)}
+            self._children.update({child: began for child, began in found.items() if began is not None})
+
+
+def _how(process: subprocess.Popen[bytes] | None) -> str:
+    if process is None:
+        return ""
+    try:
+        code = process.wait(EXIT_WAIT_S)
+    except subprocess.TimeoutExpired:
+        return ""
+    return f" by signal {signal.Signals(-code).name}" if code < 0 else f" with {code}"
+
+
+def _started(pid: int) -> int | None:
+    """Return a process's start time in clock ticks; None if it is gone, or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return None if fields[0] == b"Z" else int(fields[19])
+    except (OSError, IndexError):
+        return None
+
+
+# --- the worker's log, Python and environment
 
 
 def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
@@ -292,59 +309,6 @@ def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"
 
 
-def _how(process: subprocess.Popen[bytes] | None) -> str:
-    if process is None:
-        return ""
-    try:
-        code = process.wait(EXIT_WAIT_S)
-    except subprocess.TimeoutExpired:
-        return ""
-    return f" by signal {signal.Signals(-code).name}" if code < 0 else f" with {code}"
-
-
-def _kill_group(group: int) -> bool:
-    """Send SIGKILL to a process group; return whether a process other than an uncollected zombie is left."""
-    try:
-        os.killpg(group, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return any(
-        _stat(int(name), 4) == str(group) and _stat(int(name), 2) != "Z"
-        for name in os.listdir("/proc")
-        if name.isdigit()
-    )
-
-
-def _kill_each(started: Mapping[int, int]) -> bool:
-    """Send SIGKILL to the recorded processes, checked by start time; return whether any is alive."""
-    left = False
-    for pid, began in started.items():
-        if _started(pid) == began and _stat(pid, 2) != "Z":
-            left = True
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
-    return left
-
-
-def _started(pid: int) -> int | None:
-    """Return a process's start time in clock ticks; None if it is gone."""
-    value = _stat(pid, 21)
-    return None if value is None else int(value)
-
-
-def _stat(pid: int, field: int) -> str | None:
-    """Return a field of /proc/PID/stat, counted from 0; only from the third on."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[field - 2].decode()
-    except (OSError, IndexError):
-        return None
-
-
-# --- the worker's Python and environment
-
 CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
 """Variable with a folder for compiled kernels, instead of the one in the user's cache."""
 
@@ -353,27 +317,27 @@ HOME = Path(__file__).resolve().parents[3]
 
 PACKAGE = __name__.partition(".")[0]
 
-_linked: list[Path] = []
-
 NOT_PASSED_ON = frozenset(
-    {
-        *("VLLM_PORT", "VLLM_DP_MASTER_PORT", "MASTER_PORT", "MASTER_ADDR", "RANK", "LOCAL_RANK", "WORLD_SIZE"),
-        *(
-            "LOCAL_WORLD_SIZE",
-            "GROUP_RANK",
-            "ROLE_RANK",
-            "NODE_RANK",
-            "VLLM_CONFIG_ROOT",
-            "VLLM_ALLOW_INSECURE_SERIALIZATION",
-        ),
-        *(
-            "VLLM_API_KEY",
-            "VLLM_LOGGING_CONFIG_PATH",
-            "VLLM_ENABLE_V1_MULTIPROCESSING",
-            "PYTHONSTARTUP",
-            "PYTHONINSPECT",
-        ),
-    }
+    [
+        "VLLM_PORT",
+        "VLLM_DP_MASTER_PORT",
+        "MASTER_PORT",
+        "MASTER_ADDR",
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "NODE_RANK",
+        "VLLM_CONFIG_ROOT",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION",
+        "VLLM_API_KEY",
+        "VLLM_LOGGING_CONFIG_PATH",
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "PYTHONSTARTUP",
+        "PYTHONINSPECT",
+    ]
 )
 """Ports and ranks of the grader's launcher, on which engines of one node would collide. Without them vLLM takes free ports."""
 
@@ -463,15 +427,14 @@ def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: i
     return env
 
 
+@cache
 def code_folder() -> Path:
     """Return a folder that holds only this package. Our parent may be a whole site-packages, whose numpy or torch would shadow
     those of the worker's Python."""
-    if not (_linked and (_linked[-1] / PACKAGE).is_dir()):
-        folder = Path(tempfile.mkdtemp(prefix="autorl-code-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        (folder / PACKAGE).symlink_to(HOME / PACKAGE, target_is_directory=True)
-        _linked.append(folder)
-    return _linked[-1]
+    folder = Path(tempfile.mkdtemp(prefix="autorl-code-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / PACKAGE).symlink_to(HOME / PACKAGE, target_is_directory=True)
+    return folder
 
 
 def beside_gpus(outer: Mapping[str, str], cores: int) -> dict[str, str]:
@@ -482,17 +445,13 @@ def beside_gpus(outer: Mapping[str, str], cores: int) -> dict[str, str]:
 
 def cache_folder(outer: Mapping[str, str]) -> Path:
     """Return a cache folder that only this user can enter; a lasting one if there is a home directory."""
-    named = outer.get(CACHE_VARIABLE)
     home = outer.get("XDG_CACHE_HOME") or (f"{outer['HOME']}/.cache" if outer.get("HOME") else "")
-    for folder in [named, f"{home}/autorl-hpc/engines" if home else None]:
+    for folder in (outer.get(CACHE_VARIABLE), f"{home}/autorl-hpc/engines" if home else None):
         if folder:
             path = Path(folder)
-            try:
+            with suppress(OSError):
                 path.mkdir(parents=True, exist_ok=True, mode=0o700)
-                found = path.stat()
-                if found.st_uid == os.getuid() and os.access(path, os.W_OK):
+                if path.stat().st_uid == os.getuid() and os.access(path, os.W_OK):
                     path.chmod(0o700)
                     return path
-            except OSError:
-                continue
     return Path(tempfile.mkdtemp(prefix="autorl-engine-"))
