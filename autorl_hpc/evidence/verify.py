@@ -444,7 +444,7 @@ class _Scores:
             if sha256_hex(data) != evaluation.items_sha256:
                 yield f"{name} was altered: its hash is not the one in the record of its score"
                 return
-            rows = read_rows(path.name, data)
+            rows = read_rows(name, data)
         except FileNotFoundError:
             yield f"{name} is missing"
             return
@@ -452,7 +452,7 @@ class _Scores:
             yield f"{name} can't be read: {error}"
             return
         except ValueError as error:
-            yield f"{name} is no items file: {error}"
+            yield str(error)
             return
         recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
         mean = 100 * math.fsum(row.outcome for row in rows) / len(rows) if rows else math.nan
