@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import stat
 import time
@@ -19,6 +18,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.checkpoint import file_sha256, walk_files
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.queue import claimed_entries
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
@@ -212,8 +212,6 @@ def _made_again(name: str) -> str:
 # A job takes a generation by link. The highest one owns the driver, and an older job that sees a newer one stops (Slurm may run
 # two attempts of one job at once). A reader judges the heartbeat by its own monotonic clock.
 
-_GENERATION = re.compile(r"^(?P<name>.+)\.g(?P<generation>\d{4,})$")
-
 STALE_AFTER_S = 60.0
 """Seconds without a new counter after which a driver's job counts as dead. It writes every few seconds."""
 
@@ -242,8 +240,7 @@ def take_generation(folder: Path, name: str) -> int:
 
 def newest_generation(folder: Path, name: str) -> int:
     """Return the highest generation that a job has taken, or 0."""
-    found = [match for entry in reading.list_names(folder) if (match := _GENERATION.match(entry))]
-    return max((int(match["generation"]) for match in found if match["name"] == name), default=0)
+    return claimed_entries(folder).get(name, 0)
 
 
 class EndpointWatch:
