@@ -62,12 +62,9 @@ class Task:
         """
         recipe = self.file.recipe(name)
         if recipe is None:
-            known = ", ".join(r.name for r in self.file.recipes)
-            raise AutorlError(
-                f"task {self.name} has no recipe `{name}`; it has {known}",
-                where=self.folder / "task.yaml",
-                next_step="choose one of these in the experiment's `recipe` field",
-            )
+            what = f"task {self.name} has no recipe `{name}`; it has {', '.join(r.name for r in self.file.recipes)}"
+            advice = "choose one of these in the experiment's `recipe` field"
+            raise AutorlError(what, where=self.folder / "task.yaml", next_step=advice)
         return recipe
 
 
@@ -103,9 +100,8 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
         if path.is_file():
             file = parse_record(TaskFile, read_yaml(path), path)
             if file.name != name:
-                raise AutorlError(
-                    f"field `name` is {file.name}, the folder is {name}", where=path, next_step="make them equal"
-                )
+                what = f"field `name` is {file.name}, the folder is {name}"
+                raise AutorlError(what, where=path, next_step="make them equal")
             return Task(folder / name, file)
         smith = find_smith(folder, name)
         if smith is not None:

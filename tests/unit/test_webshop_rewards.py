@@ -68,14 +68,6 @@ def test_a_buyer_that_follows_the_goal_gets_the_full_reward_everywhere(shop: Env
         assert attainable(reward.from_row(row), shop.shop.catalogue[row["product"]])
 
 
-def test_who_does_nothing_gets_nothing(shop: Environment, wishes: list[Row]) -> None:
-    for row in wishes:
-        first = shop.reset(row, 0)
-        for _ in range(10):
-            step = shop.step("")
-            assert (step.observation, step.done, step.reward) == (first, False, 0.0)
-
-
 @pytest.mark.parametrize(
     ("query", "category", "title", "expected"),
     [
