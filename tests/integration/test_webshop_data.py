@@ -17,8 +17,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import Dialogue, Environment, reward
 from autorl_hpc.rollouts.webshop.catalogue import Product, read
-from autorl_hpc.rollouts.webshop.reward import NO_LIMIT, Goal, from_row, generate
-from autorl_hpc.rollouts.webshop.splits import attainable
+from autorl_hpc.rollouts.webshop.reward import NO_LIMIT, Goal, attainable, from_row, generate
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
 

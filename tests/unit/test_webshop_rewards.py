@@ -8,8 +8,8 @@ from minishop import Row, buy, wish
 
 from autorl_hpc.rollouts.webshop import reward
 from autorl_hpc.rollouts.webshop.catalogue import Product, price_of, prices
+from autorl_hpc.rollouts.webshop.reward import at_most, attainable, groups
 from autorl_hpc.rollouts.webshop.shop_environment import Environment
-from autorl_hpc.rollouts.webshop.splits import at_most, attainable, groups
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
