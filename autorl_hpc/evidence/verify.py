@@ -634,7 +634,7 @@ class _Report:
         rows = {str(row.get("run_id")): row for row in self.rows()}
         for run in now.get("runs", [now]):
             told = rows.get(run["run_id"], self.told)
-            differing = (difference(_field(told, name), _field(run, name), name) for name in RESULTS)
+            differing = (difference(_field(told, name), _field(run, name), name, _slack(run, name)) for name in RESULTS)
             found = next((one for one in differing if one is not None), None)
             if found is not None:
                 where = f"{run['run_id']}: " if "runs" in now else ""
@@ -767,6 +767,9 @@ def difference(told: Any, now: Any, path: str = "", slack: float = 0.0) -> str |
 
 
 def _slack(now: dict[str, Any], name: str) -> float:
+    """Return how far a field, given by its dotted name, may be off because of other resamples."""
+    parent, _, name = name.rpartition(".")
+    now = _field(now, parent) or {} if parent else now
     if re.search(r"(^|_)p(_value|_holm)?$", name):
         return RESAMPLED_P
     low, high = (now.get(re.sub(r"(low|high)$", end, name)) for end in ("low", "high"))

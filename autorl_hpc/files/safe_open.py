@@ -11,7 +11,7 @@ import shutil
 import stat
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -482,20 +482,22 @@ class Folder:
 
     def lay_link(self, name: str, source: Path) -> None:
         """Make a link to `source`, unless a non-empty folder is there."""
-        if self.stands(name) and not self._is_empty(name):
-            return
-        temporary = f".tmp-{secrets.token_hex(8)}"
-        again(lambda: os.symlink(source, temporary, dir_fd=self.fd))
-        self._clear(name)
-        again(lambda: self._rename(temporary, name))
+        self._replace_empty(name, lambda temporary: os.symlink(source, temporary, dir_fd=self.fd))
 
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
         """Copy the folder `source`, completely or not at all, unless a non-empty folder is there."""
+
+        def copy(temporary: str) -> None:
+            with self.folder(temporary) as fresh:
+                fresh.lay_tree(source, skip)
+
+        self._replace_empty(name, copy)
+
+    def _replace_empty(self, name: str, make: Callable[[str], None]) -> None:
         if self.stands(name) and not self._is_empty(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self.folder(temporary) as fresh:
-            fresh.lay_tree(source, skip)
+        again(lambda: make(temporary))
         self._clear(name)
         again(lambda: self._rename(temporary, name))
 

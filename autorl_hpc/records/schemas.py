@@ -10,9 +10,11 @@ from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MODULES = (cluster, driver, entries, exchange, experiment, run, task)
+"""Those that define records: files of their own, unlike the parts of ledgers and of the recorder's logs."""
 
 
 def _files() -> Iterator[type[Strict]]:
+    """Yield the records of these modules and nothing else: reports and agents' files are records too, of packages above."""
     for module in MODULES:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__:
