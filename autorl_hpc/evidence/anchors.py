@@ -57,21 +57,17 @@ def fit(heads: Heads, chains: Hashes, source: str) -> AnchorFit:
     """Check that each chain still has, at the recorded number, the entry that was its head."""
     problems, since = {}, {}
     for known in heads.runs:
-        hashes = chains.get(known.run_id)
+        run_id, hashes = known.run_id, chains.get(known.run_id)
         if hashes is None:
-            problems[known.run_id] = f"{source} names it with {known.entries} entries, and it is not here"
-        elif len(hashes) <= known.entries:
-            problems[known.run_id] = (
-                f"{source} knows {known.entries} entries, and {len(hashes) - 1} are here: those after "
-                f"{len(hashes) - 1:06d} are missing"
-            )
+            problems[run_id] = f"{source} names it with {known.entries} entries, and it is not here"
+        elif (here := len(hashes) - 1) < known.entries:
+            missing = f"{here} are here: those after {here:06d} are missing"
+            problems[run_id] = f"{source} knows {known.entries} entries, and {missing}"
         elif hashes[known.entries] != known.head:
             where = f"entry {known.entries:06d}" if known.entries else "run.json"
-            problems[known.run_id] = (
-                f"{source} knows another {where}: the chain up to it was altered since, or written anew"
-            )
+            problems[run_id] = f"{source} knows another {where}: the chain up to it was altered since, or written anew"
         else:
-            since[known.run_id] = len(hashes) - 1 - known.entries
+            since[run_id] = here - known.entries
     return AnchorFit(problems, since)
 
 
@@ -133,10 +129,9 @@ def normal_head(text: str) -> str:
     """
     head = text.strip().lower()
     if not re.fullmatch(rf"[0-9a-f]{{{SHORT_HEX},64}}", head):
-        raise AutorlError(
-            f"--expect {text[:80]!r}: a head has 64 hexadecimal digits, of which the first {SHORT_HEX} are enough",
-            next_step="give it as a job's log, its comment, `autorl-hpc status` or `autorl-hpc verify` printed it",
-        )
+        what = f"a head has 64 hexadecimal digits, of which the first {SHORT_HEX} are enough"
+        advice = "give it as a job's log, its comment, `autorl-hpc status` or `autorl-hpc verify` printed it"
+        raise AutorlError(f"--expect {text[:80]!r}: {what}", next_step=advice)
     return head
 
 
@@ -154,11 +149,9 @@ def read_key_file(path: Path) -> bytes:
     except OSError as error:
         raise AutorlError(f"the key can't be read: {error.strerror}", where=path, next_step=make) from None
     if stat.S_IMODE(mode) & 0o077:
-        raise AutorlError(
-            f"others may read the key (mode {stat.S_IMODE(mode):04o})",
-            where=path,
-            next_step=f"run: chmod 600 {path}; if others may have read it, make another",
-        )
+        what = f"others may read the key (mode {stat.S_IMODE(mode):04o})"
+        advice = f"run: chmod 600 {path}; if others may have read it, make another"
+        raise AutorlError(what, where=path, next_step=advice)
     key = data.strip()
     if len(key) < MIN_KEY_BYTES or len(data) > MAX_KEY_BYTES:
         raise AutorlError(f"a key has {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes", where=path, next_step=make)
@@ -184,7 +177,11 @@ def make_anchors(paths: Sequence[Path], key: bytes) -> list[Anchor]:
 
 def _sign(heads: Heads, key: bytes) -> Anchor:
     blank = Anchor(heads=heads, made_at=now_text(), hmac_sha256="0" * 64)
-    return blank.model_copy(update={"hmac_sha256": hmac.new(key, blank.signed_bytes(), sha256).hexdigest()})
+    return blank.model_copy(update={"hmac_sha256": _hmac(blank, key)})
+
+
+def _hmac(anchor: Anchor, key: bytes) -> str:
+    return hmac.new(key, anchor.signed_bytes(), sha256).hexdigest()
 
 
 def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
@@ -210,15 +207,14 @@ def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
     """
     found = []
     for number, line in enumerate(data.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            raise AutorlError(
-                "this is no anchors file", where=f"{path}:{number}", next_step="give one that `autorl-hpc anchor` wrote"
-            ) from None
-        found.append(parse_record(Anchor, value, f"{path}:{number}", next_step="take an unaltered copy"))
+        if line.strip():
+            where = f"{path}:{number}"
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                advice = "give one that `autorl-hpc anchor` wrote"
+                raise AutorlError("this is no anchors file", where=where, next_step=advice) from None
+            found.append(parse_record(Anchor, value, where, next_step="take an unaltered copy"))
     return found
 
 
@@ -231,12 +227,11 @@ def read_anchors(path: Path, key: bytes) -> tuple[Anchor, ...]:
     try:
         data = reading.read_bytes(path, max_bytes=MAX_ANCHORS_BYTES)
     except (OSError, ValueError) as error:
-        raise AutorlError(
-            f"the anchors can't be read: {error}", where=path, next_step="give a file that `autorl-hpc anchor` wrote"
-        ) from None
+        advice = "give a file that `autorl-hpc anchor` wrote"
+        raise AutorlError(f"the anchors can't be read: {error}", where=path, next_step=advice) from None
     anchors = parse_anchors(data, path)
     for number, anchor in enumerate(anchors, 1):
-        if not hmac.compare_digest(hmac.new(key, anchor.signed_bytes(), sha256).hexdigest(), anchor.hmac_sha256):
+        if not hmac.compare_digest(_hmac(anchor, key), anchor.hmac_sha256):
             raise AutorlError(
                 f"anchor {number}, of {anchor.heads.experiment}, is not signed by this key: it is another key's, or was altered",
                 where=path,

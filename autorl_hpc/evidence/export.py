@@ -50,24 +50,17 @@ def is_run_id(text: str) -> bool:
 
 def is_weights(name: str, content_hash: str | None) -> bool:
     """Return whether a file of a bundle belongs to the selected checkpoint."""
-    folder = f"{EXPERIMENT}/artifacts/{content_hash}/"
-    return bool(
-        content_hash
-        and name.startswith(folder)
-        and re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors", name.removeprefix(folder))
-    )
+    file = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}\.safetensors"
+    folder = f"{EXPERIMENT}/artifacts/{content_hash}"
+    return bool(content_hash and re.fullmatch(rf"{re.escape(folder)}/{file}", name))
 
 
 def is_record(name: str, run_id: str) -> bool:
     """Return whether a bundle may hold a record of this name. Names are matched in full, so none can leave the folder."""
     inside = r"run\.json|ledger\.jsonl|ledger/[0-9]{6}\.json|items/[0-9]{6}\.(feedback|report)\.jsonl\.gz|report/summary\.json"
-    patterns = (
-        rf"{EXPERIMENT}/experiment\.json",
-        rf"{EXPERIMENT}/{re.escape(run_id)}/({inside})",
-        rf"{EXPERIMENT}/baselines/{_HEX}(\.json|\.items\.jsonl\.gz)",
-        rf"{TASK}/(task\.yaml|recipe\.json)",
-    )
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
+    baselines = rf"baselines/{_HEX}(\.json|\.items\.jsonl\.gz)"
+    experiment = rf"{EXPERIMENT}/(experiment\.json|{re.escape(run_id)}/({inside})|{baselines})"
+    return re.fullmatch(rf"{experiment}|{TASK}/(task\.yaml|recipe\.json)", name) is not None
 
 
 EMPTIED: dict[str, Any] = {"root": "", "scratch": None, "host": {}, "cluster": None}
@@ -163,22 +156,18 @@ def _whole(experiment: ExperimentDir, run: RunDir) -> tuple[RunView, RunHead]:
     ledger = Ledger(run)
     verdict = verify_run(experiment, run)
     if verdict.problems:
-        raise AutorlError(
-            f"this run does not verify: {verdict.problems[0]}",
-            where=run.path,
-            fault=Fault.CLUSTER,
-            next_step=f"see: autorl-hpc verify {run.path}",
-            exit_code=Exit.FAILED,
+        raise _failed(
+            f"this run does not verify: {verdict.problems[0]}", run.path, f"see: autorl-hpc verify {run.path}"
         )
     view = RunView.of(ledger.read())
     if view.closed is None:
-        raise AutorlError(
-            "this run is not closed yet",
-            where=run.path,
-            next_step="wait until `autorl-hpc status` calls it finished",
-            exit_code=Exit.FAILED,
-        )
+        advice = "wait until `autorl-hpc status` calls it finished"
+        raise AutorlError("this run is not closed yet", where=run.path, next_step=advice, exit_code=Exit.FAILED)
     return view, RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head())
+
+
+def _failed(what: str, where: Path | None, next_step: str) -> AutorlError:
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.FAILED)
 
 
 def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> None:
@@ -228,13 +217,9 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
     folder = experiment.artifacts / selected.content_hash
     names = weight_files(folder) if folder.is_dir() else []
     if not names:
-        raise AutorlError(
-            f"the selected checkpoint, artifacts/{selected.content_hash[:16]}..., is not here",
-            where=folder,
-            fault=Fault.CLUSTER,
-            next_step="put it back from where the run was made; without it nothing can be scored again",
-            exit_code=Exit.FAILED,
-        )
+        what = f"the selected checkpoint, artifacts/{selected.content_hash[:16]}..., is not here"
+        advice = "put it back from where the run was made; without it nothing can be scored again"
+        raise _failed(what, folder, advice)
     for name in names:
         packing.lying[f"{EXPERIMENT}/artifacts/{selected.content_hash}/{name}"] = folder / name
     return ExportedWeights(
@@ -270,13 +255,8 @@ def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -
                         counted = Hashed(source)
                         add(archive, file.path, file.size_bytes, MODE, counted)
                     if counted.digest() != file.sha256:
-                        raise AutorlError(
-                            f"{file.path} was changed while it was packed",
-                            where=packing.lying.get(file.path),
-                            fault=Fault.CLUSTER,
-                            next_step="run the same command again",
-                            exit_code=Exit.FAILED,
-                        )
+                        what = f"{file.path} was changed while it was packed"
+                        raise _failed(what, packing.lying.get(file.path), "run the same command again")
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temporary, out)

@@ -6,22 +6,21 @@ Three things must hold: the evidence (chain, items and scores fit each other), t
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, Literal, get_args
 
 from autorl_hpc.cluster.profile import load_profile
 from autorl_hpc.errors import AutorlError, Exit, Refused
 from autorl_hpc.evidence import export
 from autorl_hpc.evidence.unpack import check_shapes, check_task, judge_spec, unpack_evidence, weights_allowed
-from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, verify_run
+from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, ItemRow, read_rows, verify_run
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
-from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
+from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch
@@ -30,7 +29,7 @@ from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, Eva
 from autorl_hpc.grading.engines.weights_cache import default_bytes
 from autorl_hpc.grading.engines.worker_process import name_program
 from autorl_hpc.grading.evaluate import Bench
-from autorl_hpc.records.entries import Evaluation
+from autorl_hpc.records.entries import Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline, EvidenceManifest
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import RunRecord
@@ -48,13 +47,6 @@ SCORE_TOLERANCE = 1e-6
 """Points; the sum may run in another order."""
 
 Word = Literal["identical", "within noise", "differs", "not scored"]
-
-
-class ItemRow(NamedTuple):
-    """One item of an items file."""
-
-    outcome: float
-    output_sha256: str
 
 
 @dataclass(frozen=True)
@@ -108,23 +100,6 @@ class Compared:
         )
 
 
-def read_rows(path: Path) -> dict[str, ItemRow]:
-    """Read an items file; return its rows by item id.
-
-    Raises:
-        ValueError: it is not an items file.
-        OSError: it can't be read.
-    """
-    rows: dict[str, ItemRow] = {}
-    try:
-        for line in reading.gunzip(reading.read_bytes(path)).splitlines():
-            value = json.loads(line)
-            rows[str(value["id"])] = ItemRow(float(value["outcome"]), str(value["output_sha256"]))
-    except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path.name} is no items file: {type(error).__name__}") from None
-    return rows
-
-
 def compare(
     what: Literal["selected", "base"],
     claimed: Evaluation,
@@ -144,58 +119,56 @@ def compare(
         reproducible: the base model's answers here equal the claimed ones word for word, so noise can't explain other answers
             of the checkpoint.
     """
-    facts: dict[str, Any] = {
-        "what": what,
-        "claimed": claimed.score,
-        "here": here.score,
-        "n": len(rows),
-        "claimed_engine": claimed.engine_hash,
-        "engine": here.engine_hash,
-        "same_engine": claimed.engine_hash == here.engine_hash and here.engine_hash is not None,
-    }
+    engines = claimed.engine_hash, here.engine_hash
+    found = Compared(
+        what,
+        "not scored",
+        (here.reason if here.score is None else claimed.reason) or "there is no score",
+        claimed.score,
+        here.score,
+        n=len(rows),
+        claimed_engine=engines[0],
+        engine=engines[1],
+        same_engine=engines[0] == engines[1] is not None,
+    )
     if claimed.score is None or here.score is None:
-        reason = here.reason if here.score is None else claimed.reason
-        return Compared(**facts, word="not scored", why=reason or "there is no score")
+        return found
     if claimed_rows.keys() != rows.keys():
-        return Compared(
-            **facts, word="differs", why="the bundle's items are not those of the split that is staged here"
-        )
+        why = "the bundle's items are not those of the split that is staged here"
+        return replace(found, word="differs", why=why)
     pairs = [(claimed_rows[name], rows[name]) for name in rows]
     up = sum(new.outcome > old.outcome for old, new in pairs)
     down = sum(new.outcome < old.outcome for old, new in pairs)
-    texts = [old.output_sha256 == new.output_sha256 for old, new in pairs]
-    contradicted = sum(same and old.outcome != new.outcome for same, (old, new) in zip(texts, pairs, strict=True))
-    facts |= {
-        "up": up,
-        "down": down,
-        "changed": up + down,
-        "same_texts": sum(texts),
-        "same_text_other_outcome": contradicted,
-        "p_value": mcnemar_midp(up, down),
-    }
-    difference = abs(here.score - claimed.score)
-    word, why = _judge(facts, difference, noise, scorer, reproducible)
-    return Compared(**facts, word=word, why=why)
+    same = [(old, new) for old, new in pairs if old.output_sha256 == new.output_sha256]
+    found = replace(
+        found,
+        up=up,
+        down=down,
+        changed=up + down,
+        same_texts=len(same),
+        same_text_other_outcome=sum(old.outcome != new.outcome for old, new in same),
+        p_value=mcnemar_midp(up, down),
+    )
+    word, why = _judge(found, noise, scorer, reproducible)
+    return replace(found, word=word, why=why)
 
 
-def _judge(facts: dict[str, Any], difference: float, noise: float, scorer: str, reproducible: bool) -> tuple[Word, str]:
-    contradicted, p_value = facts["same_text_other_outcome"], facts["p_value"]
-    if contradicted and scorer in PURE_SCORERS:
-        return "differs", f"{contradicted} answers are the same text as claimed, and that text has another outcome"
-    if not facts["changed"] and difference <= SCORE_TOLERANCE:
+def _judge(found: Compared, noise: float, scorer: str, reproducible: bool) -> tuple[Word, str]:
+    difference, p_value = abs(found.difference or 0.0), found.p_value or 0.0
+    if found.same_text_other_outcome and scorer in PURE_SCORERS:
+        why = "answers are the same text as claimed, and that text has another outcome"
+        return "differs", f"{found.same_text_other_outcome} {why}"
+    if not found.changed and difference <= SCORE_TOLERANCE:
         return "identical", "Every item has the outcome that was claimed."
-    if reproducible and facts["changed"]:
+    if reproducible and found.changed:
         return "differs", "the base model's answers are word for word as claimed, and this checkpoint's are not"
-    moved = f"{facts['up']} items up and {facts['down']} down"
+    moved = f"{found.up} items up and {found.down} down"
     if p_value < ALPHA:
         return "differs", f"{moved} are more than chance (p {p_value:.4f})"
+    chance = f"{moved} may be chance (p {p_value:.2f})"
     if difference > noise + SCORE_TOLERANCE:
-        why = f"{moved} may be chance (p {p_value:.2f}), but the base model's repeats here differ by {noise:.2f} points only"
-        return "differs", why
-    return (
-        "within noise",
-        f"The base model's own repeats here differ by {noise:.2f}, {moved} may be chance (p {p_value:.2f}).",
-    )
+        return "differs", f"{chance}, but the base model's repeats here differ by {noise:.2f} points only"
+    return "within noise", f"The base model's own repeats here differ by {noise:.2f}, {chance}."
 
 
 MAX_BATCH_TOKENS = 1 << 20
@@ -318,94 +291,76 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
         done = Rescored(manifest)
         experiment = ExperimentDir(work / export.EXPERIMENT)
         run = experiment.run(manifest.run_id)
-        record, view = _verified(experiment, run, manifest, asked, done)
-        if done.problems or record is None or view is None:
+        try:
+            verdict = verify_run(experiment, run, exported=True)
+            done.problems += verdict.problems
+            done.notes += [*verdict.unseen, *verdict.notes]
+            if done.problems:
+                return done
+            ledger = Ledger(run)
+            view, record = RunView.of(ledger.read()), read_run(run)
+        except (AutorlError, OSError, ValueError) as error:
+            done.problems.append(error.what if isinstance(error, AutorlError) else str(error))
             return done
-        _check_weights(root, experiment, manifest, view, done)
-        if done.problems:
-            return done
-        done.notes += check_task(root, record)
-        say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
-        _Again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done).score()
+        if asked.expect is not None:
+            done.anchored = ledger.head().startswith(asked.expect)
+            if not done.anchored:
+                done.problems.append(f"the ledger's head is {ledger.head()}, not the one that you expect")
+        done.problems += _otherwise_than_claimed(ledger, view, record, manifest)
+        if not done.problems:
+            done.problems += _wrong_weights(root, experiment, manifest, view)
+        if not done.problems:
+            done.notes += check_task(root, record)
+            say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
+            _Again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done).score()
         return done
 
 
-def _verified(
-    experiment: ExperimentDir, run: RunDir, manifest: EvidenceManifest, asked: RescoreOptions, done: Rescored
-) -> tuple[RunRecord | None, RunView | None]:
-    """Return the run's record and view if its evidence holds; else (None, None), with the reasons in `done.problems`."""
-    try:
-        verdict = verify_run(experiment, run, exported=True)
-        done.problems += verdict.problems
-        done.notes += [*verdict.unseen, *verdict.notes]
-        if done.problems:
-            return None, None
-        ledger = Ledger(run)
-        view, record = RunView.of(ledger.read()), read_run(run)
-    except (AutorlError, OSError, ValueError) as error:
-        done.problems.append(error.what if isinstance(error, AutorlError) else str(error))
-        return None, None
+def _selected_of(view: RunView) -> Submission | None:
+    return view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
+
+
+def _otherwise_than_claimed(
+    ledger: Ledger, view: RunView, record: RunRecord, manifest: EvidenceManifest
+) -> Iterator[str]:
+    """Check that head, base model and the closing entry's score are those that the bundle claims."""
+    science, closed = record.science, view.closed
     if ledger.head() != manifest.head.head or len(ledger.entries) != manifest.head.entries:
-        done.problems.append(f"{export.MANIFEST_NAME} names another head than the ledger has")
-    if asked.expect is not None:
-        done.anchored = ledger.head().startswith(asked.expect)
-        if not done.anchored:
-            done.problems.append(f"the ledger's head is {ledger.head()}, not the one that you expect")
-    if view.closed is None or view.closed.report is None:
-        done.problems.append("the run was not closed with a score on the report split: there is nothing to compare")
-    else:
-        done.problems += _strange(view, view.closed.report, record)
-    science = record.science
-    if (science.base_model, science.base_model_content_hash) != (
-        manifest.base_model,
-        manifest.base_model_content_hash,
-    ):
-        done.problems.append(f"{export.MANIFEST_NAME} names another base model than run.json")
-    return record, view
-
-
-def _strange(view: RunView, report: Evaluation, record: RunRecord) -> list[str]:
-    """Check that the closing entry's score is of the selected checkpoint, on the report split, by the run's recipe."""
-    assert view.closed is not None
-    selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
-    content = selected.content_hash if selected else record.science.base_model_content_hash
-    if view.closed.selected is not None and (selected is None or selected.status != "accepted"):
-        return ["the closing entry selects a submission that was not accepted"]
+        yield f"{export.MANIFEST_NAME} names another head than the ledger has"
+    base = (science.base_model, science.base_model_content_hash)
+    if base != (manifest.base_model, manifest.base_model_content_hash):
+        yield f"{export.MANIFEST_NAME} names another base model than run.json"
+    if closed is None or closed.report is None:
+        yield "the run was not closed with a score on the report split: there is nothing to compare"
+        return
+    selected = _selected_of(view)
+    if closed.selected is not None and (selected is None or selected.status != "accepted"):
+        yield "the closing entry selects a submission that was not accepted"
+        return
+    content, report = selected.content_hash if selected else science.base_model_content_hash, closed.report
     if (report.split, report.content_hash, report.recipe_hash) != (Split.REPORT, content, record.recipe_hash):
-        return [
-            "the closing entry's score is not one of the selected checkpoint on the report split by the run's recipe"
-        ]
-    return []
+        what = "one of the selected checkpoint on the report split by the run's recipe"
+        yield f"the closing entry's score is not {what}"
 
 
-def _check_weights(
-    root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView, done: Rescored
-) -> None:
+def _wrong_weights(root: Root, experiment: ExperimentDir, manifest: EvidenceManifest, view: RunView) -> Iterator[str]:
     """Check that the weights are those of the selected submission. `verify_run` has checked their hash."""
-    assert view.closed is not None
-    selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
+    selected = _selected_of(view)
     wanted = None if selected is None or selected.is_base else selected.content_hash
     held = manifest.weights.content_hash if manifest.weights else None
     if wanted != held:
-        done.problems.append(
-            f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
-        )
+        yield f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
         return
     if selected is not None and selected.is_base and selected.content_hash != manifest.base_model_content_hash:
-        done.problems.append("the selected submission calls itself the base model, and has not its content hash")
-    if manifest.weights is None:
-        return
-    try:
-        problem = check_shapes(
-            root,
-            manifest.base_model,
-            experiment.artifacts / manifest.weights.content_hash,
-            manifest.weights.not_in_hash,
-        )
-    except Refused as error:
-        problem = error.message
-    if problem:
-        done.problems.append(f"the weights are no checkpoint of the base model: {problem}")
+        yield "the selected submission calls itself the base model, and has not its content hash"
+    if manifest.weights is not None:
+        folder = experiment.artifacts / manifest.weights.content_hash
+        try:
+            problem = check_shapes(root, manifest.base_model, folder, manifest.weights.not_in_hash)
+        except Refused as error:
+            problem = error.message
+        if problem:
+            yield f"the weights are no checkpoint of the base model: {problem}"
 
 
 def grader_here(spec: GraderSpec, asked: RescoreOptions) -> GraderSpec:
@@ -440,10 +395,9 @@ class _Again:
         judge = judge_spec(self.record.science.recipe, self.asked.judge_url, self.asked.judge_key)
         for folder in self.fresh.folders():
             folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(self.root, self._grader(), lambda: judge)
+        bench = Bench(self.root, grader_here(read_experiment(self.experiment).grader, self.asked), lambda: judge)
         try:
-            base = self._base(bench)
-            self._selected(bench, base)
+            self._selected(bench, self._base(bench))
         except (ClusterTrouble, NotReady) as error:
             raise AutorlError(
                 f"this machine can't score it: {error}",
@@ -454,78 +408,69 @@ class _Again:
         finally:
             bench.drop_engine()
 
-    def _grader(self) -> GraderSpec:
-        return grader_here(read_experiment(self.experiment).grader, self.asked)
-
     def _base(self, bench: Bench) -> Baseline:
         """Measure the base model twice, as for every run, and compare."""
-        grader = f"rescore-{secrets.token_hex(4)}"
+        grader, done = f"rescore-{secrets.token_hex(4)}", self.done
         watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
         claims = Claims(self.fresh.claims, grader, host_name(), watch)
         here = Baselines(self.fresh, claims, bench, grader).ensure(self.record.science, Split.REPORT)
-        self.done.engine = _facts(here)
-        self.done.noise_here = here.noise()
+        done.engine, done.noise_here = _facts(here), here.noise()
         key = self.view.closed.baseline_report if self.view.closed else None
         claimed = read_baseline(self.experiment.baselines, key) if key else None
         if claimed is None:
-            self.done.notes.append("the run names no score of its base model")
+            done.notes.append("the run names no score of its base model")
             return here
-        self.done.claimed_engine = _facts(claimed)
-        self.done.noise_claimed = claimed.noise()
-        self.done.compared.append(
-            compare(
-                "base",
-                claimed.evaluation,
-                self._rows(self.experiment.baselines / f"{key}.items.jsonl.gz"),
-                here.evaluation,
-                self._rows(self._items_of(here)),
-                scorer=self.record.science.recipe.scorer,
-                noise=self.done.noise_here or 0.0,
-            )
-        )
+        done.claimed_engine, done.noise_claimed = _facts(claimed), claimed.noise()
+        theirs, mine = _items_of(self.experiment, claimed.key), _items_of(self.fresh, here.key)
+        self._compare("base", claimed.evaluation, theirs, here.evaluation, mine)
         return here
 
     def _selected(self, bench: Bench, base: Baseline) -> None:
         """Measure the checkpoint that the run ends with and compare; the base model was measured already."""
-        assert self.view.closed is not None
-        claimed, number = self.view.closed.report, self.view.closed.selected
-        assert claimed is not None  # checked in `_verified`
-        submission = self.view.submissions.get(number) if number else None
+        assert self.view.closed is not None and self.view.closed.report is not None
+        claimed, submission, science = self.view.closed.report, _selected_of(self.view), self.record.science
         if submission is None or submission.is_base or submission.content_hash is None:
-            key = baseline_key(self.record.science, Split.REPORT, claimed.engine_hash or "")
-            theirs, mine = self.experiment.baselines / f"{key}.items.jsonl.gz", self._items_of(base)
+            key = baseline_key(science, Split.REPORT, claimed.engine_hash or "")
+            theirs, mine = _items_of(self.experiment, key), _items_of(self.fresh, base.key)
             here = base.evaluation
         else:
-            name = f"{number:06d}.{Split.REPORT}.jsonl.gz"
-            theirs = self.experiment.run(self.record.run_id).items / name
-            mine = self.fresh.run(self.record.run_id).items / name
-            attempts = Attempts(self.experiment, bench)
+            name = f"{submission.submission_id:06d}.{Split.REPORT}.jsonl.gz"
+            theirs, mine = (one.run(self.record.run_id).items / name for one in (self.experiment, self.fresh))
             content, entry = submission.content_hash, "the bundle's checkpoint"
-            here = attempts.evaluate(EvaluationRequest(self.record.science, content, Split.REPORT, mine, entry))
+            asked = EvaluationRequest(science, content, Split.REPORT, mine, entry)
+            here = Attempts(self.experiment, bench).evaluate(asked)
         again = next((one for one in self.done.compared if one.what == "base"), None)
-        self.done.compared.append(
-            compare(
-                "selected",
-                claimed,
-                self._rows(theirs),
-                here,
-                self._rows(mine),
-                scorer=self.record.science.recipe.scorer,
-                noise=self.done.noise_here or 0.0,
-                reproducible=again is not None and 0 < again.same_texts == again.n,
-            )
+        same = again is not None and 0 < again.same_texts == again.n
+        self._compare("selected", claimed, theirs, here, mine, reproducible=same)
+
+    def _compare(
+        self,
+        what: Literal["selected", "base"],
+        claimed: Evaluation,
+        theirs: Path,
+        here: Evaluation,
+        mine: Path,
+        *,
+        reproducible: bool = False,
+    ) -> None:
+        scorer, noise = self.record.science.recipe.scorer, self.done.noise_here or 0.0
+        found = compare(
+            what, claimed, _rows(theirs), here, _rows(mine), scorer=scorer, noise=noise, reproducible=reproducible
         )
+        self.done.compared.append(found)
 
-    def _items_of(self, base: Baseline) -> Path:
-        return self.fresh.baselines / f"{base.key}.items.jsonl.gz"
 
-    def _rows(self, path: Path) -> dict[str, ItemRow]:
-        try:
-            return read_rows(path)
-        except FileNotFoundError:
-            return {}  # the score is null
-        except ValueError as error:
-            raise AutorlError(str(error), where=path, exit_code=Exit.FAILED) from None
+def _items_of(experiment: ExperimentDir, key: str) -> Path:
+    return experiment.baselines / f"{key}.items.jsonl.gz"
+
+
+def _rows(path: Path) -> dict[str, ItemRow]:
+    try:
+        return {row.item_id: row for row in read_rows(path.name, reading.read_bytes(path))}
+    except FileNotFoundError:
+        return {}  # the score is null
+    except ValueError as error:
+        raise AutorlError(str(error), where=path, exit_code=Exit.FAILED) from None
 
 
 def _facts(baseline: Baseline) -> dict[str, Any]:

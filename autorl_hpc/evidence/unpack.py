@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable
 from contextlib import closing
@@ -106,17 +107,17 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceMan
 
 def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     content = manifest.weights.content_hash if manifest.weights else None
-    weights = [file for file in manifest.files if export.is_weights(file.path, content)]
-    records = [file for file in manifest.files if not export.is_weights(file.path, content)]
-    if len(manifest.files) > MAX_FILES or sum(file.size_bytes for file in records) > MAX_RECORDS_BYTES:
-        raise DamagedArchive("it holds more records than a run has")
-    for file in records:
-        if file.size_bytes > reading.MAX_RECORD_BYTES:
+    sizes: dict[bool, int] = {True: 0, False: 0}
+    for file in manifest.files:
+        of_weights = export.is_weights(file.path, content)
+        sizes[of_weights] += file.size_bytes
+        if not of_weights and file.size_bytes > reading.MAX_RECORD_BYTES:
             raise DamagedArchive(f"{file.path} has {file.size_bytes} bytes: no record is so large")
-    if sum(file.size_bytes for file in weights) > weights_allowed:
-        raise DamagedArchive(
-            f"its weights are larger than {weights_allowed} bytes, the most that this base model's can be"
-        )
+    if len(manifest.files) > MAX_FILES or sizes[False] > MAX_RECORDS_BYTES:
+        raise DamagedArchive("it holds more records than a run has")
+    if sizes[True] > weights_allowed:
+        most = f"{weights_allowed} bytes, the most that this base model's can be"
+        raise DamagedArchive(f"its weights are larger than {most}")
 
 
 def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
@@ -155,22 +156,12 @@ def weights_allowed(root: Root, manifest: EvidenceManifest) -> int:
     Raises:
         AutorlError: the base model is not staged here, or has other weights.
     """
-    staged = verify_model(root, manifest.base_model)
-    if staged.content_hash != manifest.base_model_content_hash:
-        raise AutorlError(
-            f"the base model {manifest.base_model} that is staged here has other weights than the one of the run",
-            where=root.model(manifest.base_model),
-            next_step=f"stage the revision with content hash {manifest.base_model_content_hash}",
-        )
-    sizes = [_values(tensor.shape) for tensor in tensors_of(root.model(manifest.base_model))]
+    name, wanted = manifest.base_model, manifest.base_model_content_hash
+    if verify_model(root, name).content_hash != wanted:
+        what = f"the base model {name} that is staged here has other weights than the one of the run"
+        raise AutorlError(what, where=root.model(name), next_step=f"stage the revision with content hash {wanted}")
+    sizes = [math.prod(tensor.shape) for tensor in tensors_of(root.model(manifest.base_model))]
     return WIDEST_BYTES * (sum(sizes) + max(sizes, default=0)) + HEADERS_BYTES
-
-
-def _values(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def check_task(root: Root, record: RunRecord) -> list[str]:
@@ -197,9 +188,8 @@ def check_task(root: Root, record: RunRecord) -> list[str]:
     if task.hash() != record.task_hash:
         notes.append("the task's folder differs from the one that ran, in files that decide neither items nor recipe")
     if science.recipe.judge != "none":
-        notes.append(
-            f"outcomes come of the judge {science.recipe.options.get(JUDGE_MODEL)}, as the run's recipe names it"
-        )
+        judge = science.recipe.options.get(JUDGE_MODEL)
+        notes.append(f"outcomes come of the judge {judge}, as the run's recipe names it")
     return notes
 
 
@@ -226,21 +216,16 @@ def judge_spec(recipe: Recipe, url: str | None, key: Path | None) -> JudgeSpec |
     Raises:
         AutorlError: a judge is needed and no address was passed.
     """
-    if recipe.judge == "none" or recipe.options.get(JUDGE_MODEL) == JudgeSpec.BUILTIN:
+    model = recipe.options.get(JUDGE_MODEL)
+    if recipe.judge == "none" or model == JudgeSpec.BUILTIN:
         return None
     if url is None:
-        raise AutorlError(
-            f"this run's answers are judged by {recipe.options.get(JUDGE_MODEL)}",
-            next_step="say where it answers: --judge-url http://HOST:PORT/v1, with --judge-key FILE where it wants a key",
-        )
-    given = recipe.options.get(JUDGE_PARAMETERS, "{}")
+        advice = "say where it answers: --judge-url http://HOST:PORT/v1, with --judge-key FILE where it wants a key"
+        raise AutorlError(f"this run's answers are judged by {model}", next_step=advice)
+    key_file = None if key is None else str(key.absolute())
     try:
-        return JudgeSpec(
-            url=url,
-            model=str(recipe.options.get(JUDGE_MODEL)),
-            key_file=None if key is None else str(key.absolute()),
-            parameters=json.loads(str(given)),
-        )
+        parameters = json.loads(str(recipe.options.get(JUDGE_PARAMETERS, "{}")))
+        return JudgeSpec(url=url, model=str(model), key_file=key_file, parameters=parameters)
     except (ValueError, RecursionError) as error:
         raise AutorlError(f"the judge can't be asked: {error}", next_step="correct --judge-url") from None
 

@@ -1,23 +1,20 @@
 """`verify`: recompute each ledger's chain and every hash that it names, and say what this proves.
 
-Sections: experiment.json against experiment.yaml, the altered entry of a broken chain, reports on disk against the ledgers,
-weights, scores, and the verdicts of runs and experiments (`verify_paths`, `VerifyResult`).
+Sections: verdicts, runs and experiments, chains, scores, weights, reports on disk, experiment.json, anchors.
 """
 
 from __future__ import annotations
 
 import csv
-import functools
-import hashlib
 import io
 import json
 import math
-import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
@@ -31,7 +28,6 @@ from autorl_hpc.files.checkpoint import (
     hash_span,
     tensors_of,
 )
-from autorl_hpc.files.faults import again
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
@@ -46,625 +42,13 @@ from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science, ids_sha
 from autorl_hpc.report import tables
 from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
+from autorl_hpc.report.merge import merge
 from autorl_hpc.report.pages import merged_summary, run_summary
 from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import EntryKind, Network, Protocol, RunState, Split
-
-# --- experiment.json against experiment.yaml and run.json
-# No chain covers experiment.json, but each chain begins with run.json. What an earlier launch could explain is only a note.
-
-EARLIER = "of an earlier launch, or experiment.json was altered; the chain holds what run.json says"
-
-
-def check_given(experiment: ExperimentDir, run_ids: Sequence[str], problems: list[str], notes: list[str]) -> None:
-    """Add to `problems` what was altered, and to `notes` what could not be checked or has an innocent explanation.
-
-    Raises:
-        AutorlError: experiment.json can't be read.
-    """
-    record = read_experiment(experiment)
-    _yaml(experiment, record, problems, notes)
-    if record.grader != record.spec.grader:
-        problems.append("experiment.json was altered: its `grader` is not that of its `spec`")
-    runs = []
-    for run_id in run_ids:
-        try:
-            runs.append(read_run(experiment.run(run_id)))
-        except (AutorlError, OSError):
-            continue  # reported when that run is verified
-    _runs(record.spec, runs, problems, notes)
-
-
-def _yaml(experiment: ExperimentDir, record: ExperimentRecord, problems: list[str], notes: list[str]) -> None:
-    try:
-        data = reading.read_bytes(experiment.given)
-    except FileNotFoundError:
-        notes.append("experiment.yaml is not here, so experiment.json was not held against it")
-        return
-    except (OSError, ValueError) as error:
-        problems.append(f"experiment.yaml can't be read: {error}")
-        return
-    if hashlib.sha256(data).hexdigest() != record.spec_sha256:
-        what = "one of them was altered, or a launch was cut short"
-        problems.append(f"experiment.yaml has not the hash that experiment.json names: {what}")
-        return
-    try:
-        spec = parse_record(ExperimentSpec, parse_yaml(data, experiment.given), experiment.given)
-    except AutorlError:
-        notes.append("experiment.yaml can't be understood, so experiment.json was not held against it")
-        return
-    here, there = spec.model_dump(mode="json"), record.spec.model_dump(mode="json")
-    name = next((name for name in here if here[name] != there[name]), None)
-    if name is not None:
-        problems.append(f"experiment.json was altered: its `{name}` is not that of experiment.yaml")
-
-
-def _runs(spec: ExperimentSpec, runs: Sequence[RunRecord], problems: list[str], notes: list[str]) -> None:
-    """Compare budget, protocol, network and sandbox of the runs with experiment.json. Each launch adds runs with its own budget,
-    protocol and network, so some run must match. The sandbox level is not part of a run's identity: run.json has the first."""
-    others = [run.run_id for run in runs if not _as_asked(spec, run)]
-    if runs and len(others) == len(runs):
-        problems.append("experiment.json was altered: no run has its budget, protocol and network")
-    elif others:
-        notes.append(f"{others[0]}: run.json has another budget, protocol or network than experiment.json: {EARLIER}")
-    level = next((run for run in runs if run.sandbox != spec.sandbox.level), None)
-    if level is not None:
-        notes.append(
-            f"{level.run_id}: run.json asks for sandbox {level.sandbox}, experiment.json for {spec.sandbox.level}: {EARLIER}"
-        )
-
-
-def _as_asked(spec: ExperimentSpec, run: RunRecord) -> bool:
-    science = run.science
-    network = spec.sandbox.network or (Network.NONE if science.driver == "none" else Network.DRIVER)
-    told = "network" in science.model_fields_set  # older records lack it
-    return (science.budget, science.protocol, science.network if told else network) == (
-        spec.budget,
-        spec.protocol,
-        network,
-    )
-
-
-# --- which entry of a broken chain was altered: the sealed copy, or the links of later entries, show it
-
-_BREAK = re.compile(r"the chain breaks before ledger entry (\d{6})")
-
-
-@dataclass(frozen=True)
-class _Raw:
-    """The file of an entry, unchecked."""
-
-    sha256: str
-    prev: object
-
-
-def first_altered(run: RunDir, ledger: Ledger, said: str) -> str:
-    """Return what is wrong with a chain that could not be read to its end, naming the first altered entry if it can be found.
-
-    Args:
-        said: the error of `Ledger.read`; returned unchanged if nothing more can be found out.
-    """
-    found = _BREAK.search(said)
-    if found is None:
-        return said
-    number = int(found[1])
-    copy = [sha256_hex(line + b"\n") for line in _sealed(run).split(b"\n") if line]
-    entries = [_raw(run, place) for place in range(1, number + 2)]
-    for place, (entry, line) in enumerate(zip(entries[:number], copy, strict=False), 1):
-        if entry is not None and entry.sha256 != line:
-            return (
-                f"{said}. The first that differs from ledger.jsonl, written at the end of the run, is entry {place:06d}"
-            )
-    if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
-        return (
-            f"{said}. ledger.jsonl, written at the end of the run, says that it was run.json" if number == 1 else said
-        )
-    here, after = entries[number - 1], entries[number]
-    if here is None or after is None:
-        return said
-    before = "run.json" if number == 1 else f"entry {number - 1:06d}"
-    altered = before if after.prev == here.sha256 else f"entry {number:06d}"
-    return f"{said}. By what entry {number + 1:06d} links to, it was {altered}"
-
-
-def _sealed(run: RunDir) -> bytes:
-    try:
-        return reading.read_bytes(run.sealed_ledger)
-    except (OSError, ValueError):
-        return b""
-
-
-def _raw(run: RunDir, number: int) -> _Raw | None:
-    try:
-        data = reading.read_bytes(run.ledger / f"{number:06d}.json")
-        value = json.loads(data)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return _Raw(sha256_hex(data), value.get("prev") if isinstance(value, dict) else None)
-
-
-# --- reports on disk against the ledgers
-# A report is what most readers see, and anybody can edit it. Summaries and tables are compared value by value, pages not at all.
-
-RESULTS = (
-    *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
-    *("ranked", "sandbox", "network", "flags", "contaminated", "contamination_end.items", "fault", "ended_by"),
-    *("damage", "accepted", "failed"),
-    *("best_feedback.score", "report.score", "baseline_report.score", "baseline_feedback.score"),
-    *("improvement.difference", "improvement.low", "improvement.high", "improvement.p_value"),
-)
-"""Fields compared whichever version wrote the report. Other fields, and wording, may differ between versions of the package."""
-
-RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
-MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
-AGAIN = "write it again: autorl-hpc report"
-MAX_BYTES = 1 << 30
-TOLERANCE = 1e-6
-"""Relative: another machine's arithmetic may differ in the last digit."""
-
-
-@dataclass
-class ReportComparison:
-    """The result of comparing a report.
-
-    Attributes:
-        unseen: what makes claims but was not compared, so that the report must not be called whole.
-    """
-
-    problems: list[str] = field(default_factory=list)
-    unseen: list[str] = field(default_factory=list)
-
-
-def check_run_report(run: RunDir, *, exported: bool = False) -> ReportComparison:
-    """Compare `<run>/report/`, if it exists, of a run whose chain is whole.
-
-    Args:
-        exported: the run comes from a bundle, which lacks the inputs of its story; no score depends on these.
-    """
-    look = ReportComparison()
-    told = _told(run.report, RUN_FILES, look)
-    if told is None:
-        return look
-    chain = read_chain(run)
-    now = json.loads(run_summary(digest(run, Library(), chain)))
-    head, hashes = told.get("ledger_head"), (chain.genesis, *chain.hashes)
-    if head != now["ledger_head"] and head in hashes:
-        old = len(hashes) - 1 - hashes.index(head)
-        look.unseen.append(f"report/{SUMMARY_NAME} was written {old} entries ago: not compared; {AGAIN}")
-    elif head != now["ledger_head"]:
-        what = "names a head that this ledger never had: one of them was altered"
-        look.problems.append(f"report/{SUMMARY_NAME} {what}")
-    else:
-        if exported:
-            told["story"] = now["story"]
-        _compare_summary("report/", told, now, look, final=chain.view.closed is not None and not exported)
-    return look
-
-
-def check_merged_report(experiment: ExperimentDir, merged: MergedReport) -> ReportComparison:
-    """Compare `report/` of an experiment, if it exists, with the present report of all its runs."""
-    look, folder = ReportComparison(), experiment.report
-    told = _told(folder, MERGED_FILES, look)
-    if told is None:
-        return look
-    if told.get("paper") is not None:
-        merged = merged.model_copy(update={"paper": read_paper()})
-    now = json.loads(b"".join(merged_summary(merged)))
-    heads = {str(row.get("run_id")): row.get("ledger_head") for row in _rows_of(told)}
-    if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
-        old = f"was written before the last entries of its runs: not compared; {AGAIN}"
-        look.unseen.append(f"report/{SUMMARY_NAME} {old}")
-        return look
-    final = all(run.state is RunState.FINISHED for run in merged.runs)
-    _compare_summary("report/", told, now, look, final=final)
-    version = _version(told)
-    for name, table in (("summary.csv", tables.as_csv), ("leaderboard.csv", tables.leaderboard_csv)):
-        _compare_table(folder, name, table(merged), version, look, final=final)
-    _compare_comparison(folder, merged, version, look, final=final)
-    for place, run in enumerate(merged.runs):
-        home = RunDir(Path(merged.run_folders[place]))
-        elsewhere = elsewhere_of(folder, run.genesis, home)  # written by somebody who could not write into the run
-        if elsewhere.is_dir():
-            name = f"report/{elsewhere.relative_to(folder)}/"
-            mine = _told(elsewhere, RUN_FILES, look, name)
-            if mine is not None:
-                _compare_summary(name, mine, json.loads(run_summary(run)), look, final=final)
-        elif not (home.report / SUMMARY_NAME).exists():
-            missing = f"{home.run_id}/report/{SUMMARY_NAME} is missing, though report/{SUMMARY_NAME} is there"
-            look.problems.append(missing)
-    return look
-
-
-def _told(folder: Path, files: tuple[str, ...], look: ReportComparison, name: str = "report/") -> dict[str, Any] | None:
-    """Return the content of summary.json; None if it does not exist or can't be read."""
-    try:
-        value = _read(folder / SUMMARY_NAME)
-    except (FileNotFoundError, NotADirectoryError):
-        left = [page for page in files if (folder / page).exists()]
-        look.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
-        return None
-    except (OSError, ValueError) as error:
-        look.problems.append(f"{name}{SUMMARY_NAME} can't be read: {error}")
-        return None
-    if isinstance(value, dict):
-        return value
-    look.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
-    return None
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(reading.read_bytes(path, max_bytes=MAX_BYTES))
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
-def _compare_summary(
-    name: str, told: dict[str, Any], now: dict[str, Any], look: ReportComparison, *, final: bool
-) -> None:
-    """Compare a summary: its results always, all other fields only if the same version wrote it.
-
-    Args:
-        final: the report's inputs can't change any more.
-    """
-    rows = {str(row.get("run_id")): row for row in _rows_of(told)}
-    for run in now.get("runs", [now]):
-        for result in RESULTS:
-            was, is_ = _field(rows.get(run["run_id"], told), result), _field(run, result)
-            difference = first_difference(was, is_, result)
-            if difference is not None:
-                where = f"{run['run_id']}: " if "runs" in now else ""
-                look.problems.append(f"{name}{SUMMARY_NAME} was altered: {where}{difference}")
-                return
-    _say(f"{name}{SUMMARY_NAME}", first_difference(told, now), _version(told), look, final=final)
-
-
-def _rows_of(told: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = told.get("runs")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
-
-def _compare_table(folder: Path, name: str, text: str, version: object, look: ReportComparison, *, final: bool) -> None:
-    """Compare a CSV file cell by cell."""
-    try:
-        told = _rows(reading.read_bytes(folder / name, max_bytes=MAX_BYTES).decode())
-    except (OSError, ValueError, csv.Error):
-        look.problems.append(f"report/{name} is missing or can't be read")
-        return
-    _say(f"report/{name}", first_difference(told, _rows(text)), version, look, final=final)
-
-
-def _rows(text: str) -> list[dict[str, Any]]:
-    return [
-        {str(name): _number(cell) for name, cell in row.items()}
-        for row in csv.DictReader(io.StringIO(text, newline=""))
-    ]
-
-
-def _number(cell: Any) -> Any:
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return cell
-
-
-def _compare_comparison(
-    folder: Path, merged: MergedReport, version: object, look: ReportComparison, *, final: bool
-) -> None:
-    """Recompute a comparison from the names of its sides and compare."""
-    try:
-        told = _read(folder / COMPARE_NAME)
-    except FileNotFoundError:
-        return
-    except (OSError, ValueError) as error:
-        look.problems.append(f"report/{COMPARE_NAME} can't be read: {error}")
-        return
-    try:
-        now = compare(merged, told["a"]["name"], told["b"]["name"])
-    except (AutorlError, AttributeError, KeyError, TypeError, ValueError):
-        look.unseen.append(f"report/{COMPARE_NAME} names sides that are not in this experiment: not compared")
-        return
-    _say(
-        f"report/{COMPARE_NAME}",
-        first_difference(told, json.loads(now.model_dump_json().encode())),
-        version,
-        look,
-        final=final,
-    )
-
-
-def _say(name: str, difference: str | None, version: object, look: ReportComparison, *, final: bool) -> None:
-    if version != __version__:
-        word = repr(version)[:40] if version is not None else "none that it names"
-        look.unseen.append(f"{name} is of another version, {word}: only its results were compared; {AGAIN}")
-    elif difference is not None and final:
-        look.problems.append(f"{name} was altered: {difference}")
-    elif difference is not None:
-        look.unseen.append(f"{name} is not what the ledgers give here and now: not compared; {AGAIN}")
-
-
-def first_difference(told: Any, now: Any, path: str = "") -> str | None:
-    """Return the first value that differs, in words; None if all are equal. Numbers are compared with `TOLERANCE`."""
-    if isinstance(told, dict) and isinstance(now, dict):
-        before = f"{path}." if path else ""
-        pairs = [(told.get(name), value, f"{before}{name}") for name, value in now.items()]
-        pairs += [(told[name], None, f"{before}{name!a:.60}") for name in told if name not in now]
-    elif isinstance(told, list) and isinstance(now, list) and len(told) == len(now):
-        pairs = [(a, b, f"{path}[{place}]") for place, (a, b) in enumerate(zip(told, now, strict=True))]
-    elif _equal(told, now):
-        return None
-    else:
-        return f"`{path}` is {told!r:.40}, and the ledger gives {now!r:.40}"
-    return next((found for pair in pairs if (found := first_difference(*pair)) is not None), None)
-
-
-def _equal(told: Any, now: Any) -> bool:
-    if isinstance(now, float) and isinstance(told, int | float) and not isinstance(told, bool):
-        return math.isclose(told, now, rel_tol=TOLERANCE, abs_tol=1e-9)
-    return type(told) is type(now) and bool(told == now)
-
-
-def _version(told: dict[str, Any]) -> object:
-    """Return the version of the package that wrote a report; None if not every run in it names the same."""
-    named = [one.get("tool_version") for one in (told, *_rows_of(told))]
-    return named[0] if all(one == named[0] for one in named) else None
-
-
-def _field(value: Any, name: str) -> Any:
-    """Return a field by its dotted name; None if it is empty or an older version lacks it."""
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return None if value in ([], {}) else value
-
-
-# --- weights: accepted copies and sketches
-# The content hash leaves out a copy of a tied head, and no hash covers the manifest that lists omissions. So this code decides
-# what may be left out, not the manifest.
-
-BESIDE = (artifacts.READY_NAME, "refs")
-"""Names in an accepted copy that are not weights: its manifest, and the names of the runs that need it."""
-
-
-def check_kept(experiment: ExperimentDir, run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """Add to `problems` what was altered, and to `notes` what is gone and could not be checked."""
-    for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
-        folder = experiment.artifacts / content
-        if artifacts.artifact_ready(experiment.artifacts, content):
-            problems += _artifact(folder, content)
-        elif folder.exists():
-            problems.append(f"artifacts/{content[:16]}... has lost its manifest")
-        elif view.closed and view.closed.selected and view.submissions[view.closed.selected].content_hash == content:
-            notes.append(f"artifacts/{content[:16]}..., the selected checkpoint, is not here: not checked")
-    _sketches(run, view, problems, notes)
-
-
-def _artifact(folder: Path, content: str) -> list[str]:
-    name = f"artifacts/{content[:16]}..."
-    try:
-        strange = [n for n in reading.list_names(folder) if n not in BESIDE and not n.endswith(".safetensors")]
-        if strange:
-            return [f"{name} was altered: it holds {sorted(strange)[0][:100]!r}, which no accepted copy has"]
-        left_out = not_in_hash(folder)
-        problem = _left_out(folder, left_out)
-        if problem:
-            return [f"{name} was altered: {problem}"]
-        digest = folder_content_hash(folder, drop=frozenset(left_out))
-    except Exception as error:
-        return [f"{name} can't be read: {error}"]
-    return [] if digest == content else [f"{name} was altered: its content hash is {digest[:16]}..."]
-
-
-def not_in_hash(folder: Path) -> tuple[str, ...]:
-    """Return the tensors that the manifest of an accepted copy leaves out of the content hash."""
-    value = reading.read_json_or_none(folder / artifacts.READY_NAME)
-    names = value.get("not_in_hash", []) if isinstance(value, dict) else []
-    return tuple(str(name) for name in names) if isinstance(names, list) else ()
-
-
-def _left_out(folder: Path, names: tuple[str, ...]) -> str | None:
-    """Return what is wrong with the tensors left out of the hash: only a head equal to the embedding, bit by bit, is allowed."""
-    if not names:
-        return None
-    if set(names) != {HEAD_NAME}:
-        other = sorted(set(names) - {HEAD_NAME})[0]
-        return f"its manifest leaves tensor {other[:100]!r} out of the content hash"
-    tensors = {tensor.name: tensor for tensor in tensors_of(folder)}
-    head = tensors.get(HEAD_NAME)
-    embedding = next((tensors[name] for name in EMBEDDING_NAMES if name in tensors), None)
-    if head is None or embedding is None:
-        return f"its manifest leaves out {HEAD_NAME}, and it holds no {HEAD_NAME if head is None else 'embedding'}"
-    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
-    if not same or _digest(folder, head) != _digest(folder, embedding):
-        return f"{HEAD_NAME}, which the content hash leaves out, is not {embedding.name}"
-    return None
-
-
-def _digest(folder: Path, tensor: TensorSpec) -> str:
-    return again(functools.partial(_span, folder / tensor.file, tensor))
-
-
-def _span(path: Path, tensor: TensorSpec) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return hash_span(fd, tensor.begin, tensor.end)
-    finally:
-        os.close(fd)
-
-
-def _sketches(run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """Check the sketches of weights that later submissions were compared with. Exported runs have none."""
-    lying = reading.list_names(run.sketches)
-    gone = 0
-    for number, known in sorted(view.fingerprints.items()):
-        if known.sketch_sha256 is None:
-            continue
-        names = [name for name in lying if name.startswith(f"{number:06d}.")]
-        gone += not names
-        for name in names:
-            try:
-                digest = hashlib.sha256(reading.read_bytes(run.sketches / name)).hexdigest()
-            except (OSError, ValueError) as error:
-                problems.append(f"sketches/{name} can't be read: {error}")
-                continue
-            if digest != known.sketch_sha256:
-                problems.append(f"sketches/{name} was altered: its hash is not the one in its fingerprint")
-    if gone and lying:
-        notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
-
-
-# --- scores: each must belong to the weights that it is filed under, and follow from its items
-
-
-def check_results(experiment: ExperimentDir, run: RunDir, view: RunView, problems: list[str], notes: list[str]) -> None:
-    """Add to `problems` what was altered or is missing, and to `notes` what could not be checked."""
-    science = read_run(run).science
-    problems += [text for number in view.submissions for text in _is_base(number, view, science)]
-    for number, score in view.scores.items():
-        problems += _score(experiment, run, number, view, score.evaluation, science)
-    if view.closed:
-        problems += _closing(experiment, run, view, view.closed, science)
-    check_kept(experiment, run, view, problems, notes)
-
-
-def _is_base(number: int, view: RunView, science: Science) -> list[str]:
-    """Check that a submission is marked as the base model if and only if it has the base model's content."""
-    submission = view.submissions[number]
-    if submission.is_base == (submission.content_hash == science.base_model_content_hash):
-        return []
-    said = (
-        "is called the base model and has other" if submission.is_base else "is not called the base model and has its"
-    )
-    return [f"submission {number:06d} {said} content"]
-
-
-def _score(
-    experiment: ExperimentDir, run: RunDir, number: int, view: RunView, evaluation: Evaluation, science: Science
-) -> list[str]:
-    """Check that a score is of the submission's content; a base model's must be the shared measurement, never one of its own."""
-    submission = view.submissions.get(number)
-    if submission is None or submission.status != "accepted":
-        return [f"a score is of submission {number:06d}, which was not accepted"]
-    name = f"the score of submission {number:06d} on the {evaluation.split} split"
-    if (evaluation.content_hash, evaluation.recipe_hash) != (submission.content_hash, science.recipe.hash()):
-        return [f"{name} is one of other weights or of another recipe"]
-    if submission.is_base:
-        return _of_base(experiment, evaluation, science, name)
-    if evaluation.items_sha256 is None:
-        return [] if evaluation.score is None else [f"{name} names no items file"]
-    scored = view.score_of(submission)  # under the paper's protocol the feedback score is also the report score
-    filed = scored.submission_id if scored and science.protocol is Protocol.PAPER else number
-    path = run.items / f"{filed:06d}.{evaluation.split}.jsonl.gz"
-    return _items(path, f"items/{path.name}", evaluation, science)
-
-
-def _closing(experiment: ExperimentDir, run: RunDir, view: RunView, closed: Closed, science: Science) -> list[str]:
-    """Check the closing entry's score and the base model's scores that it names."""
-    problems = []
-    for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):
-        problems += _baseline(experiment, key, science, closed.baseline_sha256.get(key))
-    report = closed.report
-    if report is not None and report.split is not Split.REPORT:
-        problems.append(f"the closing entry's score is one of the {report.split} split")
-    if closed.selected is None:
-        if report is None:
-            return problems
-        beside = _beside(closed, report, science)
-        return problems + (
-            beside or _of_base(experiment, report, science, "the closing entry's score of the base model")
-        )
-    if report is None:
-        return [*problems, "the closing entry selects a submission and has no score of it"]
-    problems += _score(experiment, run, closed.selected, view, report, science)
-    submission = view.submissions.get(closed.selected)
-    if (
-        submission and submission.is_base and science.protocol is not Protocol.PAPER
-    ):  # the paper's protocol has the feedback score
-        problems += _beside(closed, report, science)
-    return problems
-
-
-def _beside(closed: Closed, report: Evaluation, science: Science) -> list[str]:
-    """Check that a run that ends with the base model has its score by the engine of the record named with it."""
-    name = "the closing entry's score of the base model"
-    if closed.baseline_report is None:
-        return [f"{name} is beside no record of the base model's score"]
-    if report.engine_hash is None or closed.baseline_report != baseline_key(science, Split.REPORT, report.engine_hash):
-        return [f"{name} is not of the record that is named beside it"]
-    return []
-
-
-def _of_base(experiment: ExperimentDir, evaluation: Evaluation, science: Science, name: str) -> list[str]:
-    """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
-    if evaluation.engine_hash is None or str(evaluation.split) not in science.splits:
-        return [f"{name} names no measurement of the base model"]
-    key = baseline_key(science, evaluation.split, evaluation.engine_hash)
-    record = read_baseline(experiment.baselines, key)
-    if record is None:
-        return [f"{name} is of baselines/{key[:16]}..., which is missing or can't be read"]
-    if record.evaluation != evaluation:
-        same = (
-            "that score, with other facts" if record.evaluation.score == evaluation.score else record.evaluation.score
-        )
-        return [f"{name} is {evaluation.score}, and not what baselines/{key[:16]}... says: {same}"]
-    return _baseline(experiment, key, science, None)
-
-
-def _items(path: Path, name: str, evaluation: Evaluation, science: Science) -> list[str]:
-    """Check an items file: it has the recorded hash, its outcomes give the score, and its items are the recorded part."""
-    try:
-        data = reading.read_bytes(path)
-    except FileNotFoundError:
-        return [f"{name} is missing"]
-    except (OSError, ValueError) as error:
-        return [f"{name} can't be read: {error}"]
-    if hashlib.sha256(data).hexdigest() != evaluation.items_sha256:
-        return [f"{name} was altered: its hash is not the one in the record of its score"]
-    try:
-        rows = [json.loads(line) for line in reading.gunzip(data).splitlines()]
-        outcomes = [float(row["outcome"]) for row in rows]
-        ids = [str(row["id"]) for row in rows]
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        return [f"{name} is no items file: {type(error).__name__}"]
-    recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
-    if (
-        len(outcomes) != evaluation.n
-        or not outcomes
-        or recorded is None
-        or not math.isclose(100 * math.fsum(outcomes) / len(outcomes), recorded, abs_tol=1e-6)
-    ):
-        return [f"{name} doesn't give the recorded score {recorded}"]
-    part = science.part(evaluation.split)
-    if part is not None and ids_sha256(ids) != part.sha256:
-        return [f"{name} is not of the {part.n} items of the {evaluation.split} split that run.json names"]
-    return []
-
-
-def _baseline(experiment: ExperimentDir, key: str, science: Science, sha256: str | None) -> list[str]:
-    """Check the base model's score that the run is compared with: hash in the closing entry, key and items."""
-    record = read_baseline(experiment.baselines, key)
-    if record is None:
-        return [f"baselines/{key[:16]}... is missing or can't be read"]
-    if sha256 is not None and record.digest() != sha256:
-        return [f"baselines/{key[:16]}... was altered: its hash is not the closing entry's"]
-    problems = []
-    evaluation = record.evaluation
-    if (
-        record.key != key
-        or str(evaluation.split) not in science.splits
-        or baseline_key(science, evaluation.split, record.engine.digest()) != key
-        or evaluation.engine_hash != record.engine.digest()
-        or evaluation.content_hash != science.base_model_content_hash
-        or evaluation.recipe_hash != science.recipe.hash()
-    ):
-        problems.append(f"baselines/{key[:16]}... is not the measurement that its key names")
-    path = experiment.baselines / f"{key}.items.jsonl.gz"
-    if not path.exists():
-        return [*problems, f"baselines/{key[:16]}... has no items file"]
-    return [*problems, *_items(path, f"baselines/{key[:16]}...items.jsonl.gz", evaluation, science)]
-
 
 NOTE = (
     "A whole chain shows that nothing was altered after the head was known elsewhere. It proves tampering only if this "
@@ -676,9 +60,6 @@ ANCHORED_NOTE = (
 )
 SHARED = "experiment.json and code"
 """The name of the verdict on what an experiment's runs share."""
-
-EXPECTED = "--expect"
-"""The name of the verdict on a head passed with `--expect` that was not found."""
 
 MAY_COME_LATE = (EntryKind.ATTEMPT_STARTED, EntryKind.ATTEMPT_ENDED, EntryKind.FINGERPRINT, EntryKind.CONTAMINATION)
 """Entries that may follow the closing: an attempt that Slurm started late, and checks that run apart from scoring."""
@@ -720,20 +101,37 @@ class VerifyResult:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
+        fields = ("of", "experiment", "run_id", "entries", "head", "whole", "problems", "unseen", "notes")
         return {
-            "of": self.of,
-            "experiment": self.experiment,
-            "run_id": self.run_id,
-            "entries": self.entries,
-            "head": self.head,
-            "whole": self.whole,
-            "problems": self.problems,
-            "unseen": self.unseen,
-            "notes": self.notes,
+            **{name: getattr(self, name) for name in fields},
             "anchored": not self.damaged and bool(self.anchored_by),
             "anchored_by": self.anchored_by,
             "note": ANCHORED_NOTE if self.anchored_by else NOTE,
         }
+
+
+def as_lines(verdicts: list[VerifyResult]) -> list[str]:
+    """Return the verdicts as text lines."""
+    lines = []
+    for verdict in verdicts:
+        word = "DAMAGED" if verdict.damaged else "whole  " if verdict.whole else "PARTLY "
+        chain = f"  {verdict.entries} entries  head {verdict.head or '-'}"
+        lines.append(f"{word}  {verdict.name}{chain if verdict.of == 'run' or verdict.head else ''}")
+        anchored = [] if verdict.damaged else [f"anchored by {by}" for by in verdict.anchored_by]
+        lines += [f"         {text}" for text in (*verdict.problems, *verdict.unseen, *verdict.notes, *anchored)]
+    runs = [verdict for verdict in verdicts if verdict.of == "run"]
+    counts = f"{len(runs)} runs, {sum(run.damaged for run in runs)} damaged"
+    shared = sum(verdict.damaged for verdict in verdicts if verdict.of == "experiment")
+    counts += f"; {shared} damaged in {SHARED}" if shared else ""
+    partly = sum(not verdict.damaged and not verdict.whole for verdict in verdicts)
+    counts += f"; {partly} seen in part" if partly else ""
+    anchored_runs = sum(not run.damaged and bool(run.anchored_by) for run in runs)
+    worth = f"{anchored_runs} anchored. {ANCHORED_NOTE if anchored_runs else NOTE}"
+    worth += f" Of the others: {NOTE}" if 0 < anchored_runs < len(runs) else ""
+    return [*lines, "", f"{counts}. {worth}"]
+
+
+# --- runs and experiments
 
 
 def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> list[VerifyResult]:  # noqa: B008  frozen, and empty
@@ -743,94 +141,81 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
         AutorlError: a path does not exist or holds nothing to verify.
     """
     verdicts: list[VerifyResult] = []
-    open_heads = set(known.expected)
+    found: set[str] = set()
     for path in paths:
+        before = len(verdicts)
         if (path / "run.json").is_file():
             experiment = ExperimentDir(path.absolute().parent)
-            verdict = verify_run(experiment, RunDir(path.absolute()))
-            _anchor(experiment, None, [verdict], known, open_heads)
-            verdicts.append(verdict)
+            verdicts.append(verify_run(experiment, RunDir(path.absolute())))
+            found |= _Anchoring(experiment, None, verdicts[-1:]).check(known)
             continue
-        before = len(verdicts)
         for experiment in experiments_in([path]):
-            verdicts += verify_experiment(experiment, known, open_heads)
+            verdicts += _verify_experiment(experiment, known, found)
         if len(verdicts) == before:
             raise nothing_in(path)
-    for head in sorted(open_heads):
+    for head in sorted(set(known.expected) - found):
         problem = f"no run or experiment here has, or had, the head {head}: it was altered since, or is another one's"
-        verdicts.append(
-            VerifyResult(f"{EXPECTED} {head[:16]}...", of="experiment", experiment="expected", problems=[problem])
-        )
+        verdicts.append(VerifyResult(f"--expect {head[:16]}...", "experiment", "expected", problems=[problem]))
     return verdicts
 
 
-def verify_experiment(
-    experiment: ExperimentDir,
-    known: KnownHeads = KnownHeads(),  # noqa: B008
-    open_heads: set[str] | None = None,
-) -> list[VerifyResult]:
-    """Check experiment.json, the frozen code and every run; a damaged run does not stop the others.
-
-    Args:
-        open_heads: heads of `known.expected` that no chain had so far; those found here are removed from it.
-    """
+def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[str]) -> list[VerifyResult]:
+    """Check experiment.json, the frozen code and every run; add the heads of `known.expected` that were found to `found`."""
     run_ids, damage = runs_of(experiment)
-    shared = VerifyResult(SHARED, of="experiment", experiment=experiment.path.absolute().name)
+    shared = VerifyResult(SHARED, "experiment", experiment.path.absolute().name)
     if damage is not None:
         shared.problems.append(damage)
     else:
         unlisted = sorted(set(runs_on_disk(experiment)) - set(run_ids))
         shared.problems += [f"{run_id} lies here, and experiment.json doesn't name it" for run_id in unlisted]
         run_ids = [*run_ids, *unlisted]
-        check_given(experiment, run_ids, shared.problems, shared.notes)
+        _check_given(experiment, run_ids, shared)
         if experiment.code.is_dir():
-            _check_code(experiment, run_ids, shared)
+            shared.problems += _code(experiment, run_ids)
         elif run_ids:
             shared.notes.append("code/ is not here, so the code that ran was not checked")
         else:
             return []
     runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
-    _anchor(experiment, shared, runs, known, open_heads if open_heads is not None else set(known.expected))
-    if damage is None and not any(run.damaged for run in runs):
-        _check_report(experiment, shared)
+    found |= _Anchoring(experiment, shared, runs).check(known)
+    if damage is None and not any(run.damaged for run in runs) and experiment.report.is_dir():
+        _check_merged_report(experiment, shared)
     return [shared, *runs]
 
 
-def _check_code(experiment: ExperimentDir, run_ids: list[str], verdict: VerifyResult) -> None:
-    """Check that the frozen code has the hash in its name, and that every run.json names it."""
+def _code(experiment: ExperimentDir, run_ids: list[str]) -> Iterator[str]:
     wanted = read_experiment(experiment).code_hash
     name = f"code/{wanted[:16]}..."
     if not (experiment.code / wanted).is_dir():
-        verdict.problems.append(f"{name} is missing")
+        yield f"{name} is missing"
         return
     try:
         if not frozen_is_whole(experiment, wanted):
-            verdict.problems.append(f"{name} was altered: its content no longer has the hash that it is named by")
+            yield f"{name} was altered: its content no longer has the hash that it is named by"
     except OSError as error:
-        verdict.problems.append(f"{name} can't be read: {error}")
+        yield f"{name} can't be read: {error}"
     for run_id in run_ids:
         named = reading.read_json_or_none(experiment.run(run_id).record)
         if isinstance(named, dict) and named.get("code_hash") != wanted:
-            verdict.problems.append(f"experiment.json names {name}, and {run_id}/run.json names other code")
+            yield f"experiment.json names {name}, and {run_id}/run.json names other code"
 
 
 def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False) -> VerifyResult:
     """Check one run: chain, run.json, sealed copy, items files, accepted copies, sketches, report.
 
     Args:
-        exported: the run comes from a bundle, which has no pages.
+        exported: the run comes from a bundle, which has no pages and lacks the inputs of the run's story.
     """
     verdict = VerifyResult(run.run_id, experiment=experiment.path.absolute().name)
     ledger = Ledger(run)
     try:
         record = read_run(run)
         if record.run_id != run.run_id or record.science.run_id() != run.run_id:
-            verdict.problems.append(
-                f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
-            )
+            what = f"run.json doesn't belong to this folder: its fields give {record.science.run_id()}"
+            verdict.problems.append(what)
         ledger.read()
     except AutorlError as error:
-        verdict.problems.append(first_altered(run, ledger, error.what))
+        verdict.problems.append(_first_altered(run, error.what))
     except OSError as error:
         verdict.problems.append(str(error))
     verdict.entries = len(ledger.entries)
@@ -840,179 +225,705 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
         pass  # run.json can't be read, which is reported above
     if not verdict.problems:
         verdict.head = ledger.head()
-        _check_closing(experiment, run, ledger, verdict)
-        _check_sealed(run, ledger, verdict)
-        check_results(experiment, run, RunView.of(ledger.entries), verdict.problems, verdict.notes)
+        view = RunView.of(ledger.entries)
+        verdict.problems += _end_of_chain(experiment, run, ledger)
+        verdict.problems += _sealed_copy(run, ledger)
+        verdict.problems += _Scores(experiment, run, view, read_run(run).science).problems()
+        _check_kept(experiment, run, view, verdict)
     if not verdict.problems:
-        look = check_run_report(run, exported=exported)
-        verdict.problems += look.problems
-        verdict.unseen += look.unseen
+        _check_run_report(run, verdict, exported)
     return verdict
 
 
-def _check_closing(experiment: ExperimentDir, run: RunDir, ledger: Ledger, verdict: VerifyResult) -> None:
-    """Check the end of the chain. A shortened chain is valid in itself, but the grader's mark of a finished run shows it; a
-    lengthened one is too, but only a few kinds of entries are ever written after the closing."""
-    closed = next((i for i, linked in enumerate(ledger.entries) if linked.kind is EntryKind.CLOSED), None)
+# --- chains
+
+
+def _end_of_chain(experiment: ExperimentDir, run: RunDir, ledger: Ledger) -> Iterator[str]:
+    """A shortened chain is valid in itself, but the grader's mark of a finished run shows it; a lengthened one is too, but only
+    a few kinds of entries are ever written after the closing."""
+    closed = _place_of_closing(ledger)
     if closed is None:
         if run.run_id in reading.list_names(experiment.finished):
-            verdict.problems.append(
-                f"finished, but its ledger has no closing entry: entries after {len(ledger.entries):06d} are missing"
-            )
+            last = f"entries after {len(ledger.entries):06d} are missing"
+            yield f"finished, but its ledger has no closing entry: {last}"
         return
     for linked in ledger.entries[closed + 1 :]:
         if linked.kind not in MAY_COME_LATE:
-            verdict.problems.append(
-                f"ledger entry {linked.entry.seq:06d} ({linked.kind}) was added after the closing entry {closed + 1:06d}"
-            )
+            what = f"ledger entry {linked.entry.seq:06d} ({linked.kind})"
+            yield f"{what} was added after the closing entry {closed + 1:06d}"
             return
 
 
-def _check_sealed(run: RunDir, ledger: Ledger, verdict: VerifyResult) -> None:
+def _place_of_closing(ledger: Ledger) -> int | None:
+    return next((place for place, linked in enumerate(ledger.entries) if linked.kind is EntryKind.CLOSED), None)
+
+
+def _sealed_copy(run: RunDir, ledger: Ledger) -> Iterator[str]:
     if not ledger.entries and (left := left_of_a_run(run)) is not None:
-        verdict.problems.append(EMPTIED.format(left))
+        yield EMPTIED.format(left)
     if not run.sealed_ledger.exists():
         return
-    lines = [line for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
+    lines = _sealed_hashes(run)
+    entries = [linked.sha256 for linked in ledger.entries]
     if not lines:
-        verdict.problems.append("ledger.jsonl is empty")
+        yield "ledger.jsonl is empty"
+    elif not reading.list_names(run.ledger):
         return
-    if not reading.list_names(run.ledger):
-        return
-    for number, (line, linked) in enumerate(zip(lines, ledger.entries, strict=False), 1):
-        if hashlib.sha256(line + b"\n").hexdigest() != linked.sha256:
-            verdict.problems.append(f"ledger.jsonl line {number} differs from ledger entry {number:06d}")
+    elif (place := _first_difference(lines, entries)) is not None:
+        yield f"ledger.jsonl line {place} differs from ledger entry {place:06d}"
+    elif len(lines) > len(entries):
+        yield f"ledger entry {len(entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/"
+    elif (closed := _place_of_closing(ledger)) is not None and closed >= len(lines):  # later entries are no damage
+        yield f"ledger.jsonl lacks entry {len(lines) + 1:06d}"
+
+
+def _sealed_hashes(run: RunDir) -> list[str]:
+    return [sha256_hex(line + b"\n") for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
+
+
+def _first_difference(one: Sequence[str | None], other: Sequence[str | None]) -> int | None:
+    """Return the number, from 1, of the first pair that is known and differs."""
+    pairs = enumerate(zip(one, other, strict=False), 1)
+    return next((number for number, (a, b) in pairs if a != b and a is not None and b is not None), None)
+
+
+def _first_altered(run: RunDir, said: str) -> str:
+    """Return what is wrong with a chain that breaks, with the entry that was altered if the sealed copy or the links tell it.
+
+    Args:
+        said: the error of `Ledger.read`; returned unchanged if nothing more can be found out.
+    """
+    found = re.search(r"the chain breaks before ledger entry (\d{6})", said)
+    if found is None:
+        return said
+    number = int(found[1])
+    entries = [_raw_entry(run, place) for place in range(1, number + 2)]
+    try:
+        copy = _sealed_hashes(run)
+    except (OSError, ValueError):
+        copy = []
+    copied = "ledger.jsonl, written at the end of the run"
+    place = _first_difference(copy, [entry[0] for entry in entries[:number]])
+    if place is not None:
+        return f"{said}. The first that differs from {copied}, is entry {place:06d}"
+    if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
+        return f"{said}. {copied}, says that it was run.json" if number == 1 else said
+    (here, _), (_, link) = entries[number - 1 :]
+    if here is None or link is None:
+        return said
+    before = "run.json" if number == 1 else f"entry {number - 1:06d}"
+    altered = before if link == here else f"entry {number:06d}"
+    return f"{said}. By what entry {number + 1:06d} links to, it was {altered}"
+
+
+def _raw_entry(run: RunDir, number: int) -> tuple[str | None, object]:
+    """Return the hash of an entry's file and the link in it, unchecked; None for what can't be read."""
+    try:
+        data = reading.read_bytes(run.ledger / f"{number:06d}.json")
+        value = json.loads(data)
+    except (OSError, ValueError, RecursionError):
+        return None, None
+    return sha256_hex(data), value.get("prev") if isinstance(value, dict) else None
+
+
+# --- scores: each must belong to the weights that it is filed under, and follow from its items
+
+
+@dataclass(frozen=True)
+class _Scores:
+    experiment: ExperimentDir
+    run: RunDir
+    view: RunView
+    science: Science
+
+    def problems(self) -> Iterator[str]:
+        for number, submission in self.view.submissions.items():
+            if submission.is_base != (submission.content_hash == self.science.base_model_content_hash):
+                called = "called the base model and has other"
+                said = called if submission.is_base else "not called the base model and has its"
+                yield f"submission {number:06d} is {said} content"
+        for number, score in self.view.scores.items():
+            yield from self._score(number, score.evaluation)
+        if self.view.closed:
+            yield from self._closing(self.view.closed)
+
+    def _score(self, number: int, evaluation: Evaluation) -> Iterator[str]:
+        """Check that a score is of the submission's content; a base model's must be the shared measurement, never one of its own."""
+        submission = self.view.submissions.get(number)
+        name = f"the score of submission {number:06d} on the {evaluation.split} split"
+        if submission is None or submission.status != "accepted":
+            yield f"a score is of submission {number:06d}, which was not accepted"
+        elif (evaluation.content_hash, evaluation.recipe_hash) != (
+            submission.content_hash,
+            self.science.recipe.hash(),
+        ):
+            yield f"{name} is one of other weights or of another recipe"
+        elif submission.is_base:
+            yield from self._of_base(evaluation, name)
+        elif evaluation.items_sha256 is not None:
+            scored = self.view.score_of(submission)  # the paper's protocol has one score, of the feedback split
+            filed = scored.submission_id if scored and self.science.protocol is Protocol.PAPER else number
+            path = self.run.items / f"{filed:06d}.{evaluation.split}.jsonl.gz"
+            yield from self._items(path, f"items/{path.name}", evaluation)
+        elif evaluation.score is not None:
+            yield f"{name} names no items file"
+
+    def _closing(self, closed: Closed) -> Iterator[str]:
+        for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):
+            yield from self._baseline(key, closed.baseline_sha256.get(key))
+        report = closed.report
+        if report is not None and report.split is not Split.REPORT:
+            yield f"the closing entry's score is one of the {report.split} split"
+        if report is None:
+            if closed.selected is not None:
+                yield "the closing entry selects a submission and has no score of it"
             return
-    if len(lines) > len(ledger.entries):
-        verdict.problems.append(
-            f"ledger entry {len(ledger.entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/"
-        )
-    elif RunView.of(ledger.entries).closed and len(lines) < len(ledger.entries) and not _only_late(ledger, len(lines)):
-        verdict.problems.append(f"ledger.jsonl lacks entry {len(lines) + 1:06d}")
+        name = "the closing entry's score of the base model"
+        if closed.selected is None:
+            beside = self._beside(closed, report, name)
+            yield from [beside] if beside else self._of_base(report, name)
+            return
+        yield from self._score(closed.selected, report)
+        submission = self.view.submissions.get(closed.selected)
+        if submission and submission.is_base and self.science.protocol is not Protocol.PAPER:
+            beside = self._beside(closed, report, name)
+            yield from [beside] if beside else []
+
+    def _beside(self, closed: Closed, report: Evaluation, name: str) -> str | None:
+        """Check that a run that ends with the base model has its score by the engine of the record named with it."""
+        if closed.baseline_report is None:
+            return f"{name} is beside no record of the base model's score"
+        engine = report.engine_hash
+        if engine is None or closed.baseline_report != baseline_key(self.science, Split.REPORT, engine):
+            return f"{name} is not of the record that is named beside it"
+        return None
+
+    def _of_base(self, evaluation: Evaluation, name: str) -> Iterator[str]:
+        """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
+        if evaluation.engine_hash is None or str(evaluation.split) not in self.science.splits:
+            yield f"{name} names no measurement of the base model"
+            return
+        key = baseline_key(self.science, evaluation.split, evaluation.engine_hash)
+        record = read_baseline(self.experiment.baselines, key)
+        if record is None:
+            yield f"{name} is of baselines/{key[:16]}..., which is missing or can't be read"
+        elif record.evaluation == evaluation:
+            yield from self._baseline(key, None)
+        else:
+            true = record.evaluation.score
+            same = "that score, with other facts" if true == evaluation.score else true
+            yield f"{name} is {evaluation.score}, and not what baselines/{key[:16]}... says: {same}"
+
+    def _baseline(self, key: str, sha256: str | None) -> Iterator[str]:
+        """Check a record of the base model's score: its hash in the closing entry, key and items."""
+        record, name = read_baseline(self.experiment.baselines, key), f"baselines/{key[:16]}..."
+        if record is None:
+            yield f"{name} is missing or can't be read"
+            return
+        if sha256 is not None and record.digest() != sha256:
+            yield f"{name} was altered: its hash is not the closing entry's"
+            return
+        evaluation, engine = record.evaluation, record.engine.digest()
+        facts = (record.key, evaluation.engine_hash, evaluation.content_hash, evaluation.recipe_hash)
+        if (
+            facts != (key, engine, self.science.base_model_content_hash, self.science.recipe.hash())
+            or str(evaluation.split) not in self.science.splits
+            or baseline_key(self.science, evaluation.split, engine) != key
+        ):
+            yield f"{name} is not the measurement that its key names"
+        path = self.experiment.baselines / f"{key}.items.jsonl.gz"
+        if path.exists():
+            yield from self._items(path, f"{name}items.jsonl.gz", evaluation)
+        else:
+            yield f"{name} has no items file"
+
+    def _items(self, path: Path, name: str, evaluation: Evaluation) -> Iterator[str]:
+        """Check an items file: it has the recorded hash, its outcomes give the score, and its items are the recorded part."""
+        try:
+            data = reading.read_bytes(path)
+            if sha256_hex(data) != evaluation.items_sha256:
+                yield f"{name} was altered: its hash is not the one in the record of its score"
+                return
+            rows = read_rows(name, data)
+        except FileNotFoundError:
+            yield f"{name} is missing"
+            return
+        except OSError as error:
+            yield f"{name} can't be read: {error}"
+            return
+        except ValueError as error:
+            yield str(error)
+            return
+        recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
+        mean = 100 * math.fsum(row.outcome for row in rows) / len(rows) if rows else math.nan
+        if len(rows) != evaluation.n or recorded is None or not math.isclose(mean, recorded, abs_tol=1e-6):
+            yield f"{name} doesn't give the recorded score {recorded}"
+            return
+        part = self.science.part(evaluation.split)
+        if part is not None and ids_sha256([row.item_id for row in rows]) != part.sha256:
+            yield f"{name} is not of the {part.n} items of the {evaluation.split} split that run.json names"
 
 
-def _only_late(ledger: Ledger, count: int) -> bool:
-    """Return whether the entries after the first `count` all follow the closing: late entries are no damage."""
-    return RunView.of(ledger.entries[:count]).closed is not None
+class ItemRow(NamedTuple):
+    """One item of an items file."""
+
+    item_id: str
+    outcome: float
+    output_sha256: str
 
 
-def _check_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
-    from autorl_hpc.report.merge import merge
+def read_rows(name: str, data: bytes) -> list[ItemRow]:
+    """Parse an items file.
 
-    if not experiment.report.is_dir():
+    Raises:
+        ValueError: it is not an items file.
+    """
+    try:
+        values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
+        return [ItemRow(str(row["id"]), float(row["outcome"]), str(row["output_sha256"])) for row in values]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{name} is no items file: {type(error).__name__}") from None
+
+
+# --- weights: accepted copies and sketches
+# The content hash leaves out a copy of a tied head, and no hash covers the manifest that lists omissions. So this code decides
+# what may be left out, not the manifest.
+
+BESIDE = (artifacts.READY_NAME, "refs")
+"""Names in an accepted copy that are not weights: its manifest, and the names of the runs that need it."""
+
+
+def _check_kept(experiment: ExperimentDir, run: RunDir, view: RunView, verdict: VerifyResult) -> None:
+    selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
+    for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
+        folder, name = experiment.artifacts / content, f"artifacts/{content[:16]}..."
+        if artifacts.artifact_ready(experiment.artifacts, content):
+            problem = _artifact(folder, content)
+            verdict.problems += [f"{name} {problem}"] if problem else []
+        elif folder.exists():
+            verdict.problems.append(f"{name} has lost its manifest")
+        elif selected is not None and selected.content_hash == content:
+            verdict.notes.append(f"{name}, the selected checkpoint, is not here: not checked")
+    _check_sketches(run, view, verdict)
+
+
+def _artifact(folder: Path, content: str) -> str | None:
+    try:
+        strange = [n for n in reading.list_names(folder) if n not in BESIDE and not n.endswith(".safetensors")]
+        if strange:
+            return f"was altered: it holds {min(strange)[:100]!r}, which no accepted copy has"
+        left_out = not_in_hash(folder)
+        problem = _left_out(folder, left_out)
+        if problem:
+            return f"was altered: {problem}"
+        digest = folder_content_hash(folder, drop=frozenset(left_out))
+    except Exception as error:
+        return f"can't be read: {error}"
+    return None if digest == content else f"was altered: its content hash is {digest[:16]}..."
+
+
+def not_in_hash(folder: Path) -> tuple[str, ...]:
+    """Return the tensors that the manifest of an accepted copy leaves out of the content hash."""
+    value = reading.read_json_or_none(folder / artifacts.READY_NAME)
+    names = value.get("not_in_hash", []) if isinstance(value, dict) else []
+    return tuple(str(name) for name in names) if isinstance(names, list) else ()
+
+
+def _left_out(folder: Path, names: tuple[str, ...]) -> str | None:
+    """Return what is wrong with the tensors left out of the hash: only a head equal to the embedding, bit by bit, is allowed."""
+    if not names:
+        return None
+    if other := set(names) - {HEAD_NAME}:
+        return f"its manifest leaves tensor {min(other)[:100]!r} out of the content hash"
+    tensors = {tensor.name: tensor for tensor in tensors_of(folder)}
+    head = tensors.get(HEAD_NAME)
+    embedding = next((tensors[name] for name in EMBEDDING_NAMES if name in tensors), None)
+    if head is None or embedding is None:
+        return f"its manifest leaves out {HEAD_NAME}, and it holds no {HEAD_NAME if head is None else 'embedding'}"
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    if not same or _digest(folder, head) != _digest(folder, embedding):
+        return f"{HEAD_NAME}, which the content hash leaves out, is not {embedding.name}"
+    return None
+
+
+def _digest(folder: Path, tensor: TensorSpec) -> str:
+    with open(folder / tensor.file, "rb") as file:
+        return hash_span(file.fileno(), tensor.begin, tensor.end)
+
+
+def _check_sketches(run: RunDir, view: RunView, verdict: VerifyResult) -> None:
+    """Check the sketches of weights that later submissions were compared with. Exported runs have none."""
+    lying = reading.list_names(run.sketches)
+    wanted = {
+        f"{number:06d}": known.sketch_sha256 for number, known in view.fingerprints.items() if known.sketch_sha256
+    }
+    for name in sorted(lying):
+        sha256 = wanted.get(name.partition(".")[0])
+        try:
+            if sha256 and sha256_hex(reading.read_bytes(run.sketches / name)) != sha256:
+                verdict.problems.append(f"sketches/{name} was altered: its hash is not the one in its fingerprint")
+        except (OSError, ValueError) as error:
+            verdict.problems.append(f"sketches/{name} can't be read: {error}")
+    gone = len(wanted.keys() - {name.partition(".")[0] for name in lying})
+    if gone and lying:
+        verdict.notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
+
+
+# --- reports on disk against the ledgers
+# A report is what most readers see, and anybody can edit it. Summaries and tables are compared value by value, pages not at all.
+
+RESULTS = (
+    *("task", "agent", "base_model", "seed", "protocol", "state", "selected", "selected_by", "counted", "excluded"),
+    *("ranked", "sandbox", "network", "flags", "contaminated", "contamination_end.items", "fault", "ended_by"),
+    *("damage", "accepted", "failed"),
+    *("best_feedback.score", "report.score", "baseline_report.score", "baseline_feedback.score"),
+    *("improvement.difference", "improvement.low", "improvement.high", "improvement.p_value"),
+)
+"""Fields compared whichever version wrote the report. Other fields, and wording, may differ between versions of the package."""
+
+RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
+MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
+AGAIN = "write it again: autorl-hpc report"
+MAX_BYTES = 1 << 30
+TOLERANCE = 1e-6
+"""Relative: another machine's arithmetic may differ in the last digit."""
+
+RESAMPLED_WIDTHS, RESAMPLED_P = 0.05, 0.03
+"""How far an interval's end (in widths of the interval) and a p value may be off: another release of numpy or scipy may draw
+other resamples, and 10,000 of them leave ends and p values that uncertain (four standard errors)."""
+
+
+class _Report:
+    """A folder with a report, compared with what the ledgers give. Findings go into `verdict`.
+
+    Attributes:
+        told: the content of summary.json; None if there is none to compare.
+        final: the report's inputs can't change any more.
+    """
+
+    def __init__(self, folder: Path, files: tuple[str, ...], verdict: VerifyResult, name: str = "report/") -> None:
+        self.folder, self.name, self.verdict, self.final = folder, name, verdict, True
+        self.told: dict[str, Any] | None = None
+        value = self._read(SUMMARY_NAME)
+        if isinstance(value, dict):
+            self.told = value
+        elif value is not None:
+            verdict.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
+        elif not (folder / SUMMARY_NAME).exists():
+            left = [page for page in files if (folder / page).exists()]
+            verdict.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
+
+    def _read(self, name: str) -> Any:
+        """Return a record; None, and a problem if it exists and can't be read."""
+        try:
+            return json.loads(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except RecursionError:
+            self.verdict.problems.append(f"{self.name}{name} can't be read: it is nested too deeply")
+        except (OSError, ValueError) as error:
+            self.verdict.problems.append(f"{self.name}{name} can't be read: {error}")
+        return None
+
+    def rows(self) -> list[dict[str, Any]]:
+        rows = (self.told or {}).get("runs")
+        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+    def compare_summary(self, now: dict[str, Any]) -> None:
+        """Compare the results always, all other fields only if the same version wrote them."""
+        rows = {str(row.get("run_id")): row for row in self.rows()}
+        for run in now.get("runs", [now]):
+            told = rows.get(run["run_id"], self.told)
+            differing = (difference(_field(told, name), _field(run, name), name, _slack(run, name)) for name in RESULTS)
+            found = next((one for one in differing if one is not None), None)
+            if found is not None:
+                where = f"{run['run_id']}: " if "runs" in now else ""
+                self.verdict.problems.append(f"{self.name}{SUMMARY_NAME} was altered: {where}{found}")
+                return
+        self._say(SUMMARY_NAME, difference(self.told, now))
+
+    def compare_table(self, name: str, text: str) -> None:
+        """Compare a CSV file cell by cell."""
+        try:
+            told = _cells(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES).decode())
+        except (OSError, ValueError, csv.Error):
+            self.verdict.problems.append(f"{self.name}{name} is missing or can't be read")
+            return
+        self._say(name, difference(told, _cells(text)))
+
+    def compare_sides(self, merged: MergedReport) -> None:
+        """Recompute a comparison from the names of its sides and compare."""
+        told = self._read(COMPARE_NAME)
+        if told is None:
+            return
+        try:
+            now = compare(merged, told["a"]["name"], told["b"]["name"])
+        except (AutorlError, AttributeError, KeyError, TypeError, ValueError):
+            what = "names sides that are not in this experiment: not compared"
+            self.verdict.unseen.append(f"{self.name}{COMPARE_NAME} {what}")
+            return
+        self._say(COMPARE_NAME, difference(told, now.model_dump(mode="json")))
+
+    def _say(self, name: str, found: str | None) -> None:
+        versions = [one.get("tool_version") for one in (self.told or {}, *self.rows())]
+        version = versions[0] if all(one == versions[0] for one in versions) else None
+        if version != __version__:
+            word = repr(version)[:40] if version is not None else "none that it names"
+            said = f"is of another version, {word}: only its results were compared; {AGAIN}"
+            self.verdict.unseen.append(f"{self.name}{name} {said}")
+        elif found is not None and self.final:
+            self.verdict.problems.append(f"{self.name}{name} was altered: {found}")
+        elif found is not None:
+            said = f"is not what the ledgers give here and now: not compared; {AGAIN}"
+            self.verdict.unseen.append(f"{self.name}{name} {said}")
+
+
+def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> None:
+    report = _Report(run.report, RUN_FILES, verdict)
+    if report.told is None:
         return
+    chain = read_chain(run)
+    now = json.loads(run_summary(digest(run, Library(), chain)))
+    head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
+    if head == now["ledger_head"]:
+        if exported:  # no score depends on the story
+            report.told["story"] = now["story"]
+        report.final = chain.view.closed is not None and not exported
+        report.compare_summary(now)
+    elif head in hashes:
+        old = len(hashes) - 1 - hashes.index(head)
+        verdict.unseen.append(f"report/{SUMMARY_NAME} was written {old} entries ago: not compared; {AGAIN}")
+    else:
+        what = "names a head that this ledger never had: one of them was altered"
+        verdict.problems.append(f"report/{SUMMARY_NAME} {what}")
+
+
+def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
+    """Compare `report/` of an experiment with the present report of all its runs."""
     try:
         merged = merge([experiment.path])
     except AutorlError as error:
         verdict.unseen.append(f"report/ was not compared: {error.what}")
         return
-    look = check_merged_report(experiment, merged)
-    verdict.problems += look.problems
-    verdict.unseen += look.unseen
+    report = _Report(experiment.report, MERGED_FILES, verdict)
+    if report.told is None:
+        return
+    if report.told.get("paper") is not None:
+        merged = merged.model_copy(update={"paper": read_paper()})
+    now = json.loads(b"".join(merged_summary(merged)))
+    heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows()}
+    if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
+        old = f"was written before the last entries of its runs: not compared; {AGAIN}"
+        verdict.unseen.append(f"report/{SUMMARY_NAME} {old}")
+        return
+    report.final = all(run.state is RunState.FINISHED for run in merged.runs)
+    report.compare_summary(now)
+    report.compare_table("summary.csv", tables.as_csv(merged))
+    report.compare_table("leaderboard.csv", tables.leaderboard_csv(merged))
+    report.compare_sides(merged)
+    for place, run in enumerate(merged.runs):
+        home = RunDir(Path(merged.run_folders[place]))
+        elsewhere = elsewhere_of(experiment.report, run.genesis, home)  # by somebody who could not write into the run
+        if elsewhere.is_dir():
+            name = f"report/{elsewhere.relative_to(experiment.report)}/"
+            mine = _Report(elsewhere, RUN_FILES, verdict, name)
+            if mine.told is not None:
+                mine.final = report.final
+                mine.compare_summary(json.loads(run_summary(run)))
+        elif not (home.report / SUMMARY_NAME).exists():
+            missing = f"{home.run_id}/report/{SUMMARY_NAME} is missing, though report/{SUMMARY_NAME} is there"
+            verdict.problems.append(missing)
 
 
-def _anchor(
-    experiment: ExperimentDir,
-    shared: VerifyResult | None,
-    runs: list[VerifyResult],
-    known: KnownHeads,
-    open_heads: set[str],
-) -> None:
-    """Compare the chains with outside records of their heads, including heads.json.
+def _cells(text: str) -> list[dict[str, Any]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    return [{str(name): _number(cell) for name, cell in row.items()} for row in rows]
+
+
+def _number(cell: Any) -> Any:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return cell
+
+
+def difference(told: Any, now: Any, path: str = "", slack: float = 0.0) -> str | None:
+    """Return the first value that differs, in words; None if all are equal.
 
     Args:
+        slack: absolute difference that is allowed, besides the relative `TOLERANCE`.
+    """
+    if isinstance(told, dict) and isinstance(now, dict):
+        before = f"{path}." if path else ""
+        pairs = [(told.get(name), value, f"{before}{name}", _slack(now, name)) for name, value in now.items()]
+        pairs += [(told[name], None, f"{before}{name!a:.60}", 0.0) for name in told if name not in now]
+    elif isinstance(told, list) and isinstance(now, list) and len(told) == len(now):
+        pairs = [(a, b, f"{path}[{place}]", 0.0) for place, (a, b) in enumerate(zip(told, now, strict=True))]
+    elif _equal(told, now, slack):
+        return None
+    else:
+        return f"`{path}` is {told!r:.40}, and the ledger gives {now!r:.40}"
+    return next((found for pair in pairs if (found := difference(*pair)) is not None), None)
+
+
+def _slack(now: dict[str, Any], name: str) -> float:
+    """Return how far a field, given by its dotted name, may be off because of other resamples."""
+    parent, _, name = name.rpartition(".")
+    now = _field(now, parent) or {} if parent else now
+    if re.search(r"(^|_)p(_value|_holm)?$", name):
+        return RESAMPLED_P
+    low, high = (now.get(re.sub(r"(low|high)$", end, name)) for end in ("low", "high"))
+    width = high - low if isinstance(low, float) and isinstance(high, float) and name.endswith(("low", "high")) else 0.0
+    return RESAMPLED_WIDTHS * width if math.isfinite(width) else 0.0
+
+
+def _equal(told: Any, now: Any, slack: float) -> bool:
+    if isinstance(now, float) and isinstance(told, int | float) and not isinstance(told, bool):
+        return math.isclose(told, now, rel_tol=TOLERANCE, abs_tol=max(slack, 1e-9))
+    return type(told) is type(now) and bool(told == now)
+
+
+def _field(value: Any, name: str) -> Any:
+    """Return a field by its dotted name; None if it is empty or an older version lacks it."""
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return None if value in ([], {}) else value
+
+
+# --- experiment.json against experiment.yaml and run.json
+# No chain covers experiment.json, but each chain begins with run.json. What an earlier launch could explain is only a note.
+
+EARLIER = "of an earlier launch, or experiment.json was altered; the chain holds what run.json says"
+
+
+def _check_given(experiment: ExperimentDir, run_ids: Sequence[str], verdict: VerifyResult) -> None:
+    record = read_experiment(experiment)
+    _check_yaml(experiment, record, verdict)
+    if record.grader != record.spec.grader:
+        verdict.problems.append("experiment.json was altered: its `grader` is not that of its `spec`")
+    runs = []
+    for run_id in run_ids:
+        with suppress(AutorlError, OSError):  # reported when that run is verified
+            runs.append(read_run(experiment.run(run_id)))
+    others = [run.run_id for run in runs if not _as_asked(record.spec, run)]
+    if runs and len(others) == len(runs):
+        verdict.problems.append("experiment.json was altered: no run has its budget, protocol and network")
+    elif others:  # each launch adds runs with its own ones
+        what = "run.json has another budget, protocol or network than experiment.json"
+        verdict.notes.append(f"{others[0]}: {what}: {EARLIER}")
+    level = record.spec.sandbox.level
+    other = next((run for run in runs if run.sandbox != level), None)  # not part of a run's identity
+    if other is not None:
+        what = f"run.json asks for sandbox {other.sandbox}, experiment.json for {level}"
+        verdict.notes.append(f"{other.run_id}: {what}: {EARLIER}")
+
+
+def _check_yaml(experiment: ExperimentDir, record: ExperimentRecord, verdict: VerifyResult) -> None:
+    try:
+        data = reading.read_bytes(experiment.given)
+        if sha256_hex(data) != record.spec_sha256:
+            what = "one of them was altered, or a launch was cut short"
+            verdict.problems.append(f"experiment.yaml has not the hash that experiment.json names: {what}")
+            return
+        spec = parse_record(ExperimentSpec, parse_yaml(data, experiment.given), experiment.given)
+    except FileNotFoundError:
+        verdict.notes.append("experiment.yaml is not here, so experiment.json was not held against it")
+        return
+    except AutorlError:
+        verdict.notes.append("experiment.yaml can't be understood, so experiment.json was not held against it")
+        return
+    except (OSError, ValueError) as error:
+        verdict.problems.append(f"experiment.yaml can't be read: {error}")
+        return
+    here, there = spec.model_dump(mode="json"), record.spec.model_dump(mode="json")
+    name = next((name for name in here if here[name] != there[name]), None)
+    if name is not None:
+        verdict.problems.append(f"experiment.json was altered: its `{name}` is not that of experiment.yaml")
+
+
+def _as_asked(spec: ExperimentSpec, run: RunRecord) -> bool:
+    science = run.science
+    network = spec.sandbox.network or (Network.NONE if science.driver == "none" else Network.DRIVER)
+    named = science.network if "network" in science.model_fields_set else network  # older records lack it
+    return (science.budget, science.protocol, named) == (spec.budget, spec.protocol, network)
+
+
+# --- anchors: outside records of heads, and heads.json
+
+
+@dataclass
+class _Anchoring:
+    """The chains of an experiment.
+
+    Attributes:
         shared: the experiment's own verdict; None if its runs are verified one by one.
     """
-    chains = {run.run_id: run.hashes for run in runs if run.hashes}
-    now = present(experiment, chains)
-    before, damage = written_heads(experiment)
-    if damage is not None:
-        (shared or runs[0]).problems.append(damage)
-    fits = False
-    if before is not None:
-        fits = _hold(before, "heads.json", chains, shared, runs)
-    if shared is not None:
-        shared.head, shared.entries = now.head, sum(run.entries for run in runs)
-        word = slurm_word(experiment, now, before if fits else None)
-        shared.problems += [word.problem] if word.problem else []
-        shared.notes += [word.note] if word.note else []
-        if word.fits:
-            _proven(word.fits, shared, runs)
-    for head in known.expected:
-        if _expected(head, now if shared is not None else None, before if fits else None, shared, runs):
-            open_heads.discard(head)
-    mine = [anchor for anchor in known.anchors if anchor.heads.experiment == experiment.path.absolute().name]
-    for anchor in mine:
-        source = f"the anchor of {anchor.made_at}"
-        _hold(anchor.heads, source, chains, shared, runs)
-        held = fit(anchor.heads, chains, source).since
-        _proven(f"{source} (second user's key)", None, [run for run in runs if run.run_id in held])
-    if known.anchors and not mine:
-        (shared or runs[0]).notes.append("the anchors file says nothing of it")
+
+    experiment: ExperimentDir
+    shared: VerifyResult | None
+    runs: list[VerifyResult]
+
+    def check(self, known: KnownHeads) -> set[str]:
+        """Compare with heads.json, Slurm's comment, signed anchors and expected heads; return the expected heads that were found."""
+        self.chains = {run.run_id: run.hashes for run in self.runs if run.hashes}
+        now = present(self.experiment, self.chains)
+        before, damage = written_heads(self.experiment)
+        first = self.shared or self.runs[0] if self.shared or self.runs else None
+        if damage is not None and first is not None:
+            first.problems.append(damage)
+        if before is not None and not self._hold(before, "heads.json"):
+            before = None
+        heads = [] if before is None else [before]
+        if self.shared is not None:
+            heads.append(now)
+            self.shared.head, self.shared.entries = now.head, sum(run.entries for run in self.runs)
+            word = slurm_word(self.experiment, now, before)
+            self.shared.problems += [word.problem] if word.problem else []
+            self.shared.notes += [word.note] if word.note else []
+            if word.fits:
+                _prove(word.fits, [self.shared, *self.runs])
+        mine = [one for one in known.anchors if one.heads.experiment == self.experiment.path.absolute().name]
+        for anchor in mine:
+            source = f"the anchor of {anchor.made_at}"
+            self._hold(anchor.heads, source)
+            held = fit(anchor.heads, self.chains, source).since
+            _prove(f"{source} (second user's key)", [run for run in self.runs if run.run_id in held])
+        if known.anchors and not mine and first is not None:
+            first.notes.append("the anchors file says nothing of it")
+        return {head for head in known.expected if self._expected(head, heads)}
+
+    def _hold(self, heads: Heads, source: str) -> bool:
+        """Add to each run's verdict whether it fits these heads; return True if all do."""
+        by_id = {run.run_id: run for run in self.runs}
+        found = fit(heads, self.chains, source)
+        for run_id, problem in found.problems.items():
+            if run_id in by_id:
+                by_id[run_id].problems.append(problem)
+            elif self.shared is not None:
+                self.shared.problems.append(f"{run_id}: {problem}")
+        for run_id, count in found.since.items():
+            if count:
+                by_id[run_id].notes.append(f"{count} entries were added since {source}")
+        looked_at = set(by_id) if self.shared is None else {run.run_id for run in heads.runs}
+        return not looked_at & set(found.problems)
+
+    def _expected(self, head: str, heads: list[Heads]) -> bool:
+        """Return whether a head passed by the user is, or was, the experiment's or a run's; mark the verdicts that it anchors."""
+        by = f"the head that you gave, {head[:16]}..."
+        if any(one.head.startswith(head) for one in heads):
+            _prove(by, [*([self.shared] if self.shared else []), *self.runs])
+            return True
+        for run in self.runs:
+            place = next((i for i, entry in enumerate(run.hashes) if entry.startswith(head)), None)
+            if place is not None:
+                _prove(by, [run])
+                later = len(run.hashes) - 1 - place
+                run.notes += [f"{later} entries were added since the head that you gave"] if later else []
+                return True
+        return False
 
 
-def _hold(
-    heads: Heads, source: str, chains: dict[str, tuple[str, ...]], shared: VerifyResult | None, runs: list[VerifyResult]
-) -> bool:
-    """Add to each run's verdict whether it fits these heads; return True if all do."""
-    by_id = {run.run_id: run for run in runs}
-    found = fit(heads, chains, source)
-    for run_id, problem in found.problems.items():
-        if run_id in by_id:
-            by_id[run_id].problems.append(problem)
-        elif shared is not None:
-            shared.problems.append(f"{run_id}: {problem}")
-    for run_id, count in found.since.items():
-        if count:
-            by_id[run_id].notes.append(f"{count} entries were added since {source}")
-    looked_at = set(by_id) if shared is None else {run.run_id for run in heads.runs}
-    return not looked_at & set(found.problems)
-
-
-def _proven(by: str, shared: VerifyResult | None, runs: list[VerifyResult]) -> None:
-    for verdict in (*([shared] if shared else []), *runs):
+def _prove(by: str, verdicts: list[VerifyResult]) -> None:
+    for verdict in verdicts:
         if by not in verdict.anchored_by:
             verdict.anchored_by.append(by)
-
-
-def _expected(
-    head: str, now: Heads | None, before: Heads | None, shared: VerifyResult | None, runs: list[VerifyResult]
-) -> bool:
-    """Return whether a head passed by the user is, or was, that of the experiment or of a run; mark the verdicts it anchors."""
-    by = f"the head that you gave, {head[:16]}..."
-    if any(heads is not None and heads.head.startswith(head) for heads in (now, before)):
-        _proven(by, shared, runs)
-        return True
-    for run in runs:
-        place = next((i for i, entry in enumerate(run.hashes) if entry.startswith(head)), None)
-        if place is not None:
-            _proven(by, None, [run])
-            if place < len(run.hashes) - 1:
-                run.notes.append(f"{len(run.hashes) - 1 - place} entries were added since the head that you gave")
-            return True
-    return False
-
-
-def as_lines(verdicts: list[VerifyResult]) -> list[str]:
-    """Return the verdicts as text lines."""
-    lines = []
-    for verdict in verdicts:
-        chain = (
-            f"  {verdict.entries} entries  head {verdict.head or '-'}" if verdict.of == "run" or verdict.head else ""
-        )
-        word = "DAMAGED" if verdict.damaged else "whole  " if verdict.whole else "PARTLY "
-        lines.append(f"{word}  {verdict.name}{chain}")
-        anchored = [] if verdict.damaged else [f"anchored by {by}" for by in verdict.anchored_by]
-        lines += [f"         {text}" for text in (*verdict.problems, *verdict.unseen, *verdict.notes, *anchored)]
-    runs = [verdict for verdict in verdicts if verdict.of == "run"]
-    counts = f"{len(runs)} runs, {sum(verdict.damaged for verdict in runs)} damaged"
-    shared = sum(verdict.damaged for verdict in verdicts if verdict.of == "experiment")
-    counts += f"; {shared} damaged in {SHARED}" if shared else ""
-    partly = sum(not verdict.damaged and not verdict.whole for verdict in verdicts)
-    counts += f"; {partly} seen in part" if partly else ""
-    anchored_runs = sum(not run.damaged and bool(run.anchored_by) for run in runs)
-    worth = f"{anchored_runs} anchored. {ANCHORED_NOTE if anchored_runs else NOTE}"
-    if 0 < anchored_runs < len(runs):
-        worth += f" Of the others: {NOTE}"
-    lines += ["", f"{counts}. {worth}"]
-    return lines

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 from autorl_hpc.files import atomic, reading
@@ -19,22 +20,20 @@ from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
-MAX_INSTALL_TRIES = 100
-"""Each failed try means that another run installed or released the same content in between."""
-
-MAX_REMOVE_TRIES = 20
-"""Each failed try means that one more run had started to add its reference before the folder was moved away."""
-
-MAX_RELEASE_TRIES = 20
-"""Each try that finds a reference means that it moved with its folder during the search."""
+MAX_TRIES = 100
+"""Each failed try means that another run installed, referenced or released the same content in between."""
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
     """Return whether a complete artifact with that content hash exists."""
+    return READY_NAME in _names(artifacts / content_hash)
+
+
+def _names(folder: Path) -> list[str]:
     try:
-        return READY_NAME in reading.list_names(artifacts / content_hash)
+        return reading.list_names(folder)
     except NotADirectoryError:
-        return False
+        return []
 
 
 def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
@@ -47,22 +46,30 @@ def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
 def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
     """Remove unfinished copies of a run's killed attempts, up to `attempt`, and return their names. What can't be seen or
     removed now is left for the next call."""
-    mark, found = _unfinished(run_id), []
-    try:
-        names = sorted(again(lambda: os.listdir(artifacts)))
-    except OSError:
-        names = []
-    for name in names:
-        number = name.removeprefix(mark).partition("-")[0]
-        if name.startswith(mark) and number.isdecimal() and int(number) <= attempt:
-            remove(artifacts / name)
-            found.append(name)
+    found = []
+    for folder in sorted(_hidden(artifacts, mark := _unfinished(run_id))):
+        number = folder.name.removeprefix(mark).partition("-")[0]
+        if number.isdecimal() and int(number) <= attempt:
+            remove(folder)
+            found.append(folder.name)
     return found
 
 
 def _unfinished(run_id: str) -> str:
     """Return the name prefix of a run's unfinished copies. A hash, because a run's name may be too long."""
     return f"{TEMPORARY_PREFIX}{hashlib.sha256(run_id.encode()).hexdigest()[:16]}-"
+
+
+def _gone(content_hash: str) -> str:
+    """Return the name prefix of an artifact's folders that were moved away."""
+    return f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-"
+
+
+def _hidden(artifacts: Path, prefix: str) -> list[Path]:
+    try:
+        return [artifacts / name for name in again(lambda: os.listdir(artifacts)) if name.startswith(prefix)]
+    except OSError:
+        return []
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
@@ -73,52 +80,46 @@ def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> No
     """
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / run_id).touch()
-    target = artifacts / content_hash
-    for _ in range(MAX_INSTALL_TRIES):
+    for _ in range(MAX_TRIES):
         if hold(artifacts, content_hash, run_id):
             remove(folder)
             return
         try:
-            os.rename(folder, target)
+            os.rename(folder, artifacts / content_hash)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
             if not artifact_ready(artifacts, content_hash):
-                _clear_away(artifacts, content_hash)
+                _remove_unless(artifacts, content_hash, lambda gone: READY_NAME in _names(gone))
             continue
         fsync_directory(artifacts)
         return
     raise OSError(errno.EIO, f"artifacts/{content_hash} could not be installed")
 
 
-def _clear_away(artifacts: Path, content_hash: str) -> None:
-    """Remove an artifact folder without manifest. It is renamed first; if another run completed it in between, it is put back."""
-    target = artifacts / content_hash
+def _remove_unless(artifacts: Path, content_hash: str, wanted: Callable[[Path], bool]) -> None:
+    """Remove an artifact's folder. It is renamed first, so that nobody finds it; if it is `wanted`, or that can't be seen, it is
+    put back."""
     gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
     try:
-        os.rename(target, gone)
+        os.rename(artifacts / content_hash, gone)
     except OSError:
         return
     try:
-        whole = READY_NAME in reading.list_names(gone)
-    except NotADirectoryError:
-        whole = False
-    if whole:
-        _put_back(artifacts, gone, content_hash)
-    else:
+        keep = wanted(gone)
+    except OSError:
+        keep = True
+    if not keep:
         remove(gone)
-
-
-def _put_back(artifacts: Path, gone: Path, content_hash: str) -> None:
-    """Give an artifact its name again. If an equal copy has the name by now, move the references to that copy. If neither
-    works, keep the folder under its temporary name."""
-    for _ in range(MAX_INSTALL_TRIES):
+        return
+    for _ in range(MAX_TRIES):
         try:
             again(lambda: os.rename(gone, artifacts / content_hash))
             return
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                return
+                return  # the folder stays under its temporary name
+        # An equal copy has the name by now: it takes over the references.
         if all(_hand_over(artifacts, gone, content_hash, name) for name in _fresh_names(gone / "refs")):
             remove(gone)
             return
@@ -142,32 +143,29 @@ def _hand_over(artifacts: Path, gone: Path, content_hash: str, name: str) -> boo
 
 def remove(path: Path) -> None:
     """Remove a folder or a file, as far as possible. Errors are ignored."""
-    for _ in range(MAX_REMOVE_TRIES):
+    for _ in range(MAX_TRIES):
         try:
-            again(functools.partial(shutil.rmtree, path))
+            again(lambda: shutil.rmtree(path))
             return
         except NotADirectoryError:
-            break
+            atomic.unlink_quietly(path)
+            return
         except OSError as error:
             if error.errno != errno.ENOTEMPTY:  # another run was writing into it when it was renamed
-                break
-    try:
-        again(functools.partial(os.unlink, path))
-    except OSError:
-        pass
+                return
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
     """Add or renew the reference of `run_id`. Return False if the artifact does not exist or was moved away meanwhile."""
-    target = artifacts / content_hash
+    refs = artifacts / content_hash / "refs"
     if not artifact_ready(artifacts, content_hash):
         return False
     try:
-        atomic.write_bytes(target / "refs" / run_id, b"")
+        atomic.write_bytes(refs / run_id, b"")
     except OSError:
         return False
     # If the reference is missing now, it went away with a renamed folder, and the remover may not have seen it.
-    return run_id in reading.list_names(target / "refs") and artifact_ready(artifacts, content_hash)
+    return run_id in reading.list_names(refs) and artifact_ready(artifacts, content_hash)
 
 
 Reference = tuple[int, int]
@@ -181,16 +179,11 @@ def reference(artifacts: Path, content_hash: str, run_id: str) -> Reference | No
 
 def _identity(path: Path) -> Reference | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # opening makes an NFS client ask the server
+        with open(path, "rb") as file:  # opening makes an NFS client ask the server
+            info = os.fstat(file.fileno())
     except OSError:
         return None
-    try:
-        info = os.fstat(fd)
-        return info.st_ino, info.st_mtime_ns
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
+    return info.st_ino, info.st_mtime_ns
 
 
 def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Reference) -> bool:
@@ -218,64 +211,27 @@ def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Refer
 def release(artifacts: Path, content_hash: str, run_id: str) -> None:
     """Remove the reference of `run_id` and what a killed release left of it. The last reference removes the artifact too."""
     target = artifacts / content_hash
-    for _ in range(MAX_RELEASE_TRIES):
+    for _ in range(MAX_TRIES):
         # A folder that was moved away may be on its way back, so the folder with the artifact's name is checked again last.
-        found = [
-            _unlink_reference(folder, run_id) for folder in (target, *_moved_away(artifacts, content_hash), target)
-        ]
-        if not any(found):
+        folders = (target, *_hidden(artifacts, _gone(content_hash)), target)
+        if not sum(_unlink_reference(folder, run_id) for folder in folders):  # in all of them
             break
-    while not reading.list_names(target / "refs") and target.exists():
-        gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
-        try:
-            os.rename(target, gone)
-        except OSError:
+    for _ in range(MAX_TRIES):
+        if reading.list_names(target / "refs") or not target.exists():
             return
-        held = _is_held(gone)
-        if held is False:
-            remove(gone)
-            return
-        _put_back(artifacts, gone, content_hash)
-        if held is None:
-            return
-        # A run added a reference in between and may have released it again: check once more.
+        _remove_unless(artifacts, content_hash, lambda gone: bool(_fresh_names(gone / "refs")))
 
 
 def _unlink_reference(folder: Path, run_id: str) -> bool:
     """Remove a reference, and what a killed release left of it, from one folder. Return whether there was one."""
-    try:
-        left = [name for name in reading.list_names(folder / "refs") if name.startswith(f"{run_id}~")]
-    except NotADirectoryError:
-        return False
     found = False
-    for name in (run_id, *left):
+    for name in (run_id, *(name for name in _names(folder / "refs") if name.startswith(f"{run_id}~"))):
         try:
             again(functools.partial(os.unlink, folder / "refs" / name))
             found = True
         except OSError:
             pass
     return found
-
-
-def _gone(content_hash: str) -> str:
-    """Return the name prefix of an artifact's folders that were moved away."""
-    return f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-"
-
-
-def _moved_away(artifacts: Path, content_hash: str) -> list[Path]:
-    try:
-        names = again(lambda: os.listdir(artifacts))
-    except OSError:
-        return []
-    return [artifacts / name for name in names if name.startswith(_gone(content_hash))]
-
-
-def _is_held(gone: Path) -> bool | None:
-    """Return whether any run references the folder, or None if that can't be seen."""
-    try:
-        return bool(_fresh_names(gone / "refs"))
-    except OSError:
-        return None
 
 
 def _fresh_names(folder: Path) -> list[str]:

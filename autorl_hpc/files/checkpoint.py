@@ -73,6 +73,13 @@ def parse_json(data: bytes, file: str) -> Any:
         ) from None
 
 
+_AGAIN = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
+
+
+def _broken(file: str, what: str, code: str = "header_broken") -> Refused:
+    return Refused(code, f"{file}: {what}", _AGAIN)
+
+
 def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) -> list[TensorSpec]:
     """Return the tensors of an open safetensors file, read from its header alone.
 
@@ -84,59 +91,45 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
         OSError: the file system failed.
     """
     size = os.fstat(fd).st_size
-    again = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
     if size < 8:
-        raise Refused("header_broken", f"{file}: {size} bytes are no safetensors file", again)
+        raise _broken(file, f"{size} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
     if length == 0 or length + 8 > size:
-        raise Refused("header_broken", f"{file}: the header says {length} bytes, the file has {size}", again)
+        raise _broken(file, f"the header says {length} bytes, the file has {size}")
     if length > max_header_bytes:
-        raise Refused(
-            "header_broken",
-            f"{file}: a header of {length} bytes; this model's needs less than {max_header_bytes}",
-            again,
-        )
+        raise _broken(file, f"a header of {length} bytes; this model's needs less than {max_header_bytes}")
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):
-        raise Refused("header_broken", f"{file}: the header is no JSON object", again)
+        raise _broken(file, "the header is no JSON object")
     tensors = [_tensor(name, value, 8 + length, file) for name, value in header.items() if name != "__metadata__"]
     if not tensors:
-        raise Refused("no_tensors", f"{file}: holds no tensor", again)
+        raise _broken(file, "holds no tensor", "no_tensors")
     position = 8 + length
     for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
-            raise Refused("header_broken", f"{file}: gap or overlap before tensor {tensor.name}", again)
+            raise _broken(file, f"gap or overlap before tensor {tensor.name}")
         position = tensor.end
     if position != size:
-        raise Refused(
-            "shard_truncated" if position > size else "trailing_bytes",
-            f"{file}: the header describes {position} bytes, the file has {size}",
-            again,
-        )
+        code = "shard_truncated" if position > size else "trailing_bytes"
+        raise _broken(file, f"the header describes {position} bytes, the file has {size}", code)
     return tensors
 
 
 def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
-    again = "save the checkpoint again with save_pretrained"
+    named = f"tensor {name[:100]!r}"
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         numbers_ok = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise Refused(
-            "header_broken", f"{file}: tensor {name[:100]!r} is not described as the format asks", again
-        ) from None
+        raise _broken(file, f"{named} is not described as the format asks") from None
     if not numbers_ok or len(shape) > 8:
-        raise Refused("header_broken", f"{file}: tensor {name[:100]!r} has impossible numbers", again)
+        raise _broken(file, f"{named} has impossible numbers")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise Refused(
-            "dtype_unsupported",
-            f"{file}: tensor {name[:100]!r} is stored as {str(dtype)[:20]}; accepted are F32, BF16, F16",
-            "convert the model first: `model.to(torch.bfloat16).save_pretrained(...)`; quantised weights are not taken",
-        )
+        what = f"{file}: {named} is stored as {str(dtype)[:20]}; accepted are F32, BF16, F16"
+        convert = "convert the model first: `model.to(torch.bfloat16).save_pretrained(...)`"
+        raise Refused("dtype_unsupported", what, f"{convert}; quantised weights are not taken")
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise Refused(
-            "header_broken", f"{file}: tensor {name[:100]!r} has {end - begin} bytes, its shape needs others", again
-        )
+        raise _broken(file, f"{named} has {end - begin} bytes, its shape needs others")
     return TensorSpec(name, dtype, shape, base + begin, base + end, file)
 
 
@@ -171,11 +164,8 @@ def tensors_of(folder: Path) -> list[TensorSpec]:
 
 
 def _tensors_in(path: Path) -> list[TensorSpec]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return read_header(fd, path.name)
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        return read_header(file.fileno(), path.name)
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
@@ -205,11 +195,8 @@ def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple
 
 
 def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple[int, ...], str]]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return [(t.name, t.dtype, t.shape, hash_span(fd, t.begin, t.end)) for t in tensors]
-    finally:
-        os.close(fd)
+    with open(path, "rb") as file:
+        return [(t.name, t.dtype, t.shape, hash_span(file.fileno(), t.begin, t.end)) for t in tensors]
 
 
 # --- tied embeddings: decided here for the content hash, the intake and every engine
@@ -217,57 +204,12 @@ def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple
 # A head is tied if the config says so, whatever the file holds, or if the file has no head. A tied head that is in a file
 # anyway (as in some published models) must equal the embedding; the content hash does not cover it and no engine uses it.
 
-TIED_BY_DEFAULT = frozenset(
-    [
-        *(
-            "biogpt",
-            "bloom",
-            "cohere",
-            "cohere2",
-            "cohere2_moe",
-            "cpmant",
-            "ctrl",
-            "ernie4_5",
-            "ernie4_5_moe",
-            "falcon",
-        ),
-        *(
-            "falcon_mamba",
-            "gemma",
-            "gemma2",
-            "gemma3",
-            "gemma3_text",
-            "gemma3n",
-            "gemma3n_text",
-            "gemma4",
-            "gemma4_text",
-        ),
-        *(
-            "gpt-sw3",
-            "gpt2",
-            "gpt_bigcode",
-            "gpt_neo",
-            "granite_swa",
-            "jetmoe",
-            "lfm2",
-            "lfm2_moe",
-            "mamba",
-            "minicpm3",
-        ),
-        *(
-            "modernbert-decoder",
-            "mpt",
-            "opt",
-            "recurrent_gemma",
-            "smollm3",
-            "starcoder2",
-            "vaultgemma",
-            "xglm",
-            "youtu",
-        ),
-        *("zamba", "zamba2", "zaya"),
-    ]
-)
+_TIED = """
+biogpt bloom cohere cohere2 cohere2_moe cpmant ctrl ernie4_5 ernie4_5_moe falcon falcon_mamba gemma gemma2 gemma3 gemma3_text
+gemma3n gemma3n_text gemma4 gemma4_text gpt-sw3 gpt2 gpt_bigcode gpt_neo granite_swa jetmoe lfm2 lfm2_moe mamba minicpm3
+modernbert-decoder mpt opt recurrent_gemma smollm3 starcoder2 vaultgemma xglm youtu zamba zamba2 zaya
+"""
+TIED_BY_DEFAULT = frozenset(_TIED.split())
 """Values of `model_type` that transformers (5.24) ties by default; it ties no other causal model without a config entry."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.files.processes import boot_id
+from autorl_hpc.files.processes import boot_id, stat_fields
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import damaged, parse_record
 from autorl_hpc.records.exchange import Baseline
@@ -70,12 +70,8 @@ class LocalJob:
 
 def process_start(pid: int) -> str | None:
     """Return boot id and start time (clock ticks since boot) of a living process, or None if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] == b"Z" else f"{boot_id()}:{fields[19].decode()}"
+    fields = stat_fields(pid)
+    return None if not fields or fields[0] == b"Z" else f"{boot_id()}:{fields[19].decode()}"
 
 
 def jobs_of(experiment: ExperimentDir) -> list[LocalJob]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc.errors import AutorlError
 
@@ -20,11 +21,23 @@ def default_root() -> Path:
     return Path(os.environ.get(ROOT_VARIABLE) or ".").absolute()
 
 
+class Below:
+    """Give the path with these parts below the `path` of the object that it is an attribute of."""
+
+    def __init__(self, *parts: str) -> None:
+        self._parts = parts
+
+    def __get__(self, folder: Any, kind: type | None = None) -> Path:
+        found: Path = folder.path.joinpath(*self._parts)
+        return found
+
+
 @dataclass(frozen=True)
 class Root:
     """The folder with store/ (visible to agents), vault/ (hidden from agents) and runs/."""
 
     path: Path
+    runs = Below("runs")
 
     @property
     def store(self) -> Path:
@@ -35,8 +48,12 @@ class Root:
         return self.path / "vault"
 
     @property
-    def runs(self) -> Path:
-        return self.path / "runs"
+    def models(self) -> Path:
+        return self.store / "models"
+
+    @property
+    def environments(self) -> Path:
+        return self.store / "envs"
 
     @property
     def judge_cache(self) -> Path:
@@ -46,20 +63,12 @@ class Root:
     def model(self, name: str) -> Path:
         return self.models / name
 
-    @property
-    def environments(self) -> Path:
-        return self.store / "envs"
-
     def environment(self, name: str, content_hash: str) -> Path:
         """Return the folder of one version. A venv can't be moved and may be in use, so new content gets a new folder."""
         return self.environments / f"{name}-{content_hash[:12]}"
 
     def environment_pointer(self, name: str) -> Path:
         return self.environments / f"{name}.json"
-
-    @property
-    def models(self) -> Path:
-        return self.store / "models"
 
     def task_store(self, task: str) -> Path:
         return self.store / "tasks" / task
@@ -79,35 +88,21 @@ class ExperimentDir:
     """`runs/<experiment>/`."""
 
     path: Path
-
-    @property
-    def given(self) -> Path:
-        return self.path / "experiment.yaml"
-
-    @property
-    def resolved(self) -> Path:
-        return self.path / "experiment.json"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def queue(self) -> Path:
-        return self.path / "queue"
-
-    @property
-    def claims(self) -> Path:
-        return self.path / "claims"
-
-    @property
-    def graders(self) -> Path:
-        return self.path / "graders"
-
-    @property
-    def drivers(self) -> Path:
-        """Endpoints, keys and generations of drivers."""
-        return self.path / "drivers"
+    given = Below("experiment.yaml")
+    resolved = Below("experiment.json")
+    code = Below("code")
+    queue = Below("queue")
+    claims = Below("claims")
+    graders = Below("graders")
+    drivers = Below("drivers")  # endpoints, keys and generations of drivers
+    troubles = Below("troubles")  # one file per queue entry that failed and waits for a retry
+    artifacts = Below("artifacts")
+    baselines = Below("baselines")
+    heads = Below("heads.json")  # the ledger heads when the report job last ran
+    finished = Below("finished")  # one empty file per closed run: one listing shows that the experiment is over
+    cancel = Below("cancel")  # one file per cancelled run, or `all`
+    jobs = Below("jobs")  # submitit's folder: scripts and logs of the jobs
+    report = Below("report")
 
     def driver_endpoint(self, name: str) -> Path:
         """Return the file that says where a driver of kind `vllm` answers."""
@@ -121,56 +116,16 @@ class ExperimentDir:
         """Return the log of the driver's server."""
         return self.drivers / f"{name}.log"
 
-    @property
-    def troubles(self) -> Path:
-        """One file per queue entry that failed and waits for a retry."""
-        return self.path / "troubles"
-
-    @property
-    def artifacts(self) -> Path:
-        return self.path / "artifacts"
-
-    @property
-    def baselines(self) -> Path:
-        return self.path / "baselines"
-
-    @property
-    def heads(self) -> Path:
-        """The ledger heads when the report job last ran."""
-        return self.path / "heads.json"
-
-    @property
-    def finished(self) -> Path:
-        """One empty file per closed run: one listing shows a grader that the experiment is over."""
-        return self.path / "finished"
-
-    @property
-    def cancel(self) -> Path:
-        """One file per cancelled run, or `all`."""
-        return self.path / "cancel"
-
-    @property
-    def jobs(self) -> Path:
-        """submitit's folder: scripts and logs of the jobs."""
-        return self.path / "jobs"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
-
     def run(self, run_id: str) -> RunDir:
         return RunDir(self.path / run_id)
 
     def folders(self) -> list[Path]:
         """Return the folders that launch makes."""
+        for_graders = [self.queue, self.claims, self.graders, self.drivers, self.troubles]
         return [
             self.path,
             self.code,
-            self.queue,
-            self.claims,
-            self.graders,
-            self.drivers,
-            self.troubles,
+            *for_graders,
             self.artifacts,
             self.baselines,
             self.finished,
@@ -184,86 +139,31 @@ class RunDir:
     """`runs/<experiment>/<run_id>/`."""
 
     path: Path
+    record = Below("run.json")
+    ledger = Below("ledger")
+    sealed_ledger = Below("ledger.jsonl")
+    items = Below("items")
+    sketches = Below("sketches")  # of weights, to compare later submissions with weights that are deleted by then
+    clock = Below("clock.json")  # the supervisor's saved clock
+    driver_log = Below("driver.jsonl")  # one line for each request to the run's driver, written by its gateway
+    driver_bodies = Below("bodies")  # of requests and answers, if the experiment records them
+    logs = Below("logs")
+    gateway_log = Below("logs", "gateway.log")  # output of the gateway's process
+    events = Below("logs", "events.jsonl")
+    agent_log = Below("logs", "agent.log")
+    agent_times = Below("logs", "agent.times")
+    """Lines `<byte> <elapsed_s> <at>`: agent.log had been written up to this byte at this time."""
+    code_git = Below("code.git")  # a bare git repository with every state of the agent's code
+    report = Below("report")
+    workspace_link = Below("workspace.json")  # names the workspace, which may be in scratch
 
     @property
     def run_id(self) -> str:
         return self.path.name
 
-    @property
-    def record(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger"
-
-    @property
-    def sealed_ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def items(self) -> Path:
-        return self.path / "items"
-
-    @property
-    def sketches(self) -> Path:
-        """Sketches of weights, to compare later submissions with weights that are deleted by then."""
-        return self.path / "sketches"
-
-    @property
-    def clock(self) -> Path:
-        """The supervisor's saved clock."""
-        return self.path / "clock.json"
-
-    @property
-    def driver_bodies(self) -> Path:
-        """Bodies of requests and answers, if the experiment records them."""
-        return self.path / "bodies"
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def gateway_log(self) -> Path:
-        """Output of the gateway's process."""
-        return self.logs / "gateway.log"
-
-    @property
-    def events(self) -> Path:
-        return self.logs / "events.jsonl"
-
-    @property
-    def agent_log(self) -> Path:
-        return self.logs / "agent.log"
-
-    @property
-    def agent_times(self) -> Path:
-        """Lines `<byte> <elapsed_s> <at>`: agent.log had been written up to this byte at this time."""
-        return self.logs / "agent.times"
-
-    @property
-    def driver_log(self) -> Path:
-        """One line for each request to the run's driver, written by its gateway."""
-        return self.path / "driver.jsonl"
-
-    @property
-    def code_git(self) -> Path:
-        """A bare git repository with every state of the agent's code."""
-        return self.path / "code.git"
-
     def recorded(self, name: str) -> Path:
         """Return a file of the recorder by its name in `RECORDED`: usage.jsonl beside run.json, the others in logs/."""
         return self.path / "usage.jsonl" if name == "usage" else self.logs / f"{name}.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report"
-
-    @property
-    def workspace_link(self) -> Path:
-        """A file that names the workspace, which may be in scratch."""
-        return self.path / "workspace.json"
 
 
 # --- files shipped with the package: beside it in a checkout and in frozen code, inside it in an installed wheel

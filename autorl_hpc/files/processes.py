@@ -25,18 +25,25 @@ from autorl_hpc.files.layout import PACKAGE
 MARK_VARIABLE = "AUTORL_RUN_MARK"
 
 
+def stat_fields(pid: int) -> list[bytes]:
+    """Return the fields of /proc/PID/stat from the third on, the state; none if there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
+
+
 def parents() -> dict[int, int]:
     """Return the parent pid of every visible process."""
     table: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
+        if fields := stat_fields(pid):
             try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    rest = file.read().rpartition(b")")[2].split()
                 # A process whose main thread has ended is shown as a zombie while its other threads still run.
-                if rest[0] != b"Z" or len(os.listdir(f"/proc/{name}/task")) > 1:
-                    table[int(name)] = int(rest[1])
-            except (OSError, IndexError, ValueError):
+                if fields[0] != b"Z" or len(os.listdir(f"/proc/{pid}/task")) > 1:
+                    table[pid] = int(fields[1])
+            except OSError:
                 continue
     return table
 
@@ -117,10 +124,7 @@ def prctl(option: int, value: int) -> bool:
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends. The caller must check afterwards that its parent is
     still there."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    except (OSError, AttributeError):
-        pass
+    die_with_parent(signal.SIGKILL)
 
 
 def job_id() -> str | None:
@@ -145,21 +149,13 @@ def of_their_own(pids: set[int]) -> set[int]:
     syscall = ctypes.CDLL(None).syscall
 
     def is_shared(pid: int) -> bool:
-        parent = _parent(pid)
-        if parent not in pids:
+        fields = stat_fields(pid)
+        if not fields or (parent := int(fields[1])) not in pids:
             return False
         asked = (number, pid, parent, KCMP_VM, 0, 0)
         return bool(syscall(*(ctypes.c_long(value) for value in asked)) == 0)
 
     return {pid for pid in pids if not is_shared(pid)}
-
-
-def _parent(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
 
 
 # --- memory of processes, and bytes of files that only they hold open

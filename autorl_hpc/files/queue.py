@@ -164,20 +164,23 @@ class Claims:
 
 def drop(folder: Path, entry: str, up_to: int | None = None) -> None:
     """Remove all generations of a claim, or those up to one; the newest last, because it owns the entry until then."""
-    for name in reading.list_names(folder):
-        match = _CLAIM_NAME.match(name)
-        if match and match["entry"] == entry and (up_to is None or int(match["generation"]) <= up_to):
+    for name, claimed, generation in _claims(folder):
+        if claimed == entry and (up_to is None or generation <= up_to):
             atomic.unlink_quietly(folder / name)
 
 
 def claimed_entries(folder: Path) -> dict[str, int]:
     """Return the highest generation of each claimed entry."""
     highest: dict[str, int] = {}
-    for name in reading.list_names(folder):
-        match = _CLAIM_NAME.match(name)
-        if match:
-            highest[match["entry"]] = max(int(match["generation"]), highest.get(match["entry"], 0))
+    for _, entry, generation in _claims(folder):
+        highest[entry] = max(generation, highest.get(entry, 0))
     return highest
+
+
+def _claims(folder: Path) -> list[tuple[str, str, int]]:
+    """Return file name, entry and generation of each claim, by name."""
+    matches = [_CLAIM_NAME.match(name) for name in reading.list_names(folder)]
+    return [(match[0], match["entry"], int(match["generation"])) for match in matches if match]
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
@@ -229,10 +232,7 @@ def append_event(path: Path, kind: str, **fields: Any) -> None:
     line = json.dumps({"at": now_text(), "event": kind, **fields}, ensure_ascii=False, default=str) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, line.encode("utf-8", "backslashreplace"))
-        finally:
-            os.close(fd)
+        with open(path, "ab", buffering=0) as file:
+            file.write(line.encode("utf-8", "backslashreplace"))
     except OSError:
         pass

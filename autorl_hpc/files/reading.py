@@ -18,11 +18,8 @@ from typing import Any
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
+from autorl_hpc.files.faults import again
 
-RETRIES = 5
-"""A stale handle or a remote I/O error is gone at the next open; five tries in a second are enough."""
-
-RETRY_PAUSE_S = 0.05
 UNSEEN_PATIENCE_S = 40.0
 """Seconds. An NFS client may miss a new name for 30 s unless something makes it ask; a listing usually does."""
 
@@ -42,18 +39,11 @@ def list_names(folder: Path) -> list[str]:
     Raises:
         OSError: the folder exists but can't be listed after several tries.
     """
-    for attempt in range(RETRIES):
-        try:
-            return sorted(name for name in os.listdir(folder) if not name.startswith(TEMPORARY_PREFIX))
-        except FileNotFoundError:
-            return []
-        except (NotADirectoryError, PermissionError):
-            raise
-        except OSError as error:
-            if attempt == RETRIES - 1 or error.errno == errno.ELOOP:
-                raise
-            time.sleep(RETRY_PAUSE_S * 2**attempt)
-    return []
+    try:
+        names = again(lambda: os.listdir(folder))
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if not name.startswith(TEMPORARY_PREFIX))
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
@@ -64,18 +54,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
         ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device.
         OSError: it can't be read after several tries.
     """
-    for attempt in range(RETRIES):
-        try:
-            data = _read_file(path, max_bytes + 1)
-            break
-        except FileNotFoundError:
-            raise
-        except (IsADirectoryError, PermissionError):
-            raise
-        except OSError:
-            if attempt == RETRIES - 1:
-                raise
-            time.sleep(RETRY_PAUSE_S * 2**attempt)
+    data = again(lambda: _read_file(path, max_bytes + 1))
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
     return data
@@ -211,9 +190,8 @@ def parse_yaml(data: bytes, where: str | Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error)
-        raise AutorlError(
-            f"not readable as YAML{line}: {problem}", where=where, next_step="correct that line"
-        ) from None
+        what = f"not readable as YAML{line}: {problem}"
+        raise AutorlError(what, where=where, next_step="correct that line") from None
     except (RecursionError, ValueError, TypeError) as error:
         raise AutorlError(f"not readable as YAML: {error}", where=where, next_step="simplify it") from None
 
@@ -229,7 +207,6 @@ def read_yaml(path: Path) -> Any:
     except FileNotFoundError:
         raise AutorlError("there is no such file", where=path, next_step="check the path") from None
     except (OSError, ValueError) as error:
-        raise AutorlError(
-            f"can't be read: {error}", where=path, next_step="check the path and its permissions"
-        ) from None
+        advice = "check the path and its permissions"
+        raise AutorlError(f"can't be read: {error}", where=path, next_step=advice) from None
     return parse_yaml(data, path)

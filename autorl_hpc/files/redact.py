@@ -60,28 +60,19 @@ _LINE = re.compile(r"[^\"'\n]+")
 _OPENING = re.compile(r"""[rRbBfFuU]{0,2}(?:\"{3}|'{3}|\\?[\"'])""")
 _CLOSING = re.compile(r"""(?:\"{3}|'{3}|\\?[\"'])$""")
 
-_ALWAYS = frozenset({"password", "passwd", "pwd", "passphrase", "passcode", "secret", "secrets", "credential"})
-_ALWAYS |= {"credentials", "apikey", "authtoken", "accesstoken", "secretkey", "accesskey", "sshpass", "pgpassword"}
+_SECRETS = """password passwd pwd passphrase passcode secret secrets credential credentials apikey authtoken accesstoken secretkey
+accesskey sshpass pgpassword"""
+_ALWAYS = frozenset(_SECRETS.split())
 """Parts that make a name that of a secret, in any position."""
 
-_KEY_OF = frozenset({"api", "access", "secret", "private", "auth", "account", "encryption", "signing", "master"})
-_KEY_OF |= {"service", "subscription", "license", "deploy", "shared", "storage"}
+_KEYS = """api access secret private auth account encryption signing master service subscription license deploy shared
+storage"""
+_KEY_OF = frozenset(_KEYS.split())
 """`key` is a secret after one of these; in `foreign_key` and `sort-key` it is not."""
 
-_NO_SECRET_TOKEN = frozenset({"eos", "bos", "pad", "unk", "mask", "cls", "sep", "stop", "image", "end", "start", "per"})
-_NO_SECRET_TOKEN |= {
-    "special",
-    "first",
-    "last",
-    "next",
-    "think",
-    "video",
-    "audio",
-    "prefix",
-    "suffix",
-    "decoder",
-    "new",
-}
+_TOKENS = """eos bos pad unk mask cls sep stop image end start per special first last next think video audio prefix suffix
+decoder new"""
+_NO_SECRET_TOKEN = frozenset(_TOKENS.split())
 """Words before `token` in models' settings: `pad_token` is no secret. (`max_tokens` does not end in `token`.)"""
 
 _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
@@ -89,20 +80,8 @@ _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
 
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
-_HINTS = (
-    "pass",
-    "pwd",
-    "secret",
-    "credential",
-    "key",
-    "token",
-    "signature",
-    "bearer",
-    "basic",
-    "authorization",
-    "-u",
-    "cookie",
-)
+_WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
+_HINTS = tuple(_WORDS.split())
 """Every name of a secret contains one of these, so a text without them is skipped."""
 
 _SHORTEST_CREDENTIAL = 8
@@ -178,10 +157,7 @@ def _without_password(match: re.Match[str]) -> str:
 def _without_named(text: str) -> str:
     """Mask the values of secrets' names, and credentials after their scheme, in one pass."""
     lowered = text.lower()
-    for hint in _HINTS:
-        if hint in lowered:
-            break
-    else:
+    if not any(hint in lowered for hint in _HINTS):
         return text
     kept: list[str] = []
     done = cursor = 0

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from autorl_hpc.records.entries import (
     AttemptEnded,
@@ -42,6 +43,12 @@ class RunView:
     sandboxes: list[SandboxUsed] = field(default_factory=list)
     sealed: Sealed | None = None
     closed: Closed | None = None
+    _LISTS: ClassVar[dict[EntryKind, str]] = {
+        EntryKind.ATTEMPT_STARTED: "attempts",
+        EntryKind.ATTEMPT_ENDED: "ended",
+        EntryKind.CONTAMINATION: "contaminations",
+        EntryKind.SANDBOX: "sandboxes",
+    }
 
     @classmethod
     def of(cls, entries: Sequence[OneEntry]) -> RunView:
@@ -53,39 +60,23 @@ class RunView:
 
     def copy(self) -> RunView:
         """Return an independent copy: entries added to one do not show in the other."""
-        return RunView(
-            attempts=list(self.attempts),
-            ended=list(self.ended),
-            submissions=dict(self.submissions),
-            scores=dict(self.scores),
-            fingerprints=dict(self.fingerprints),
-            contaminations=list(self.contaminations),
-            sandboxes=list(self.sandboxes),
-            sealed=self.sealed,
-            closed=self.closed,
-        )
+        return RunView(**{name: copy(value) for name, value in vars(self).items()})
 
     def take(self, linked: OneEntry) -> None:
         """Add one entry. The first counts: a second entry of something that may exist only once changes nothing."""
-        body = linked.body
-        if linked.kind is EntryKind.ATTEMPT_STARTED:
-            self.attempts.append(body)
-        elif linked.kind is EntryKind.ATTEMPT_ENDED:
-            self.ended.append(body)
-        elif linked.kind is EntryKind.SUBMISSION:
+        body, kind = linked.body, linked.kind
+        if kind in self._LISTS:
+            getattr(self, self._LISTS[kind]).append(body)
+        elif kind is EntryKind.SUBMISSION:
             if self.sealed is None:  # a submission after the seal is never scored
                 self.submissions.setdefault(body.submission_id, body)
-        elif linked.kind is EntryKind.SCORE:
+        elif kind is EntryKind.SCORE:
             self.scores.setdefault(body.submission_id, body)
-        elif linked.kind is EntryKind.FINGERPRINT:
+        elif kind is EntryKind.FINGERPRINT:
             self.fingerprints.setdefault(body.submission_id, body)
-        elif linked.kind is EntryKind.CONTAMINATION:
-            self.contaminations.append(body)
-        elif linked.kind is EntryKind.SANDBOX:
-            self.sandboxes.append(body)
-        elif linked.kind is EntryKind.SEALED:
+        elif kind is EntryKind.SEALED:
             self.sealed = self.sealed or body
-        elif linked.kind is EntryKind.CLOSED:
+        elif kind is EntryKind.CLOSED:
             self.closed = self.closed or body
 
     @property
@@ -142,30 +133,19 @@ class RunView:
 
     def unfingerprinted(self) -> list[Submission]:
         """Return the submissions with a score of their own whose fingerprint is due. Failed evaluations need none."""
-        return [
-            s
-            for s in self.accepted()
-            if s.same_as is None
-            and s.submission_id not in self.fingerprints
-            and (score := self.scores.get(s.submission_id)) is not None
-            and score.evaluation.score is not None
-        ]
+        due = [s for s in self.accepted() if s.same_as is None and s.submission_id not in self.fingerprints]
+        return [s for s in due if self._points(s) is not None]
+
+    def _points(self, submission: Submission) -> float | None:
+        score = self.score_of(submission)
+        return None if score is None else score.evaluation.score
 
     def best(self) -> Submission | None:
         """Return the accepted submission with the highest score; the earliest of equals."""
-        best: tuple[float, Submission] | None = None
-        for submission in self.accepted():
-            score = self.score_of(submission)
-            if score is None or score.evaluation.score is None:
-                continue
-            if best is None or score.evaluation.score > best[0]:
-                best = (score.evaluation.score, submission)
-        return None if best is None else best[1]
+        scored = [(points, s) for s in self.accepted() if (points := self._points(s)) is not None]
+        return max(scored, key=lambda pair: pair[0], default=(None, None))[1]
 
     def final(self) -> Submission | None:
         """Return the last scored submission that the agent marked as final."""
-        for submission in reversed(self.accepted()):
-            score = self.score_of(submission)
-            if submission.final and score is not None and score.evaluation.score is not None:
-                return submission
-        return None
+        marked = [s for s in self.accepted() if s.final and self._points(s) is not None]
+        return marked[-1] if marked else None

@@ -10,10 +10,10 @@ import secrets
 import shutil
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from pydantic import Field, ValidationError
 
@@ -44,7 +44,10 @@ def open_below(root_fd: int, parts: tuple[str, ...], flags: int) -> int:
 
 def open_regular(root_fd: int, parts: tuple[str, ...]) -> int | None:
     """Open a regular file; None if it is something else by now. Raises OSError."""
-    fd = open_below(root_fd, parts, READ_FLAGS)
+    return _if_regular(open_below(root_fd, parts, READ_FLAGS))
+
+
+def _if_regular(fd: int) -> int | None:
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd
     os.close(fd)
@@ -66,7 +69,6 @@ MAX_TIMES_BYTES = 17 * 2**20
 """A little more than the recorder writes."""
 
 CHUNK_BYTES = 2**20
-FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -166,15 +168,12 @@ def without_escapes(text: str) -> str:
 def open_plain(path: Path) -> int | None:
     """Open a regular file; None if it is absent, or something else that could make a reader wait."""
     try:
-        fd = os.open(path, FLAGS)
+        fd = os.open(path, READ_FLAGS)
     except OSError as error:
         if isinstance(error, FileNotFoundError) or os.path.islink(path):
             return None
         raise
-    if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd
-    os.close(fd)
-    return None
+    return _if_regular(fd)
 
 
 def _raw_lines(log: Path, start: int, max_bytes: int, max_line_bytes: int) -> Iterator[tuple[int, int, bytes, bool]]:
@@ -182,42 +181,35 @@ def _raw_lines(log: Path, start: int, max_bytes: int, max_line_bytes: int) -> It
     fd = open_plain(log)
     if fd is None:
         return
-    try:
-        at, held, dropped = start, b"", 0
-        skipping = start > 0 and os.pread(fd, 1, start - 1) != b"\n"
-        while at < start + max_bytes:
-            chunk = os.pread(fd, min(CHUNK_BYTES, start + max_bytes - at), at)
-            if not chunk:
-                break
-            begin = 0
-            while (end := chunk.find(b"\n", begin)) >= 0:
-                data = held + chunk[begin : min(end, begin + max_line_bytes)]
-                whole = len(held) + dropped + end - begin
-                if not skipping:
-                    yield at + end - whole, at + end + 1, data[:max_line_bytes], whole > max_line_bytes
-                held, dropped, skipping, begin = b"", 0, False, end + 1
-            rest = len(chunk) - begin
-            kept = chunk[begin : begin + max(0, max_line_bytes - len(held))]
-            held, dropped = held + kept, dropped + rest - len(kept)
-            at += len(chunk)
-        if (held or dropped) and not skipping:
-            yield at - len(held) - dropped, at, held, dropped > 0 or bool(os.pread(fd, 1, at))
-    finally:
-        os.close(fd)
+    at, end = start, start + max_bytes
+    with os.fdopen(fd, "rb") as file:
+        file.seek(max(0, start - 1))
+        skipping = start > 0 and file.read(1) != b"\n"
+        while at < end and (data := file.readline(min(max_line_bytes + 1, end - at))):
+            begin, at = at, at + len(data)
+            part = data
+            while not part.endswith(b"\n") and at < end and (part := file.readline(min(CHUNK_BYTES, end - at))):
+                at += len(part)  # the rest of a long line; a line may be as long as the agent likes
+            line, whole = data.removesuffix(b"\n"), part.endswith(b"\n")
+            cut = (
+                len(line) > max_line_bytes or begin + len(data) < at or (not whole and at >= end and bool(file.read(1)))
+            )
+            if not skipping:
+                yield begin, at, line[:max_line_bytes], cut
+            skipping = False
+            if not whole:
+                return  # the log may grow meanwhile
 
 
 def _bounded(path: Path, max_bytes: int) -> bytes:
     try:
         fd = open_plain(path)
+        if fd is None:
+            return b""
+        with os.fdopen(fd, "rb") as file:
+            return file.read(max_bytes)
     except OSError:
         return b""
-    if fd is None:
-        return b""
-    with os.fdopen(fd, "rb") as file:
-        try:
-            return file.read(max_bytes)
-        except OSError:
-            return b""
 
 
 # --- driver.jsonl: one line for each request to the driver's gateway; token use and cost are counted from it
@@ -313,41 +305,33 @@ class DriverTotals:
     last_number: int
 
 
+_COUNTS = ("calls", "refused", "failed", "estimated", "tokens_in", "tokens_out", "tokens_cached")
+
+
 def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
     """Return the totals of the lines."""
-    counted = refused = failed = estimated = given = out = cached = last = 0
-    cost, priced, now = 0.0, False, 0.0
+    found: Counter[str] = Counter()
     points: list[tuple[float, int, float]] = []
     spans: list[tuple[float, float]] = []
+    now, cost, priced, last = 0.0, 0.0, False, 0
     for call in calls:
         last = max(last, call.number)
         if not call.counted:
-            refused += call.refused is not None
-            failed += call.refused is None and not 200 <= call.status < 300
+            found["refused"] += call.refused is not None
+            found["failed"] += call.refused is None and not 200 <= call.status < 300
             continue
-        failed += call.status >= 300
-        counted += 1
-        estimated += call.estimated
-        given += call.tokens_in or 0
-        out += call.tokens_out or 0
-        cached += call.tokens_cached or 0
+        found["failed"] += call.status >= 300
+        found["calls"] += 1
+        for name in ("estimated", "tokens_in", "tokens_out", "tokens_cached"):
+            found[name] += getattr(call, name) or 0
         cost += call.cost_usd or 0.0
         priced = priced or call.cost_usd is not None
         now = max(now, call.elapsed_s)
-        points.append((now, given + out, cost))
+        points.append((now, found["tokens_in"] + found["tokens_out"], cost))
         spans.append((max(0.0, call.elapsed_s - call.total_s), call.elapsed_s))
+    counts = {name: found[name] for name in _COUNTS}
     return DriverTotals(
-        counted,
-        refused,
-        failed,
-        estimated,
-        given,
-        out,
-        cached,
-        cost if priced else None,
-        tuple(points),
-        tuple(spans),
-        last,
+        **counts, cost_usd=cost if priced else None, points=tuple(points), spans=tuple(spans), last_number=last
     )
 
 
@@ -411,7 +395,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -498,20 +482,22 @@ class Folder:
 
     def lay_link(self, name: str, source: Path) -> None:
         """Make a link to `source`, unless a non-empty folder is there."""
-        if self.stands(name) and not self._is_empty(name):
-            return
-        temporary = f".tmp-{secrets.token_hex(8)}"
-        again(lambda: os.symlink(source, temporary, dir_fd=self.fd))
-        self._clear(name)
-        again(lambda: self._rename(temporary, name))
+        self._replace_empty(name, lambda temporary: os.symlink(source, temporary, dir_fd=self.fd))
 
     def lay_whole(self, name: str, source: Path, skip: frozenset[str]) -> None:
         """Copy the folder `source`, completely or not at all, unless a non-empty folder is there."""
+
+        def copy(temporary: str) -> None:
+            with self.folder(temporary) as fresh:
+                fresh.lay_tree(source, skip)
+
+        self._replace_empty(name, copy)
+
+    def _replace_empty(self, name: str, make: Callable[[str], None]) -> None:
         if self.stands(name) and not self._is_empty(name):
             return
         temporary = f".tmp-{secrets.token_hex(8)}"
-        with self.folder(temporary) as fresh:
-            fresh.lay_tree(source, skip)
+        again(lambda: make(temporary))
         self._clear(name)
         again(lambda: self._rename(temporary, name))
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import secrets
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -19,6 +18,7 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.checkpoint import file_sha256, walk_files
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.queue import claimed_entries
 from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
@@ -34,13 +34,11 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
     Raises:
         AutorlError: it is not staged; the error says how to stage it.
     """
-    path = folder / MANIFEST_NAME
+    path, again_command = folder / MANIFEST_NAME, f"{stage_command} --again"
     try:
         value = reading.read_json(path)
     except FileNotFoundError:
-        raise AutorlError(
-            f"{name} is not staged", where=path, next_step=f"run: {stage_command}", exit_code=Exit.USAGE
-        ) from None
+        raise AutorlError(f"{name} is not staged", where=path, next_step=f"run: {stage_command}") from None
     except PermissionError as error:
         raise AutorlError(
             f"{name} can't be read: {error.strerror}",
@@ -50,13 +48,9 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
             exit_code=Exit.ENVIRONMENT,
         ) from None
     except (OSError, ValueError) as error:
-        raise AutorlError(
-            f"the manifest of {name} is unreadable: {error}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=f"run: {stage_command} --again",
-        ) from None
-    return parse_record(StoreManifest, value, path, next_step=f"stage it again: {stage_command} --again")
+        what = f"the manifest of {name} is unreadable: {error}"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {again_command}") from None
+    return parse_record(StoreManifest, value, path, next_step=f"stage it again: {again_command}")
 
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
@@ -66,39 +60,34 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
         AutorlError: names the first file that differs.
         OSError: the file system failed; this says nothing about the files.
     """
-    stage_again = f"something changed it after staging; put the original back or run: {stage_command} --again"
-    known = {file.path for file in manifest.files} | {MANIFEST_NAME}
-    for extra in sorted(_all_names(folder) - known):
-        raise _changed(f"{extra} is no file of {manifest.name}", folder / extra, stage_again)
+    names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith("."))  # an NFS client's
+    advice = f"something changed it after staging; put the original back or run: {stage_command} --again"
+    _verify(folder, manifest, manifest.name, names, advice)
+
+
+def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[str], advice: str) -> None:
+    known = {file.path for file in manifest.files}
+    for extra in sorted(set(there) - known - {MANIFEST_NAME}):
+        raise _changed(f"{extra} is no file of {name}", folder / extra, advice)
     for file in manifest.files:
-        path = folder / file.path
+        path, what = folder / file.path, f"{file.path} of {name}"
         try:
             size = again(path.stat).st_size
         except OSError as error:
             if is_cluster_error(error):
                 raise
-            raise _changed(f"{file.path} of {manifest.name} is missing", path, stage_again) from None
+            raise _changed(f"{what} is missing", path, advice) from None
         if size != file.size_bytes:
-            raise _changed(
-                f"{file.path} of {manifest.name} has {size} bytes, staged were {file.size_bytes}", path, stage_again
-            )
+            raise _changed(f"{what} has {size} bytes, staged were {file.size_bytes}", path, advice)
         digest = file_sha256(path)
         if digest != file.sha256:
-            raise _changed(
-                f"{file.path} of {manifest.name} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...",
-                path,
-                stage_again,
-            )
+            raise _changed(f"{what} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...", path, advice)
 
 
-def _all_names(folder: Path) -> set[str]:
-    """Return the relative paths of everything below `folder` except folders and hidden names (such as an NFS client's)."""
-    return {
-        (Path(parent) / name).relative_to(folder).as_posix()
-        for parent, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".")
-    }
+def _all_names(folder: Path) -> Iterator[str]:
+    """Yield the relative paths of everything below `folder` except folders."""
+    for parent, _, names in os.walk(folder):
+        yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in names)
 
 
 def verify_model(root: Root, name: str) -> StoreManifest:
@@ -119,12 +108,11 @@ def _changed(what: str, path: Path, next_step: str) -> AutorlError:
 
 def describe_files(folder: Path, names: Iterable[str] | None = None) -> tuple[StoreFile, ...]:
     """Return StoreFile rows of the files below `folder`, without the manifest."""
-    rows = []
-    for name in walk_files(folder) if names is None else names:
-        if name != MANIFEST_NAME:
-            path = folder / name
-            rows.append(StoreFile(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size))
-    return tuple(rows)
+    paths = [name for name in (walk_files(folder) if names is None else names) if name != MANIFEST_NAME]
+    return tuple(
+        StoreFile(path=name, sha256=file_sha256(folder / name), size_bytes=(folder / name).stat().st_size)
+        for name in paths
+    )
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
@@ -180,9 +168,8 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
     folder = root.environment(name, wanted)
     manifest = read_manifest(folder, name=f"environment {name}", stage_command=command)
     if manifest.content_hash != wanted or manifest.environment is None:
-        raise _environment_changed(
-            f"the manifest of environment {name} is that of another one", folder / MANIFEST_NAME, name
-        )
+        what = f"the manifest of environment {name} is that of another one"
+        raise _changed(what, folder / MANIFEST_NAME, _made_again(name))
     return folder, manifest
 
 
@@ -193,21 +180,12 @@ def verify_environment(root: Root, name: str, content_hash: str | None = None) -
         AutorlError: it is not staged, or something was changed after staging.
     """
     folder, manifest = find_environment(root, name, content_hash)
-    known = {file.path: file for file in manifest.files}
-    there = set(environment_files(folder))
-    for extra in sorted(there - set(known)):
-        raise _environment_changed(f"{extra} is no file of environment {name}", folder / extra, name)
-    for path, file in known.items():
-        if path not in there:
-            raise _environment_changed(f"{path} of environment {name} is missing", folder / path, name)
-        if again((folder / path).stat).st_size != file.size_bytes or file_sha256(folder / path) != file.sha256:
-            raise _environment_changed(f"{path} of environment {name} is not what was staged", folder / path, name)
+    _verify(folder, manifest, f"environment {name}", environment_files(folder), _made_again(name))
     bundled = [file.sha256 for file in manifest.files if file.path.startswith(f"{WHEELS}/")]
     facts = manifest.environment
     if facts is not None and facts.kind == "venv" and wheels_hash(bundled, facts.python or "") != manifest.content_hash:
-        raise _environment_changed(
-            f"the content hash of environment {name} is not that of its wheels", folder / MANIFEST_NAME, name
-        )
+        what = f"the content hash of environment {name} is not that of its wheels"
+        raise _changed(what, folder / MANIFEST_NAME, _made_again(name))
     return manifest
 
 
@@ -216,40 +194,23 @@ def environment_files(folder: Path) -> list[str]:
 
     Links are left out: a venv makes them to the host's interpreter, and no others belong to an environment.
     """
-    found = []
-    for parent, _, names in os.walk(folder):
-        found += [
-            (Path(parent) / name).relative_to(folder).as_posix()
-            for name in names
-            if not name.startswith(".nfs") and not (Path(parent) / name).is_symlink()
-        ]
-    return sorted(name for name in found if name != MANIFEST_NAME)
+    names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith(".nfs"))
+    return sorted(name for name in names if name != MANIFEST_NAME and not (folder / name).is_symlink())
 
 
 def describe_environment(folder: Path) -> tuple[StoreFile, ...]:
     """Return the manifest's rows for an environment's folder."""
-    return tuple(
-        StoreFile(path=name, sha256=file_sha256(folder / name), size_bytes=(folder / name).stat().st_size)
-        for name in environment_files(folder)
-    )
+    return describe_files(folder, environment_files(folder))
 
 
-def _environment_changed(what: str, path: Path, name: str) -> AutorlError:
-    return AutorlError(
-        what,
-        where=path,
-        fault=Fault.CLUSTER,
-        next_step=f"something changed it after staging; make it again: autorl-hpc stage env:{name} --again",
-        exit_code=Exit.FAILED,
-    )
+def _made_again(name: str) -> str:
+    return f"something changed it after staging; make it again: autorl-hpc stage env:{name} --again"
 
 
 # --- driver endpoints: `drivers/<name>.json`, written by the job that serves the driver, read by gateways
 #
 # A job takes a generation by link. The highest one owns the driver, and an older job that sees a newer one stops (Slurm may run
 # two attempts of one job at once). A reader judges the heartbeat by its own monotonic clock.
-
-_GENERATION = re.compile(r"^(?P<name>.+)\.g(?P<generation>\d{4,})$")
 
 STALE_AFTER_S = 60.0
 """Seconds without a new counter after which a driver's job counts as dead. It writes every few seconds."""
@@ -279,8 +240,7 @@ def take_generation(folder: Path, name: str) -> int:
 
 def newest_generation(folder: Path, name: str) -> int:
     """Return the highest generation that a job has taken, or 0."""
-    found = [match for entry in reading.list_names(folder) if (match := _GENERATION.match(entry))]
-    return max((int(match["generation"]) for match in found if match["name"] == name), default=0)
+    return claimed_entries(folder).get(name, 0)
 
 
 class EndpointWatch:
@@ -346,20 +306,18 @@ def read_key(path: Path) -> str:
         AutorlError: the file can't be read, is open to others, or holds no key.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            state = os.fstat(fd)
-            data = os.read(fd, MAX_KEY_BYTES + 1) if stat.S_ISREG(state.st_mode) else b""
-        finally:
-            os.close(fd)
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            state = os.fstat(file.fileno())
+            data = file.read(MAX_KEY_BYTES + 1) if stat.S_ISREG(state.st_mode) else b""
     except OSError as error:
-        raise _no_key(
-            f"the driver's key file can't be read: {error.strerror}", path, "put the key there, and chmod 600 it"
-        ) from None
+        what = f"the driver's key file can't be read: {error.strerror}"
+        raise AutorlError(what, where=path, next_step="put the key there, and chmod 600 it") from None
     if not stat.S_ISREG(state.st_mode):
-        raise _no_key("the driver's key file is no file", path, "put the key into a plain file, and chmod 600 it")
+        advice = "put the key into a plain file, and chmod 600 it"
+        raise AutorlError("the driver's key file is no file", where=path, next_step=advice)
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
-        raise _no_key("the driver's key file can be read by others, or is another's", path, f"chmod 600 {path}")
+        what = "the driver's key file can be read by others, or is another's"
+        raise AutorlError(what, where=path, next_step=f"chmod 600 {path}")
     return checked_key(data, path)
 
 
@@ -371,9 +329,8 @@ def checked_key(data: bytes, where: str | Path) -> str:
     """
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
-        raise _no_key(
-            "the driver's key is no single line of visible characters", where, "put the key there, and nothing else"
-        )
+        what = "the driver's key is no single line of visible characters"
+        raise AutorlError(what, where=where, next_step="put the key there, and nothing else")
     return key.decode("ascii")
 
 
@@ -387,10 +344,6 @@ def new_key() -> str:
     return secrets.token_urlsafe(32)
 
 
-def _no_key(what: str, where: str | Path, next_step: str) -> AutorlError:
-    return AutorlError(what, where=where, next_step=next_step, exit_code=Exit.USAGE)
-
-
 # --- frozen code: what an experiment's jobs run, in `code/<content hash>/`
 
 Parts = dict[str, tuple[Path, list[str]]]
@@ -399,11 +352,8 @@ Parts = dict[str, tuple[Path, list[str]]]
 
 def code_hash(frozen: Parts) -> str:
     """Return the hash that names the frozen code: over every file's place and content."""
-    rows = {
-        f"{name}/{file}".lstrip("/"): file_sha256(folder / file)
-        for name, (folder, files) in frozen.items()
-        for file in files
-    }
+    placed = [(name, folder, file) for name, (folder, files) in frozen.items() for file in files]
+    rows = {f"{name}/{file}".lstrip("/"): file_sha256(folder / file) for name, folder, file in placed}
     return hashlib.sha256(canonical_json(sorted(rows.items()))).hexdigest()
 
 

@@ -2,59 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from autorl_hpc.records.base import SCHEMA_VERSION, Strict
-from autorl_hpc.records.cluster import ClusterProfile, SeenJobs, SlurmJobs
-from autorl_hpc.records.driver import DriverEndpoint
-from autorl_hpc.records.entries import BODIES, Entry
-from autorl_hpc.records.exchange import (
-    Anchor,
-    Baseline,
-    BundleManifest,
-    Claim,
-    Clock,
-    EnvironmentPointer,
-    EvidenceManifest,
-    Heads,
-    Heartbeat,
-    Manifest,
-    QueueEntry,
-    StoreManifest,
-    Trouble,
-)
-from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.recorded import RECORDED
-from autorl_hpc.records.run import ExperimentRecord, RunRecord
-from autorl_hpc.records.task import TaskFile
+from autorl_hpc.records import cluster, driver, entries, exchange, experiment, recorded, run, task
+from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-FILES: tuple[type[Strict], ...] = (
-    Manifest,
-    ExperimentSpec,
-    RunRecord,
-    ExperimentRecord,
-    ClusterProfile,
-    SlurmJobs,
-    SeenJobs,
-    Entry,
-    *BODIES.values(),
-    QueueEntry,
-    Claim,
-    Heartbeat,
-    DriverEndpoint,
-    Trouble,
-    Clock,
-    Baseline,
-    StoreManifest,
-    EnvironmentPointer,
-    BundleManifest,
-    Heads,
-    Anchor,
-    EvidenceManifest,
-    TaskFile,
-    *RECORDED.values(),
-)
+MODULES = (cluster, driver, entries, exchange, experiment, run, task)
+"""Those that define records: files of their own, unlike the parts of ledgers and of the recorder's logs."""
+
+
+def _files() -> Iterator[type[Strict]]:
+    """Yield the records of these modules and nothing else: reports and agents' files are records too, of packages above."""
+    for module in MODULES:
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__:
+                yield value
+    yield from entries.BODIES.values()
+    yield from recorded.RECORDED.values()
+
+
+FILES = tuple(_files())
 """Every record that is a file of its own, the body of each kind of ledger entry, and each line type of the recorder."""
 
 

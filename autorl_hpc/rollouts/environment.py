@@ -32,11 +32,7 @@ class Step(NamedTuple):
 
 
 class Environment(Protocol):
-    """One environment, in a worker process; it serves one episode after another.
-
-    An episode that waits behind a hanging one is replayed in another process. A class may forbid this with `replays = False`,
-    which is right if a step costs money or has effects outside.
-    """
+    """One environment, in a worker process; it serves one episode after another."""
 
     def reset(self, goal: Mapping[str, Any], seed: int) -> str:
         """Begin an episode and return the first observation."""
@@ -88,7 +84,7 @@ class Dialogue(Protocol):
 # --- one episode: its state and its result
 
 MAX_ATTEMPTS = 64
-"""Exceeds every possible number of attempts at one episode, which limits on losses, errors and moves keep below."""
+"""Exceeds every possible number of attempts at one episode, which limits on losses and errors keep below."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,6 @@ class Live:
         ticket: of the call that it waits for; 0 if it waits for the model.
         key: of the pending prompt, or None.
         beginnings: attempts that count against the limit; `attempts` counts all.
-        known: the transcript to replay after a move.
     """
 
     index: int
@@ -136,7 +131,6 @@ class Live:
     key: int | None = None
     beginnings: int = 1
     attempts: int = 0
-    moves: int = 0
     begun: bool = False
     reward: float = 0.0
     done: bool = False
@@ -144,13 +138,12 @@ class Live:
     truncated: int = 0
     prompt: str | list[dict[str, str]] | None = None
     transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
-    known: Transcript | None = None
     completions: list[str] = field(default_factory=list)
 
     def clear(self) -> None:
         """Reset for another attempt."""
         self.begun, self.reward, self.done, self.tokens, self.truncated = False, 0.0, False, 0, 0
-        self.completions, self.known, self.key = [], None, None
+        self.completions, self.key = [], None
         self.attempts += 1
 
     def next_key(self) -> int:

@@ -9,9 +9,11 @@ on goal, attempt and turn; a batch's also on the batch.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, Stream, Streaming
@@ -34,12 +36,6 @@ MAX_BEGINNINGS = 3
 MAX_LOSSES = 12
 """Lost workers and failed calls in one run. An environment that always fails should end the run soon, not after hours of
 retries."""
-
-MAX_MOVES = 3
-"""Moves of one episode away from slow ones; after that it waits."""
-
-LOOK_S = 0.5
-"""Interval of checks for episodes that wait behind slow ones."""
 
 
 class Answers(Protocol):
@@ -119,7 +115,6 @@ class _Run:
     _next: int = 0
     _losses: int = 0
     _errors: int = 0
-    _look_at: float = 0.0
 
     def play(self, in_flight: int) -> list[Episode]:
         try:
@@ -144,7 +139,7 @@ class _Run:
         try:
             while self._live:
                 self._hand_in(stream)
-                if self._hear(LOOK_S):
+                if self._hear(None):
                     for _ in range(len(self._live)):  # bounded, so that prompts are submitted
                         if not self._hear(0.0):
                             break
@@ -157,11 +152,10 @@ class _Run:
         while self._waiting:
             if self._ready and deadline is None:
                 deadline = time.monotonic() + self.gather_s
-            left = LOOK_S if deadline is None else deadline - time.monotonic()
-            if not self._hear(min(LOOK_S, max(0.0, left))) and left <= 0.0:
+            if not self._hear(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return
 
-    def _hear(self, timeout_s: float) -> bool:
+    def _hear(self, timeout_s: float | None) -> bool:
         """Handle the next event; False if there was none in time."""
         event = self.pool.hear(timeout_s)
         if isinstance(event, Lost):
@@ -172,10 +166,6 @@ class _Run:
         # else from an abandoned call
         elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:
             self._take(live, event)
-        if (now := time.monotonic()) >= self._look_at:
-            self._look_at = now + LOOK_S
-            for slot in self.pool.held_up():
-                self._move(slot)
         return event is not None
 
     # --- the environments' side ---
@@ -214,34 +204,11 @@ class _Run:
         else:
             live.transcript.turns.append(Turn(reply.action, reply.observation))
             live.reward, live.done = reply.reward, reply.done
-        if live.known is not None:
-            self._replay(live, live.known)
-            return
         live.ticket = 0
         if live.done or len(live.transcript.turns) >= self.max_steps:
             self._finish(live, live.reward)
         else:
             self._ready.append(live)
-
-    def _move(self, slot: int) -> None:
-        """Replay an episode that waits behind a slow one on another worker, with the same completions."""
-        live = self._live.get(slot)
-        if live is None or live.ticket not in self._waiting or live.moves >= MAX_MOVES:
-            return
-        live.moves += 1
-        live.begun, live.known = False, live.known or live.transcript
-        self._wait(live, self.pool.begin(slot, self.goals[live.index], self.seed))
-
-    def _replay(self, live: Live, known: Transcript) -> None:
-        """Replay the next known turn. If the environment behaves differently, the episode begins again."""
-        turns = live.transcript.turns
-        if live.transcript.first != known.first or turns != known.turns[: len(turns)]:
-            self._begin(live)
-        elif len(turns) < len(known.turns):
-            self._wait(live, self.pool.act(live.slot, live.completions[len(turns)], last=True))
-        else:
-            live.known = None
-            self._act(live)
 
     def _lost(self, lost: Lost) -> None:
         """Begin all episodes of a lost worker again; only the one that it was working on counts as an attempt."""
@@ -340,6 +307,7 @@ class _Run:
 KEPT_CHARS = 8_000_000
 """Characters of cached pieces (about 100 MB with ids) after which the cache is cleared. A split's episodes use a tenth of it."""
 
+_LINE_END = re.compile(r"\n(?<=[0-9A-Za-z]\n)")
 NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
 SPLITS = {
@@ -388,17 +356,8 @@ class Encoder:
 
 def pieces(text: str) -> list[str]:
     """Cut the text before each line feed that follows an ASCII letter or digit."""
-    lines = text.split("\n")
-    made, start = [], 0
-    for place, line in enumerate(lines):
-        last = line[-1:]
-        if last.isalnum() and last.isascii() and place + 1 < len(lines):
-            made.append(
-                "\n".join(lines[start : place + 1]) if start == 0 else "\n" + "\n".join(lines[start : place + 1])
-            )
-            start = place + 1
-    made.append("\n".join(lines[start:]) if start == 0 else "\n" + "\n".join(lines[start:]))
-    return made
+    cuts = [0, *(found.start() for found in _LINE_END.finditer(text)), len(text)]
+    return [text[start:end] for start, end in pairwise(cuts)]
 
 
 def splits_at_line_ends(tokenizer: Any) -> bool:

@@ -80,7 +80,7 @@ class Host:
             self._dialogue, self._spare = self._source.dialogue(), self._source.environment()
         except EnvironmentBroken as error:
             return {"error": str(error)}
-        return {"ready": True, "replays": getattr(self._spare, "replays", True) is not False}
+        return {"ready": True}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a call. An environment that raised is discarded."""

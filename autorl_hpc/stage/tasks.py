@@ -411,6 +411,7 @@ def _install(work: Path, task: Task, kind: Literal["task", "vault"], names: list
     )
     fresh = target.parent / f".tmp-{target.name}-new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)  # a task may have no training files
     for name in made:
         (fresh / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(work / name, fresh / name)

@@ -64,20 +64,12 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
     vault = read_manifest(root.task_vault(task.name), name=f"held-out data of task {task.name}", stage_command=command)
     verify_files(root.task_store(task.name), store, command)
     verify_files(root.task_vault(task.name), vault, command)
-    for folder, manifest, pins in (
-        (root.task_store(task.name), store, task.file.train_files),
-        (root.task_vault(task.name), vault, vault_pins(task)),
-    ):
+    places = (root.task_store(task.name), store, task.file.train_files)
+    for folder, manifest, pins in (places, (root.task_vault(task.name), vault, vault_pins(task))):
         staged = {file.path: file.sha256 for file in manifest.files}
-        for name, digest in pins.items():
-            if staged.get(name) != digest:
-                raise AutorlError(
-                    f"{name} of task {task.name} was staged by another version of the task",
-                    where=folder,
-                    fault=Fault.CLUSTER,
-                    next_step=f"run: {command} --again",
-                    exit_code=Exit.FAILED,
-                )
+        changed = next((name for name, digest in pins.items() if staged.get(name) != digest), None)
+        if changed is not None:
+            raise _changed(f"{changed} of task {task.name} was staged by another version of the task", folder, command)
     check_items(task, root.task_vault(task.name))
     return StagedTask(store, vault)
 
@@ -94,30 +86,29 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
     """
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
+    own = task.folder / "task.yaml"
     for key, name, pin in _items_files(task):
         path = folder / name
         if not path.is_file():
-            raise AutorlError(
-                f"key `{key}` pins {name}, and there is no such file: is it among `vault_files`?",
-                where=task.folder / "task.yaml",
-                next_step=f"correct the key, and run: autorl-hpc stage {task.name} --again",
-            )
+            what = f"key `{key}` pins {name}, and there is no such file: is it among `vault_files`?"
+            again = f"correct the key, and run: autorl-hpc stage {task.name} --again"
+            raise AutorlError(what, where=own, next_step=again)
         try:
             rows = read_items(reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES), question=question, answer=answer)
         except (BadRow, NotUtf8) as error:
-            words = f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
+            form = "each line is one JSON object with an `id` of its own"
             raise AutorlError(
-                f"{name} of task {task.name}: {words}",
+                f"{name} of task {task.name}: {_words(error)}",
                 where=made_by or path,
-                next_step="correct what makes it, pin it anew (bin/pin-task) and stage it again: each line is one JSON object "
-                "with an `id` of its own",
+                next_step=f"correct what makes it, pin it anew (bin/pin-task) and stage it again: {form}",
             ) from None
         if len(rows) != pin.n:
-            raise AutorlError(
-                f"key `{key}.n` is {pin.n}, {name} holds {len(rows)} items",
-                where=task.folder / "task.yaml",
-                next_step="pin it anew: bin/pin-task prints it",
-            )
+            what = f"key `{key}.n` is {pin.n}, {name} holds {len(rows)} items"
+            raise AutorlError(what, where=own, next_step="pin it anew: bin/pin-task prints it")
+
+
+def _words(error: BadRow | NotUtf8) -> str:
+    return f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
 
 
 def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
@@ -175,9 +166,8 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     try:
         return [_item(row) for row in read_items(data)]
     except (BadRow, NotUtf8) as error:
-        words = f"it is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
         raise AutorlError(
-            f"held-out items of task {task}, {split} split: {words}",
+            f"held-out items of task {task}, {split} split: {_words(error)}",
             where=path,
             fault=Fault.GRADER,
             next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",
@@ -206,11 +196,8 @@ def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
         return []
     path = root.task_vault(task) / recipe.shots_file
     value: Any = json.loads(_read_pinned(path, recipe.shots_sha256 or "", task))
-    return [
-        {"role": str(m["role"]), "content": str(m["content"])}
-        for m in value["messages"]
-        if "{question}" not in m["content"]
-    ]
+    shots = [{"role": str(m["role"]), "content": str(m["content"])} for m in value["messages"]]
+    return [shot for shot in shots if "{question}" not in shot["content"]]
 
 
 def load_judge_prompt(root: Root, task: str, recipe: Recipe) -> str:
@@ -230,21 +217,16 @@ def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
     try:
         data = reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES)
     except (OSError, ValueError) as error:
-        raise AutorlError(
-            f"held-out data of task {task} can't be read: {error}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=f"run: {command}",
-        ) from None
+        what = f"held-out data of task {task} can't be read: {error}"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {command}") from None
     if sha256_hex(data) != sha256:
-        raise AutorlError(
-            f"held-out data of task {task} were changed after staging",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=f"put the original back or run: {command} --again",
-            exit_code=Exit.FAILED,
-        )
+        raise _changed(f"held-out data of task {task} were changed after staging", path, command)
     return data
+
+
+def _changed(what: str, where: Path, command: str) -> AutorlError:
+    advice = f"put the original back or run: {command} --again"
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- part of the feedback split: drawn once by a seed, the same for every submission and the base model
@@ -270,23 +252,26 @@ def draw(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> list[
     return [item for item in items if item.id in chosen]
 
 
-def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
+def _members(items: Sequence[Item], field: str) -> dict[str, list[str]]:
     members: dict[str, list[str]] = defaultdict(list)
     for item in items:
-        members[str(item.data.get(field, f"item {item.id}"))].append(item.id)
+        members[str(item.data.get(field))].append(item.id)
+    return members
+
+
+def _by_clusters(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
+    missing = {f"item {item.id}": [item.id] for item in items if field not in item.data}  # clusters of their own
+    members = {**_members([item for item in items if field in item.data], field), **missing}
     chosen: set[str] = set()
     for cluster in _in_order(members, seed):
-        if len(chosen) >= wanted:
-            break
-        chosen.update(members[cluster])
+        if len(chosen) < wanted:
+            chosen.update(members[cluster])
     return chosen
 
 
 def _by_strata(items: Sequence[Item], wanted: int, seed: int, field: str) -> set[str]:
     """Draw each stratum's share by largest remainder, in integers, so that rounding is the same on every machine."""
-    members: dict[str, list[str]] = defaultdict(list)
-    for item in items:
-        members[str(item.data.get(field))].append(item.id)
+    members = _members(items, field)
     shares = {name: divmod(len(ids) * wanted, len(items)) for name, ids in members.items()}
     left = wanted - sum(whole for whole, _ in shares.values())
     fullest = sorted(shares, key=lambda name: (-shares[name][1], name))[:left]

@@ -62,12 +62,9 @@ class Task:
         """
         recipe = self.file.recipe(name)
         if recipe is None:
-            known = ", ".join(r.name for r in self.file.recipes)
-            raise AutorlError(
-                f"task {self.name} has no recipe `{name}`; it has {known}",
-                where=self.folder / "task.yaml",
-                next_step="choose one of these in the experiment's `recipe` field",
-            )
+            what = f"task {self.name} has no recipe `{name}`; it has {', '.join(r.name for r in self.file.recipes)}"
+            advice = "choose one of these in the experiment's `recipe` field"
+            raise AutorlError(what, where=self.folder / "task.yaml", next_step=advice)
         return recipe
 
 
@@ -103,9 +100,8 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
         if path.is_file():
             file = parse_record(TaskFile, read_yaml(path), path)
             if file.name != name:
-                raise AutorlError(
-                    f"field `name` is {file.name}, the folder is {name}", where=path, next_step="make them equal"
-                )
+                what = f"field `name` is {file.name}, the folder is {name}"
+                raise AutorlError(what, where=path, next_step="make them equal")
             return Task(folder / name, file)
         smith = find_smith(folder, name)
         if smith is not None:
@@ -115,29 +111,23 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
 
 
 def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
-    for place in places:
-        if (place / name / TEMPLATE_NAME).is_file():
-            return AutorlError(
-                f"task {name} is not whole: its source file is no part of this package, nor are the hashes of what is made from it",
-                where=place / name / TEMPLATE_NAME,
-                next_step="get the source file that this one names, and write the whole task into a folder of yours: "
-                f"python {place / name / 'complete.py'} --help; then give that folder by --tasks or ${PATH_VARIABLE}",
-            )
-        if (place / name).is_dir() and place != share("tasks"):
-            return AutorlError(
-                f"the folder of task `{name}` holds no task.yaml",
-                where=place / name,
-                next_step="write one: docs/adding-a-task.md; an rl-smith folder (config.yaml, eval.py, data/train.jsonl) "
-                "is called smith-NAME",
-            )
     from difflib import get_close_matches
 
+    for place in places:
+        folder = place / name
+        if (folder / TEMPLATE_NAME).is_file():
+            missing = "its source file is no part of this package, nor are the hashes of what is made from it"
+            make = f"get the source file that this one names, and write the whole task into a folder of yours: python {folder / 'complete.py'} --help"
+            advice = f"{make}; then give that folder by --tasks or ${PATH_VARIABLE}"
+            return AutorlError(f"task {name} is not whole: {missing}", where=folder / TEMPLATE_NAME, next_step=advice)
+        if folder.is_dir() and place != share("tasks"):
+            smith = "an rl-smith folder (config.yaml, eval.py, data/train.jsonl) is called smith-NAME"
+            advice = f"write one: docs/adding-a-task.md; {smith}"
+            return AutorlError(f"the folder of task `{name}` holds no task.yaml", where=folder, next_step=advice)
     near = get_close_matches(name, task_names(), n=1)
-    return AutorlError(
-        f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-        where=share("tasks"),
-        next_step=f"choose one of: {', '.join(task_names())}; or name the folder of yours by --tasks or ${PATH_VARIABLE}",
-    )
+    what = f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+    advice = f"choose one of: {', '.join(task_names())}; or name the folder of yours by --tasks or ${PATH_VARIABLE}"
+    return AutorlError(what, where=share("tasks"), next_step=advice)
 
 
 # --- the option `search`; the environment's file is parsed, not run
@@ -146,9 +136,8 @@ ROOM = "autorl_hpc.rollouts.search"
 
 
 def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
-    """Check that the option `search` names a back end of the package or one that the environment's file adds.
-
-    An environment that does not use the package's search may give the option any meaning.
+    """Check that the option `search` names a back end of the package, unless the environment's file adds some or doesn't use the
+    package's search.
 
     Args:
         tree: syntax tree of the environment's file.
@@ -156,45 +145,17 @@ def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
     Raises:
         AutorlError: there is no such back end.
     """
-    name = str(recipe.options.get("search", ""))
-    if not name or name in BACKENDS or not _uses_room(tree):
+    name, nodes = str(recipe.options.get("search", "")), list(ast.walk(tree))
+    modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    searches = any(module == ROOM or module.startswith(f"{ROOM}.") for module in modules)
+    adds = any("BACKENDS" in (getattr(node, "attr", None), getattr(node, "id", None)) for node in nodes)
+    if not name or name in BACKENDS or not searches or adds:
         return
-    added = _added(tree)
-    if added is None or name in added:
-        return
-    raise AutorlError(
-        f"field `recipes.{recipe.name}.options.search`: there is no search back end `{name}`",
-        where=where,
-        next_step=f"choose one of: {', '.join(sorted({*BACKENDS, *added}))}; or add it in the environment's file: "
-        'BACKENDS["name"] = make',
-    )
-
-
-def _uses_room(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
-        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        if any(name == ROOM or name.startswith(f"{ROOM}.") for name in names):
-            return True
-    return False
-
-
-def _added(tree: ast.Module) -> set[str] | None:
-    """Return the names that the file adds; None if they can't be read from the syntax tree."""
-    found: set[str] = set()
-    uses = sum(isinstance(node, (ast.Name, ast.Attribute)) and _is_table(node) for node in ast.walk(tree))
-    for node in ast.walk(tree):
-        for target in node.targets if isinstance(node, ast.Assign) else []:
-            if isinstance(target, ast.Subscript) and _is_table(target.value):
-                uses -= 1
-                if not (isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)):
-                    return None
-                found.add(target.slice.value)
-    return None if uses else found
-
-
-def _is_table(node: ast.expr) -> bool:
-    return (node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)) == "BACKENDS"
+    what = f"field `recipes.{recipe.name}.options.search`: there is no search back end `{name}`"
+    known = f"choose one of: {', '.join(sorted(BACKENDS))}"
+    advice = f'{known}; or add it in the environment\'s file: BACKENDS["name"] = make'
+    raise AutorlError(what, where=where, next_step=advice)
 
 
 # --- hashes of what decides an episode: the task's code, the rollouts package, files in the vault
@@ -235,11 +196,12 @@ def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
     Raises:
         AutorlError: a file has changed after staging or launch.
     """
-    for name, found in ((ENVIRONMENT_SHA256, environment_sha256), (ROLLOUTS_SHA256, lambda _: rollouts_sha256())):
-        if options.get(name, wanted := found(task.folder)) != wanted:
-            where = task.folder if name == ENVIRONMENT_SHA256 else Path(autorl_hpc.rollouts.__file__).parent
-            raise _changed(f"the environment of task {task.name} is not the one that this run was launched with", where,
-                           "put the files back as they were, or launch under another name")  # fmt: skip
+    room = Path(autorl_hpc.rollouts.__file__).parent
+    found = {ENVIRONMENT_SHA256: environment_sha256(task.folder), ROLLOUTS_SHA256: rollouts_sha256()}
+    for name, where in ((ENVIRONMENT_SHA256, task.folder), (ROLLOUTS_SHA256, room)):
+        if options.get(name, found[name]) != found[name]:
+            what = f"the environment of task {task.name} is not the one that this run was launched with"
+            raise _changed(what, where, "put the files back as they were, or launch under another name")
     again = f"put the original back or run: autorl-hpc stage {task.name} --again"
     for name, pinned in sorted(task.file.vault_files.items()):
         path = root.task_vault(task.name) / name

@@ -13,6 +13,7 @@ import json
 import posixpath
 import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,30 +66,27 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     try:
         for number, line in utf8_lines(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)):
-            rows.append(_row(number, line, path))
+            row, wrong = _row(line)
+            if wrong is not None:
+                raise AutorlError(f"line {number} {wrong}", where=path, next_step="correct the line, or remove it")
+            rows.append(row)
     except NotUtf8 as error:
-        raise AutorlError(
-            f"{path.name} is not in UTF-8: {error}", where=path, next_step="save it as UTF-8, one JSON object a line"
-        ) from None
+        what = f"{path.name} is not in UTF-8: {error}"
+        raise AutorlError(what, where=path, next_step="save it as UTF-8, one JSON object a line") from None
     return rows
 
 
-def _row(number: int, line: str, path: Path) -> Row:
+def _row(line: str) -> tuple[Row, str | None]:
+    """Return the row, and what is wrong with it."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise AutorlError(f"line {number} is no JSON: {error}", where=path, next_step="correct the line") from None
+        return {}, f"is no JSON: {error}"
     if not isinstance(row, dict) or not row.get("question"):
-        raise AutorlError(
-            f"line {number} is no object with a field `question`", where=path, next_step="correct the line"
-        )
+        return {}, "is no object with a field `question`"
     if row.get("answer") is None:
-        raise AutorlError(
-            f"line {number} has no `answer`: `evaluate` would have nothing to compare with",
-            where=path,
-            next_step="add it to the line, or remove the line",
-        )
-    return row
+        return {}, "has no `answer`: `evaluate` would have nothing to compare with"
+    return row, None
 
 
 def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
@@ -101,11 +99,9 @@ def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["tra
     for row in sorted(rows, key=canonical):
         ranked.setdefault(question_key(row["question"]), []).append(row)
     if len(ranked) < MIN_QUESTIONS:
-        raise AutorlError(
-            f"{len(ranked)} distinct questions are too few for training, feedback and report",
-            where=where,
-            next_step=f"at least {MIN_QUESTIONS} are needed, some hundred make a score that says something",
-        )
+        what = f"{len(ranked)} distinct questions are too few for training, feedback and report"
+        advice = f"at least {MIN_QUESTIONS} are needed, some hundred make a score that says something"
+        raise AutorlError(what, where=where, next_step=advice)
     found: dict[Literal["train", "feedback", "report"], list[Row]] = {}
     keys, start, edge = sorted(ranked), 0, 0
     for split, percent in SHARES.items():
@@ -163,11 +159,11 @@ def _with_ids(rows: list[Row], name: str) -> list[Row]:
     usable = all(isinstance(one, (str, int)) and not isinstance(one, bool) and one != "" for one in own)
     if usable and len({str(one) for one in own}) == len(own):
         return rows
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     named = []
     for row in rows:
         digest = hashlib.sha256(canonical(row).encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
+        seen[digest] += 1
         again = "" if seen[digest] == 1 else f"-{seen[digest]}"
         named.append({**row, "id": f"{name}-{digest}{again}"})
     return named
@@ -199,29 +195,25 @@ def exposed_names(folder: Path, given: Any) -> list[str]:
     given = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise NotExposed(f"a list of file names is expected, not {given!r:.100}")
-    names: list[str] = []
     for name in given:
-        plain = posixpath.normpath(name)
-        _check_name(folder, name, plain)
-        if plain not in names:
-            names.append(plain)
-    return names
+        if problem := _not_exposed(folder, name):
+            raise NotExposed(f"{name}: {problem}")
+    return list(dict.fromkeys(posixpath.normpath(name) for name in given))
 
 
-def _check_name(folder: Path, name: str, plain: str) -> None:
-    parts = plain.split("/")
-    path = folder / plain
+def _not_exposed(folder: Path, name: str) -> str | None:
+    plain = posixpath.normpath(name)
+    parts, path = plain.split("/"), folder / plain
     if name.startswith("/") or parts[0] == ".." or not name:
-        raise NotExposed(f"{name}: no file of this folder")
+        return "no file of this folder"
     # Compare names (some file systems take DATA/ for data/) and resolved paths.
     if parts[0].lower() == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):
-        raise NotExposed(f"{name}: agents get training rows alone")
+        return "agents get training rows alone"
     if any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
-        raise NotExposed(f"{name}: a link; only files of the folder itself can be given")
+        return "a link; only files of the folder itself can be given"
     if not path.is_file():
-        raise NotExposed(f"{name}: no file of this folder")
-    if parts[0].lower() == TRAIN_NAME:
-        raise NotExposed(f"{name}: it would lie in the place of the training rows")
+        return "no file of this folder"
+    return "it would lie in the place of the training rows" if parts[0].lower() == TRAIN_NAME else None
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
@@ -238,12 +230,9 @@ def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
         if _holds(folder / name, wanted):
-            raise AutorlError(
-                f"{name} holds held-out rows with their questions: what lies outside {DATA_FOLDER} is frozen with each "
-                "experiment, and may be given to agents",
-                where=folder / name,
-                next_step=f"move it into {DATA_FOLDER} or out of the folder",
-            )
+            where = f"what lies outside {DATA_FOLDER} is frozen with each experiment, and may be given to agents"
+            what = f"{name} holds held-out rows with their questions: {where}"
+            raise AutorlError(what, where=folder / name, next_step=f"move it into {DATA_FOLDER} or out of the folder")
 
 
 def _holds(path: Path, wanted: Set[str]) -> bool:
@@ -268,12 +257,6 @@ def write_exposed(folder: Path, names: Sequence[str], out: Path) -> None:
 PREFIX = "smith-"
 DATA, DOWNLOAD = "data/train.jsonl", "download_data.py"
 EVAL_MODE = "per_sample"
-MODES = {
-    "opencompass": "another suite would score it, on the rows that agents train on, with its own prompts, sampling and extraction, "
-    "none of which stands in this folder",
-}
-"""Settings of RD-Agent that are not supported, and why."""
-
 TRAIN_FILE = "train/train.jsonl"
 MAX_NEW_TOKENS = 2048
 
@@ -303,10 +286,8 @@ class SmithFolder:
         own = self.folder / "description.md"
         text = read_description(own) if own.is_file() else str(self.config.get("description") or "")
         beside = "".join(f" `data/{name}` belongs to the task." for name in self.exposed)
-        return (
-            f"{text.strip()}\n\n`data/train.jsonl` holds the training rows. Answers are scored by the function `evaluate` of "
-            f"the task's {EVALUATE}, from 0 to 1, on rows that are not among them.{beside}\n"
-        )
+        scored = f"by the function `evaluate` of the task's {EVALUATE}, from 0 to 1, on rows that are not among them"
+        return f"{text.strip()}\n\n`data/train.jsonl` holds the training rows. Answers are scored {scored}.{beside}\n"
 
     def wrong(self, what: str, next_step: str) -> AutorlError:
         """Return an error about this folder's config.yaml."""
@@ -322,9 +303,8 @@ def read_description(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise AutorlError(
-            f"{path.name} is not in UTF-8 (byte {error.start})", where=path, next_step="save it as UTF-8"
-        ) from None
+        what = f"{path.name} is not in UTF-8 (byte {error.start})"
+        raise AutorlError(what, where=path, next_step="save it as UTF-8") from None
 
 
 def smith_name(folder: Path) -> str:
@@ -356,11 +336,8 @@ def find_smith(parent: Path, name: str) -> Path | None:
             return place
     found = [folder for folder in _smith_folders(parent) if smith_name(folder) == name]
     if len(found) > 1:
-        raise AutorlError(
-            f"field `name`: {' and '.join(folder.name for folder in found)} are both the task {name}",
-            where=found[1] / CONFIG,
-            next_step="give one of them another name",
-        )
+        what = f"field `name`: {' and '.join(folder.name for folder in found)} are both the task {name}"
+        raise AutorlError(what, where=found[1] / CONFIG, next_step="give one of them another name")
     return next(iter(found or called), None)
 
 
@@ -386,39 +363,31 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
     plain = _plain_name(config)
     if plain.removeprefix(PREFIX) != name.removeprefix(PREFIX):
         own = f"is {plain}: this folder is the task {smith_name(folder)}" if plain else "is missing"
-        raise found.wrong(
-            f"field `name` {own}", f"ask for {smith_name(folder)}, or correct the field: the task is smith-NAME"
-        )
+        advice = f"ask for {smith_name(folder)}, or correct the field: the task is smith-NAME"
+        raise found.wrong(f"field `name` {own}", advice)
     mode = config.get("eval_mode") or config.get("eval_type") or EVAL_MODE
     if mode != EVAL_MODE:
-        raise found.wrong(
-            f"field `eval_mode` is {mode}: {MODES.get(str(mode), 'there is no such mode')}; understood is {EVAL_MODE}: "
-            f"{EVALUATE} with evaluate(question, model_answer, reference)",
-            "write a task.yaml for this task: docs/adding-a-task.md",
-        )
+        why = "there is no such mode"
+        if mode == "opencompass":
+            why = "another suite would score it, on the rows that agents train on, with its own prompts, sampling and extraction"
+        understood = f"understood is {EVAL_MODE}: {EVALUATE} with evaluate(question, model_answer, reference)"
+        advice = "write a task.yaml for this task: docs/adding-a-task.md"
+        raise found.wrong(f"field `eval_mode` is {mode}: {why}; {understood}", advice)
     options = config.get("options") or {}
     if not isinstance(options, dict):
         raise found.wrong(f"field `options`: a table is expected, not {options!r:.100}", "correct the field")
+    recipe = {
+        **{"name": "default", "version": 1, "dtype": "bfloat16", "scorer": OWN_SCORER, "scorer_version": "1"},
+        "prompt": str(config.get("prompt") or "{question}"),
+        "system": config.get("system"),
+        "sampling": {"temperature": 0.0, "max_new_tokens": config.get("max_new_tokens") or MAX_NEW_TOKENS},
+        "options": {EVALUATE_FILE: EVALUATE, **options},
+    }
     value = {
-        "name": name,
+        **{"name": name, "source": f"rl-smith folder {folder.name}", "train_files": {}, "splits": {}},
         "title": str(config.get("title") or config.get("description") or plain).split("\n")[0][:200],
-        "source": f"rl-smith folder {folder.name}",
         "licence": str(config.get("licence") or config.get("license") or "not stated"),
-        "train_files": {},
-        "splits": {},
-        "recipes": [
-            {
-                "name": "default",
-                "version": 1,
-                "prompt": str(config.get("prompt") or "{question}"),
-                "system": config.get("system"),
-                "sampling": {"temperature": 0.0, "max_new_tokens": config.get("max_new_tokens") or MAX_NEW_TOKENS},
-                "dtype": "bfloat16",
-                "scorer": OWN_SCORER,
-                "scorer_version": "1",
-                "options": {EVALUATE_FILE: EVALUATE, **options},
-            }
-        ],
+        "recipes": [recipe],
     }
     return found, parse_record(TaskFile, value, folder / CONFIG)
 
@@ -461,12 +430,11 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
     vault = read_manifest(root.task_vault(file.name), name=f"held-out data of task {file.name}", stage_command=command)
     data = folder / DATA
     if data.is_file() and not vault.source.endswith(file_sha256(data)):
-        raise AutorlError(
+        what, advice = (
             f"the rows of task {file.name} are not those that were staged",
-            where=data,
-            fault=Fault.CLUSTER,
-            next_step=f"put them back, or run: {command} --again",
+            f"put them back, or run: {command} --again",
         )
+        raise AutorlError(what, where=data, fault=Fault.CLUSTER, next_step=advice)
     splits: dict[str, SplitPin] = {}
     held_out: list[Any] = []
     for path, digest in _hashes(vault).items():

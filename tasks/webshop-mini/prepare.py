@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autorl_hpc.rollouts.webshop.catalogue import CATEGORY_SEPARATOR, Product, price_of
-from autorl_hpc.rollouts.webshop.reward import generate
-from autorl_hpc.rollouts.webshop.splits import groups, write_task
+from autorl_hpc.rollouts.webshop.reward import generate, groups, write_task
 
 REPORT_PRODUCTS, FEEDBACK_PRODUCTS = 9, 6
 

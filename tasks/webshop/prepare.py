@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.rollouts.webshop.catalogue import Product, from_raw
-from autorl_hpc.rollouts.webshop.reward import Goal, generate
-from autorl_hpc.rollouts.webshop.splits import at_most, attainable, groups, write_task
+from autorl_hpc.rollouts.webshop.reward import Goal, at_most, attainable, generate, groups, write_task
 
 PRODUCTS_FILE = "items_shuffle_1000.reconstructed.json.gz"
 ATTRIBUTES_FILE = "items_ins_v2_1000.json"

@@ -87,21 +87,14 @@ def test_no_held_out_game_lies_in_the_store(root: Root, task: Task) -> None:
     assert len(held_out) == 274 and not train & held_out
 
 
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def one_byte(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[100] ^= 1
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("damage", [truncate, one_byte])
 @pytest.mark.parametrize("name", FILES)
-def test_an_altered_file_is_refused_by_name(
-    task: Task, official: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
-) -> None:
+def test_an_altered_file_is_refused_by_name(task: Task, official: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "source"
     folder.mkdir()
     for file in FILES:
@@ -110,7 +103,7 @@ def test_an_altered_file_is_refused_by_name(
             os.chmod(folder / file, 0o644)
         else:
             (folder / file).symlink_to(official / file)
-    damage(folder / name)
+    one_byte(folder / name)
     (tmp_path / "root").mkdir()
     with pytest.raises(AutorlError, match=f"{name} has sha256 .*: truncated, re-encoded or altered"):
         stage_task(Root(tmp_path / "root"), task, folder)

@@ -159,7 +159,7 @@ def test_an_altered_wheel_is_refused(root: Root, wheels: Path, tmp_path: Path, w
     path = folder / "wheels" / "helperlib-1.2-py3-none-any.whl"
     os.chmod(path, 0o644)
     wheel(folder / "wheels", "helperlib", "1.2", "WHO = 'evil'\n")
-    with pytest.raises(AutorlError, match="is not what was staged") as caught:
+    with pytest.raises(AutorlError, match="staged w") as caught:
         stage(root, ["env:small"])
     assert caught.value.where == str(path) and caught.value.exit_code is Exit.FAILED
     with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 
 import pytest
 
-from autorl_hpc.evidence.rescore import Compared, ItemRow, compare, read_rows
+from autorl_hpc.evidence.rescore import Compared, compare
+from autorl_hpc.evidence.verify import ItemRow, read_rows
 from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.states import Fault, Split
 
@@ -30,7 +30,7 @@ def evaluation(values: list[float] | None, engine: str = HASH) -> Evaluation:
 
 
 def rows(values: list[float], texts: str = "t") -> dict[str, ItemRow]:
-    return {f"q{i}": ItemRow(value, f"{texts}{i}") for i, value in enumerate(values)}
+    return {f"q{i}": ItemRow(f"q{i}", value, f"{texts}{i}") for i, value in enumerate(values)}
 
 
 def solved(count: int, n: int = 200) -> list[float]:
@@ -101,13 +101,11 @@ def test_a_score_that_its_items_do_not_explain() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", '{"id": 1}', "{", "1", '{"id": "a", "outcome": "x", "output_sha256": ""}'])
-def test_items_files_that_are_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "i.gz").write_bytes(gzip.compress(text.encode()))
-    with pytest.raises(ValueError):
-        read_rows(tmp_path / "i.gz")
+def test_items_files_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="is no items file"):
+        read_rows("i.gz", gzip.compress(text.encode()))
 
 
-def test_items_files(tmp_path: Path) -> None:
+def test_items_files() -> None:
     line = json.dumps({"id": "a", "outcome": 0.5, "output_sha256": "x", "tokens": 1})
-    (tmp_path / "i.gz").write_bytes(gzip.compress(line.encode()))
-    assert read_rows(tmp_path / "i.gz") == {"a": ItemRow(0.5, "x")}
+    assert read_rows("i.gz", gzip.compress(line.encode())) == [ItemRow("a", 0.5, "x")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,6 @@ REPO = Path(__file__).resolve().parents[2]
 
 # --- the stop string ---
 
-REFERENCE_STOP = ("\nAction:", "\nThought:", "\nObservation:")
-"""AutoRL-Bench @ 471eb30d, benchmarks/deepsearchqa/eval.py, `sampling_params`."""
-REFERENCE_ACTION = re.compile(r"Action:\s*(search|answer)\[(.+?)\]", re.DOTALL)
-"""The same file, `_react_loop`: looked for in the new output alone."""
 
 OBEDIENT = " I need the founder first.\nAction: search[Brell Mills]\nObservation: I make this up.\nThought: done"
 """What a model writes that follows the instructions to the letter, both the reference's and ours."""
@@ -44,12 +39,6 @@ OBEDIENT = " I need the founder first.\nAction: search[Brell Mills]\nObservation
 def stopped(text: str, stops: tuple[str, ...]) -> str:
     """What engines give: the text before the first stop string."""
     return text[: min((place for stop in stops if (place := text.find(stop)) >= 0), default=len(text))]
-
-
-def test_with_the_references_stop_strings_an_obedient_model_never_searches() -> None:
-    seen = stopped(OBEDIENT, REFERENCE_STOP).strip()
-    assert seen == "I need the founder first."
-    assert REFERENCE_ACTION.search(seen) is None, "so it is forced to answer without having searched"
 
 
 def test_with_ours_it_does_and_what_it_made_up_is_gone() -> None:

@@ -90,10 +90,6 @@ def test_messages_go_through_the_template_and_to_plain_text_without_one(source: 
     assert without.batches[0] == ["count\n\ng0: count to 1, seed 0"]
 
 
-def test_nothing_to_play(source: Source) -> None:
-    assert play(source, []) == []
-
-
 def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
     engine = Player(lambda prompt: "1 cut off" if "> " not in prompt else "2")
     (episode,) = play(source, [goal(0, n=2, trouble="fail('never')", at=9)], engine, seed=7)

@@ -1,14 +1,22 @@
-"""Environments and dialogues that fail: what is tried again, whose fault it is, and when a run is given up."""
+"""Environments and dialogues that fail: what is tried again, whose fault it is, when a run is given up; how workers end."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import counting_environment
 import pytest
-from counting_environment import ENVIRONMENT, TROUBLES, count, goal, limit_s, outcomes, play
+from counting_environment import ENVIRONMENT, TROUBLES, count, goal, limit_s, outcomes, play, warm
+from helpers import alive, wait_for
 from players import Player
 
 from autorl_hpc.rollouts.episodes import MAX_BEGINNINGS
@@ -70,9 +78,7 @@ def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None
 
         def kills(prompt: str) -> str:
             if len(engine.batches) == 3 and prompt.startswith("g0"):
-                process = pool._workers[pool.worker_of(0) or 0].process
-                assert process is not None
-                process.kill()
+                os.kill(pool.pids[0], signal.SIGKILL)
             return count(prompt)
 
         engine.act = kills
@@ -194,3 +200,72 @@ def test_what_cant_be_reached_is_not_asked_again(source: Source) -> None:
     )
     (episode,) = play(source, [goal(0, trouble="fail('away')")])
     assert episode.reward is None and str(episode.problem).endswith("Unavailable: away; begun once")
+
+
+# --- workers and their children end with the pool, and with the process that has it ---
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
+
+
+def test_closing_ends_workers_and_their_children(source: Source) -> None:
+    pool = Pool(source, 2)
+    warm(source, pool)
+    sleeper = "(globals().__setitem__('p', subprocess.Popen(['sleep', '600'])), Step(str(p.pid), False, 0))[1]"
+    episodes = play(source, [goal(0, n=2, trouble=sleeper, at=1), goal(1, n=2)], pool=pool)
+    pids = [*pool.pids, int(episodes[0].transcript.turns[0].observation)]
+    assert len(pids) == 3 and all(alive(pid) for pid in pids)
+    pool.close()
+    wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end")
+
+
+def test_closing_does_not_wait_for_a_hanging_call(source: Source) -> None:
+    pool = Pool(source, 1)
+    pool.begin(0, goal(0, trouble="time.sleep(600)", at=0), 0)
+    (pid,) = wait_for(lambda: pool.pids, "a worker")
+    started = time.monotonic()
+    pool.close()
+    assert time.monotonic() - started < 60 and not alive(pid)
+
+
+@pytest.fixture
+def parent(source: Source) -> Iterator[subprocess.Popen[str]]:
+    """A process whose two workers hang in a call that heeds no signal but SIGKILL."""
+    script = f"""
+        import sys, time
+        from pathlib import Path
+        from autorl_hpc.rollouts.pool import Pool
+        from autorl_hpc.rollouts.source import Source
+        pool = Pool(Source(Path({str(source.file)!r}), "Environment", Path("/")), 2)
+        hang = "(signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65)), time.sleep(600))"
+        for slot in range(2):
+            pool.begin(slot, {{"id": str(slot), "n": 1, "at": 0, "trouble": hang}}, 0)
+        while len(pool.pids) < 2:
+            time.sleep(0.01)
+        time.sleep(1.5)
+        print("up", flush=True)
+        time.sleep(600)
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.slow
+def test_no_worker_outlives_its_parent(parent: subprocess.Popen[str], number: int) -> None:
+    assert parent.stdout is not None and parent.stdout.readline() == "up\n"
+    workers = children_of(parent.pid)
+    assert len(workers) == 2
+    parent.send_signal(number)
+    wait_for(lambda: not any(alive(pid) for pid in workers), "the workers' end")

@@ -14,10 +14,9 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.verify import check_results
+from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import Evaluation, Timings
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
@@ -107,9 +106,7 @@ def test_verify_sees_a_score_of_other_items_than_the_part_s(tmp_path: Path) -> N
         run = tree.run(**changes).start()
         run.submit(1.0, outcomes(40, range(20)))
         run.seal().close(outcomes(100, range(40)))
-        found: list[str] = []
-        check_results(tree.experiment, run.dir, RunView.of(run.ledger.read()), found, [])
-        return found
+        return verify_run(tree.experiment, run.dir).problems
 
     assert problems(part) == []
     assert any(

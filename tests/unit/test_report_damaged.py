@@ -14,7 +14,7 @@ import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.evidence import verify
-from autorl_hpc.files import reading
+from autorl_hpc.files import faults, reading
 from autorl_hpc.report import report
 from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 
@@ -22,7 +22,7 @@ from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-    monkeypatch.setattr(reading, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(faults, "PAUSE_S", 0.0)
     monkeypatch.setattr(reading, "UNSEEN_PATIENCE_S", 0.0)
     monkeypatch.setattr(reading, "UNSEEN_PAUSE_S", 0.0)
 

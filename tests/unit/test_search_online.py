@@ -119,7 +119,8 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
 def test_an_engines_trouble_is_never_recorded(engine: tuple[type[Engine], str], tmp_path: Path) -> None:
     handler, address = engine
     handler.plan = [(200, b'{"error": "out of searches"}'), (200, FOUND)]
-    backend = RecordedAnswers(online(address), tmp_path)
+    engine = online(address)
+    backend = RecordedAnswers(engine.identity, tmp_path, engine)
     with pytest.raises(SearchFailed):
         backend.search("x", 3)
     assert len(backend.search("x", 3)) == 3

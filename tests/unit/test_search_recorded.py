@@ -8,15 +8,16 @@ from pathlib import Path
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backends import RecordedAnswers, Replay, Result, SearchCache, SearchFailed, key_of
+from autorl_hpc.rollouts.search.backends import RecordedAnswers, Result, SearchCache, SearchFailed, key_of
 
 no_connections = corpora.no_connections
+NAME = "counting/1"
 
 
 class Counting:
     """A back end that answers each time otherwise."""
 
-    identity = "counting/1"
+    identity = NAME
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int]] = []
@@ -30,63 +31,49 @@ class Counting:
 
 def test_what_was_asked_once_stays_and_can_be_replayed(tmp_path: Path) -> None:
     backend = Counting()
-    recording = RecordedAnswers(backend, tmp_path / "cache")
+    recording = RecordedAnswers(NAME, tmp_path / "cache", backend)
     first = recording.search("tesh river", 3)
     assert recording.search(" tesh  river\n", 3) == first and len(backend.asked) == 1
     assert recording.search("tesh river", 2) != first, "another number of results is another question"
     assert recording.search("nothing", 3) == [] == recording.search("nothing", 3)
     assert len(backend.asked) == 3
-    replay = Replay(backend.identity, tmp_path / "cache")
+    replay = RecordedAnswers(NAME, tmp_path / "cache")
     assert replay.search("tesh river", 3) == first
     assert replay.search("nothing", 3) == [], "that nothing was found was recorded"
     assert len(backend.asked) == 3
 
 
 def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> None:
-    RecordedAnswers(Counting(), tmp_path).search("a", 3)
+    RecordedAnswers(NAME, tmp_path, Counting()).search("a", 3)
     for query, k, identity in (("b", 3, "counting/1"), ("a", 4, "counting/1"), ("a", 3, "counting/2")):
         with pytest.raises(SearchFailed, match="it was not asked before"):
-            Replay(identity, tmp_path).search(query, k)
+            RecordedAnswers(identity, tmp_path).search(query, k)
 
 
 def test_a_failure_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(SearchFailed, match="away"):
-        RecordedAnswers(Counting(), tmp_path).search("fails", 3)
+        RecordedAnswers(NAME, tmp_path, Counting()).search("fails", 3)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def damaged(path: Path, kind: str) -> None:
-    value = json.loads(path.read_bytes())
-    if kind == "cut off":
-        path.write_bytes(path.read_bytes()[:40])
-    elif kind == "of another name":
-        path.write_text(json.dumps({**value, "key": "0" * 64}))
-    elif kind == "of another format":
-        path.write_text(json.dumps({**value, "format": 2}))
-    elif kind == "with other rows":
-        path.write_text(json.dumps({**value, "found": [["a", "b"]]}))
-    elif kind == "with numbers":
-        path.write_text(json.dumps({**value, "found": [["a", "b", 3]]}))
-    else:
-        path.write_text("[]")
-
-
 @pytest.mark.parametrize(
-    "kind", ["cut off", "of another name", "of another format", "with other rows", "with numbers", "a list"]
+    "change",
+    [None, [], {"key": "0" * 64}, {"format": 2}, {"found": [["a", "b"]]}, {"found": [["a", "b", 3]]}],
 )
-def test_a_damaged_record_is_none_and_is_made_anew(tmp_path: Path, kind: str) -> None:
-    RecordedAnswers(Counting(), tmp_path).search("a", 3)
+def test_a_damaged_record_is_none_and_is_made_anew(tmp_path: Path, change: object) -> None:
+    RecordedAnswers(NAME, tmp_path, Counting()).search("a", 3)
     (path,) = tmp_path.rglob("*.json")
     whole = path.read_bytes()
-    damaged(path, kind)
+    changed = json.dumps({**json.loads(whole), **change} if isinstance(change, dict) else change)
+    path.write_bytes(whole[:40] if change is None else changed.encode())
     with pytest.raises(SearchFailed, match="for the query 'a' is damaged"):
-        Replay("counting/1", tmp_path).search("a", 3)
-    RecordedAnswers(Counting(), tmp_path).search("a", 3)
+        RecordedAnswers(NAME, tmp_path).search("a", 3)
+    RecordedAnswers(NAME, tmp_path, Counting()).search("a", 3)
     assert path.read_bytes() == whole and not list(tmp_path.rglob(".tmp*"))
 
 
 def test_records_are_for_their_owner_alone_and_named_by_content(tmp_path: Path) -> None:
-    RecordedAnswers(Counting(), tmp_path / "c").search("a", 3)
+    RecordedAnswers(NAME, tmp_path / "c", Counting()).search("a", 3)
     (path,) = tmp_path.rglob("*.json")
     assert path.stem == key_of("counting/1", "a", 3) and path.parent.name == path.stem[:2]
     assert (

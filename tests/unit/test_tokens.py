@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.rollouts import episodes
 from autorl_hpc.rollouts.episodes import SPLITS, Encoder, pieces
 
 TINY = Path(__file__).resolve().parents[2] / "templates" / "models" / "tiny" / "tokenizer.json"
@@ -117,13 +116,6 @@ def test_other_tokenizers_get_whole_texts(name: str) -> None:
         assert all(encoder.encode(text) == whole(tokenizer, text) for text in texts()[:300])
 
 
-def test_a_tokenizer_without_rules_would_give_other_ids_by_pieces() -> None:
-    """Shows that the check above is needed."""
-    tokenizer = made(NO_REGEX)
-    parts = list(pieces("word\n word\nb 1\n2"))
-    assert [i for part in parts for i in whole(tokenizer, part)] != whole(tokenizer, "".join(parts))
-
-
 def test_the_tiny_models_tokenizer() -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(TINY))
@@ -139,12 +131,3 @@ def test_pieces_are_the_text() -> None:
         assert "".join(parts) == text and all(parts[1:])
         assert all(part.startswith("\n") and before[-1].isalnum() for before, part in itertools.pairwise(parts))
     assert pieces("a\nb\n\nc.\nd\n") == ["a", "\nb", "\n\nc.\nd", "\n"]
-
-
-def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episodes, "KEPT_CHARS", 500)
-    tokenizer = made(BYTES)
-    encoder = Encoder(tokenizer)
-    for text in texts(3)[:500]:
-        assert encoder.encode(text) == whole(tokenizer, text)
-        assert sum(map(len, encoder._ids)) == encoder._kept_chars <= 500 + max(map(len, pieces(text)))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import minishop
 import pytest
@@ -86,20 +84,6 @@ def test_what_is_no_action_changes_nothing(shop: Environment, wishes: list[Row],
     assert shop.step(action) == before
 
 
-@pytest.mark.parametrize(
-    ("action", "expected"),
-    [
-        ("search[Red Shoes]", ("search", "red shoes")),
-        ("click[< Prev]", ("click", "< prev")),
-        ("click[a] and more", ("click", "a")),  # what follows the bracket is not looked at
-        ("search[a [b] c]", ("search[a ", "b] c")),
-        ("no action", ("", "")),
-    ],
-)
-def test_parsing_of_actions(action: str, expected: tuple[str, str]) -> None:
-    assert parse(action) == expected
-
-
 def test_actions_are_parsed_as_by_the_original_s_expression() -> None:
     for text in map("".join, itertools.product("a[]\n", repeat=6)):
         match = re.match(r"(.+)\[(.+)\]", text)
@@ -145,32 +129,11 @@ def test_white_space_on_a_page(text: str, shown: str) -> None:
     assert page.text == f"Instruction: [SEP] wish [SEP] Back to Search [SEP] < Prev{shown}"
 
 
-def test_the_same_actions_give_the_same_texts(vault: Path, wishes: list[Row]) -> None:
-    def play(seed: int) -> Iterator[object]:
-        shop = Environment(vault, held_out=True)
-        for row in wishes[:5]:
-            yield shop.reset(row, seed)
-            for action in ("search[warm hats]", "click[next >]", "click[< prev]", f"search[{row['question']}]"):
-                yield shop.step(action)
-
-    assert list(play(0)) == list(play(1))
-
-
 def test_one_episode_leaves_nothing_for_the_next(shop: Environment, wishes: list[Row]) -> None:
     assert buy(shop, wishes[0], wishes[0]["product"], *wishes[0]["options"].values()) == 1.0
     text, _ = parts(shop.reset(wishes[1], 0))
     assert wishes[1]["question"] in text and wishes[0]["question"] not in text
     assert shop.step("click[buy now]").done is False
-
-
-def test_an_episode_begins_with_a_goal(vault: Path, wishes: list[Row]) -> None:
-    shop = Environment(vault, held_out=True)
-    with pytest.raises(RuntimeError, match="reset"):
-        shop.step("search[x]")
-    with pytest.raises(KeyError):
-        shop.reset({"question": "?"}, 0)
-    with pytest.raises(KeyError):
-        shop.reset({**wishes[0], "product": "NONE"}, 0)
 
 
 # --- search ---

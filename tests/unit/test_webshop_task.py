@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,21 +60,6 @@ def test_the_mini_shop_s_prompts_fit_the_tiny_model(vault: Path, wishes: list[Ro
             assert isinstance(prompt, str) and "[SEP]" not in prompt and prompt.count(row["question"]) == 1
             assert len(tokenizer.encode(prompt).ids) <= limit, prompt
         assert shop.step("click[buy now]").reward == 1.0
-
-
-def test_a_copied_task_folder_works_alone(tmp_path: Path, train: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    shutil.copytree(load_task("webshop-mini").folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shop = Source(folder / "environment.py", "Environment", train).environment()
-    assert "WebShop" in shop.reset(rows(train / "goals.jsonl")[0], 0)
-
-
-def test_the_engine_imports_nothing_of_the_suite() -> None:
-    folder = REPO / "autorl_hpc" / "rollouts" / "webshop"
-    for path in folder.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("autorl_hpc"):
-                assert (node.module or "").startswith("autorl_hpc.rollouts"), path
 
 
 def test_an_agent_s_copy_works_under_another_name(tmp_path: Path, train: Path) -> None:

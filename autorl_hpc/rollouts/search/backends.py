@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import heapq
 import json
-import math
 import os
 import re
 import secrets
@@ -20,12 +18,12 @@ import unicodedata
 import urllib.error
 import urllib.parse
 import urllib.request
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from autorl_hpc.rollouts.bm25 import TermIndex
 from autorl_hpc.rollouts.environment import Unavailable
 
 
@@ -72,24 +70,6 @@ class Setup(NamedTuple):
     held_out: bool = False
 
 
-def _bm25(setup: Setup) -> SearchBackend:
-
-    return bm25_from_setup(setup)
-
-
-def _online(setup: Setup) -> SearchBackend:
-
-    return recording(online_from_setup(setup), setup)
-
-
-def _replay(setup: Setup) -> SearchBackend:
-
-    return Replay(identity_of(setup.options), folder_of(setup))
-
-
-BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {"bm25": _bm25, "online": _online, "replay": _replay}
-
-
 def make_backend(setup: Setup) -> SearchBackend:
     """Create the back end that the option `search` names (default bm25).
 
@@ -103,16 +83,12 @@ def make_backend(setup: Setup) -> SearchBackend:
     return BACKENDS[name](setup)
 
 
-# --- BM25 over an offline corpus, with an inverted index in memory
+# --- BM25 over an offline corpus
 # A corpus is a JSON lines file, or a folder of them (`*.jsonl`, in order of names), with `title`, `text` and optionally `url`.
-# Its hash is the sha256 of the concatenated bytes, so for a single file it equals `sha256sum`. Meant for up to some hundred
-# thousand short documents: about 1 kB of memory per 100 words.
-# Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
+# Its hash is the sha256 of the concatenated bytes, so for a single file it equals `sha256sum`.
 
 BM25_VERSION = "1"
 """Any change that can change a result needs a new version."""
-K1, B = 0.9, 0.4
-"""Anserini's defaults for passages."""
 SNIPPET_CHARS = 300
 """Length of a result's text: three of them fit into a context of 4,096 tokens beside the rest of an episode."""
 CORPUS = "corpus.jsonl"
@@ -178,41 +154,13 @@ def _document(line: bytes, where: str, number: int) -> Document:
     return Document(value["title"], str(value.get("url") or f"doc:{number}"), value["text"])
 
 
-class TermIndex:
-    """Inverted index: the documents that hold a term, with the term's weight in each."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        counts = [Counter(terms(text)) for text in texts]
-        lengths = [sum(count.values()) for count in counts]
-        average = (sum(lengths) / len(lengths) if lengths else 0.0) or 1.0
-        frequency = Counter(term for count in counts for term in count)
-        self._postings: dict[str, tuple[array[int], array[float]]] = {}
-        for number, count in enumerate(counts):
-            norm = K1 * (1 - B + B * lengths[number] / average)
-            for term, times in count.items():
-                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
-                numbers, worths = self._postings.setdefault(term, (array("I"), array("d")))
-                numbers.append(number)
-                worths.append(idf * times * (K1 + 1) / (times + norm))
-
-    def best(self, query: str, k: int) -> list[tuple[int, float]]:
-        """Return numbers and scores of the `k` best texts that hold a term; equal scores in the texts' order."""
-        scores: dict[int, float] = {}
-        for term, times in Counter(terms(query)).items():
-            numbers, worths = self._postings.get(term, ((), ()))
-            for number, worth in zip(numbers, worths, strict=True):
-                scores[number] = scores.get(number, 0.0) + times * worth
-        best = heapq.nsmallest(k, ((-score, number) for number, score in scores.items()))
-        return [(number, -score) for score, number in best]
-
-
 class Bm25:
     """A searchable corpus. Immutable, so all environments of a process share one."""
 
     def __init__(self, corpus: Corpus, snippet_chars: int = SNIPPET_CHARS) -> None:
         self.corpus = corpus
         self.snippet_chars = snippet_chars
-        self._index = TermIndex([f"{document.title}\n{document.text}" for document in corpus.documents])
+        self._index = TermIndex(terms(f"{document.title}\n{document.text}") for document in corpus.documents)
 
     @property
     def identity(self) -> str:
@@ -221,7 +169,7 @@ class Bm25:
 
     def search(self, query: str, k: int) -> list[Result]:
         """See the Protocol. Never fails."""
-        found = (self.corpus.documents[number] for number, _ in self._index.best(query, k))
+        found = (self.corpus.documents[number] for number in self._index.best(terms(query), k))
         return [Result(each.title, each.url, snippet(each.text, query, self.snippet_chars)) for each in found]
 
 
@@ -271,8 +219,7 @@ def bm25_from_setup(setup: Setup) -> Bm25:
     Raises:
         OSError, ValueError: see `read_corpus`; or the path leads out of the data, or it is not the recipe's corpus.
     """
-    options: Mapping[str, Any] = setup.options
-    root = Path(setup.data).resolve()
+    options, root = setup.options, Path(setup.data).resolve()
     path = (root / str(options.get("corpus", CORPUS))).resolve()
     if not path.is_relative_to(root):
         raise ValueError("option `corpus` leads out of the task's data")
@@ -550,53 +497,41 @@ class SearchCache:
 
 
 class RecordedAnswers:
-    """A back end whose answers are recorded."""
+    """Recorded answers; a query that has none is asked of `backend` and recorded, or fails without a back end."""
 
-    def __init__(self, backend: SearchBackend, folder: Path) -> None:
-        self.backend = backend
-        self.cache = SearchCache(folder)
-
-    @property
-    def identity(self) -> str:
-        """The recorded back end's identity."""
-        return self.backend.identity
-
-    def search(self, query: str, k: int) -> list[Result]:
-        """Return the recorded answer, otherwise the back end's; see the Protocol."""
-        key = key_of(self.identity, query, k)
-        found = self.cache.get(key)
-        if found is None:
-            found = self.backend.search(query, k)
-            try:
-                self.cache.put(key, self.identity, query, found)
-            except OSError as error:
-                raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
-            # Another process may have recorded other results first; all use the recorded ones.
-            found = self.cache.get(key) or found
-        return found
-
-
-class Replay:
-    """Answers from recorded results only."""
-
-    def __init__(self, identity: str, folder: Path) -> None:
-        self.identity = identity
+    def __init__(self, identity: str, folder: Path, backend: SearchBackend | None = None) -> None:
+        self.identity, self.backend = identity, backend
         self.cache = SearchCache(folder)
 
     def search(self, query: str, k: int) -> list[Result]:
         """See the Protocol."""
         key = key_of(self.identity, query, k)
         found = self.cache.get(key)
-        if found is None and self.cache.stands(key):
-            raise SearchFailed(
-                f"the recorded answer {key[:16]} for the query {query[:80]!r} is damaged or can't be read: put the original "
-                "back, or ask the engine again"
-            )
-        if found is None:
-            raise SearchFailed(f"no recorded answer {key[:16]} for the query {query[:80]!r}: it was not asked before")
-        return found
+        if found is not None:
+            return found
+        if self.backend is None:
+            name = f"recorded answer {key[:16]} for the query {query[:80]!r}"
+            if self.cache.stands(key):
+                advice = "put the original back, or ask the engine again"
+                raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
+            raise SearchFailed(f"no {name}: it was not asked before")
+        found = self.backend.search(query, k)
+        try:
+            self.cache.put(key, self.identity, query, found)
+        except OSError as error:
+            raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
+        # Another process may have recorded other results first; all use the recorded ones.
+        return self.cache.get(key) or found
 
 
-def recording(backend: SearchBackend, setup: Setup) -> SearchBackend:
-    """Return the back end with recording, unless the option `search_record` is false."""
-    return RecordedAnswers(backend, folder_of(setup)) if setup.options.get("search_record", True) else backend
+def _online(setup: Setup) -> SearchBackend:
+    engine = online_from_setup(setup)
+    recorded = setup.options.get("search_record", True)
+    return RecordedAnswers(engine.identity, folder_of(setup), engine) if recorded else engine
+
+
+def _replay(setup: Setup) -> SearchBackend:
+    return RecordedAnswers(identity_of(setup.options), folder_of(setup))
+
+
+BACKENDS: dict[str, Callable[[Setup], SearchBackend]] = {"bm25": bm25_from_setup, "online": _online, "replay": _replay}

@@ -123,8 +123,6 @@ class Environment:
     Options: `search` and those of the back end (see backends.py); `results`: results per search, default 3.
     """
 
-    replays = False  # a search may cost money
-
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
         """Open the search.
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import heapq
 import json
-import math
 import re
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from autorl_hpc.rollouts.bm25 import TermIndex
 from autorl_hpc.rollouts.environment import Step, Transcript
 from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
@@ -129,13 +127,12 @@ def _visible(text: str) -> str | None:
     return text.strip()
 
 
-# --- search: BM25 as in Lucene and Anserini with WebShop's settings, with an inverted index in memory
+# --- search: BM25 as in Lucene and Anserini with WebShop's settings
 # Follows the original (pyserini 0.17, default analyzer and similarity): Lucene's 33 stop words, English possessives, Porter
 # stems, k1 = 0.9 and b = 0.4, lengths rounded to Lucene's one byte, ties in order of product numbers. The ranking was not
 # compared with a running Lucene: its tokenizer is approximated by a regular expression, and the stemmer is Snowball's
 # `porter`, without two of Lucene's departures from the published algorithm (`bli`, `logi`).
 
-K1, B = 0.9, 0.4
 RESULTS = 50
 """Maximum number of products that a search returns."""
 _STOP_WORDS = """
@@ -159,36 +156,18 @@ def tokens(text: str) -> list[str]:
 
 
 class ShopIndex:
-    """BM25 over documents by id. Term weights are computed once, so that a search only adds them."""
+    """BM25 over documents by id."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
-        """Index `documents`."""
-        # Sorted by id, which orders equal scores as in the original.
-        self._ids = sorted(documents)
-        counts = [Counter(tokens(documents[identity])) for identity in self._ids]
-        lengths = [sum(count.values()) for count in counts]
-        average = sum(lengths) / len(lengths) if lengths else 1.0
-        frequency = Counter(term for count in counts for term in count)
-        self._postings: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for number, count in enumerate(counts):
-            norm = K1 * (1 - B + B * rounded_length(lengths[number]) / average)
-            for term, times in count.items():
-                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
-                self._postings[term].append((number, idf * times / (times + norm)))
-        self._cached = functools.lru_cache(maxsize=CACHED_QUERIES)(self._search)
+        ids = sorted(documents)  # which orders equal scores as in the original
+        index = TermIndex((tokens(documents[one]) for one in ids), rounded_length)
 
-    def search(self, query: str) -> tuple[str, ...]:
+        @functools.lru_cache(maxsize=CACHED_QUERIES)
+        def search(query: str) -> tuple[str, ...]:
+            return tuple(ids[number] for number in index.best(tokens(query), RESULTS))
+
+        self.search: Callable[[str], tuple[str, ...]] = search
         """Return ids of the best documents, best first; none if no term is known."""
-        return self._cached(query)
-
-    def _search(self, query: str) -> tuple[str, ...]:
-        scores: dict[int, float] = {}
-        get = scores.get
-        for term, times in Counter(tokens(query)).items():
-            for number, impact in self._postings.get(term, ()):
-                scores[number] = get(number, 0.0) + times * impact
-        best = heapq.nsmallest(RESULTS, ((-score, number) for number, score in scores.items()))
-        return tuple(self._ids[number] for _, number in best)
 
 
 def rounded_length(terms: int) -> int:
@@ -270,7 +249,7 @@ class Environment:
             )
         self.last: Reward | None = None
         self._goal: Goal | None = None
-        self._page = search_page("")
+        self.page = search_page("")
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
         """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random.
@@ -305,31 +284,26 @@ class Environment:
         """Do nothing: other environments of this process share the shop."""
 
     @property
-    def page(self) -> Page:
-        """The current page."""
-        return self._page
-
-    @property
     def _instruction(self) -> str:
         return "" if self._goal is None else self._goal.instruction
 
     def _shown(self) -> str:
-        actions = "\n".join(self._page.actions())
-        return f"{self._page.text}{ACTIONS_HEADING}{actions}" if actions else self._page.text
+        actions = "\n".join(self.page.actions())
+        return f"{self.page.text}{ACTIONS_HEADING}{actions}" if actions else self.page.text
 
     def _to_search(self) -> None:
         self._query, self._number = "", 1
         self._product: Product | None = None
         self._options: dict[str, str] = {}
-        self._page = search_page(self._instruction)
+        self.page = search_page(self._instruction)
 
     def _search(self, query: str, number: int) -> None:
         self._query, self._number = query, number
         self._product, self._options = None, {}
-        self._page = results_page(self._instruction, self.shop.search(query), number)
+        self.page = results_page(self._instruction, self.shop.search(query), number)
 
     def _click(self, text: str) -> None:
-        page = self._page
+        page = self.page
         # buttons first: an option with the same text can't be chosen
         if text in (button.lower() for button in page.buttons):
             self._press(text)
@@ -337,35 +311,27 @@ class Environment:
             self._options[page.options[text]] = text
         elif text in page.links:
             self._product = self.shop.catalogue[page.links[text]]
-            self._to_item()
+            self.page = item_page(self._instruction, self._product)
 
     def _press(self, text: str) -> None:
+        product = self._product
         if text == BACK_TO_SEARCH.lower():
             self._to_search()
         elif text == NEXT.lower():
             self._search(self._query, self._number + 1)
+        elif text == PREVIOUS.lower() and self.page.kind == "sub":
+            assert product is not None
+            self.page = item_page(self._instruction, product)
         elif text == PREVIOUS.lower():
-            if self._page.kind == "sub":
-                self._to_item()
-            else:
-                self._search(self._query, self._number - (self._page.kind == "results"))
+            self._search(self._query, self._number - (self.page.kind == "results"))
         elif text == BUY.lower():
-            self._buy()
+            assert product is not None and self._goal is not None
+            self.last = reward(product, self._options.values(), self._goal, self._wanted)
+            self.page = done_page(product.asin, self._options, self.last.value)
         else:
-            self._to_sub_page(next(name for name in SUB_PAGES if name.lower() == text))
-
-    def _to_item(self) -> None:
-        assert self._product is not None
-        self._page = item_page(self._instruction, self._product)
-
-    def _to_sub_page(self, name: str) -> None:
-        assert self._product is not None
-        self._page = sub_page(self._instruction, self._product, name)
-
-    def _buy(self) -> None:
-        assert self._product is not None and self._goal is not None
-        self.last = reward(self._product, self._options.values(), self._goal, self._wanted)
-        self._page = done_page(self._product.asin, self._options, self.last.value)
+            assert product is not None
+            name = next(name for name in SUB_PAGES if name.lower() == text)
+            self.page = sub_page(self._instruction, product, name)
 
 
 def parse(action: str) -> tuple[str, str]:
