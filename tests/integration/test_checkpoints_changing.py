@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,19 @@ from checkpoints import (
     EMBEDDING,
     SINGLE,
     Desk,
+    meanwhile,
     raw_parts,
     save,
     tiny_base,
+    write_at,
 )
 from weights import Tensors
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
 from autorl_hpc.supervise.copy import Copied, copy_checkpoint
-from autorl_hpc.supervise.lint import lint_folder
+from autorl_hpc.supervise.intake import lint_folder
+from autorl_hpc.supervise.lint import BaseModel
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-WIDE = BaseModel({"model_type": "llama"}, {EMBEDDING: (8192, 4096), "b": (4096,)}, "0" * 64, 8192 * 4096 + 4096)
+WIDE = BaseModel({"model_type": "llama"}, {EMBEDDING: (8192, 4096), "b": (4096,)}, "0" * 64)
 """128 MiB, so that a copy takes long enough to be disturbed."""
 
 
@@ -47,33 +47,6 @@ def save_wide(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     tensors: Tensors = {name: ("F32", rng.random(shape, dtype=np.float32)) for name, shape in WIDE.shapes.items()}
     return save(folder, tensors, WIDE.config)
-
-
-@contextmanager
-def meanwhile(action: Callable[[], None]) -> Iterator[None]:
-    """Does `action` over and over while the body runs; it has been done once before that begins."""
-    stop, once = threading.Event(), threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            action()
-            once.set()
-            time.sleep(0.002)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    once.wait()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def write_at(path: Path, position: int, data: bytes) -> None:
-    with open(path, "r+b") as file:
-        file.seek(position)
-        file.write(data)
 
 
 def append(path: Path) -> None:

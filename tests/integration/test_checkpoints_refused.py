@@ -54,7 +54,7 @@ from checkpoints import (
 from weights import Tensors
 
 from autorl_hpc.files.checkpoint import INDEX_NAME
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.lint import BaseModel
 
 QUICK_S = 2.0
 
@@ -208,7 +208,7 @@ def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advi
 def untied_base() -> BaseModel:
     tiny = tiny_base()
     shapes = {**tiny.shapes, HEAD: tiny.shapes[EMBEDDING]}
-    return BaseModel({**tiny.config, "tie_word_embeddings": False}, shapes, tiny.content_hash, tiny.elements)
+    return BaseModel({**tiny.config, "tie_word_embeddings": False}, shapes, tiny.content_hash)
 
 
 def ones(tensors: Tensors) -> Any:
@@ -245,7 +245,7 @@ def test_heads_of_an_untied_base(
 
 def test_one_value_tells_a_head_from_a_constant_one(tmp_path: Path) -> None:
     """The last value of the last row, beyond the first block that is looked at."""
-    base = BaseModel({"model_type": "llama"}, {EMBEDDING: (3000, 512)}, "0" * 64, 3000 * 512)
+    base = BaseModel({"model_type": "llama"}, {EMBEDDING: (3000, 512)}, "0" * 64)
     values = np.full((3000, 512), 0.5, np.float32)
     values[-1, -1] = 0.25
     desk = Desk(tmp_path, base)

@@ -26,8 +26,8 @@ from checkpoints import (
 
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
 from autorl_hpc.supervise.copy import Copied
+from autorl_hpc.supervise.lint import BaseModel
 
 QUICK_S = 2.0
 
@@ -141,7 +141,7 @@ def large_base(layers: int) -> BaseModel:
         for name, shape in (("q", (1024, 1024)), ("k", (1024, 1024)), ("v", (1024, 1024)), ("o", (1024, 1024)), ("up", (4096, 1024)),
                             ("gate", (4096, 1024)), ("down", (1024, 4096)), ("norm1", (1024,)), ("norm2", (1024,))):  # fmt: skip
             shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    return BaseModel({"model_type": "llama"}, shapes, "0" * 64, sum(math.prod(shape) for shape in shapes.values()))
+    return BaseModel({"model_type": "llama"}, shapes, "0" * 64)
 
 
 def save_holes(folder: Path, base: BaseModel, shards: int = 1) -> int:

@@ -25,19 +25,17 @@ from pathlib import Path
 from autorl_hpc.agents import Agent
 from autorl_hpc.agents.definition import AgentFile
 from autorl_hpc.supervise import supervisor as program
-env = {"PATH": os.environ["PATH"], "A_SECRET": "x", "PYTHONPATH": "/writable", "AUTORL_RUN_MARK": "mark-of-test.1."}
+env = {"PATH": os.environ["PATH"], "AUTORL_RUN_MARK": "mark-of-test.1."}
 for limit_s, asked in json.loads(sys.argv[2]):
-    program.LIMIT_S = limit_s
-    file = AgentFile(name="one", description="d", program=tuple(asked), secrets=("A_SECRET",))
+    file = AgentFile(name="one", description="d", program=tuple(asked))
     agent = Agent(Path("."), file)
-    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False)
+    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False, limit_s)
 """
 """In a process of its own, for everything that descends from the asking one is ended."""
 
 SAID = [
     ("echo my-tool 2.1.197 '(My Tool)'", "2.1.197"),
     ("echo 'v0.61.0-nightly.1' >&2", "0.61.0-nightly.1"),
-    ("echo 1.2.3$A_SECRET$PYTHONPATH", "1.2.3"),
     ("echo broken 1.2.3; exit 1", None),
     ("echo no number here", None),
     ("yes 1.2.3", None),

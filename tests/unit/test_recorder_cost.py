@@ -53,9 +53,7 @@ def test_all_watches_together_stay_below_their_share(tmp_path: Path) -> None:
         os.close(os.open(folder / f"{number}.txt", os.O_CREAT | os.O_WRONLY))
     env = {**os.environ, MARK_VARIABLE: MARK}
     agents = [subprocess.Popen(["sleep", "600"], env=env) for _ in range(20)]
-    clock = BudgetClock(
-        run.clock, Budget.model_validate({"wall_clock": "1h"}), 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0
-    )
+    clock = BudgetClock(run.clock, Budget.model_validate({"wall_clock": "1h"}), 1)
     clock.start()
     recording = RecorderProcess(run, workspace, clock, os.getpid(), MARK)
     recording.start()
