@@ -110,18 +110,10 @@ def take(folder: Path, target: Path, base: BaseModel | None = None, dtype: str =
         return copy_checkpoint(lint_folder(fd, base, stack), base, target, dtype)
 
 
-def lint_only(folder: Path, base: BaseModel | None = None) -> None:
-    """The lint alone: not a byte of weights is read."""
-    with ExitStack() as stack:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        stack.callback(os.close, fd)
-        lint_folder(fd, base or tiny_base(), stack)
-
-
-def refusal(folder: Path, target: Path, base: BaseModel | None = None, dtype: str = "float32") -> Refused:
+def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refused:
     """The refusal of a folder that must not be accepted."""
     try:
-        copied = take(folder, target, base, dtype)
+        copied = take(folder, target, base)
     except Refused as refused:
         return refused
     raise AssertionError(f"accepted, as {copied}")

@@ -13,8 +13,6 @@ import pytest
 from helpers import PATIENCE_S
 from treemaker import Tree
 
-from autorl_hpc.agents import Agent
-from autorl_hpc.agents.definition import AgentFile
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.report import pages, report
 from autorl_hpc.report.run_summary import Library, digest
@@ -68,14 +66,6 @@ def running(argv: list[str]) -> bool:
             if entry.name.isdigit() and (entry / "cmdline").read_bytes() == line:
                 return True
     return False
-
-
-def test_an_agent_without_a_program_is_not_asked(tmp_path: Path) -> None:
-    from autorl_hpc.supervise.supervisor import note_version
-
-    agent = Agent(tmp_path, AgentFile(name="one", description="d"))
-    note_version(tmp_path / "events", agent, 1, list, {}, "mark", lambda: False)
-    assert not (tmp_path / "events").exists()
 
 
 def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:
