@@ -12,7 +12,7 @@ from checkpoints import TINY, tiny_tensors
 from weights import Tensors, write_safetensors
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.lint import BaseModel
 
 ADAPTER = "adapter_model.safetensors"
 Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"

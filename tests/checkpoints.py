@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
-from contextlib import ExitStack
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,12 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.states import Protocol
+from autorl_hpc.supervise.attempt_ledger import LedgerWriter
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
 from autorl_hpc.supervise.copy import Copied, copy_checkpoint
-from autorl_hpc.supervise.intake import Intake, ResultWriter
-from autorl_hpc.supervise.ledger_writer import LedgerWriter
-from autorl_hpc.supervise.lint import lint_folder
-from autorl_hpc.supervise.workspace import FOLDERS, Workspace
+from autorl_hpc.supervise.intake import Intake, ResultWriter, lint_folder
+from autorl_hpc.supervise.lint import BaseModel
+from autorl_hpc.supervise.workspace import FOLDERS
 from autorl_hpc.tasks.loader import load_task
 
 TINY = share("templates") / "models" / "tiny"
@@ -109,18 +110,10 @@ def take(folder: Path, target: Path, base: BaseModel | None = None, dtype: str =
         return copy_checkpoint(lint_folder(fd, base, stack), base, target, dtype)
 
 
-def lint_only(folder: Path, base: BaseModel | None = None) -> None:
-    """The lint alone: not a byte of weights is read."""
-    with ExitStack() as stack:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        stack.callback(os.close, fd)
-        lint_folder(fd, base or tiny_base(), stack)
-
-
-def refusal(folder: Path, target: Path, base: BaseModel | None = None, dtype: str = "float32") -> Refused:
+def refusal(folder: Path, target: Path, base: BaseModel | None = None) -> Refused:
     """The refusal of a folder that must not be accepted."""
     try:
-        copied = take(folder, target, base, dtype)
+        copied = take(folder, target, base)
     except Refused as refused:
         return refused
     raise AssertionError(f"accepted, as {copied}")
@@ -131,6 +124,33 @@ def with_strange_names(folder: Path) -> None:
     for name in (b"\xff\xfe.txt", b"new\nline", b"\x1b[2J", b"a" * 255):
         with open(os.path.join(os.fsencode(folder), name), "wb"):
             pass
+
+
+@contextmanager
+def meanwhile(action: Callable[[], None]) -> Iterator[None]:
+    """Does `action` over and over while the body runs; it has been done once before that begins."""
+    stop, once = threading.Event(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            action()
+            once.set()
+            time.sleep(0.002)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    once.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def write_at(path: Path, position: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
 
 
 class Desk:
@@ -184,14 +204,11 @@ class Desk:
 
     def next_attempt(self) -> Intake:
         """The intake of a new attempt on the same ledger: what a killed supervisor is followed by."""
-        workspace = Workspace(self.workspace)
         chain = LedgerWriter(self.run)
         attempt = chain.begin(0.0, str(self.workspace))
-        clock = BudgetClock(
-            self.run.clock, self.record.science.budget, attempt, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0
-        )
-        answers = ResultWriter(self.record, self.experiment.baselines, workspace)
-        self.intake = Intake(self.experiment, self.record, workspace, self.base, clock, chain, answers)
+        clock = BudgetClock(self.run.clock, self.record.science.budget, attempt)
+        answers = ResultWriter(self.record, self.experiment.baselines, self.workspace)
+        self.intake = Intake(self.experiment, self.record, self.base, clock, chain, answers, retry_s=0.0)
         return self.intake
 
     def drop(self, name: str, value: object) -> Path:

@@ -119,32 +119,20 @@ def read_config(path: Path) -> AgentFile:
     Raises:
         AutorlError: it is not a table, or a field has another type.
     """
-    value = read_yaml(path)
-    if value is None:  # an empty file
-        value = {}
+    value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
         raise AutorlError("config.yaml is no table of fields", where=path, next_step="compare it with another agent's")
-    title, description = (str(value.get(name) or "") for name in ("name", "description"))
+    start, env = value.get("start") or "start.sh", value.get("env_vars") or {}  # a bare `env_vars:` is null
+    if isinstance(env, dict):
+        env = {name: "" if each is None else each for name, each in env.items()}
     known: dict[str, Any] = {
         "name": path.parent.name,
-        "description": description or title or path.parent.name,
-        "start": _plain(value.get("start") or "start.sh"),
-        "env": _texts(value.get("env_vars") or {}),  # a bare `env_vars:` is null
+        "description": str(value.get("description") or value.get("name") or path.parent.name),
+        "start": start.removeprefix("./") if isinstance(start, str) else start,
+        "env": env,
         "driver": {"dialect": "any", "required": False, "set_by": "its start script"},
     }
     return parse_record(AgentFile, known, path)
-
-
-def _plain(start: Any) -> Any:
-    """Remove a leading `./`."""
-    return start.removeprefix("./") if isinstance(start, str) else start
-
-
-def _texts(variables: Any) -> Any:
-    """Replace missing values by empty text."""
-    if not isinstance(variables, dict):
-        return variables
-    return {name: "" if value is None else value for name, value in variables.items()}
 
 
 # --- finding and loading agent folders
@@ -165,12 +153,11 @@ class Agent:
 
     def folders(self) -> list[Path]:
         """Return the agent's folder and the included ones, which are beside it or beside the folder of agents."""
-        agents = self.folder.parent
-        beside = (
-            next((f for f in (agents / name, agents.parent / name) if f.is_dir()), agents / name)
-            for name in self.file.include
-        )
-        return [self.folder, *beside]
+        agents, found = self.folder.parent, [self.folder]
+        for name in self.file.include:
+            beside = (agents / name, agents.parent / name)
+            found.append(next(filter(Path.is_dir, beside), agents / name))
+        return found
 
     def script(self, *, again: bool) -> str:
         """Return the script to run; `again` if the agent was interrupted before."""
@@ -206,11 +193,6 @@ def agent_names(folders: Sequence[Path] | None = None) -> list[str]:
     return sorted({path.parent.name for name in (DEFINITION, CONFIG) for f in places for path in f.glob(f"*/{name}")})
 
 
-def _definition(folder: Path) -> Path | None:
-    """Return the file that defines the agent in a folder, or None."""
-    return next((folder / name for name in (DEFINITION, CONFIG) if (folder / name).is_file()), None)
-
-
 def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
     """Load the agent of that name from `folders` (default: `agent_folders()`).
 
@@ -218,7 +200,8 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
         AutorlError: there is none, or its folder is incomplete.
     """
     places = agent_folders() if folders is None else folders
-    path = next(filter(None, (_definition(place / name) for place in places)), None)
+    files = (place / name / file for place in places for file in (DEFINITION, CONFIG))
+    path = next(filter(Path.is_file, files), None)
     if path is None:
         near = get_close_matches(name, agent_names(), n=1)
         raise AutorlError(
@@ -228,23 +211,19 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
         )
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)
-    _look_whole(agent)
+    _check_complete(agent)
     return agent
 
 
-def _look_whole(agent: Agent) -> None:
+def _check_complete(agent: Agent) -> None:
     """Check that every file in the definition exists and can be frozen."""
+    complete = "complete the agent's folder"
     if agent.name != agent.folder.name:
-        raise AutorlError(
-            f"field `name`: agent {agent.name} lies in a folder called {agent.folder.name}",
-            where=agent.folder / DEFINITION,
-            next_step="give both the same name",
-        )
+        what = f"field `name`: agent {agent.name} lies in a folder called {agent.folder.name}"
+        raise AutorlError(what, where=agent.folder / DEFINITION, next_step="give both the same name")
     for part in agent.folders():
         if not part.is_dir():
-            raise AutorlError(
-                f"agent {agent.name} lacks {part.name}/", where=part, next_step="complete the agent's folder"
-            )
+            raise AutorlError(f"agent {agent.name} lacks {part.name}/", where=part, next_step=complete)
         for entry in sorted(part.rglob("*")):
             if entry.is_symlink():
                 what = f"agent {agent.name}: {entry.name} is a link, which is not frozen"
@@ -252,8 +231,7 @@ def _look_whole(agent: Agent) -> None:
     there = set(walk_files(agent.folder))
     for script in (agent.script(again=False), agent.script(again=True), agent.file.check):
         if script is not None and script not in there:
-            what = f"agent {agent.name} lacks {script}"
-            raise AutorlError(what, where=agent.folder / script, next_step="complete the agent's folder")
+            raise AutorlError(f"agent {agent.name} lacks {script}", where=agent.folder / script, next_step=complete)
 
 
 # --- `attach`: connect this terminal to the shell of agent `shell` in its sandbox

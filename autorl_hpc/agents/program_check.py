@@ -87,26 +87,17 @@ def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tupl
     """Run the profile's modules and the `setup` lines that match SETS_PATH here; return the variables, and what could not be
     found out."""
     # A job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
-    bare = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}
-    lines = (
-        [] if profile is None else [*module_lines(profile), *(line for line in profile.setup if SETS_PATH.search(line))]
-    )
-    found, doubt = bare, ""
+    found, doubt = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}, ""
+    lines = [] if profile is None else [*module_lines(profile), *filter(SETS_PATH.search, profile.setup)]
     if lines:
         script = "\n".join([*lines, "printf '\\0'", "exec /usr/bin/env -0"])  # jobs get only exported variables
-        answer = ask(["bash", "-c", script], env=bare, limit_s=SETUP_LIMIT_S)
-        pairs = (each.split("=", 1) for each in answer.out.split("\0")[1:] if "=" in each)
-        told = without_secrets(dict(pairs))
+        answer = ask(["bash", "-c", script], env=found, limit_s=SETUP_LIMIT_S)
+        told = without_secrets(dict(each.split("=", 1) for each in answer.out.split("\0")[1:] if "=" in each))
         if answer.code == 0 and told.get("PATH"):
             found = told
         else:
             doubt = "the profile's `modules` and `setup` don't run here, so its PATH of jobs is not known"
     return {name: value for name, value in found.items() if value or name != "PYTHONPATH"}, doubt
-
-
-def find_program(name: str, where: Where) -> str | None:
-    """Return the path of a program on an agent's PATH, or None."""
-    return shutil.which(name, path=where.path)
 
 
 def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
@@ -115,22 +106,13 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
     Args:
         program: absolute path.
     """
-    if shown is None:
-        return None
-    for path in _chain(program):
-        if not any(below(path, folder) for folder in shown):
-            return path
-    return None
-
-
-def _chain(program: str) -> list[str]:
-    """Return the program and its link targets, and those of the interpreter in its first line."""
-    found = _links(program)
-    interpreter = _interpreter(found[-1])
-    return found + (_links(interpreter) if interpreter is not None else [])
+    paths = _links(program)
+    paths += _links(interpreter) if (interpreter := _interpreter(paths[-1])) is not None else []
+    return next((p for p in paths if shown is not None and not any(below(p, folder) for folder in shown)), None)
 
 
 def _links(path: str) -> list[str]:
+    """Return a path and what it links to, one after the other."""
     found = [os.path.normpath(path)]
     while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
         found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
@@ -144,9 +126,7 @@ def _interpreter(program: str) -> str | None:
             line = file.readline(1024)
     except OSError:
         return None
-    if not line.startswith(b"#!"):
-        return None
-    words = shlex.split(line[2:].decode(errors="replace"))
+    words = shlex.split(line[2:].decode(errors="replace")) if line.startswith(b"#!") else []
     return words[0] if words and words[0].startswith("/") and os.path.exists(words[0]) else None
 
 
@@ -156,6 +136,8 @@ version."""
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400
+
+State = Literal["ok", "note", "problem"]
 
 
 @dataclass(frozen=True)
@@ -169,7 +151,7 @@ class Looked:
     """
 
     agent: str
-    state: Literal["ok", "note", "problem"]
+    state: State
     value: str
     do_this: str = ""
 
@@ -182,72 +164,55 @@ def has_checks(file: AgentFile) -> bool:
 def look(agent: Agent, where: Where, environ: Mapping[str, str] = os.environ) -> list[Looked]:
     """Return the findings on one agent, up to the first problem."""
     found: list[Looked] = []
-    for looked in _looks(agent, where, environ):
-        found.append(looked)
-        if looked.state == "problem":
+    for state, value, do_this in _looks(agent, where, environ):
+        found.append(Looked(agent.name, state, value, do_this))
+        if state == "problem":
             break
     return found
 
 
-def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[Looked]:
+def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[tuple[State, str, str]]:
     file = agent.file
     for name in file.secrets:
         if not environ.get(name):
-            yield Looked(agent.name, "note", f"{name} is not set", f"export {name}, if it needs it")
+            yield "note", f"{name} is not set", f"export {name}, if it needs it"
     if where.image:
         if file.program:
             words = f"{file.program[0]} must be in the image that agents run in, which is not looked into"
-            yield Looked(agent.name, "note", words, _install(file))
+            yield "note", words, _install(file)
         return
     if where.doubt and file.program:
-        yield Looked(agent.name, "note", where.doubt, "see that its lines run on this host too")
+        yield "note", where.doubt, "see that its lines run on this host too"
     with tempfile.TemporaryDirectory(prefix="autorl-check-") as home:
-        env = {**file.env, **_environment(where, home, environ)}
+        env = {**file.env, **without_secrets(environ), "PATH": where.path, "HOME": home, "TMPDIR": home}
         if file.program:
-            yield from _program(agent, where, env)
+            yield _program(file, where, env)
         if file.check is not None:
-            yield from _check(agent, env)
+            code, said = _run(["bash", str(agent.folder / file.check)], env)
+            if code != 0:
+                yield "problem", said or f"{file.check} failed without a word", _install(file)
 
 
-def _environment(where: Where, home: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an agent's environment: no secrets, an empty home."""
-    return {**without_secrets(environ), "PATH": where.path, "HOME": home, "TMPDIR": home}
-
-
-def _program(agent: Agent, where: Where, env: Mapping[str, str]) -> Iterator[Looked]:
-    file = agent.file
-    path = find_program(file.program[0], where)
+def _program(file: AgentFile, where: Where, env: Mapping[str, str]) -> tuple[State, str, str]:
+    path = shutil.which(file.program[0], path=where.path)
     if path is None:
-        yield Looked(agent.name, "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file))
-        return
+        return "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file)
     hidden = hidden_part(path, where.shown)
     if hidden is not None:
         leads = "" if hidden == path else f", to which {path} leads"
         words = f"the sandbox hides {hidden}{leads}: agents see system folders, those of PATH, and lib beside them"
-        yield Looked(agent.name, "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`")
-        return
+        return "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`"
     code, said = _run([path, *file.program[1:]], env)
     if code != 0:
         words = f"{' '.join(file.program)} doesn't run: {said}"
-        yield Looked(agent.name, "problem", words, f"run it by hand with an empty HOME; {_install(file)}")
-        return
+        return "problem", words, f"run it by hand with an empty HOME; {_install(file)}"
     version = VERSION.search(said)
     told = version.group() if version else said
     if told in file.versions:
-        yield Looked(agent.name, "ok", f"{path}, version {told}, known to work")
-    elif file.versions == (UNTESTED,):
-        yield Looked(
-            agent.name, "note", f"{path}, version {told}; no version of it was tested", "try one short run first"
-        )
-    else:
-        words = f"{path}, version {told}; known to work: {', '.join(file.versions)}"
-        yield Looked(agent.name, "note", words, "try one short run first")
-
-
-def _check(agent: Agent, env: Mapping[str, str]) -> Iterator[Looked]:
-    code, said = _run(["bash", str(agent.folder / str(agent.file.check))], env)
-    if code != 0:
-        yield Looked(agent.name, "problem", said or f"{agent.file.check} failed without a word", _install(agent.file))
+        return "ok", f"{path}, version {told}, known to work", ""
+    untested = file.versions == (UNTESTED,)
+    known = "no version of it was tested" if untested else f"known to work: {', '.join(file.versions)}"
+    return "note", f"{path}, version {told}; {known}", "try one short run first"
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str]:

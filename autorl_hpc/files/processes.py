@@ -301,13 +301,46 @@ def _pid_namespace(pid: int) -> str | None:
         return None
 
 
+ALLOWED = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "LC_CTYPE",
+    "TZ",
+    "TERM",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_HOME",
+    "NVIDIA_VISIBLE_DEVICES",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "ROCR_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+    "SSL_CERT_FILE",
+    "REQUESTS_CA_BUNDLE",
+)
+"""Variables that programs need to run on this host: no tokens, no SLURM_*, no PYTHONPATH."""
+
+
 def start_own(
-    module: str, env: Mapping[str, str], *, stderr: IO[bytes] | None = None, pass_fds: Sequence[int] = ()
+    module: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    stderr: IO[bytes] | int | None = None,
+    pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """Start a module of the suite as a child in its own session, with pipes to its input and output.
 
     The lock keeps a thread that is ending an agent at this moment from ending the new child too.
+
+    Args:
+        env: without secrets, because an agent may read it; default: those of ALLOWED that are set.
     """
+    if env is None:
+        env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     with _STARTING:
         process = subprocess.Popen(
             [sys.executable, "-m", module],

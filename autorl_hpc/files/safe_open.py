@@ -3,6 +3,7 @@ by line, read and append driver.jsonl, and write into its folders by descriptor.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -438,6 +439,24 @@ class Folder:
         try:
             return not stat.S_ISLNK(self._mode(name))
         except FileNotFoundError:
+            return False
+
+    def write(self, path: str, data: bytes) -> bool:
+        """Replace the file at a relative path, completely or not at all; return False if it can't be written. What is no folder on
+        the way is replaced by one. It is not synced to the disk."""
+        folder, _, rest = path.partition("/")
+        temporary = f".tmp-{secrets.token_hex(8)}"
+        try:
+            if rest:
+                with self.folder(folder) as inner:
+                    return inner.write(rest, data)
+            with os.fdopen(os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
+                out.write(data)
+            os.rename(temporary, path, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            return True
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self.fd)
             return False
 
     def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:

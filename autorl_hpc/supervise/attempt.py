@@ -9,28 +9,29 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.agents import Agent
 from autorl_hpc.agents.definition import RESTART
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.queue import append_event, claimed_entries
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import AttemptEnded, Sealed
+from autorl_hpc.files.safe_open import Folder
+from autorl_hpc.records import readable_json
+from autorl_hpc.records.entries import AttemptEnded
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault
-from autorl_hpc.supervise.agent_process import AgentEnd, AgentProcess, UsageWatch
-from autorl_hpc.supervise.budget import HOUR_S, BudgetClock, BudgetLimits, Waits, last_words
+from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
+from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Stops, Superseded
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, last_words
 from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
 from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.intake import Intake
-from autorl_hpc.supervise.ledger_writer import LOOP_S, LedgerWriter, Seals, Stops, Superseded
-from autorl_hpc.supervise.workspace import ENDED_EARLY, INTERRUPTED, Prompts, Workspace
-
-# --- watching an agent at work
+from autorl_hpc.supervise.usage_watch import UsageWatch
+from autorl_hpc.supervise.workspace import ENDED_EARLY, INTERRUPTED, Prompts
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -38,6 +39,8 @@ LOOK_S = 0.5
 """How often the ledger and the cancel folder are read."""
 
 TELL_TIME_S = 5.0
+STOP_GRACE_S = 5.0
+BY_SIGNAL = "signal "
 
 
 class Watching:
@@ -46,20 +49,18 @@ class Watching:
     def __init__(
         self,
         experiment: ExperimentDir,
-        run: RunDir,
-        chain: LedgerWriter,
+        record: RunRecord,
         stops: Stops,
-        clock: BudgetClock,
         limits: BudgetLimits,
-        workspace: Workspace,
         intake: Intake,
         gateway: GatewayProcess | None,
     ) -> None:
-        self.experiment, self.run, self.chain, self.stops = experiment, run, chain, stops
-        self.clock, self.limits = clock, limits
-        self.workspace, self.intake, self.gateway = workspace, intake, gateway
+        self.experiment, self.run = experiment, experiment.run(record.run_id)
+        self.stops, self.limits, self.intake, self.gateway = stops, limits, intake, gateway
+        self.clock = limits.clock
+        self._workspace = Folder.open(intake.answers.workspace)
         self._closed = False
-        self._waits = Waits(clock.budget.give_back_after_s)
+        self._waits = Waits(self.clock.budget.give_back_after_s)
         self._next_look = self._next_tell = 0.0
         self._ending = threading.Event()
         self._taker: threading.Thread | None = None
@@ -78,9 +79,7 @@ class Watching:
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
-        while True:
-            if self.stops.asked:
-                return None
+        while not self.stops.asked:
             if not process.running():
                 return self._why_it_ended()
             self._warn()
@@ -90,28 +89,17 @@ class Watching:
                 return usage.excess.ended_by
             if time.monotonic() >= self._next_look:
                 self._next_look = time.monotonic() + LOOK_S
-                if self._look():
+                if self.cancelled_now():
                     return EndedBy.CANCELLED
             if time.monotonic() >= self._next_tell:
                 self.tell()
             time.sleep(LOOP_S)
+        return None
 
     def cancelled_now(self) -> bool:
         """Read the ledger now. Return whether the user cancelled the run; a newer attempt sets `stops.superseded`."""
-        return self._look()
-
-    def _why_it_ended(self) -> EndedBy:
-        """Return why an agent exited by itself. Many exit as soon as their driver refuses, so the budget is read again."""
-        if self.limits.out_of is None:
-            if self.gateway is not None:
-                self.gateway.hear_out()
-            self._warn()
-        return self.limits.out_of or EndedBy.AGENT_EXIT
-
-    def _look(self) -> bool:
-        """Read the ledger; return True if the run was cancelled."""
         try:
-            view = self.chain.look()
+            view = self.intake.chain.look()
             if view.sealed is not None:
                 raise Superseded
             self.intake.answers.update(view)
@@ -123,6 +111,14 @@ class Watching:
         except (OSError, AutorlError) as error:
             log.warning("the experiment's folder can't be read: %s", error)
         return False
+
+    def _why_it_ended(self) -> EndedBy:
+        """Return why an agent exited by itself. Many exit as soon as their driver refuses, so the budget is read again."""
+        if self.limits.out_of is None:
+            if self.gateway is not None:
+                self.gateway.hear_out()
+            self._warn()
+        return self.limits.out_of or EndedBy.AGENT_EXIT
 
     def _warn(self) -> None:
         """Record new budget warnings, and close the driver when the last grace begins."""
@@ -141,11 +137,11 @@ class Watching:
     def tell(self) -> None:
         """Write what is left of the budget for the agent, to time.json and budget.log."""
         self._next_tell = time.monotonic() + TELL_TIME_S
-        self.workspace.write(None, "time.json", self.limits.told())
+        self._workspace.write("time.json", readable_json(self.limits.told()))
         if self.gateway is not None:
             self.gateway.tell_again()
         if (text := self.limits.log()) is not None:
-            self.workspace.write_text("budget.log", text)
+            self._workspace.write("budget.log", text.encode("utf-8", "backslashreplace"))
 
     def _take_in(self) -> None:
         """Run the intake thread. It is a thread because a long copy must not delay the end of the budget."""
@@ -168,9 +164,6 @@ class Watching:
             append_event(self.run.events, "given_back", seconds=round(given_s, 3), waiting=len(pending))
 
 
-STOP_GRACE_S = 5.0
-
-
 @dataclass(frozen=True)
 class WorkEnd:
     """How an agent's work in one attempt ended.
@@ -191,23 +184,22 @@ class Starts:
     """Starts the agent of one attempt.
 
     Attributes:
-        argv: returns the command that runs one of the agent's scripts in its sandbox.
+        argv: returns a command as it runs in the sandbox.
         mark: marks the processes of this attempt.
     """
 
-    run: RunDir
     record: RunRecord
     agent: Agent
     workspace: Path
-    argv: Callable[[Path], list[str]]
+    argv: Callable[[Sequence[str]], list[str]]
     env: dict[str, str]
     mark: str
-    clock: BudgetClock
     watching: Watching
-    stops: Stops
     seals: Seals
     prompts: Prompts
-    contamination: ContaminationWatch
+
+    def __post_init__(self) -> None:
+        self.run, self.clock, self.stops = self.watching.run, self.watching.clock, self.watching.stops
 
     def work(self) -> WorkEnd:
         """Run the agent from its first start in this attempt to the end of its last process.
@@ -219,16 +211,13 @@ class Starts:
         if self.stops.superseded.is_set():  # a newer attempt began while this one was prepared
             raise Superseded
         self.clock.start()
-        self.contamination.start()
         try:
-            again = INTERRUPTED if self.seals.had_begun(self.clock.attempt) else None
-            end = self._once(again)
+            end = self._once(INTERRUPTED if self.seals.had_begun(self.clock.attempt) else None)
             while self._goes_on(end):
-                again = ENDED_EARLY
-                self._note(reprompts=self.clock.progress.reprompts + 1)
+                self.clock.note(reprompts=self.clock.progress.reprompts + 1)
                 append_event(self.run.events, "reprompted", number=self.clock.progress.reprompts)
                 self.clock.resume()
-                end = self._once(again)
+                end = self._once(ENDED_EARLY)
             return end
         finally:
             self.clock.stop(persist=not self.stops.superseded.is_set())
@@ -246,8 +235,8 @@ class Starts:
 
     def _once(self, again: str | None) -> WorkEnd:
         """Start the agent once and wait for its end. `again` is the reason for a restart; None for the first start."""
-        clock, file = self.clock, self.agent.file
-        self._note(exit_codes=(*clock.progress.exit_codes, None))
+        clock, file, events = self.clock, self.agent.file, self.run.events
+        clock.note(exit_codes=(*clock.progress.exit_codes, None))
         number = clock.progress.starts
         clock.persist()
         self.watching.tell()
@@ -256,23 +245,18 @@ class Starts:
         if file.prompt:
             goes_on = file.resume != RESTART
             prompt = self.prompts.first() if again is None else self.prompts.again(again, goes_on=goes_on)
-        append_event(
-            self.run.events,
-            "agent_started",
-            attempt=clock.attempt,
-            elapsed_s=clock.elapsed_s,
-            start=number,
-            script=script,
-        )
+        begin = {"attempt": clock.attempt, "elapsed_s": clock.elapsed_s, "start": number, "script": script}
+        append_event(events, "agent_started", **begin)
         process = AgentProcess(
-            self.argv(self.workspace / ".agent" / self.agent.name / script),
+            self.argv(["bash", str(self.workspace / ".agent" / self.agent.name / script)]),
             {**self.env, "AUTORL_START": str(number)},
             self.workspace,
             self.run.agent_log,
             self.mark,
             self.seals.elapsed_file(clock.attempt),
             clock.elapsed_s,
-            prompt,
+            suspension_s=clock.suspension_s,
+            prompt=prompt,
         )
         usage = UsageWatch(clock.budget, process.keeper_pid, self.mark, self.workspace, self.run.agent_log)
         usage.start()
@@ -294,35 +278,20 @@ class Starts:
             recording.end()
         if ended_by is EndedBy.AGENT_EXIT and self.stops.ended_agent(agent.exit_code):
             ended_by = None
-        self._note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
-        append_event(
-            self.run.events,
-            "agent_ended",
-            ended_by=ended_by,
-            exit_code=agent.exit_code,
-            elapsed_s=clock.elapsed_s,
-            left=agent.left,
-            start=number,
-        )
+        clock.note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
+        end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
+        append_event(events, "agent_ended", ended_by=ended_by, **end)
         return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason)
 
-    def _note(self, **update: object) -> None:
-        self.clock.progress = self.clock.progress.model_copy(update=update)
 
-
-# --- the end of an attempt: take in the last manifests, then seal the run or leave it to the next attempt
-
-BY_SIGNAL = "signal "
-
-
+@dataclass
 class AttemptEnding:
-    """Ends one attempt."""
+    """Ends one attempt: takes in the last manifests, then seals the run or leaves it to the next attempt."""
 
-    def __init__(self, chain: LedgerWriter, seals: Seals, stops: Stops, contamination: ContaminationWatch) -> None:
-        self.chain = chain
-        self.seals = seals
-        self.stops = stops
-        self.contamination = contamination
+    chain: LedgerWriter
+    seals: Seals
+    stops: Stops
+    contamination: ContaminationWatch
 
     def finish(
         self,
@@ -330,22 +299,42 @@ class AttemptEnding:
         exit_code: int | None,
         clock: BudgetClock,
         intake: Intake,
-        reason: str | None = None,
+        excess: str | None = None,
     ) -> int:
         """Take in the last manifests and seal the run. After a signal, the rest is left to the next attempt.
 
         Args:
-            reason: which limit the agent exceeded at one moment; None if none.
+            excess: which limit the agent exceeded at one moment; None if none.
 
         Returns:
             The exit code of the job.
         """
-        stops = self.stops
+        stops, seals = self.stops, self.seals
         stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
         if stops.signal is not None and intake.left():
             return self.interrupt(clock, f"{BY_SIGNAL}{stops.signal}", ended_by, exit_code)
         self.contamination.finish(stop=lambda: stops.signal is not None)
-        self._seal(ended_by, exit_code, clock, intake, reason)
+        accepted = stops.patiently(self.chain.look).accepted()
+        fault, reason = (None if excess is None else Fault.AGENT), excess
+        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
+            reason = BudgetLimits(clock).reason
+        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
+            fault, reason = Fault.AGENT, f"the agent exited with code {exit_code}"
+            if exit_code is None:
+                reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
+        driver = stops.patiently(seals.driver_use)
+        stops.patiently(
+            lambda: seals.seal(
+                ended_by,
+                clock.used,
+                driver=driver,
+                exit_code=exit_code,
+                refused_unrecorded=intake.refused_unrecorded,
+                fault=None if accepted else fault,
+                reason=reason,
+            )
+        )
+        stops.patiently(seals.queue_closing)
         intake.answers.update(self.chain.look())
         return 0
 
@@ -367,33 +356,3 @@ class AttemptEnding:
         except (AutorlError, OSError) as error:
             log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
         return EXIT_RESUME
-
-    def _seal(
-        self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake, reason: str | None
-    ) -> None:
-        view = self.stops.patiently(self.chain.look)
-        fault = Fault.AGENT if reason is not None else None
-        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
-            reason = BudgetLimits(clock).reason
-        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
-            fault = Fault.AGENT
-            reason = f"the agent exited with code {exit_code}"
-            if exit_code is None:
-                reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
-        body = Sealed(
-            submissions=tuple(s.submission_id for s in view.accepted()),
-            ended_by=ended_by,
-            exit_code=exit_code,
-            elapsed_s=clock.elapsed_s,
-            given_back_s=clock.given_back_s,
-            gpu_hours=clock.gpu_s / HOUR_S,
-            driver=self.stops.patiently(self.seals.driver_use),
-            exit_codes=clock.progress.exit_codes,
-            reprompts=clock.progress.reprompts,
-            refused=len(view.refused()),
-            refused_unrecorded=intake.refused_unrecorded,
-            fault=None if view.accepted() else fault,
-            reason=reason,
-        )
-        self.stops.patiently(lambda: self.seals.write(body))
-        self.stops.patiently(self.seals.queue_closing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 import json
 import logging
+import os
 import secrets
 import socket
 import socketserver
@@ -20,8 +21,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.files.safe_open import Folder
+from autorl_hpc.records import readable_json
 from autorl_hpc.supervise.intake import ResultWriter
-from autorl_hpc.supervise.workspace import Workspace
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
@@ -89,32 +91,26 @@ class _UnixServer(_Server):
 
 
 class Bridge:
-    """One run's HTTP server, on a free port of the loopback and on a Unix socket."""
+    """One run's HTTP server, on a free port of the loopback and on a Unix socket.
+
+    Args:
+        meta: what `/time` tells besides the budget.
+        budget: returns the content of time.json.
+    """
 
     def __init__(
-        self,
-        workspace: Workspace,
-        answers: ResultWriter,
-        meta: Callable[[], dict[str, Any]],
-        budget: Callable[[], dict[str, Any]],
-        unix: Path | None = None,
+        self, answers: ResultWriter, meta: dict[str, Any], budget: Callable[[], dict[str, Any]], unix: Path
     ) -> None:
-        self.workspace = workspace
-        self.answers = answers
-        self.meta = meta
-        self.budget = budget
+        self.answers, self.meta, self.budget = answers, meta, budget
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
-        self.server = _Server(_handler(self))
-        self._servers = [self.server, *([_UnixServer(_handler(self), unix)] if unix is not None else [])]
-        self._threads = [
-            threading.Thread(target=server.serve_forever, name="bridge", daemon=True) for server in self._servers
-        ]
+        self._workspace = Folder.open(answers.workspace)
+        self._servers = [_Server(_handler(self)), _UnixServer(_handler(self), unix)]
 
     @property
     def port(self) -> int:
         """Return the port; inside a sandbox a forwarder listens on the same number."""
-        return int(self.server.server_address[1])
+        return int(self._servers[0].server_address[1])
 
     @property
     def url(self) -> str:
@@ -123,14 +119,13 @@ class Bridge:
 
     def start(self) -> None:
         """Start answering."""
-        for thread in self._threads:
-            thread.start()
+        for server in self._servers:
+            threading.Thread(target=server.serve_forever, name="bridge", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop answering; open requests end with their connections."""
-        for server, thread in zip(self._servers, self._threads, strict=True):
-            if thread.is_alive():
-                server.shutdown()
+        """Stop answering; open requests end with their connections. Call it after `start`."""
+        for server in self._servers:
+            server.shutdown()
             server.server_close()
 
     def submit(self, body: Any) -> tuple[int, dict[str, Any]]:
@@ -138,24 +133,17 @@ class Bridge:
         if not isinstance(body, dict) or not isinstance(body.get("model_path"), str) or not body["model_path"]:
             return 400, {"error": "Missing model_path"}
         manifest_id = f"http-{time.time_ns():020d}-{secrets.token_hex(4)}"
-        manifest: dict[str, Any] = {
-            "schema_version": 1,
-            "model_path": body["model_path"],
-            "final": body.get("final") is True,
-        }
+        manifest = {"schema_version": 1, "model_path": body["model_path"], "final": body.get("final") is True}
         if isinstance(body.get("note"), str):
             manifest["note"] = body["note"][:500]
         try:
-            json.dumps(manifest, ensure_ascii=False).encode()
+            data = readable_json(manifest)
         except UnicodeEncodeError:
             return 400, {"error": "Invalid request"}
         self.last_submit_time = int(time.time())
-        if not self.workspace.write("submissions", f"{manifest_id}.json", manifest):
-            return 500, {
-                "error": "Internal server error",
-                "fault": "cluster",
-                "advice": "submissions/ can't be written; try again",
-            }
+        if not self._workspace.write(f"submissions/{manifest_id}.json", data):
+            advice = "submissions/ can't be written; try again"
+            return 500, {"error": "Internal server error", "fault": "cluster", "advice": advice}
         wait = body.get("wait") is not False
         answer = self.answers.wait(manifest_id, scored=wait, timeout_s=HOLD_S if wait else PICK_UP_S)
         if answer is None:
@@ -164,25 +152,15 @@ class Bridge:
 
     def time(self) -> dict[str, Any]:
         """Answer GET /time with the JSON body."""
-        return {
-            **self.meta(),
-            **(told := self.budget()),
-            "now": int(time.time()),
-            "remaining": int(told["left_s"]),
-            "last_submit_time": self.last_submit_time,
-        }
+        told = self.budget()
+        now = {"now": int(time.time()), "remaining": int(told["left_s"]), "last_submit_time": self.last_submit_time}
+        return {**self.meta, **told, **now}
 
     def health(self) -> dict[str, Any]:
         """Answer GET /health with the JSON body."""
-        import os
-
         gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-        return {
-            "status": "ok",
-            "task": self.meta()["task"],
-            "workspace": str(self.workspace.path),
-            "available_gpus": gpus,
-        }
+        workspace = str(self.answers.workspace)
+        return {"status": "ok", "task": self.meta["task"], "workspace": workspace, "available_gpus": gpus}
 
 
 def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
@@ -207,10 +185,7 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
             action = self._action()
             body = self._body()
             if action == "submit":
-                if body is None:
-                    self._send(400, {"error": "Missing model_path"})
-                else:
-                    self._send(*bridge.submit(body))
+                self._send(*bridge.submit(body))
             elif action == "set_baseline":
                 self._send(403, {"error": "the baseline is measured by the grader and can't be set"})
             else:

@@ -1,16 +1,17 @@
 """Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
 
 The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between two
-ticks of more than three intervals is a suspension (a stopped job, a frozen node) and doesn't count either.
+ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen node) and doesn't count either.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,15 @@ SUSPENSION_S = 3 * PERSIST_S
 
 def read_clock(path: Path) -> Clock | None:
     """Return the clock as last written; None if there is none or it can't be read."""
-    value = reading.read_json_or_none(path)
-    if value is None:
-        return None
     try:
-        return parse_record(Clock, value, path)
+        return parse_record(Clock, reading.read_json_or_none(path), path)
     except AutorlError:
         return None
 
 
-@dataclass(frozen=True)
+@dataclass
 class BudgetUsed:
-    """What all earlier attempts of a run used, and their progress."""
+    """What a run used in all its attempts, and its progress."""
 
     elapsed_s: float = 0.0
     given_back_s: float = 0.0
@@ -56,13 +54,34 @@ class BudgetUsed:
     progress: Progress = field(default_factory=Progress)
 
 
+def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> BudgetUsed:
+    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files.
+
+    Args:
+        path: of the clock.
+        told_s: the largest time in the ledger.
+        elapsed_files: what each attempt's keeper noted.
+    """
+    clock, elapsed_s = read_clock(path), told_s
+    if clock is not None:
+        elapsed_s = max(elapsed_s, clock.elapsed_s)
+    for left in map(reading.read_json_or_none, elapsed_files):
+        if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
+            elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
+    if clock is None:
+        return BudgetUsed(elapsed_s)
+    unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote the clock, as later ones rewrite it
+    gpu_s = clock.gpu_s + clock.gpus * unseen_s
+    return BudgetUsed(elapsed_s, clock.given_back_s, clock.suspended_s, gpu_s, clock.progress)
+
+
 class BudgetClock:
     """Counts the budget of one attempt on top of the earlier ones. Thread-safe.
 
     Args:
+        used: by earlier attempts.
         gpus: GPUs of this attempt's job.
-        gpu_s: GPU-seconds of earlier attempts.
-        progress: of earlier attempts. Code that changes it must call `persist`.
+        suspension_s: a longer gap is not counted.
         now: returns monotonic seconds.
     """
 
@@ -71,45 +90,21 @@ class BudgetClock:
         path: Path,
         budget: Budget,
         attempt: int,
+        used: BudgetUsed | None = None,
         *,
-        elapsed_s: float,
-        given_back_s: float,
-        suspended_s: float,
         gpus: int = 0,
-        gpu_s: float = 0.0,
-        progress: Progress | None = None,
+        suspension_s: float = SUSPENSION_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.path = path
-        self.budget = budget
-        self.attempt = attempt
-        self._elapsed_s = elapsed_s
-        self._given_back_s = given_back_s
-        self._suspended_s = suspended_s
-        self.gpus = gpus
-        self._gpu_s = gpu_s
-        self.progress = progress or Progress()
+        self.path, self.budget, self.attempt, self.gpus = path, budget, attempt, gpus
+        self.suspension_s = suspension_s
+        self._used = BudgetUsed() if used is None else dataclasses.replace(used)
         self._counter = 0
         self._now = now
         self._last: float | None = None
         self._lock, self._writing = threading.Lock(), threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="clock", daemon=True)
-
-    @classmethod
-    def after(cls, used: BudgetUsed, path: Path, budget: Budget, attempt: int, gpus: int = 0) -> BudgetClock:
-        """Return the clock of an attempt that follows earlier ones."""
-        return cls(
-            path,
-            budget,
-            attempt,
-            elapsed_s=used.elapsed_s,
-            given_back_s=used.given_back_s,
-            suspended_s=used.suspended_s,
-            gpus=gpus,
-            gpu_s=used.gpu_s,
-            progress=used.progress,
-        )
 
     def start(self) -> None:
         """Start counting."""
@@ -144,42 +139,51 @@ class BudgetClock:
                 return
             now = self._now()
             gap = now - self._last
-            if gap > SUSPENSION_S:
-                self._suspended_s += gap
+            if gap > self.suspension_s:
+                self._used.suspended_s += gap
             else:
-                self._elapsed_s += gap
-                self._gpu_s += gap * self.gpus
+                self._used.elapsed_s += gap
+                self._used.gpu_s += gap * self.gpus
             self._last = now
+
+    @property
+    def used(self) -> BudgetUsed:
+        """Return what was used so far; GPU time without what was given back."""
+        self.tick()
+        return dataclasses.replace(self._used)
 
     @property
     def elapsed_s(self) -> float:
         """Return the seconds used, without subtracting what was given back."""
-        self.tick()
-        return self._elapsed_s
+        return self.used.elapsed_s
 
     @property
-    def given_back_s(self) -> float:
-        """Return the seconds given back for waiting on graders."""
-        return self._given_back_s
-
-    @property
-    def gpu_s(self) -> float:
-        """Return the GPU-seconds used, minus what was given back."""
-        self.tick()
-        return self._gpu_s
+    def limit_s(self) -> float:
+        """Return the seconds that the run may use: its budget, and what was given back for waiting on graders."""
+        return self.budget.wall_clock_s + self._used.given_back_s
 
     @property
     def left_s(self) -> float:
         """Return the seconds left; never negative."""
-        return max(0.0, self.budget.wall_clock_s + self._given_back_s - self.elapsed_s)
+        return max(0.0, self.limit_s - self.elapsed_s)
 
     def give_back(self, seconds: float) -> float:
         """Give back seconds that the run waited for graders, up to `given_back_at_most_s` in all; return how many."""
         with self._lock:
-            more = max(0.0, min(seconds, self.budget.given_back_at_most_s - self._given_back_s))
-            self._given_back_s += more
-            self._gpu_s = max(0.0, self._gpu_s - more * self.gpus)
+            used = self._used
+            more = max(0.0, min(seconds, self.budget.given_back_at_most_s - used.given_back_s))
+            used.given_back_s += more
+            used.gpu_s = max(0.0, used.gpu_s - more * self.gpus)
             return more
+
+    @property
+    def progress(self) -> Progress:
+        """Return the run's progress over all attempts."""
+        return self._used.progress
+
+    def note(self, **update: Any) -> None:
+        """Change fields of the progress. They are on disk after the next `persist`."""
+        self._used.progress = self._used.progress.model_copy(update=update)
 
     def persist(self) -> None:
         """Write clock.json. A failure is logged and the next write tries again, while the agent works on."""
@@ -187,13 +191,9 @@ class BudgetClock:
             with self._lock:
                 self._counter += 1
                 record = Clock(
+                    **vars(self._used),
                     attempt=self.attempt,
-                    elapsed_s=self._elapsed_s,
-                    given_back_s=self._given_back_s,
-                    suspended_s=self._suspended_s,
                     gpus=self.gpus,
-                    gpu_s=self._gpu_s,
-                    progress=self.progress,
                     counter=self._counter,
                     host=host_name(),
                     pid=os.getpid(),
@@ -279,16 +279,12 @@ class Part:
         return None if self.limit is None else max(0.0, self.limit - self.used)
 
     @property
-    def percent(self) -> float:
-        """Return the percentage used; 0 if there is no limit."""
-        return 0.0 if self.limit is None else 100.0 * self.used / self.limit
-
-    @property
     def text(self) -> str:
         """Return used and limit as text for people."""
         return f"{amount(self.name, self.used)} of {amount(self.name, self.limit or 0.0)}"
 
 
+@dataclass
 class BudgetLimits:
     """Compares a run's use with its budget.
 
@@ -298,53 +294,45 @@ class BudgetLimits:
         submissions: returns the number of different contents accepted so far.
     """
 
-    def __init__(
-        self,
-        clock: BudgetClock,
-        use: Callable[[], DriverUse | None] = lambda: None,
-        exhausted: Callable[[], str | None] = lambda: None,
-        submissions: Callable[[], int] = lambda: 0,
-    ) -> None:
-        self.clock = clock
-        self.budget = clock.budget
-        self._use = use
-        self._exhausted = exhausted
-        self._submissions = submissions
+    clock: BudgetClock
+    use: Callable[[], DriverUse | None] = lambda: None
+    exhausted: Callable[[], str | None] = lambda: None
+    submissions: Callable[[], int] = lambda: 0
+
+    def __post_init__(self) -> None:
+        self.budget = self.clock.budget
         self._lock = threading.Lock()
 
     def parts(self) -> list[Part]:
         """Return all parts with their current use."""
-        budget, clock, use = self.budget, self.clock, self._use()
+        budget, used, driver = self.budget, self.clock.used, self.use()
         found = [
-            Part("wall_clock_s", clock.elapsed_s, self._time_limit_s),
-            Part("gpu_hours", clock.gpu_s / HOUR_S, budget.gpu_hours),
-            Part("submissions", self._submissions(), budget.max_submissions),
+            Part("wall_clock_s", used.elapsed_s, self.clock.limit_s),
+            Part("gpu_hours", used.gpu_s / HOUR_S, budget.gpu_hours),
+            Part("submissions", self.submissions(), budget.max_submissions),
         ]
-        if use is not None:
-            found += [Part("tokens", use.tokens, budget.tokens), Part("cost_usd", use.cost_usd or 0.0, budget.cost_usd)]
+        if driver is not None:
+            found.append(Part("tokens", driver.tokens, budget.tokens))
+            found.append(Part("cost_usd", driver.cost_usd or 0.0, budget.cost_usd))
         return found
 
     def look(self) -> list[BudgetWarning]:
         """Return the warnings that are new since the last look of any attempt, and store them in the clock's file."""
         with self._lock:
-            exhausted = EXHAUSTED.get(self._exhausted() or "")
+            exhausted = EXHAUSTED.get(self.exhausted() or "")
             new = [warning for part in self.parts() if (warning := self._warning(part, part.name == exhausted))]
             progress = self.clock.progress
             out = next((warning for warning in new if warning.percent == 100 and warning.budget in ENDS), None)
             update: dict[str, Any] = {"warnings": (*progress.warnings, *new)}
             if out is not None and progress.out_of is None:
                 # The time limit counts as reached at its own moment, even if this look comes later.
-                at_s = self._time_limit_s if out.budget == "wall_clock_s" else out.elapsed_s
+                at_s = self.clock.limit_s if out.budget == "wall_clock_s" else out.elapsed_s
                 update |= {"out_of": ENDS[out.budget], "out_at_s": at_s}
             if new:
-                self.clock.progress = progress.model_copy(update=update)
+                self.clock.note(**update)
         if new:
             self.clock.persist()
         return new
-
-    @property
-    def _time_limit_s(self) -> float:
-        return self.budget.wall_clock_s + self.clock.given_back_s
 
     @property
     def out_of(self) -> EndedBy | None:
@@ -366,27 +354,32 @@ class BudgetLimits:
     @property
     def reason(self) -> str | None:
         """Return, as text for people, what was used up first; None if nothing was."""
-        if self.out_of is None:
-            return None
-        return next(
-            w.says for w in self.clock.progress.warnings if w.percent == 100 and ENDS.get(w.budget) == self.out_of
-        )
+        ended = [w for w in self.clock.progress.warnings if w.percent == 100 and ENDS.get(w.budget) == self.out_of]
+        return ended[0].says if ended and self.out_of is not None else None
+
+    @property
+    def has_driver(self) -> bool:
+        """Return whether the run has a driver."""
+        return self.use() is not None
 
     def told(self) -> dict[str, Any]:
         """Return the content of time.json and `/time`."""
-        clock, progress = self.clock, self.clock.progress
-        grace = None
+        used, progress, grace = self.clock.used, self.clock.progress, None
         if progress.out_of is not None:
             grace = {"out_of": str(progress.out_of), "left_s": round(self.grace_left_s, 1)}
         return {
-            "left_s": round(clock.left_s, 1),
-            "elapsed_s": round(clock.elapsed_s, 1),
-            "given_back_s": round(clock.given_back_s, 1),
+            "left_s": round(self.clock.left_s, 1),
+            "elapsed_s": round(used.elapsed_s, 1),
+            "given_back_s": round(used.given_back_s, 1),
             "timeout_s": self.budget.wall_clock_s,
             "grace_s": self.budget.last_grace_s,
             "grace": grace,
             "budgets": {
-                part.name: {"limit": part.limit, "used": round(part.used, 6), "left": _rounded(part.left)}
+                part.name: {
+                    "limit": part.limit,
+                    "used": round(part.used, 6),
+                    "left": None if part.left is None else round(part.left, 6),
+                }
                 for part in self.parts()
             },
             "warnings": [warning.says for warning in progress.warnings],
@@ -395,52 +388,32 @@ class BudgetLimits:
     def log(self) -> str | None:
         """Return the text of budget.log, one line per warning; None if there was no warning."""
         progress = self.clock.progress
-        if not progress.warnings:
-            return None
-        lines = [f"{_clock(warning.elapsed_s)} {warning.says}" for warning in progress.warnings]
+        said = [(warning.elapsed_s, warning.says) for warning in progress.warnings]
         if progress.out_of is not None:
-            lines.append(f"{_clock(progress.out_at_s or 0.0)} {last_words(self.budget.last_grace_s, self.has_driver)}")
-        return "\n".join(lines) + "\n"
-
-    @property
-    def has_driver(self) -> bool:
-        """Return whether the run has a driver."""
-        return self._use() is not None
+            said.append((progress.out_at_s or 0.0, last_words(self.budget.last_grace_s, self.has_driver)))
+        lines = [f"[{int(s // 3600):02d}:{int(s // 60 % 60):02d}:{int(s % 60):02d}] {says}\n" for s, says in said]
+        return "".join(lines) or None
 
     def _warning(self, part: Part, exhausted: bool) -> BudgetWarning | None:
         """Return a warning for the highest mark that this part has newly passed; None if there is none."""
-        if part.limit is None and not exhausted:
-            return None
-        percent = 100.0 if exhausted else part.percent
-        passed = max((mark for mark in (*WARN_AT, 100) if percent >= mark), default=0)
+        percent = 100.0 * part.used / part.limit if part.limit is not None else 0.0
+        passed = max((mark for mark in (*WARN_AT, 100) if exhausted or percent >= mark), default=0)
         told = max((w.percent for w in self.clock.progress.warnings if w.budget == part.name), default=0)
         if passed <= told:
             return None
-        return BudgetWarning(
-            budget=part.name, percent=passed, elapsed_s=self.clock.elapsed_s, says=self._says(part, passed)
-        )
-
-    def _says(self, part: Part, percent: int) -> str:
-        what = WORDS[part.name]
-        if percent < 100:
-            return f"{percent} % of the {what} used: {part.text}"
-        if part.name == "submissions":
-            return f"all submissions used: {part.text}; no other checkpoint is accepted"
-        return f"the {what} of the budget used up: {part.text}"
+        if passed < 100:
+            says = f"{passed} % of the {WORDS[part.name]} used: {part.text}"
+        elif part.name == "submissions":
+            says = f"all submissions used: {part.text}; no other checkpoint is accepted"
+        else:
+            says = f"the {WORDS[part.name]} of the budget used up: {part.text}"
+        return BudgetWarning(budget=part.name, percent=passed, elapsed_s=self.clock.elapsed_s, says=says)
 
 
 def last_words(grace_s: float, driver: bool) -> str:
     """Return the message to the agent when the last grace begins."""
     closed = "the driver answers no more; " if driver else ""
     return f"{closed}{grace_s:.0f} s are left to submit what there is, then everything is ended"
-
-
-def _clock(elapsed_s: float) -> str:
-    return f"[{int(elapsed_s // 3600):02d}:{int(elapsed_s // 60 % 60):02d}:{int(elapsed_s % 60):02d}]"
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
 
 
 def amount(name: str, value: float) -> str:
@@ -452,17 +425,7 @@ def amount(name: str, value: float) -> str:
     return f"{value:.2f}" if name == "gpu_hours" else f"{value:,.0f}"
 
 
-# --- use of the driver, from the gateway's log
-
-
 def read_use(path: Path) -> DriverUse:
-    """Return the sums over driver.jsonl of all attempts; zeros if there is no log."""
+    """Return the use of the driver over all attempts, from the gateway's log; zeros if there is no log."""
     sums = add_up_calls(read_calls(path))
-    return DriverUse(
-        tokens_in=sums.tokens_in,
-        tokens_out=sums.tokens_out,
-        tokens_cached=sums.tokens_cached,
-        cost_usd=sums.cost_usd,
-        calls=sums.calls,
-        refused=sums.refused,
-    )
+    return DriverUse.model_validate({name: getattr(sums, name) for name in DriverUse.model_fields})

@@ -47,10 +47,7 @@ class Confinement:
         venv: Path | None,
         image: Path | None = None,
     ) -> None:
-        self.experiment = experiment
-        self.record = record
-        self.spec = spec
-        self.workspace = workspace
+        self.record, self.spec = record, spec
         self.socket_folder = tempfile.mkdtemp(prefix="autorl-", dir=SHORT)
         lay_way_out(self.socket_folder)
         outer = dict(os.environ)

@@ -21,7 +21,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.processes import OWN, start_own
 from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import EntryKind
-from autorl_hpc.supervise.ledger_writer import LedgerWriter, Superseded
+from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Superseded
 
 log = logging.getLogger("autorl_hpc.supervisor")
 

@@ -1,103 +1,241 @@
 """Lint a checkpoint folder: refuse everything that can be refused before a byte of weights is copied.
 
-The lint works on an open directory: names are looked up relative to it, no link is followed, no FIFO can block, and the
-descriptors stay open for the copy, so the linted files are the copied ones. Each refusal names file and field, and what to
-do. docs/checkpoints.md says how transformers treats each case.
+The folder is read by descriptor: no link is followed, no FIFO can block, and the descriptors stay open for the copy, so the
+linted files are the copied ones. docs/checkpoints.md says how transformers treats each case.
 """
 
 from __future__ import annotations
 
+import errno
+import functools
+import json
+import math
 import os
 import re
+import stat
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from autorl_hpc.errors import Refused
-from autorl_hpc.files.checkpoint import HEAD_NAME, INDEX_NAME, SINGLE_NAME, TensorSpec, read_header
-from autorl_hpc.supervise.adapters import ADAPTER_CONFIG, ADAPTER_FILES, Adapter, lint_adapter
-from autorl_hpc.supervise.checkpoint_folder import BaseModel, SubmittedFolder, compare_config, max_header_bytes
+from autorl_hpc.errors import AutorlError, Refused
+from autorl_hpc.files import reading
+from autorl_hpc.files.checkpoint import (
+    EMBEDDING_NAMES,
+    HEAD_NAME,
+    INDEX_NAME,
+    MAX_JSON_BYTES,
+    SINGLE_NAME,
+    TensorSpec,
+    own_tensors,
+    parse_json,
+    read_header,
+    weight_files,
+)
+from autorl_hpc.files.faults import again, is_cluster_error
+from autorl_hpc.files.layout import Root
+from autorl_hpc.files.safe_open import READ_FLAGS
+from autorl_hpc.files.store import verify_model
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import Fault
 
+ADAPTER_CONFIG = "adapter_config.json"
 CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json", ADAPTER_CONFIG)
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 PLAIN_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors$")
 
+AFTER_SAVE = "submit after the save has ended"
+EMPTY_FOLDER = "save with save_pretrained into an empty folder"
+SAFELY = "save with `save_pretrained(DIR, safe_serialization=True)`"
 
-@dataclass
-class Linted:
-    """A folder that passed: open weight files, tensors to copy, and ignored files.
+# --- the base model
+
+
+@dataclass(frozen=True)
+class BaseModel:
+    """The base model as its headers describe it.
 
     Attributes:
-        files: descriptors of the files to copy; for an adapter, the staged base model's.
-        adapter: the adapter that is added during the copy.
+        shapes: shape of each tensor by name, without a tied head, even if the file holds one.
+        folder: where it is staged; None if only its headers are available.
     """
 
-    files: dict[str, int]
-    tensors: list[TensorSpec]
-    ignored: list[str] = field(default_factory=list)
-    extra_head: bool = False  # a tied base, but the file holds a head: it must equal the embedding
-    size_bytes: int = 0
-    adapter: Adapter | None = None
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    content_hash: str
+    folder: Path | None = None
+
+    @property
+    def tied(self) -> bool:
+        """Return whether the head shares the embedding's weights."""
+        return HEAD_NAME not in self.shapes
+
+    @property
+    def embedding(self) -> str | None:
+        """Return the name of the embedding tensor; None if it has no usual name."""
+        return next((name for name in EMBEDDING_NAMES if name in self.shapes), None)
+
+    @classmethod
+    def read(cls, folder: Path, content_hash: str) -> BaseModel:
+        """Read a staged model's config and headers."""
+        config = json.loads(reading.read_bytes(folder / "config.json"))
+        return cls(config, {tensor.name: tensor.shape for tensor in own_tensors(folder)[0]}, content_hash, folder)
+
+    def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
+        """Open the staged weights. Return descriptors by file name, and all tensors. `stack` closes the descriptors.
+
+        Raises:
+            OSError: they can't be read, which is always the cluster's fault.
+        """
+        files: dict[str, int] = {}
+        tensors: list[TensorSpec] = []
+        try:
+            if self.folder is None:
+                raise FileNotFoundError
+            for name in weight_files(self.folder):
+                files[name] = fd = again(functools.partial(os.open, self.folder / name, os.O_RDONLY | os.O_CLOEXEC))
+                stack.callback(os.close, fd)
+                tensors.extend(read_header(fd, name))
+        except (OSError, Refused):
+            raise OSError(errno.EIO, "the staged base model can't be read") from None
+        found = {tensor.name: tensor.shape for tensor in tensors if not (self.tied and tensor.name == HEAD_NAME)}
+        if found != self.shapes:
+            raise OSError(errno.EIO, "the staged base model is not the one that was launched with")
+        return files, tensors
 
 
-def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
-    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files.
+def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
+    """Return the base model of a run.
 
     Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed, which is the cluster's fault.
+        AutorlError: it is not staged, was changed, or was staged again with other weights.
     """
-    folder = SubmittedFolder.survey(folder_fd, base, stack)
-    _refuse_code(folder)
-    if ADAPTER_FILES & set(folder.sizes):
-        return _lint_adapter_folder(folder, base)
-    names = _weight_names(folder)
-    compare_config(folder.read_json("config.json"), base.config)
-    files: dict[str, int] = {}
-    tensors: list[TensorSpec] = []
-    for name in sorted(set(names.values())) or [SINGLE_NAME]:
-        files[name] = fd = folder.open_regular(name)
-        tensors.extend(read_header(fd, name, max_header_bytes(base)))
-    if names:
-        _compare_index(names, tensors)
-    extra_head = _compare_tensors(tensors, base)
-    return _linted(folder, files, tensors, {*files, "config.json"}, extra_head=extra_head)
+    manifest = verify_model(root, record.science.base_model)
+    if manifest.content_hash != record.science.base_model_content_hash:
+        raise AutorlError(
+            f"base model {manifest.name} was staged anew with other weights since the launch",
+            where=root.model(manifest.name),
+            fault=Fault.CLUSTER,
+            next_step="stage the weights that were launched with, or launch under another name",
+        )
+    return BaseModel.read(root.model(manifest.name), manifest.content_hash)
 
 
-def _lint_adapter_folder(folder: SubmittedFolder, base: BaseModel) -> Linted:
-    adapter = lint_adapter(folder, base)
-    if "config.json" in folder.sizes:  # written by some trainers, not by peft
-        compare_config(folder.read_json("config.json"), base.config)
-    files, tensors = base.open_weights(folder.stack)
-    extra_head = base.tied and HEAD_NAME in {tensor.name for tensor in tensors}
-    used = {*ADAPTER_FILES, "config.json"}
-    return _linted(folder, files, tensors, used, extra_head=extra_head, adapter=adapter)
+# --- the submitted folder
+
+MAX_FILES = 2000
+"""A checkpoint has tens of files, a trainer's output folder hundreds."""
+
+OPTIMIZER_BYTES_PER_VALUE = 16
+"""Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
+
+SLACK_BYTES = 1 << 30
+HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
+"""A header takes about 150 bytes per tensor. Parsing takes many times its size in memory, so the size is limited."""
 
 
-def _linted(
-    folder: SubmittedFolder,
-    files: dict[str, int],
-    tensors: list[TensorSpec],
-    used: set[str],
-    *,
-    extra_head: bool = False,
-    adapter: Adapter | None = None,
-) -> Linted:
-    ignored = folder.folders + [name for name in folder.sizes if name not in used]
-    size_bytes = sum(os.fstat(fd).st_size for fd in files.values())
-    return Linted(files, tensors, sorted(ignored)[:50], extra_head, size_bytes, adapter)
+@dataclass(frozen=True)
+class SubmittedFolder:
+    """The open folder behind `fd`. `stack` closes what is opened.
+
+    Attributes:
+        sizes: size in bytes of each regular file.
+        folders: names of the subfolders, for messages.
+    """
+
+    fd: int
+    stack: ExitStack
+    sizes: dict[str, int]
+    folders: list[str]
+
+    @classmethod
+    def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
+        """List the folder and check every entry, and that no config names code.
+
+        Raises:
+            Refused: with a code, the file and field, and advice.
+            OSError: the file system failed.
+        """
+        values = sum(math.prod(shape) for shape in base.shapes.values())
+        folder = cls(fd, stack, {}, [])
+        with os.scandir(fd) as entries:
+            for count, entry in enumerate(entries):
+                if count >= MAX_FILES:
+                    what = f"the folder holds more than {MAX_FILES} files"
+                    raise Refused("too_many_files", what, "submit a folder with the checkpoint alone")
+                shown = entry.name.encode("utf-8", "backslashreplace").decode()[:120]
+                try:
+                    info = os.stat(entry.name, dir_fd=fd, follow_symlinks=False)
+                except FileNotFoundError:
+                    what = f"{shown} was removed while it was looked at"
+                    raise Refused("artifact_changed", what, AFTER_SAVE) from None
+                if stat.S_ISDIR(info.st_mode):
+                    folder.folders.append(shown + "/")
+                else:
+                    _refuse_kind(shown, info, values * OPTIMIZER_BYTES_PER_VALUE + SLACK_BYTES)
+                    folder.sizes[entry.name] = info.st_size
+        for name in set(CONFIGS) & set(folder.sizes):
+            if (field := _names_code(folder.read_json(name))) is not None:
+                advice = f"remove {field[:100]}; no code of a checkpoint is run"
+                raise Refused("auto_map", f"{name}: field {field[:100]} names code to run", advice)
+        return folder
+
+    def open_regular(self, name: str) -> int:
+        """Return a descriptor of the file `name`.
+
+        Raises:
+            Refused: it can't be opened, or is no longer a regular file with one name.
+            OSError: the file system failed.
+        """
+        try:
+            fd = os.open(name, READ_FLAGS, dir_fd=self.fd)
+        except OSError as error:
+            if is_cluster_error(error):
+                raise
+            what = f"{name[:120]}: {error.strerror}"
+            raise Refused("unreadable", what, "make the file readable and submit again") from None
+        self.stack.callback(os.close, fd)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1:
+            what = f"{name[:120]} was exchanged while it was read"
+            raise Refused("special_file", what, "submit a folder that nothing writes to")
+        return fd
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Return the JSON object in the file `name`.
+
+        Raises:
+            Refused: it is too large, not JSON, or no object.
+            OSError: the file system failed.
+        """
+        advice = "save the checkpoint again with save_pretrained"
+        if self.sizes.get(name, 0) > MAX_JSON_BYTES:
+            raise Refused("not_json", f"{name}: {self.sizes[name]} bytes are too many", advice)
+        fd, data = self.open_regular(name), b""
+        while len(data) <= MAX_JSON_BYTES and (part := os.read(fd, 1 << 20)):
+            data += part
+        value = parse_json(data, name)
+        if not isinstance(value, dict):
+            raise Refused("not_json", f"{name}: holds no JSON object", advice)
+        return value
+
+    def read_tensors(self, fd: int, name: str, base: BaseModel) -> list[TensorSpec]:
+        """Return the tensors in the header of the open file `name`, of a length that a header for this base model may have."""
+        return read_header(fd, name, HEADER_BYTES + HEADER_BYTES_PER_TENSOR * len(base.shapes))
 
 
-def _refuse_code(folder: SubmittedFolder) -> None:
-    for name in CONFIGS:
-        if name in folder.sizes:
-            field_of_code = _names_code(folder.read_json(name))
-            if field_of_code is not None:
-                raise Refused(
-                    "auto_map",
-                    f"{name}: field {field_of_code[:100]} names code to run",
-                    f"remove {field_of_code[:100]}; no code of a checkpoint is run",
-                )
+def _refuse_kind(shown: str, info: os.stat_result, limit: int) -> None:
+    remove = "remove it from the folder"
+    if stat.S_ISLNK(info.st_mode):
+        raise Refused("symlink", f"{shown} is a symbolic link", "put real files into the folder: `cp -rL src dst`")
+    if not stat.S_ISREG(info.st_mode):
+        raise Refused("special_file", f"{shown} is no regular file (FIFO, socket or device)", remove)
+    if info.st_nlink > 1:
+        what = f"{shown} is a hard link ({info.st_nlink} names)"
+        raise Refused("hard_link", what, "copy the file: `cp --reflink=auto src dst`")
+    if info.st_size > limit:
+        what = f"{shown} has {info.st_size} bytes; nothing of this model needs more than {limit}"
+        raise Refused("file_too_large", what, remove)
 
 
 def _names_code(value: Any) -> str | None:
@@ -115,6 +253,63 @@ def _names_code(value: Any) -> str | None:
     return None
 
 
+def read_exactly(fd: int, into: memoryview, position: int, file: str) -> None:
+    """Fill a buffer from an open file of a submission.
+
+    Raises:
+        Refused: the file became shorter.
+    """
+    got = 0
+    while got < len(into):
+        part = os.preadv(fd, [into[got:]], position + got)
+        if part <= 0:
+            raise Refused("artifact_changed", f"{file} became shorter while it was copied", AFTER_SAVE)
+        got += part
+
+
+# --- full weights
+
+
+@dataclass
+class Linted:
+    """A folder that passed: open weight files, tensors to copy, and ignored files.
+
+    Attributes:
+        files: descriptors of the files to copy; for an adapter, the staged base model's.
+        extra_head: the base model ties its head, but the file holds one, which must equal the embedding.
+    """
+
+    files: dict[str, int]
+    tensors: list[TensorSpec]
+    ignored: list[str]
+    extra_head: bool
+
+
+def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
+    """Return the names of what is left aside, at most 50."""
+    return sorted(folder.folders + [name for name in folder.sizes if name not in used])[:50]
+
+
+def lint_checkpoint(folder: SubmittedFolder, base: BaseModel) -> Linted:
+    """Check a folder with full weights against the base model.
+
+    Raises:
+        Refused: with a code, the file and field, and advice.
+        OSError: the file system failed, which is the cluster's fault.
+    """
+    names = _weight_names(folder)
+    compare_config(folder.read_json("config.json"), base.config)
+    files: dict[str, int] = {}
+    tensors: list[TensorSpec] = []
+    for name in sorted(set(names.values())) or [SINGLE_NAME]:
+        files[name] = fd = folder.open_regular(name)
+        tensors.extend(folder.read_tensors(fd, name, base))
+    if names:
+        _compare_index(names, tensors)
+    extra_head = _compare_tensors(tensors, base)
+    return Linted(files, tensors, ignored_names(folder, {*files, "config.json"}), extra_head)
+
+
 def _weight_names(folder: SubmittedFolder) -> dict[str, str]:
     """Return the index as tensor name to file; empty for a single file."""
     sizes = folder.sizes
@@ -124,110 +319,170 @@ def _weight_names(folder: SubmittedFolder) -> dict[str, str]:
     if not weights:
         pickles = [name for name in sizes if name.endswith(PICKLES)]
         if pickles:
-            raise Refused(
-                "pickle",
-                f"{pickles[0]}: weights as pickle are not read",
-                "save with `save_pretrained(DIR, safe_serialization=True)`",
-            )
-        raise Refused(
-            "no_weights", "no *.safetensors in the folder", "save with `save_pretrained(DIR, safe_serialization=True)`"
-        )
+            raise Refused("pickle", f"{pickles[0]}: weights as pickle are not read", SAFELY)
+        raise Refused("no_weights", "no *.safetensors in the folder", SAFELY)
     if INDEX_NAME in sizes:
         if SINGLE_NAME in sizes:
-            raise Refused(
-                "ambiguous_weights",
-                f"both {SINGLE_NAME} and {INDEX_NAME} are there",
-                "remove the older save from the folder",
-            )
+            what = f"both {SINGLE_NAME} and {INDEX_NAME} are there"
+            raise Refused("ambiguous_weights", what, "remove the older save from the folder")
         return _read_index(folder, weights)
     if weights != {SINGLE_NAME}:
-        raise Refused(
-            "ambiguous_weights",
-            f"without {INDEX_NAME} there must be {SINGLE_NAME} alone, found {', '.join(sorted(weights))[:200]}",
-            "save with save_pretrained into an empty folder",
-        )
+        found = ", ".join(sorted(weights))[:200]
+        what = f"without {INDEX_NAME} there must be {SINGLE_NAME} alone, found {found}"
+        raise Refused("ambiguous_weights", what, EMPTY_FOLDER)
     return {}
 
 
 def _read_index(folder: SubmittedFolder, weights: set[str]) -> dict[str, str]:
-    index = folder.read_json(INDEX_NAME)
-    mapping = index.get("weight_map")
-    again = "save with save_pretrained into an empty folder"
+    mapping = folder.read_json(INDEX_NAME).get("weight_map")
     if not isinstance(mapping, dict) or not mapping or not all(isinstance(v, str) for v in mapping.values()):
-        raise Refused("index_broken", f"{INDEX_NAME}: field weight_map is missing or no table of names", again)
+        what = f"{INDEX_NAME}: field weight_map is missing or no table of names"
+        raise Refused("index_broken", what, EMPTY_FOLDER)
     for file in sorted(set(mapping.values())):
         if not PLAIN_NAME.fullmatch(file):
-            raise Refused(
-                "index_outside",
-                f"{INDEX_NAME}: weight_map names {file[:120]!r}; only plain names of this folder are read",
-                again,
-            )
+            what = f"{INDEX_NAME}: weight_map names {file[:120]!r}; only plain names of this folder are read"
+            raise Refused("index_outside", what, EMPTY_FOLDER)
         if file not in weights:
-            raise Refused(
-                "shard_missing",
-                f"{INDEX_NAME} names {file}, which is not there",
-                "wait for the save to end, then submit again",
-            )
+            what = f"{INDEX_NAME} names {file}, which is not there"
+            raise Refused("shard_missing", what, "wait for the save to end, then submit again")
     stray = weights - set(mapping.values())
     if stray:
-        raise Refused("ambiguous_weights", f"{sorted(stray)[0]} is not named by {INDEX_NAME}", again)
+        raise Refused("ambiguous_weights", f"{sorted(stray)[0]} is not named by {INDEX_NAME}", EMPTY_FOLDER)
     return dict(mapping)
 
 
 def _compare_index(names: dict[str, str], tensors: list[TensorSpec]) -> None:
     stored = {tensor.name: tensor.file for tensor in tensors}
     if len(stored) != len(tensors):
-        raise Refused("tensor_twice", "a tensor stands in two shards", "save with save_pretrained into an empty folder")
-    for name in sorted(set(stored) ^ set(names)) or [n for n in sorted(stored) if stored[n] != names[n]]:
-        raise Refused(
-            "index_broken",
-            f"{INDEX_NAME} and the shards disagree about tensor {name[:120]!r}",
-            "save with save_pretrained into an empty folder",
-        )
+        raise Refused("tensor_twice", "a tensor stands in two shards", EMPTY_FOLDER)
+    for name in sorted(set(stored) | set(names)):
+        if stored.get(name) != names.get(name):
+            what = f"{INDEX_NAME} and the shards disagree about tensor {name[:120]!r}"
+            raise Refused("index_broken", what, EMPTY_FOLDER)
+
+
+WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "_fsdp_wrapped_module.")
+"""Prefixes of tensor names that a wrapper around the model adds."""
 
 
 def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
+    """Compare names and shapes with the base model's. Return whether there is a head that the base model ties."""
     found = {tensor.name: tensor.shape for tensor in tensors}
     extra_head = base.tied and HEAD_NAME in found
-    if extra_head and (base.embedding is None or found[HEAD_NAME] != base.shapes[base.embedding]):
-        raise Refused(
-            "untied_head",
-            f"{HEAD_NAME} is the embedding in the base model (tied), the checkpoint has one of another shape",
-            "keep tie_word_embeddings as in the base model",
-        )
-    if extra_head:
-        del found[HEAD_NAME]
+    if extra_head and found.pop(HEAD_NAME) != base.shapes.get(base.embedding or ""):
+        what = f"{HEAD_NAME} is the embedding in the base model (tied), the checkpoint has one of another shape"
+        raise Refused("untied_head", what, "keep tie_word_embeddings as in the base model")
     missing, unknown = sorted(set(base.shapes) - set(found)), sorted(set(found) - set(base.shapes))
     if missing or unknown:
-        prefix = next(
-            (
-                p
-                for p in ("module.", "_orig_mod.", "base_model.model.", "_fsdp_wrapped_module.")
-                if any(n.startswith(p) for n in unknown)
-            ),
-            None,
-        )
+        prefix = next((prefix for prefix in WRAPPERS if any(name.startswith(prefix) for name in unknown)), None)
         if prefix:
-            raise Refused(
-                "tensor_names",
-                f"tensor names begin with {prefix!r}, such as {unknown[0][:120]}",
-                "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`",
-            )
-        what = (
-            f"missing {len(missing)} (first {missing[0][:120]})"
-            if missing
-            else f"unknown {len(unknown)} (first {unknown[0][:120]})"
-        )
-        raise Refused(
-            "tensor_names",
-            f"the tensors are not the base model's: {what}",
-            "submit the base model's architecture with all its tensors",
-        )
+            what = f"tensor names begin with {prefix!r}, such as {unknown[0][:120]}"
+            advice = "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`"
+            raise Refused("tensor_names", what, advice)
+        kind, names = ("missing", missing) if missing else ("unknown", unknown)
+        what = f"the tensors are not the base model's: {kind} {len(names)} (first {names[0][:120]})"
+        raise Refused("tensor_names", what, "submit the base model's architecture with all its tensors")
     for name, shape in base.shapes.items():
         if found[name] != shape:
-            raise Refused(
-                "tensor_shapes",
-                f"tensor {name} has shape {list(found[name])}, the base model's has {list(shape)}",
-                "keep the base model's architecture and vocabulary size",
-            )
+            what = f"tensor {name} has shape {list(found[name])}, the base model's has {list(shape)}"
+            raise Refused("tensor_shapes", what, "keep the base model's architecture and vocabulary size")
     return extra_head
+
+
+# --- comparison of config.json with the base model's. The grader always computes with the base model's config, so an agent
+# gains nothing by another one. A refusal shows the agent that it trained another model than the one that would be scored.
+
+IGNORED_CONFIG = frozenset(
+    [
+        "_name_or_path",
+        "_attn_implementation_autoset",
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "initializer_range",
+        "pad_token_id",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+        "attention_dropout",
+        "attention_probs_dropout_prob",
+        "hidden_dropout_prob",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+        "max_length",
+        "task_specific_params",
+        "pretraining_tp",
+        "is_llama_config",
+    ]
+)
+"""Config fields that don't change what the base architecture computes from given weights."""
+
+PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
+"""Fields that make another model if only one of the two configs has them."""
+
+
+def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
+    """Compare the fields that both configs have, and those of PRESENCE_MATTERS.
+
+    Raises:
+        Refused: names the field and both values.
+    """
+    mine, theirs = _normal_config(config), _normal_config(base)
+    for key in sorted(set(mine) | set(theirs)):
+        a, b = mine.get(key), theirs.get(key)
+        both = key in mine and key in theirs
+        if a != b and (both or key in PRESENCE_MATTERS):
+            raise _differs(key, a, f"the base model's is {_short(b)}")
+
+
+def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that matter, with RoPE in one spelling and without empty values."""
+    flat = {key: value for key, value in config.items() if key not in IGNORED_CONFIG and value is not None}
+    _one_rope(flat)
+    if not flat.get("use_sliding_window", True):
+        flat.pop("sliding_window", None)
+    if isinstance(flat.get("layer_types"), list) and set(map(str, flat["layer_types"])) == {"full_attention"}:
+        flat.pop("layer_types")
+    return flat
+
+
+def _one_rope(flat: dict[str, Any]) -> None:
+    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`.
+
+    Raises:
+        Refused: it is given more than once with different values.
+    """
+    scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
+    if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
+        return  # one set per kind of layer: compared unchanged
+    thetas = [place["rope_theta"] for place in (flat, *scalings) if place.get("rope_theta") is not None]
+    for key, values in (("rope_theta", thetas), ("rope_scaling", [_plain_scaling(s) for s in scalings])):
+        flat.pop(key, None)
+        other = next((value for value in values if value != values[0]), values[0] if values else None)
+        if values and other != values[0]:
+            raise _differs(key, values[0], f"in another place it is {_short(other)}")
+        if values and values[0] is not None:
+            flat[key] = values[0]
+    flat.pop("rope_parameters", None)
+
+
+def _plain_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the scaling without theta and with its kind as `rope_type`; None for the default kind, which changes nothing."""
+    plain = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
+    plain.setdefault("rope_type", scaling.get("type") or "default")
+    return None if plain["rope_type"] == "default" else plain
+
+
+def _differs(field: str, value: Any, other: str) -> Refused:
+    what = f"config.json: field {field} is {_short(value)}, {other}"
+    return Refused("config_differs", what, "keep the base model's config; only weights may change")
+
+
+def _short(value: Any) -> str:
+    return "absent" if value is None else repr(value)[:100]

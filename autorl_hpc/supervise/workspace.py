@@ -1,31 +1,27 @@
-"""Create and write the agent's workspace: `Workspace` (safe file access), `Prompts`, `lay` (folders and files), environment.
+"""Create the agent's workspace: `Prompts`, `lay` (folders, tools, instructions, data), and the agent's environment variables.
 
-The workspace belongs to the agent, so the supervisor uses directory descriptors and follows no link: whatever the agent
-puts in place of `results/`, nothing outside the workspace is ever written.
+An earlier attempt's agent may have written here, so everything is written by descriptor and no link is followed.
 """
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import secrets
 import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any, Final, Literal
 
-from autorl_hpc.agents import Agent
-from autorl_hpc.errors import AutorlError, Refused
-from autorl_hpc.files.faults import again, is_cluster_error
+from autorl_hpc.agents import Agent, AgentFile
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import PACKAGE, Root, share
-from autorl_hpc.files.processes import MARK_VARIABLE
+from autorl_hpc.files.processes import ALLOWED, MARK_VARIABLE
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.files.safe_open import DIR_FLAGS, OWNERS, WRITE_FLAGS, Folder
+from autorl_hpc.files.safe_open import OWNERS, Folder
 from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
-from autorl_hpc.records import readable_json
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
@@ -35,153 +31,6 @@ from autorl_hpc.states import Fault, Network, Protocol, Split
 from autorl_hpc.supervise.budget import WORDS, BudgetLimits, amount
 from autorl_hpc.tasks.loader import Task
 
-PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
-
-
-class Workspace:
-    """An open workspace, accessed by descriptor."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, DIR_FLAGS)
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
-
-    def open_folder(self, name: str) -> int | None:
-        """Return a descriptor of a first-level folder, created if it is missing; None if something else has its name.
-
-        Raises:
-            OSError: the file system failed, so it is unknown what is there.
-        """
-
-        def look() -> int:
-            return os.open(name, DIR_FLAGS, dir_fd=self._fd)
-
-        try:
-            try:
-                return again(look)
-            except FileNotFoundError:
-                os.mkdir(name, 0o755, dir_fd=self._fd)
-                return again(look)
-        except OSError as error:
-            if is_cluster_error(error):
-                raise
-            return None
-
-    def open_model_folder(self, given: str) -> tuple[int, str]:
-        """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path).
-
-        Raises:
-            Refused: the path leaves the workspace, contains a link, or is no folder.
-            OSError: the file system failed.
-        """
-        parts = self._relative_parts(given)
-        fd = os.dup(self._fd)
-        done: list[str] = []
-        for part in parts:
-            try:
-                following = os.open(part, DIR_FLAGS, dir_fd=fd)
-            except OSError as error:
-                here = _told("/".join([*done, part]), given)
-                os.close(fd)
-                if is_cluster_error(error):
-                    raise
-                if error.errno == errno.ELOOP or _is_link(self._fd, [*done, part]):
-                    raise Refused(
-                        "symlink", f"model_path: {here} is a symbolic link", "submit a real folder of the workspace"
-                    ) from None
-                if error.errno == errno.ENOTDIR:
-                    raise Refused(
-                        "not_a_folder", f"model_path: {here} is no folder", "give the folder, not a file in it"
-                    ) from None
-                raise Refused(
-                    "no_such_folder",
-                    f"model_path: {here}: {error.strerror}",
-                    "check the path; it is relative to the workspace",
-                ) from None
-            os.close(fd)
-            fd = following
-            done.append(part)
-        return fd, "/".join(done)
-
-    def _relative_parts(self, given: str) -> list[str]:
-        text = given
-        if text.startswith("/"):
-            for prefix in {str(self.path), str(self.path.resolve())}:
-                if text == prefix or text.startswith(prefix + "/"):
-                    text = text[len(prefix) :].lstrip("/")
-                    break
-            else:
-                raise Refused(
-                    "path_outside",
-                    "model_path is an absolute path outside the workspace",
-                    "give a folder of the workspace, such as output/v1",
-                )
-        parts = [part for part in text.split("/") if part not in ("", ".")]
-        if ".." in parts:
-            raise Refused("path_outside", "model_path holds `..`", "give a folder of the workspace, such as output/v1")
-        if not parts:
-            raise Refused(
-                "path_outside",
-                "model_path is the workspace itself",
-                "give a folder of the workspace, such as output/v1",
-            )
-        if parts[0] in ("submissions", "results", *PRIVATE_FOLDERS):
-            raise Refused("path_outside", f"model_path lies in {parts[0]}/", "save checkpoints under output/")
-        return parts
-
-    def write_text(self, name: str, text: str) -> bool:
-        """Write a text file whole or not at all into the workspace. Return False if it can't be written."""
-        return self._write(None, name, text.encode("utf-8", "backslashreplace"))
-
-    def write(self, folder: str | None, name: str, value: Any) -> bool:
-        """Write a JSON file whole or not at all into a first-level folder (None: the workspace). Return False if that fails."""
-        return self._write(folder, name, readable_json(value))
-
-    def _write(self, folder: str | None, name: str, content: bytes) -> bool:
-        data = memoryview(content)
-        try:
-            fd = os.dup(self._fd) if folder is None else self.open_folder(folder)
-        except OSError:
-            return False
-        if fd is None:
-            return False
-        # Not synced: after a lost node, the next attempt writes everything again.
-        temporary = f".tmp-{secrets.token_hex(8)}"
-        try:
-            out = os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=fd)
-            try:
-                while data:
-                    data = data[os.write(out, data) :]
-            finally:
-                os.close(out)
-            os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
-            return True
-        except OSError:
-            try:
-                os.unlink(temporary, dir_fd=fd)
-            except OSError:
-                pass
-            return False
-        finally:
-            os.close(fd)
-
-
-def _is_link(root_fd: int, parts: list[str]) -> bool:
-    try:
-        return stat.S_ISLNK(os.stat("/".join(parts), dir_fd=root_fd, follow_symlinks=False).st_mode)
-    except OSError:
-        return False
-
-
-def _told(here: str, given: str) -> str:
-    """Format the part of a path that failed, with the whole path if it differs: in odd names a `/` is easily overlooked."""
-    plain = given.rstrip("/").removeprefix("./")
-    return here[:200] if here == plain else f"{given[:200]}: {here[:200]}"
-
-
 # --- prompts: what an LLM agent reads on its standard input at its first start and at a restart
 
 PROMPT_NAME = "prompt.md"
@@ -189,27 +38,22 @@ INTERRUPTED = "Your work was interrupted from outside, and every process that yo
 ENDED_EARLY = "You ended your work before your budget was used."
 
 
+@dataclass
 class Prompts:
     """The prompts of one run, for agents with `prompt: true`."""
 
-    def __init__(self, record: RunRecord, workspace: Path, limits: BudgetLimits, look: Callable[[], RunView]) -> None:
-        self.record = record
-        self.workspace = workspace
-        self.limits = limits
-        self._look = look
+    record: RunRecord
+    workspace: Path
+    limits: BudgetLimits
+    look: Callable[[], RunView]
 
     def first(self) -> str:
         """Return prompt.md: the task, the mode, the budget, how to submit. It is the same in every attempt."""
         science = self.record.science
-        return _filled(
-            "prompt.md",
-            task=science.task,
-            base_model=science.base_model,
-            workspace=str(self.workspace),
-            mode=mode_text(science.mode),
-            budget="\n".join(f"- {line}" for line in budget_lines(science.budget, driver=self.limits.has_driver)),
-            grace=grace_text(science.budget),
-            most=most_text(science.budget.max_submissions),
+        lines = budget_lines(science.budget, driver=self.limits.has_driver)
+        return Template(_template("prompt.md")).substitute(
+            _common(self.record, self.workspace),
+            budget="\n".join(f"- {line}" for line in lines),
             internet="" if science.network is Network.OPEN else "There is no internet. ",
         )
 
@@ -220,7 +64,7 @@ class Prompts:
             why: INTERRUPTED or ENDED_EARLY.
             goes_on: the agent's program continues its session; otherwise it remembers nothing and gets the task again.
         """
-        view = self._look()
+        view = self.look()
         best = view.best()
         score = None if best is None else view.score_of(best)
         so_far = f"{len(view.accepted())} submissions were accepted."
@@ -231,13 +75,34 @@ class Prompts:
             for part in self.limits.parts()
             if part.left is not None
         ]
-        text = _filled("reprompt.md", why=why, left="\n".join(left), so_far=so_far, task=self.record.science.task)
+        text = Template(_template("reprompt.md")).substitute(
+            why=why, left="\n".join(left), so_far=so_far, task=self.record.science.task
+        )
         return text if goes_on else f"{self.first()}\n{text}"
 
 
-def mode_text(mode: str) -> str:
-    """Return what a mode allows, for instructions.md and prompts."""
-    return (share("templates") / "workspace" / f"mode-{mode}.md").read_text(encoding="utf-8").strip()
+def _template(name: str) -> str:
+    return (share("templates") / "workspace" / name).read_text(encoding="utf-8")
+
+
+def _common(record: RunRecord, workspace: Path) -> dict[str, str]:
+    """Return what instructions.md and prompt.md both tell."""
+    science, budget = record.science, record.science.budget
+    most = "You may submit as often as you like."
+    if budget.max_submissions is not None:
+        most = (
+            f"At most {budget.max_submissions} checkpoints of different content are accepted; an answer tells how many are left "
+            "(`submissions_left`)."
+        )
+    grace = f"When a part of it is used up, {budget.last_grace_s:.0f} s are left for a last submission."
+    return {
+        "task": science.task,
+        "base_model": science.base_model,
+        "workspace": str(workspace),
+        "mode": _template(f"mode-{science.mode}.md").strip(),
+        "grace": "" if budget.last_grace_s < 1 else grace,
+        "most": most,
+    }
 
 
 def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
@@ -254,30 +119,12 @@ def budget_lines(budget: Budget, *, driver: bool) -> list[str]:
     return lines
 
 
-def grace_text(budget: Budget) -> str:
-    """Return what happens when a part of the budget is used up."""
-    if budget.last_grace_s < 1:
-        return ""
-    return f"When a part of it is used up, {budget.last_grace_s:.0f} s are left for a last submission."
-
-
-def most_text(most: int | None) -> str:
-    """Return the limit of submissions as a sentence."""
-    if most is None:
-        return "You may submit as often as you like."
-    return f"At most {most} checkpoints of different content are accepted; an answer tells how many are left (`submissions_left`)."
-
-
-def _filled(name: str, **values: str) -> str:
-    text = (share("templates") / "workspace" / name).read_text(encoding="utf-8")
-    return Template(text).substitute(values)
-
-
 def feedback_text(science: Science) -> str:
     """Return which items a feedback score is computed on, as a sentence."""
     part, split = science.feedback_part, Split.REPORT if science.protocol is Protocol.PAPER else Split.FEEDBACK
     if part is None:
-        return f"A score is of {science.asked(split)} items; `standard_error` beside it says how far chance may move it, in points."
+        items = science.asked(split)
+        return f"A score is of {items} items; `standard_error` beside it says how far chance may move it, in points."
     return (
         f"To answer sooner, a feedback score is of a part of the feedback split: {part.n} of {science.splits[split].n} items, the same "
         "ones each time, for the base model too. `standard_error` beside it says how far chance may move it, in points: a smaller gain "
@@ -292,8 +139,15 @@ Placing = Literal["mounted", "linked", "copied"]
 the sandbox makes read-only; as copies, if nothing else keeps the agent from writing into the store."""
 
 FOLDERS = ("code", "models", "output", "submissions", "results")
+PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
 TOOLS = ("submit", "time", "scores")
 """Names of one program, templates/workspace/submit, which checks the name it was called by. `results` is the folder's name."""
+
+LAID = frozenset(
+    {*FOLDERS, *PRIVATE_FOLDERS, *TOOLS, "data", "environment"}
+    | {"description.md", "instructions.md", "run_meta.json", "time.json", "budget.log", PROMPT_NAME}
+)
+"""Names at the top of a workspace that the suite creates, not the agent."""
 
 NOT_LAID = frozenset({MANIFEST_NAME})
 
@@ -309,14 +163,7 @@ def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
         path.chmod(mode | OWNERS)
     with Folder.open(path) as top:
         for name in (*FOLDERS, *PRIVATE_FOLDERS, *(where for _, where in placed(root, record))):
-            _lay_folder(top, name)
-
-
-def _lay_folder(top: Folder, where: str) -> None:
-    name, _, rest = where.partition("/")
-    with top.folder(name) as inner:
-        if rest:
-            _lay_folder(inner, rest)
+            _place(top, path, name, "mounted")
 
 
 def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
@@ -391,15 +238,9 @@ def _place(top: Folder, source: Path, where: str, placing: Placing) -> None:
 def instructions(record: RunRecord, path: Path) -> str:
     """Return instructions.md, filled from its template."""
     science = record.science
-    text = (share("templates") / "workspace" / "instructions.md").read_text(encoding="utf-8")
-    return Template(text).safe_substitute(
-        task=science.task,
-        base_model=science.base_model,
-        workspace=str(path),
-        mode=mode_text(science.mode),
+    return Template(_template("instructions.md")).safe_substitute(
+        _common(record, path),
         budget="; ".join(budget_lines(science.budget, driver=science.driver != NO_DRIVER)),
-        grace=grace_text(science.budget),
-        most=most_text(science.budget.max_submissions),
         asked=_asked(science.recipe),
         feedback=feedback_text(science),
     )
@@ -454,52 +295,26 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
 
 # --- environment variables of the agent: the reference's, an allow-list, and nothing else
 
-ALLOWED = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TERM",
-    "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_HOME",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "ROCR_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
-    "OPENBLAS_L2_SIZE",
-    "SSL_CERT_FILE",
-    "REQUESTS_CA_BUNDLE",
-)
-"""What programs need to run on this host: no tokens, no SLURM_*, no PYTHONPATH."""
-
 
 def agent_environment(
     record: RunRecord,
+    agent: AgentFile,
     workspace: Path,
     url: str,
     mark: str,
     attempt: int,
-    outer: Mapping[str, str] = os.environ,
-    venv: Path | None = None,
-    secrets: Sequence[str] = (),
-    own: Mapping[str, str] | None = None,
-    readable: Sequence[str] = (),
+    venv: Path | None,
+    readable: Sequence[str],
 ) -> dict[str, str]:
     """Return the variables of the agent's process; see docs/file-protocol.md.
 
     Args:
+        agent: its secrets are passed on too, and its own variables are set; ours override them.
         venv: of the run's environment; its programs come first, and those of the suite's own environment are left out.
-        secrets: further variables to pass on, which the agent's definition names.
-        own: variables that the agent's definition sets; ours override them.
         readable: folders that the experiment names; their programs come last.
     """
     science = record.science
-    env = {**(own or {}), **{name: outer[name] for name in (*ALLOWED, *secrets) if name in outer}}
+    env = {**agent.env, **{name: os.environ[name] for name in (*ALLOWED, *agent.secrets) if name in os.environ}}
     ours, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
     if venv is None:
         env["PATH"] = os.pathsep.join([ours, path])
@@ -581,33 +396,24 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
     return env
 
 
-def environment_venv(root: Root, record: RunRecord) -> Path | None:
-    """Return the venv that run.json names; None if the run has no environment of its own, or an image.
+def environment_of(root: Root, record: RunRecord) -> tuple[Path | None, Path | None]:
+    """Return (venv, image) of the environment that run.json names; None what it is not.
 
     Raises:
         AutorlError: it is missing, or its Python is not on this node.
     """
-    if record.environment is None or record.environment.kind == "image":
-        return None
-    name, content_hash = record.environment.name, record.environment.content_hash
-    venv = find_environment(root, name, content_hash)[0] / VENV
-    if not os.access(venv / "bin" / "python", os.X_OK):
+    if record.environment is None:
+        return None, None
+    name = record.environment.name
+    folder = find_environment(root, name, record.environment.content_hash)[0]
+    if record.environment.kind == "image":
+        return None, folder / IMAGE
+    if not os.access(folder / VENV / "bin" / "python", os.X_OK):
         raise AutorlError(
             f"environment {name} has no Python on this node",
-            where=venv / "bin" / "python",
+            where=folder / VENV / "bin" / "python",
             fault=Fault.CLUSTER,
             next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
             "Python on the shared file system",
         )
-    return venv
-
-
-def environment_image(root: Root, record: RunRecord) -> Path | None:
-    """Return the image that run.json names; None if the run's environment is not an image.
-
-    Raises:
-        AutorlError: it is missing.
-    """
-    if record.environment is None or record.environment.kind != "image":
-        return None
-    return find_environment(root, record.environment.name, record.environment.content_hash)[0] / IMAGE
+    return folder / VENV, None

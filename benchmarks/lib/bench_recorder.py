@@ -130,7 +130,7 @@ def _one_recorder(
     (workspace / "output").mkdir()
     prepare(workspace)
     budget = Budget.model_validate({"wall_clock": "1h"})
-    clock = BudgetClock(run.clock, budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
+    clock = BudgetClock(run.clock, budget, 1)
     clock.start()
     recording = RecorderProcess(run, workspace, clock, os.getpid(), MARK)
     recording.start()

@@ -19,7 +19,7 @@ from experts import Workplace
 
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.sandbox.prove import cuda_works
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.lint import BaseModel
 
 pytestmark = [
     needs.needs("gpu", cuda_works(), "no GPU here"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +16,38 @@ import needs
 import numpy as np
 import pytest
 from adapters import ADAPTER, PREFIX, Q, factors, lay_base, merged_by_peft, read_base, train_adapter, write_adapter
-from checkpoints import SINGLE, TINY, Desk, changed, save, tiny_base, tiny_tensors
+from checkpoints import SINGLE, TINY, Desk, changed, meanwhile, save, tiny_tensors, write_at
 from weights import Tensors, write_safetensors
 
+from autorl_hpc.errors import Refused
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
-from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.adapters import Merge, narrow, widen
+from autorl_hpc.supervise.adapters import narrow, widen
+from autorl_hpc.supervise.copy import copy_checkpoint
+from autorl_hpc.supervise.intake import lint_folder
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
-CONFIGS: list[tuple[str, dict[str, Any], int]] = [
-    ("two projections", {"r": 8, "target_modules": ["q_proj", "v_proj"]}, 4),
-    ("all linear layers", {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}, 14),
-    ("rank one", {"r": 1, "lora_alpha": 3, "target_modules": ALL}, 14),
-    ("rank above the width", {"r": 100, "target_modules": ["down_proj"]}, 2),
-    ("rslora", {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ALL}, 14),
-    ("alpha with a fraction", {"r": 4, "lora_alpha": 2.5, "target_modules": ["o_proj"]}, 2),
-    ("alpha below zero", {"r": 4, "lora_alpha": -7, "target_modules": ["o_proj"]}, 2),
-    ("target by a pattern", {"r": 4, "target_modules": r"model\.layers\.\d+\.(self_attn\.[qk]_proj|mlp\.up_proj)"}, 6),
-    ("one layer of two", {"r": 4, "target_modules": ALL, "layers_to_transform": [1]}, 7),
-    ("some left out", {"r": 4, "target_modules": ALL, "exclude_modules": ["up_proj"]}, 12),
-    ("gaussian start", {"r": 4, "target_modules": ALL, "init_lora_weights": "gaussian"}, 14),
-    ("orthogonal start", {"r": 4, "target_modules": ALL, "init_lora_weights": "orthogonal"}, 14),
-    ("dropout", {"r": 4, "target_modules": ALL, "lora_dropout": 0.3}, 14),
-    (
-        "patterns",
-        {
-            "r": 8,
-            "lora_alpha": 16,
-            "target_modules": ALL,
-            "rank_pattern": {"layers.1.mlp.up_proj": 2, "q_proj": 3, "model.layers.0.self_attn.v_proj": 5},
-            "alpha_pattern": {"^model.layers.0.mlp.down_proj": 64, "q_proj": 1, "proj": 5, "_proj": 7},
-        },
-        14,
-    ),
-    (
-        "patterns and rslora",
-        {"r": 8, "target_modules": ALL, "use_rslora": True, "rank_pattern": {"down_proj": 4}},
-        14,
-    ),
+CONFIGS: list[tuple[str, dict[str, Any], int, str, str]] = [
+    ("two projections", {"r": 8, "target_modules": ["q_proj", "v_proj"]}, 4, "float32", "float32"),
+    ("all linear layers", {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}, 14, "float32", "float32"),
+    ("all linear layers, bf16", {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}, 14, "bfloat16", "float32"),
+    ("all linear layers, fp16", {"r": 16, "lora_alpha": 32, "target_modules": "all-linear"}, 14, "float16", "float32"),
+    ("adapter in bf16", {"r": 8, "target_modules": ALL}, 14, "bfloat16", "bfloat16"),
+    ("adapter in fp16", {"r": 8, "target_modules": ALL}, 14, "bfloat16", "float16"),
+    ("rank one", {"r": 1, "lora_alpha": 3, "target_modules": ALL}, 14, "bfloat16", "float32"),
+    ("rank above the width", {"r": 100, "target_modules": ["down_proj"]}, 2, "float16", "float32"),
+    ("rslora", {"r": 16, "lora_alpha": 8, "use_rslora": True, "target_modules": ALL}, 14, "bfloat16", "float32"),
+    ("alpha with a fraction", {"r": 4, "lora_alpha": 2.5, "target_modules": ["o_proj"]}, 2, "float16", "float32"),
+    ("alpha below zero", {"r": 4, "lora_alpha": -7, "target_modules": ["o_proj"]}, 2, "float32", "float32"),
+    ("target by a pattern", {"r": 4, "target_modules": r"model\.layers\.\d+\.(self_attn\.[qk]_proj|mlp\.up_proj)"}, 6, "float32", "float32"),
+    ("one layer of two", {"r": 4, "target_modules": ALL, "layers_to_transform": [1]}, 7, "bfloat16", "float32"),
+    ("some left out", {"r": 4, "target_modules": ALL, "exclude_modules": ["up_proj"]}, 12, "float16", "float32"),
+    ("gaussian start", {"r": 4, "target_modules": ALL, "init_lora_weights": "gaussian"}, 14, "float32", "float32"),
+    ("orthogonal start", {"r": 4, "target_modules": ALL, "init_lora_weights": "orthogonal"}, 14, "bfloat16", "float32"),
+    ("dropout", {"r": 4, "target_modules": ALL, "lora_dropout": 0.3}, 14, "float16", "float32"),
 ]  # fmt: skip
+"""Name, peft's settings, changed tensors, and what base model and adapter are stored in."""
 
 
 def values_of(path: Path) -> dict[str, Any]:
@@ -105,32 +96,25 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return get
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize(("config", "count"), [row[1:] for row in CONFIGS], ids=[row[0] for row in CONFIGS])
+@pytest.mark.parametrize(
+    ("config", "count", "dtype", "stored"), [row[1:] for row in CONFIGS], ids=[row[0] for row in CONFIGS]
+)
 def test_an_adapter_is_merged_as_peft_merges_it(
-    tmp_path: Path, bases: Callable[..., Path], dtype: str, config: dict[str, Any], count: int
+    tmp_path: Path, bases: Callable[..., Path], config: dict[str, Any], count: int, dtype: str, stored: str
 ) -> None:
     base = bases(dtype)
     desk = Desk(tmp_path, read_base(base))
-    train_adapter(base, desk.checkpoint, **config)
+    train_adapter(base, desk.checkpoint, stored, **config)
+    assert {str(v.dtype) for v in values_of(desk.checkpoint).values()} == {f"torch.{stored}"}
     answer = desk.accepted()
     artifact = desk.artifact(answer)
     assert folder_content_hash(artifact) == answer["content_hash"] != desk.base.content_hash
     assert set(os.listdir(artifact)) == {SINGLE, artifacts.READY_NAME, "refs"}
-    ranks = [config["r"], *config.get("rank_pattern", {}).values()]
-    assert answer["adapter"] == {"rank": max(ranks), "tensors": count}
+    assert answer["adapter"] == {"rank": config["r"], "tensors": count}
     (kept,) = desk.view().accepted()
-    assert kept.adapter is not None and kept.tensors == len(desk.base.shapes) and not kept.is_base
+    assert kept.adapter is not None and kept.adapter.model_dump() == answer["adapter"]
+    assert kept.tensors == len(desk.base.shapes) and not kept.is_base
     compare(base, artifact, desk.checkpoint, count)
-
-
-@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
-def test_an_adapter_of_half_precision(tmp_path: Path, bases: Callable[..., Path], stored: str) -> None:
-    base = bases("bfloat16")
-    desk = Desk(tmp_path, read_base(base))
-    train_adapter(base, desk.checkpoint, stored, r=8, target_modules=ALL)
-    assert {str(v.dtype) for v in values_of(desk.checkpoint).values()} == {f"torch.{stored}"}
-    compare(base, desk.artifact(desk.accepted()), desk.checkpoint, 14)
 
 
 def test_a_head_of_its_own_and_shards(tmp_path: Path, bases: Callable[..., Path]) -> None:
@@ -142,17 +126,23 @@ def test_a_head_of_its_own_and_shards(tmp_path: Path, bases: Callable[..., Path]
     compare(base, artifact, desk.checkpoint, 15)
 
 
-def test_what_lies_beside_an_adapter_is_left_aside(tmp_path: Path) -> None:
+def test_the_sum_is_the_content_whatever_lies_beside_it_and_however_it_comes(tmp_path: Path) -> None:
+    """What is kept of an adapter is an ordinary checkpoint."""
     desk = Desk(tmp_path)
     write_adapter(desk.checkpoint)
     first = desk.accepted()
-    second = write_adapter(desk.workspace / "output" / "v2")
+    second, merged = write_adapter(desk.workspace / "output" / "v2"), desk.workspace / "output" / "merged"
     for name in ("README.md", "optimizer.pt", "training_args.bin", "tokenizer.json", "config.json"):
         (second / name).write_text("x")
     shutil.copyfile(TINY / "config.json", second / "config.json")
     answer = desk.submit("v2", "output/v2")
     assert (answer["status"], answer["same_as"]) == ("accepted", 1)
     assert answer["content_hash"] == first["content_hash"] and len(answer["ignored_files"]) == 4
+    merged.mkdir()
+    shutil.copyfile(desk.artifact(first) / SINGLE, merged / SINGLE)
+    shutil.copyfile(TINY / "config.json", merged / "config.json")
+    answer = desk.submit("merged", "output/merged")
+    assert (answer["status"], answer["same_as"], answer["adapter"]) == ("accepted", 1, None)
 
 
 def test_no_other_base_is_ever_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,48 +187,18 @@ def test_an_untrained_adapter_is_the_base_model(tmp_path: Path) -> None:
     assert answer["is_base_model"] is True and answer["content_hash"] == desk.base.content_hash
 
 
-def test_full_weights_of_the_sum_are_the_same_content(tmp_path: Path) -> None:
-    """What is kept of an adapter is an ordinary checkpoint."""
-    desk = Desk(tmp_path)
-    write_adapter(desk.checkpoint)
-    artifact = desk.artifact(desk.accepted())
-    again = desk.workspace / "output" / "merged"
-    again.mkdir()
-    shutil.copyfile(artifact / SINGLE, again / SINGLE)
-    shutil.copyfile(TINY / "config.json", again / "config.json")
-    answer = desk.submit("merged", "output/merged")
-    assert (answer["status"], answer["same_as"], answer["adapter"]) == ("accepted", 1, None)
-
-
-def test_an_adapter_that_changes_during_the_merge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["rewritten", "cut"])
+def test_an_adapter_that_changes_while_it_is_merged_is_refused(tmp_path: Path, how: str) -> None:
     desk = Desk(tmp_path)
     path = write_adapter(desk.checkpoint) / ADAPTER
-    real = Merge.__init__
-
-    def disturbed(self: Merge, *arguments: Any) -> None:
-        real(self, *arguments)
-        info = path.stat()
-        with open(path, "r+b") as file:
-            file.seek(-4, os.SEEK_END)
-            file.write(b"\0\0\0\0")
-        os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
-
-    monkeypatch.setattr(Merge, "__init__", disturbed)
-    answer = desk.refused()
-    assert answer["code"] == "artifact_changed" and ADAPTER in answer["error"]
-
-
-def test_an_adapter_that_is_cut_during_the_merge_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk(tmp_path)
-    path = write_adapter(desk.checkpoint) / ADAPTER
-    real = intakes.copy_checkpoint
-
-    def disturbed(*arguments: Any) -> Any:
-        os.truncate(path, path.stat().st_size // 2)
-        return real(*arguments)
-
-    monkeypatch.setattr(intakes, "copy_checkpoint", disturbed)
-    assert desk.refused()["code"] == "artifact_changed"
+    with ExitStack() as stack:
+        fd = os.open(desk.checkpoint, os.O_RDONLY)
+        stack.callback(os.close, fd)
+        linted = lint_folder(fd, desk.base, stack)
+        disturbed = meanwhile(lambda: os.truncate(path, 600) if how == "cut" else write_at(path, 600, b"\0" * 4))
+        with disturbed, pytest.raises(Refused) as caught:
+            copy_checkpoint(linted, desk.base, tmp_path, "float32")
+    assert caught.value.code == "artifact_changed" and ADAPTER in caught.value.message
 
 
 def test_a_changed_base_model_is_not_merged_onto(tmp_path: Path) -> None:
@@ -253,8 +213,7 @@ def test_a_changed_base_model_is_not_merged_onto(tmp_path: Path) -> None:
     assert (answer["code"], answer["fault"]) == ("base_changed", "cluster")
 
 
-def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intakes, "RETRY_CLUSTER_S", 0.0)
+def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
     save(tmp_path / "base", tiny_tensors())
     desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
     os.rename(tmp_path / "base", tmp_path / "away")
@@ -296,35 +255,24 @@ def test_bf16_is_rounded_to_nearest_even_as_torch_does() -> None:
     values = values[np.isfinite(values)]
     for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
         with np.errstate(over="ignore"):
-            stored = narrow(values.copy(), dtype, np.empty_like(values, np.uint32))
-        stored = stored.view(np.uint16) if dtype == "F16" else stored.astype(np.uint16)
+            stored = narrow(values.copy(), dtype)
         expected = torch.from_numpy(values.copy()).to(kind)
-        assert np.array_equal(stored, expected.view(torch.int16).numpy().view(np.uint16))
-        back = np.empty_like(values)
-        widen(stored.view(np.float16) if dtype == "F16" else stored, dtype, back)
-        assert np.array_equal(back, expected.float().numpy())
+        assert np.array_equal(stored.view(np.uint16), expected.view(torch.int16).numpy().view(np.uint16))
+        assert np.array_equal(widen(stored, dtype), expected.float().numpy())
 
 
 def test_blas_is_told_to_use_one_thread() -> None:
-    """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several."""
+    """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several otherwise."""
     pytest.importorskip("threadpoolctl")
     script = (
-        "import numpy, threadpoolctl; from autorl_hpc.supervise.adapters import use_one_thread\n"
-        "def most(): return max(i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas')\n"
-        "before = most(); print(before, use_one_thread(), most())"
+        "import os, threadpoolctl\n{0}\n"
+        "print(*{{i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas'}}, 'OPENBLAS_NUM_THREADS' in os.environ)"
     )
-    env = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
-    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True)
-    before, told, after = done.stdout.split()
-    if before == "1":
+    env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    said = []
+    for line in ("import numpy", "from autorl_hpc.supervise.adapters import one_threaded_numpy; one_threaded_numpy()"):
+        argv = [sys.executable, "-c", script.format(line)]
+        said.append(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split())
+    if said[0][0] == "1":
         needs.skip("cores", "BLAS has one thread here anyway: a host of one core")
-    assert (told, after) == ("True", "1")
-
-
-def test_json_of_the_ledger_names_the_adapter(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    write_adapter(desk.checkpoint)
-    desk.accepted()
-    entry = json.loads(sorted(desk.run.ledger.iterdir())[-1].read_bytes())
-    assert entry["body"]["adapter"] == {"rank": 4, "tensors": 2}
-    assert tiny_base().content_hash != entry["body"]["content_hash"]
+    assert said[1] == ["1", "False"]

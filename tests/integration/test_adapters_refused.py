@@ -17,7 +17,6 @@ from broken import Build
 from checkpoints import EMBEDDING, SINGLE, TINY, Desk, raw_parts, save, save_shards, tiny_config, write_raw
 from weights import Tensors
 
-QUICK_S = 2.0
 MERGE = "merge_and_unload"
 CONFIG = "adapter_config.json"
 
@@ -121,7 +120,6 @@ def huge_sum(folder: Path) -> None:
 
 
 A, B = (f"{PREFIX}{Q}.lora_{side}.weight" for side in "AB")
-MANY = {f"layers.{number}.q_proj": 4 for number in range(1000)}
 
 REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("40 bytes", weights_are(b"\0" * 40), "header_broken", [ADAPTER, "40"], "save"),
@@ -167,16 +165,11 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     *[(f"alpha {alpha!r:.20}", config(lora_alpha=alpha), "adapter_config", ["field lora_alpha is"], MERGE)
       for alpha in (math.nan, math.inf, -math.inf, "16", None, True, [1], 10**400, 1e300)],
     ("rslora a word", config(use_rslora="yes"), "adapter_config", ["use_rslora"], MERGE),
-    ("ranks a list", config(rank_pattern=["q_proj"]), "adapter_config", ["rank_pattern"], MERGE),
-    ("rank of a module", config(rank_pattern={"q_proj": 0}), "adapter_config", ["rank_pattern.q_proj"], MERGE),
-    ("alpha of a module", config(alpha_pattern={"q_proj": math.nan}), "adapter_config", ["alpha_pattern.q_proj"], MERGE),
-    ("endless pattern", config(rank_pattern={"(a|aa)+$": 4}), "adapter_unsupported", ["rank_pattern", "(a|aa)+$"], MERGE),
-    ("broken pattern", config(alpha_pattern={"(": 4}), "adapter_unsupported", ["alpha_pattern"], MERGE),
-    ("a thousand patterns", config(rank_pattern=MANY), "adapter_config", ["rank_pattern", "20 modules"], MERGE),
+    ("ranks by layer", config(rank_pattern={"q_proj": 4}), "adapter_unsupported", ["rank_pattern"], MERGE),
+    ("scales by layer", config(alpha_pattern={"(": 4}), "adapter_unsupported", ["alpha_pattern"], MERGE),
     ("targets a number", config(target_modules=7), "adapter_config", ["target_modules"], MERGE),
     ("not a target", config(target_modules=["q_proj"]), "adapter_names", [UP, "target_modules"], MERGE),
     ("another rank", config(r=8), "adapter_shapes", [A, "[4, 64]", "[8, 64]"], "save it with peft"),
-    ("another rank by pattern", config(rank_pattern={"up_proj": 2}), "adapter_shapes", [UP, "rank 2"], "save it with peft"),
     ("A of another model", shaped(A, 4, 128), "adapter_shapes", [A, "[4, 128]"], "base model of this run"),
     ("B of another model", shaped(B, 128, 4), "adapter_shapes", [B, "[128, 4]"], "base model of this run"),
     ("A and B exchanged", shaped(A, 64, 4), "adapter_shapes", [A], "save it with peft"),
@@ -220,15 +213,9 @@ def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advi
 
 BY_PEFT: list[tuple[str, dict[str, Any], str, str]] = [
     ("DoRA", {"use_dora": True, "target_modules": ["q_proj"]}, "adapter_unsupported", "use_dora"),
-    ("biases", {"bias": "lora_only", "target_modules": ["q_proj"]}, "adapter_unsupported", "bias"),
-    ("norms too", {"target_modules": ["q_proj"], "modules_to_save": ["norm"]}, "adapter_unsupported", "modules_to_save"),
-    ("tokens", {"target_modules": ["q_proj"], "trainable_token_indices": [1, 2]}, "adapter_unsupported", "trainable_token"),
-    ("embedding", {"target_modules": ["embed_tokens", "q_proj"]}, "adapter_names", "embed_tokens"),
     ("tied head", {"target_modules": ["lm_head", "q_proj"]}, "adapter_names", "lm_head"),
     ("PiSSA", {"target_modules": ["q_proj"], "init_lora_weights": "pissa"}, "adapter_unsupported", "init_lora_weights"),
-    ("OLoRA", {"target_modules": ["q_proj"], "init_lora_weights": "olora"}, "adapter_unsupported", "init_lora_weights"),
-    ("layers twice", {"target_modules": ["q_proj"], "layer_replication": [(0, 2), (1, 2)]}, "adapter_unsupported", "layer_replication"),
-    ("a pattern that is no name", {"target_modules": ["q_proj"], "rank_pattern": {"layers\\.[01].*q_proj": 2}}, "adapter_unsupported", "rank_pattern"),
+    ("ranks by layer", {"target_modules": ["q_proj"], "rank_pattern": {"q_proj": 2}}, "adapter_unsupported", "rank_pattern"),
 ]  # fmt: skip
 
 

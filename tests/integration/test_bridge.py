@@ -1,4 +1,7 @@
-"""The HTTP bridge, as the reference's agents use it: from inside a run, and by clients that mean no good."""
+"""The HTTP bridge, as the reference's agents use it: from inside a run, and by clients that mean no good.
+
+One run stands for all tests, in the order of this file: no grader works before the last one.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.supervise.bridge import MAX_CONNECTIONS
 
-AGENT = (
-    "#!/usr/bin/env bash\ncd $WORKSPACE\n"
-    + VARIANTS
-    + """variants 0 2
+pytestmark = pytest.mark.xdist_group("bridge")
+
+AGENT = f"""#!/usr/bin/env bash
+cd $WORKSPACE
+{VARIANTS}
+variants 0 4
 echo "$GRADING_SERVER_URL" > code/.url && mv code/.url code/url
 while [ ! -e code/end ]; do sleep 0.1; done
 """
-)
 
 REFERENCE_FIELDS = {
     *("submission_id", "timestamp", "model_path", "score", "baseline_score", "improvement", "elapsed_seconds"),
@@ -71,83 +75,53 @@ class Client:
         """The bridge answers a well-behaved client."""
         assert self.ask("/health")[0] == 200
 
+    def accepted(self, paths: set[str]) -> bool:
+        """Whether these checkpoints are in the ledger."""
+        return paths <= {str(s.model_path) for s in self.cluster.view(self.run_id).accepted()}
 
-@pytest.fixture
-def client(cluster: Cluster) -> Iterator[Client]:
+
+@pytest.fixture(scope="module")
+def client(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A running run on the task `mini` whose agent waits; no grader yet."""
-    cluster.mini_task()
-    cluster.agent("waits", AGENT)
-    (run_id,) = cluster.prepare(["waits"], matrix={"task": "mini"})
-    supervisor = cluster.supervisor(run_id)
-    workspace = cluster.workspace(run_id)
-    wait_for((workspace / "code" / "url").exists, what="the agent")
-    yield Client((workspace / "code" / "url").read_text().strip(), workspace, cluster, run_id)
-    (workspace / "code" / "end").touch()
-    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    cluster = Cluster(staged, tmp_path_factory.mktemp("bridge"))
+    try:
+        cluster.mini_task()
+        cluster.agent("waits", AGENT)
+        (run_id,) = cluster.prepare(["waits"], matrix={"task": "mini"})
+        supervisor, workspace = cluster.supervisor(run_id), cluster.workspace(run_id)
+        wait_for((workspace / "code" / "url").exists, what="the agent")
+        yield Client((workspace / "code" / "url").read_text().strip(), workspace, cluster, run_id)
+        (workspace / "code" / "end").touch()
+        assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    finally:
+        cluster.end()
 
 
-def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
-    answers: dict[str, tuple[int, Any]] = {}
-    began = int(time.time())
-
-    def submit(name: str, path: str) -> None:
-        answers[name] = client.ask("/submit", {"model_path": path, "final": name == "second"})
-
-    threads = [
-        threading.Thread(target=submit, args=("first", str(client.workspace / "output" / "v0")), daemon=True),
-        threading.Thread(target=submit, args=("second", "output/v1"), daemon=True),
-    ]
-    threads[0].start()
-    wait_for(lambda: len(client.cluster.view(client.run_id).submissions) == 1, what="the first submission")
-    threads[1].start()
-    wait_for(lambda: len(client.cluster.view(client.run_id).submissions) == 2, what="the second submission")
-    time.sleep(1)
-    assert answers == {}  # accepted, and still held
-    client.assert_answers()
-    before = time.time()
-    client.cluster.grader()
-    for thread in threads:
-        thread.join(PATIENCE_S)
-
-    assert {status for status, _ in answers.values()} == {200}
-    first, second = answers["first"][1], answers["second"][1]
-    for answer in (first, second):
-        assert set(answer) >= REFERENCE_FIELDS
-        assert answer["status"] == "scored"
-        assert answer["improvement"] == pytest.approx(answer["score"] - answer["baseline_score"])
-        assert set(answer["best"]) == {"submission_id", "model_path", "score"}
-        assert answer["total_submissions"] == 2
-        assert answer["elapsed_seconds"] > 0
-    assert (first["submission_id"], second["submission_id"]) == (1, 2)
-    assert first["model_path"] == "output/v0"  # given as an absolute path inside the workspace
-    # The bridge told what the ledger holds.
-    view = client.cluster.view(client.run_id)
-    assert [view.scores[n].evaluation.score for n in (1, 2)] == [first["score"], second["score"]]
-    assert [s.final for s in view.accepted()] == [False, True]
-    last = client.ask("/time")[1]["last_submit_time"]
-    assert began <= last <= before
-    # The same content again is answered from the ledger, though the grader may be gone.
-    status, again = client.ask("/submit", {"model_path": "output/v0"})
-    assert (status, again["score"], again["same_as"]) == (200, first["score"], 1)
+def test_token_and_loopback(client: Client) -> None:
+    host, port = client.address
+    assert host == "127.0.0.1"
+    token = client.url.rsplit("/", 1)[1]
+    for wrong in ("", "/x", f"/{token[:-1]}", f"/{token}x", "/%00", "/%C3%A9"):
+        for body in (None, {"model_path": "output/v0"}):
+            status, answer = client.ask("/submit" if body else "/health", body, url=f"http://{host}:{port}{wrong}")
+            assert (status, answer) == (404, {"error": "Not found"}), wrong
+    assert not client.cluster.view(client.run_id).accepted()
+    # Bound to the loopback alone: /proc/net/tcp shows local addresses as little-endian hex.
+    tables = [path.read_text() for path in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")) if path.exists()]
+    rows = [line.split() for table in tables for line in table.splitlines()[1:]]
+    listening = {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    assert listening == {f"0100007F:{port:04X}"}
+    for text in (client.cluster.logs(), client.cluster.run_dir(client.run_id).events.read_text()):
+        assert token not in text
 
 
 def test_small_requests(client: Client) -> None:
     status, answer = client.ask("/submit", {"model_path": "output/v0", "wait": False})
     assert (status, answer["status"], answer["score"]) == (200, "accepted", None)
 
-    wrong: tuple[Any, ...] = (
-        {},
-        {"model_path": ""},
-        {"model_path": 7},
-        {"path": "output/v0"},
-        [],
-        "output/v0",
-        None,
-        3,
-    )
-    for body in wrong:
-        assert client.ask("/submit", json.dumps(body).encode()) == (400, {"error": "Missing model_path"})
-    for data in (b"{", b"\xff\xfe", b"[" * 60_000, b'{"model_path": "x"', b"null", b""):
+    wrong = [{}, {"model_path": ""}, {"model_path": 7}, {"path": "output/v0"}, [], "output/v0", None, 3]
+    broken = [b"{", b"\xff\xfe", b"[" * 60_000, b'{"model_path": "x"', b""]
+    for data in [*(json.dumps(body).encode() for body in wrong), *broken]:
         status, answer = client.ask("/submit", data)
         assert (status, answer) == (400, {"error": "Missing model_path"}), data[:20]
     status, answer = client.ask("/submit", b'{"model_path": "output/\\ud800"}')
@@ -169,30 +143,6 @@ def test_small_requests(client: Client) -> None:
     status, answer = client.ask("/set_baseline", {"score": 0})
     assert status == 403 and "can't be set" in answer["error"]
     assert client.ask("/scores.json")[0] == 404
-    assert len(client.cluster.view(client.run_id).accepted()) == 1
-
-
-def test_token_and_loopback(client: Client) -> None:
-    host, port = client.address
-    assert host == "127.0.0.1"
-    token = client.url.rsplit("/", 1)[1]
-    for wrong in ("", "/x", f"/{token[:-1]}", f"/{token}x", "/%00", "/%C3%A9"):
-        for body in (None, {"model_path": "output/v0"}):
-            status, answer = client.ask("/submit" if body else "/health", body, url=f"http://{host}:{port}{wrong}")
-            assert (status, answer) == (404, {"error": "Not found"}), wrong
-    assert client.cluster.view(client.run_id).submissions == {}
-    # Bound to the loopback alone: /proc/net/tcp shows local addresses as little-endian hex.
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = {row[1] for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
-    assert listening == {f"0100007F:{port:04X}"}
-    assert not any(line.split()[1].endswith(f":{port:04X}") for line in _tcp6() if line.split()[3] == "0A")
-    for text in (client.cluster.logs(), client.cluster.run_dir(client.run_id).events.read_text()):
-        assert token not in text
-
-
-def _tcp6() -> list[str]:
-    path = Path("/proc/net/tcp6")
-    return path.read_text().splitlines()[1:] if path.exists() else []
 
 
 def test_bad_clients_hang_nobody(client: Client) -> None:
@@ -223,17 +173,17 @@ def test_bad_clients_hang_nobody(client: Client) -> None:
         for _ in range(1000):
             huge.sendall(b"x" * 65536)
     client.assert_answers()
-    gone = client.raw(post + b'Content-Length: 27\r\n\r\n{"model_path": "output/v0"}\n')
+    gone = client.raw(post + b'Content-Length: 27\r\n\r\n{"model_path": "output/v1"}\n')
     gone.close()  # a client that doesn't wait for its answer has submitted all the same
-    wait_for(lambda: client.cluster.view(client.run_id).accepted(), what="the submission")
+    wait_for(lambda: client.accepted({"output/v1"}), what="the submission")
     # More connections than the supervisor gives places: they are closed, and its ledger and intake go on.
     many = [client.raw(b"GET /" + token) for _ in range(2 * MAX_CONNECTIONS)]
     for connection in [*slow, *many]:
         connection.close()
     wait_for(lambda: _health_or_none(client), "the bridge after the flood")
-    (client.workspace / "submissions" / ".tmp-m").write_text('{"schema_version": 1, "model_path": "output/v1"}')
+    (client.workspace / "submissions" / ".tmp-m").write_text('{"schema_version": 1, "model_path": "output/v2"}')
     (client.workspace / "submissions" / ".tmp-m").rename(client.workspace / "submissions" / "m.json")
-    wait_for(lambda: len(client.cluster.view(client.run_id).accepted()) == 2, "intake after the flood")
+    wait_for(lambda: client.accepted({"output/v2"}), "intake after the flood")
 
 
 def _health_or_none(client: Client) -> bool:
@@ -241,3 +191,41 @@ def _health_or_none(client: Client) -> bool:
         return client.ask("/health", timeout_s=2)[0] == 200
     except OSError:
         return False
+
+
+def test_submit_is_held_open_until_the_score_is_there(client: Client) -> None:
+    answers: dict[str, tuple[int, Any]] = {}
+    began, cluster, before = int(time.time()), client.cluster, client.cluster.view(client.run_id).submissions
+
+    def submit(path: str) -> None:
+        answers[path] = client.ask("/submit", {"model_path": path, "final": path == "output/v3"})
+
+    paths = [str(client.workspace / "output" / "v0"), "output/v3"]
+    threads = [threading.Thread(target=submit, args=(path,), daemon=True) for path in paths]
+    for number, thread in enumerate(threads, len(before) + 1):
+        thread.start()
+        wait_for(lambda number=number: len(cluster.view(client.run_id).submissions) == number, what="the submission")
+    time.sleep(1)
+    assert answers == {}  # accepted, and still held
+    client.assert_answers()
+    submitted = time.time()
+    cluster.grader()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert {status for status, _ in answers.values()} == {200}
+    view = cluster.view(client.run_id)
+    for path in paths:
+        answer = answers[path][1]
+        assert set(answer) >= REFERENCE_FIELDS and answer["status"] == "scored"
+        assert answer["model_path"] == path.removeprefix(f"{client.workspace}/")
+        assert answer["improvement"] == pytest.approx(answer["score"] - answer["baseline_score"])
+        assert set(answer["best"]) == {"submission_id", "model_path", "score"}
+        assert answer["total_submissions"] == len(before) + 2 and answer["elapsed_seconds"] > 0
+        submission = view.submissions[answer["submission_id"]]
+        score = view.score_of(submission)
+        assert score is not None and score.evaluation.score == answer["score"], "the bridge tells what the ledger holds"
+        assert submission.final == (path == "output/v3")
+    assert began <= client.ask("/time")[1]["last_submit_time"] <= submitted
+    # The same content again is answered from the ledger, though the grader may be gone.
+    status, again = client.ask("/submit", {"model_path": "output/v3"})
+    assert (status, again["score"]) == (200, answers["output/v3"][1]["score"]) and again["same_as"]

@@ -25,61 +25,13 @@ from checkpoints import (
     tiny_tensors,
     with_strange_names,
 )
+from weights import Tensors
 
 from autorl_hpc.files import artifacts
-from autorl_hpc.files.checkpoint import INDEX_NAME, folder_content_hash
+from autorl_hpc.files.checkpoint import folder_content_hash
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "copy"
-
-
-def test_the_base_model_itself_has_the_base_s_hash(folder: Path, target: Path) -> None:
-    save(folder, tiny_tensors())
-    copied = take(folder, target)
-    assert copied.content_hash == tiny_base().content_hash == folder_content_hash(target)
-    assert (target / SINGLE).read_bytes() == (folder / SINGLE).read_bytes()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_each_dtype_is_accepted_and_shards_don_t_change_the_hash(tmp_path: Path, dtype: str) -> None:
-    """Written by torch and safetensors, as trainers do."""
-    import torch
-    from safetensors.torch import save_file
-
-    kind = getattr(torch, dtype)
-    tensors = {
-        name: torch.from_numpy(values).to(kind).contiguous() for name, (_, values) in changed(tiny_tensors()).items()
-    }
-    single, reversed_, shards = tmp_path / "single", tmp_path / "reversed", tmp_path / "shards"
-    for path in (single, reversed_, shards):
-        save(path)
-        (path / SINGLE).unlink()
-    save_file(tensors, single / SINGLE, metadata={"format": "pt"})
-    save_file(dict(reversed(tensors.items())), reversed_ / SINGLE, metadata={"saved": "later"})
-    names = list(tensors)
-    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
-    for shard, held in parts.items():
-        save_file({name: tensors[name] for name in held}, shards / shard)
-    index = {name: shard for shard, held in parts.items() for name in held}
-    (shards / INDEX_NAME).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": index}))
-    hashes = set()
-    for path in (single, reversed_, shards):
-        desk = Desk(tmp_path / "worlds" / path.name)
-        shutil.copytree(path, desk.checkpoint)
-        answer = desk.accepted()
-        assert folder_content_hash(desk.artifact(answer)) == answer["content_hash"]
-        hashes.add(answer["content_hash"])
-    assert len(hashes) == 1
-
-
-def test_what_transformers_saves_is_accepted(tmp_path: Path) -> None:
+def test_what_transformers_saves_is_accepted_and_shards_don_t_change_the_hash(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -87,78 +39,66 @@ def test_what_transformers_saves_is_accepted(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.001)
-    model.save_pretrained(tmp_path / "one")
-    AutoTokenizer.from_pretrained(TINY).save_pretrained(tmp_path / "one")
-    model.save_pretrained(tmp_path / "many", max_shard_size="100KB")
-    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
-    one, many = take(tmp_path / "one", tmp_path / "a"), take(tmp_path / "many", tmp_path / "b")
-    assert one.content_hash == many.content_hash != tiny_base().content_hash
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "half")
-    assert take(tmp_path / "half", tmp_path / "c").content_hash != one.content_hash
+    hashes = [tiny_base().content_hash]
+    for dtype in ("float32", "bfloat16", "float16"):
+        desk = Desk(tmp_path / dtype)
+        model.to(getattr(torch, dtype)).save_pretrained(desk.checkpoint)
+        AutoTokenizer.from_pretrained(TINY).save_pretrained(desk.checkpoint)
+        many = desk.workspace / "output" / "many"
+        model.save_pretrained(many, max_shard_size="50KB")
+        assert len(list(many.glob("*.safetensors"))) > 1
+        answer = desk.accepted()
+        assert desk.submit("many", "output/many")["same_as"] == 1
+        assert folder_content_hash(desk.artifact(answer)) == answer["content_hash"]
+        hashes.append(answer["content_hash"])
+    assert len(set(hashes)) == 4
+
+
+def hash_of(tmp: Path, name: str, tensors: Tensors) -> str:
+    return take(save(tmp / name, tensors), tmp / f"copy of {name}").content_hash
+
+
+def test_the_base_model_itself_has_the_base_s_hash(tmp_path: Path) -> None:
+    assert hash_of(tmp_path, "base", tiny_tensors()) == tiny_base().content_hash
+    assert (tmp_path / "copy of base" / SINGLE).read_bytes() == (tmp_path / "base" / SINGLE).read_bytes()
 
 
 def test_one_changed_value_changes_the_hash(tmp_path: Path) -> None:
     tensors = changed(tiny_tensors())
-    first = take(save(tmp_path / "a", tensors), tmp_path / "copy-a").content_hash
+    first = hash_of(tmp_path, "a", tensors)
     values = tensors[EMBEDDING][1]
     values[0, 0] = np.nextafter(values[0, 0], np.float32(1))
-    assert take(save(tmp_path / "b", tensors), tmp_path / "copy-b").content_hash != first
+    assert hash_of(tmp_path, "b", tensors) != first
 
 
 def test_two_tensors_exchanged_change_the_hash(tmp_path: Path) -> None:
     tensors = changed(tiny_tensors())
-    first = take(save(tmp_path / "a", tensors), tmp_path / "copy-a").content_hash
+    first = hash_of(tmp_path, "a", tensors)
     one, two = (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
     tensors[one], tensors[two] = tensors[two], tensors[one]
-    assert take(save(tmp_path / "b", tensors), tmp_path / "copy-b").content_hash != first
+    assert hash_of(tmp_path, "b", tensors) != first
 
 
 def test_a_tied_model_with_its_own_equal_head_has_the_hash_without_it(tmp_path: Path) -> None:
     tensors = changed(tiny_tensors())
-    without = take(save(tmp_path / "a", tensors), tmp_path / "copy-a")
-    with_head = take(save(tmp_path / "b", {**tensors, HEAD: tensors[EMBEDDING]}), tmp_path / "copy-b")
-    assert with_head.content_hash == without.content_hash
-    assert with_head.not_in_hash == (HEAD,) and without.not_in_hash == ()
-    assert folder_content_hash(tmp_path / "copy-b", drop=frozenset(with_head.not_in_hash)) == without.content_hash
+    without = hash_of(tmp_path, "a", tensors)
     desk = Desk(tmp_path / "world")
-    shutil.copytree(tmp_path / "b", desk.checkpoint)
-    assert desk.accepted()["content_hash"] == without.content_hash
+    save(desk.checkpoint, {**tensors, HEAD: tensors[EMBEDDING]})
+    answer = desk.accepted()
+    assert answer["content_hash"] == without
+    kept = json.loads((desk.artifact(answer) / artifacts.READY_NAME).read_bytes())
+    assert kept["not_in_hash"] == [HEAD]
+    assert folder_content_hash(desk.artifact(answer), drop=frozenset({HEAD})) == without
 
 
-def with_list_of_special_tokens(folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"extra_special_tokens": ["<a>", "<b>"]}))
+def files(**texts: str) -> Callable[[Path], None]:
+    """Lays files, `__` standing for a dot."""
 
+    def add(folder: Path) -> None:
+        for name, text in texts.items():
+            (folder / name.replace("__", ".")).write_text(text)
 
-def with_endless_template(folder: Path) -> None:
-    (folder / "chat_template.jinja").write_text(
-        "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
-    )
-
-
-def with_whole_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copyfile(TINY / name, folder / name)
-
-
-def with_ids_beyond_the_embedding(folder: Path) -> None:
-    (folder / "added_tokens.json").write_text('{"<x>": 1000000}')
-
-
-def with_sampling(folder: Path) -> None:
-    config = {
-        "do_sample": True,
-        "temperature": 5.0,
-        "repetition_penalty": 9.0,
-        "suppress_tokens": [1, 2],
-        "eos_token_id": None,
-    }
-    (folder / "generation_config.json").write_text(json.dumps(config))
-
-
-def with_training_state(folder: Path) -> None:
-    (folder / "optimizer.pt").write_bytes(b"\x80\x04K\x01." * 1000)
-    (folder / "training_args.bin").write_bytes(b"cos\nsystem\n")
-    (folder / "trainer_state.json").write_text("not even JSON")
+    return add
 
 
 def with_subfolders(folder: Path) -> None:
@@ -170,24 +110,27 @@ def with_subfolders(folder: Path) -> None:
     (folder / "checkpoint-100" / "pytorch_model.bin").write_bytes(b"x")
 
 
-def with_nothing_else(folder: Path) -> None:
-    pass
+def with_whole_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(TINY / name, folder / name)
 
 
-@pytest.mark.parametrize(
-    "add",
-    [
-        with_nothing_else,
-        with_list_of_special_tokens,
-        with_endless_template,
-        with_whole_tokenizer,
-        with_ids_beyond_the_embedding,
-        with_sampling,
-        with_training_state,
-        with_subfolders,
-        with_strange_names,
-    ],
-)
+ENDLESS = "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}"
+SAMPLING = {"do_sample": True, "temperature": 5.0, "suppress_tokens": [1, 2], "eos_token_id": None}
+BESIDE: list[tuple[str, Callable[[Path], None]]] = [
+    ("nothing", files()),
+    ("special tokens", files(tokenizer_config__json='{"extra_special_tokens": ["<a>", "<b>"]}')),
+    ("endless template", files(chat_template__jinja=ENDLESS)),
+    ("whole tokenizer", with_whole_tokenizer),
+    ("ids beyond the embedding", files(added_tokens__json='{"<x>": 1000000}')),
+    ("sampling", files(generation_config__json=json.dumps(SAMPLING))),
+    ("training state", files(optimizer__pt="K", training_args__bin="cos\nsystem", trainer_state__json="no JSON")),
+    ("subfolders", with_subfolders),
+    ("strange names", with_strange_names),
+]
+
+
+@pytest.mark.parametrize("add", [row[1] for row in BESIDE], ids=[row[0] for row in BESIDE])
 def test_what_lies_beside_the_weights_is_left_aside(tmp_path: Path, add: Callable[[Path], None]) -> None:
     plain = take(save(tmp_path / "plain"), tmp_path / "copy-of-plain").content_hash
     desk = Desk(tmp_path / "world")
@@ -199,25 +142,20 @@ def test_what_lies_beside_the_weights_is_left_aside(tmp_path: Path, add: Callabl
     assert copied == {SINGLE}, "something else was copied"
 
 
-def older_config() -> dict[str, Any]:
-    """As transformers 4 writes it."""
-    config = tiny_config()
-    del config["rope_parameters"], config["dtype"], config["head_dim"]
-    return {
-        **config,
-        "rope_theta": 10000.0,
-        "rope_scaling": None,
-        "torch_dtype": "float32",
-        "transformers_version": "4.40.0",
-    }
-
+OLDER = {key: value for key, value in tiny_config().items() if key not in ("rope_parameters", "dtype", "head_dim")} | {
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "torch_dtype": "float32",
+    "transformers_version": "4.40.0",
+}
+"""As transformers 4 writes it."""
 
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("as it was", tiny_config()),
-    ("older transformers", older_config()),
-    ("older, whole number", {**older_config(), "rope_theta": 10000}),
+    ("older transformers", OLDER),
+    ("older, whole number", {**OLDER, "rope_theta": 10000}),
     ("both ways, the same", {**tiny_config(), "rope_theta": 10000.0}),
-    ("scaling that is none", {**older_config(), "rope_scaling": {"type": "default"}}),
+    ("scaling that is none", {**OLDER, "rope_scaling": {"type": "default"}}),
     ("another dtype", {**tiny_config(), "dtype": "bfloat16"}),
     ("training options", {**tiny_config(), "use_cache": False, "attention_dropout": 0.1, "initializer_range": 1.0}),
     ("another end", {**tiny_config(), "eos_token_id": [0, 1], "bos_token_id": 5}),

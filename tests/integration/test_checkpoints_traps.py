@@ -1,65 +1,37 @@
-"""Folders that are refused before a byte is copied, and how fast a lint is."""
+"""Folders that are refused before a byte is copied, and checkpoints that are written to while they are copied."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import socket
 import stat
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import needs
+import numpy as np
 import pytest
-from checkpoints import (
-    EMBEDDING,
-    SINGLE,
-    TINY,
-    Desk,
-    lint_only,
-    save,
-    write_raw,
-)
+from checkpoints import EMBEDDING, SINGLE, TINY, Desk, meanwhile, raw_parts, save, tiny_base, write_at
+from weights import Tensors
 
-from autorl_hpc.files.checkpoint import INDEX_NAME
+from autorl_hpc.errors import Refused
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
-from autorl_hpc.supervise.copy import Copied
-
-QUICK_S = 2.0
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoint"
+from autorl_hpc.supervise.copy import Copied, copy_checkpoint
+from autorl_hpc.supervise.intake import lint_folder
+from autorl_hpc.supervise.lint import BaseModel
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tmp_path / "copy"
+def in_place_of(name: str, make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def trap(folder: Path) -> None:
+        (folder / name).unlink()
+        make(folder / name)
+
+    return trap
 
 
-def fifo(folder: Path) -> str:
-    os.mkfifo(folder / "weights")
-    return "special_file"
-
-
-def fifo_as_weights(folder: Path) -> str:
-    (folder / SINGLE).unlink()
-    os.mkfifo(folder / SINGLE)
-    return "special_file"
-
-
-def fifo_as_config(folder: Path) -> str:
-    (folder / "config.json").unlink()
-    os.mkfifo(folder / "config.json")
-    return "special_file"
-
-
-def unix_socket(folder: Path) -> str:
+def unix_socket(folder: Path) -> None:
     here = os.getcwd()
     os.chdir(folder)  # the path of a socket may have 107 bytes only
     try:
@@ -67,121 +39,114 @@ def unix_socket(folder: Path) -> str:
             sock.bind("s")
     finally:
         os.chdir(here)
-    return "special_file"
 
 
-def device(folder: Path) -> str:
+def device(folder: Path) -> None:
     try:
         os.mknod(folder / "zero", 0o600 | stat.S_IFCHR, os.makedev(1, 5))
     except PermissionError:
         needs.skip("root", "making a device node is not permitted here")
-    return "special_file"
 
 
-def symlink_out(folder: Path) -> str:
-    (folder / SINGLE).unlink()
-    (folder / SINGLE).symlink_to(TINY / SINGLE)
-    return "symlink"
-
-
-def symlink_inside(folder: Path) -> str:
-    (folder / "link").symlink_to(SINGLE)
-    return "symlink"
-
-
-def symlink_to_nothing(folder: Path) -> str:
-    (folder / "link").symlink_to("nothing")
-    return "symlink"
-
-
-def hard_link(folder: Path) -> str:
-    os.link(folder / SINGLE, folder.parent / "other-name")
-    return "hard_link"
-
-
-def one_terabyte(folder: Path) -> str:
+def one_terabyte(folder: Path) -> None:
     with open(folder / "optimizer.pt", "wb") as file:
         file.truncate(1 << 40)
-    return "file_too_large"
 
 
-def one_terabyte_of_weights(folder: Path) -> str:
-    os.truncate(folder / SINGLE, 1 << 40)
-    return "file_too_large"
+def many_files(folder: Path) -> None:
+    for number in range(5000):
+        (folder / f"{number:06d}").touch()
 
 
-def a_hundred_thousand_files(folder: Path) -> str:
-    for number in range(100_000):
-        os.close(os.open(folder / f"{number:06d}", os.O_CREAT | os.O_WRONLY))
-    return "too_many_files"
+TRAPS: list[tuple[str, Callable[[Path], object], str]] = [
+    ("fifo", lambda folder: os.mkfifo(folder / "weights"), "special_file"),
+    ("fifo as weights", in_place_of(SINGLE, os.mkfifo), "special_file"),
+    ("fifo as config", in_place_of("config.json", os.mkfifo), "special_file"),
+    ("socket", unix_socket, "special_file"),
+    ("device", device, "special_file"),
+    ("link out", in_place_of(SINGLE, lambda path: path.symlink_to(TINY / SINGLE)), "symlink"),
+    ("link inside", lambda folder: (folder / "link").symlink_to(SINGLE), "symlink"),
+    ("link to nothing", lambda folder: (folder / "link").symlink_to("nothing"), "symlink"),
+    ("hard link", lambda folder: os.link(folder / SINGLE, folder.parent / "other-name"), "hard_link"),
+    ("a terabyte", one_terabyte, "file_too_large"),
+    ("a terabyte of weights", lambda folder: os.truncate(folder / SINGLE, 1 << 40), "file_too_large"),
+    ("many files", many_files, "too_many_files"),
+]
 
 
-TRAPS = [fifo, fifo_as_weights, fifo_as_config, unix_socket, device, symlink_out, symlink_inside, symlink_to_nothing, hard_link,
-         one_terabyte, one_terabyte_of_weights, a_hundred_thousand_files]  # fmt: skip
-
-
-@pytest.mark.parametrize("trap", TRAPS, ids=lambda t: t.__name__)
+@pytest.mark.parametrize(("trap", "code"), [row[1:] for row in TRAPS], ids=[row[0] for row in TRAPS])
 def test_traps_are_refused_before_a_byte_is_copied(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: Callable[[Path], str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: Callable[[Path], object], code: str
 ) -> None:
     def must_not(*arguments: object) -> Copied:
         raise AssertionError("a copy was begun")
 
     monkeypatch.setattr(intakes, "copy_checkpoint", must_not)
     desk = Desk(tmp_path)
-    expected = trap(save(desk.checkpoint))
+    trap(save(desk.checkpoint))
     answer = desk.refused()
-    assert answer["code"] == expected and answer["advice"]
+    assert answer["code"] == code and answer["advice"]
 
 
-def large_base(layers: int) -> BaseModel:
-    """A base model of about 3 GB in fp32, by its headers alone."""
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (32000, 1024), "model.norm.weight": (1024,)}
-    for layer in range(layers):
-        for name, shape in (("q", (1024, 1024)), ("k", (1024, 1024)), ("v", (1024, 1024)), ("o", (1024, 1024)), ("up", (4096, 1024)),
-                            ("gate", (4096, 1024)), ("down", (1024, 4096)), ("norm1", (1024,)), ("norm2", (1024,))):  # fmt: skip
-            shapes[f"model.layers.{layer}.{name}.weight"] = shape
-    return BaseModel({"model_type": "llama"}, shapes, "0" * 64, sum(math.prod(shape) for shape in shapes.values()))
+WIDE = BaseModel({"model_type": "llama"}, {EMBEDDING: (8192, 4096), "b": (4096,)}, "0" * 64)
+"""128 MiB, so that a copy takes long enough to be disturbed."""
 
 
-def save_holes(folder: Path, base: BaseModel, shards: int = 1) -> int:
-    """A checkpoint of that base in which only the headers take space; its size in bytes."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(base.config))
-    names = [SINGLE] if shards == 1 else [f"model-{i + 1:05d}-of-{shards:05d}.safetensors" for i in range(shards)]
-    index = {name: names[number * shards // len(base.shapes)] for number, name in enumerate(base.shapes)}
-    size = 0
-    for shard in names:
-        header: dict[str, Any] = {}
-        position = 0
-        for name in (name for name in base.shapes if index[name] == shard):
-            end = position + 4 * math.prod(base.shapes[name])
-            header[name] = {"dtype": "F32", "shape": list(base.shapes[name]), "data_offsets": [position, end]}
-            position = end
-        write_raw(folder / shard, header)
-        size += (folder / shard).stat().st_size + position
-        os.truncate(folder / shard, (folder / shard).stat().st_size + position)
-    if shards > 1:
-        (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": index}))
-    return size
+def append(path: Path) -> None:
+    with open(path, "ab") as file:
+        file.write(b"\0\0\0\0")
 
 
-@pytest.mark.parametrize(
-    ("layers", "shards", "tensors", "gigabytes"), [(32, 1, 290, 2.2), (43, 1, 389, 3.0), (111, 8, 1001, 7.5)]
-)
-def test_the_lint_reads_the_headers_alone(
-    folder: Path, layers: int, shards: int, tensors: int, gigabytes: float
+def rewrite(path: Path) -> None:
+    """In place, the size stays, and the old time is put back."""
+    info = path.stat()
+    write_at(path, info.st_size - 4, os.urandom(3) + b"\0")
+    os.utime(path, ns=(info.st_atime_ns, info.st_mtime_ns))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2 + 8)
+
+
+@pytest.mark.parametrize("action", [append, rewrite, cut], ids=lambda a: a.__name__)
+def test_a_file_that_changes_during_the_copy_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: Callable[[Path], None]
 ) -> None:
-    """In under 50 ms, whatever the weights' size."""
-    base = large_base(layers)
-    assert len(base.shapes) == tensors
-    assert save_holes(folder, base, shards) > gigabytes * 1e9
-    times = []
-    for _ in range(7):
-        started = time.monotonic()
-        lint_only(folder, base)
-        times.append(time.monotonic() - started)
-    print(
-        f"lint of {tensors} tensors in {shards} files: {1000 * min(times):.1f} ms, median {1000 * sorted(times)[3]:.1f}"
-    )
-    assert min(times) < 0.5, times
+    desk, rng = Desk(tmp_path, WIDE), np.random.default_rng(0)
+    tensors: Tensors = {name: ("F32", rng.random(shape, dtype=np.float32)) for name, shape in WIDE.shapes.items()}
+    save(desk.checkpoint, tensors, WIDE.config)
+
+    def disturbed(*arguments: Any) -> Copied:
+        with meanwhile(lambda: action(desk.checkpoint / SINGLE)):
+            return copy_checkpoint(*arguments)
+
+    monkeypatch.setattr(intakes, "copy_checkpoint", disturbed)
+    answer = desk.refused()
+    assert answer["code"] == "artifact_changed" and SINGLE in answer["error"]
+    assert "after the save has ended" in answer["advice"]
+
+
+@pytest.mark.parametrize("how", ["header exchanged", "renamed over"])
+def test_what_was_linted_is_what_is_copied(tmp_path: Path, how: str) -> None:
+    """Exchanged: two tensors of equal shape change their names; by the old header the hash would be that of other weights."""
+    folder, target = save(tmp_path / "checkpoint"), tmp_path / "copy"
+    target.mkdir()
+    _, data = raw_parts(folder / SINGLE)
+    before = (folder / SINGLE).read_bytes()
+    with ExitStack() as stack:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        stack.callback(os.close, fd)
+        linted = lint_folder(fd, tiny_base(), stack)
+        if how == "header exchanged":
+            one, two = (f"model.layers.{layer}.mlp.up_proj.weight".encode() for layer in (0, 1))
+            swapped = before[: -len(data)].replace(one, b"?").replace(two, one).replace(b"?", two)
+            write_at(folder / SINGLE, 0, swapped)
+        else:
+            (folder / "other").write_bytes(b"something else")
+            os.rename(folder / "other", folder / SINGLE)
+        try:
+            copy_checkpoint(linted, tiny_base(), target, "float32")
+        except Refused as refused:  # the rename took the last name of the open file, which changes its ctime
+            assert refused.code == "artifact_changed"
+        else:
+            assert how == "renamed over" and (target / SINGLE).read_bytes() == before

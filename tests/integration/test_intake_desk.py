@@ -1,4 +1,4 @@
-"""The intake as a whole: its artifacts, answers and repairs, and a full disk."""
+"""The intake as a whole: its artifacts, answers and repairs, a full disk, and the budget's number of submissions."""
 
 from __future__ import annotations
 
@@ -8,40 +8,28 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import needs
 import pytest
 from adapters import write_adapter
 from broken import one_value
-from checkpoints import (
-    EMBEDDING,
-    SINGLE,
-    TINY,
-    Desk,
-    changed,
-    save,
-    save_shards,
-    tiny_base,
-    tiny_tensors,
-    with_strange_names,
-)
+from checkpoints import EMBEDDING, SINGLE, TINY, Desk, changed, save, save_shards, tiny_base, tiny_tensors
 
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, tensors_of
 from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.ledger_writer import LedgerWriter, Seals
+from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Seals
 from autorl_hpc.supervise.workspace import instructions, run_meta
 
 
 def test_a_submission_overwritten_right_after_leaves_the_artifact_alone(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    folder = save(desk.workspace / "output" / "v1")
-    answer = desk.submit("v1", "output/v1")
-    assert answer["status"] == "accepted" and answer["error"] is None
-    artifact = desk.experiment.artifacts / answer["content_hash"]
+    folder = save(desk.checkpoint)
+    answer = desk.accepted()
+    artifact = desk.artifact(answer)
     kept = (artifact / SINGLE).read_bytes()
     with open(folder / SINGLE, "r+b") as file:
         file.seek(5000)
@@ -53,52 +41,34 @@ def test_a_submission_overwritten_right_after_leaves_the_artifact_alone(tmp_path
     assert second["content_hash"] != answer["content_hash"] and second["same_as"] is None
 
 
-def test_the_same_content_again_is_answered_from_the_ledger(tmp_path: Path) -> None:
+def test_the_same_content_and_the_base_model_are_told_so(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    save(desk.workspace / "output" / "v1")
+    save(desk.checkpoint)
     save_shards(desk.workspace / "output" / "v2", 3)
     first, second = desk.submit("v1", "output/v1"), desk.submit("v2", "output/v2")
     assert (first["same_as"], second["same_as"]) == (None, first["submission_id"])
     assert second["content_hash"] == first["content_hash"]
     assert len(desk.queued()) == 1 and len(desk.artifacts()) == 1
-
-
-def test_a_copy_of_the_base_model_is_told_so(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
     shutil.copytree(TINY, desk.workspace / "output" / "copy")
     answer = desk.submit("copy", "output/copy")
-    assert answer["status"] == "accepted" and answer["is_base_model"] is True
+    assert answer["is_base_model"] is True and first["is_base_model"] is False
 
 
 def test_an_answer_names_code_advice_and_fault_and_holds_no_control_characters(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    folder = save(desk.workspace / "output" / "v1")
+    folder = save(desk.checkpoint)
     (folder / SINGLE).unlink()
     with open(os.path.join(os.fsencode(folder), b"\xff\x1b[2J.bin"), "wb"):
         pass
-    answer = desk.submit("v1", "output/v1")
-    assert (answer["status"], answer["code"], answer["fault"], answer["score"]) == (
-        "refused",
-        "pickle",
-        "artifact",
-        None,
-    )
+    answer = desk.refused()
+    assert (answer["code"], answer["fault"], answer["score"]) == ("pickle", "artifact", None)
     assert "\\udcff\\x1b[2J.bin" in answer["error"] and "safe_serialization" in answer["advice"]
-    assert desk.view().refused()[0].message == answer["error"]
-
-
-def test_names_that_are_no_text_are_left_aside_by_the_intake(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    with_strange_names(save(desk.workspace / "output" / "v1"))
-    answer = desk.submit("v1", "output/v1")
-    assert answer["status"] == "accepted" and "\\udcff\\udcfe.txt" in answer["ignored_files"]
 
 
 def test_a_refused_copy_leaves_nothing_behind(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
-    one_value(EMBEDDING, math.nan)(desk.workspace / "output" / "v1")
-    assert desk.submit("v1", "output/v1")["code"] == "not_finite"
-    assert desk.artifacts() == [] and desk.queued() == []
+    one_value(EMBEDDING, math.nan)(desk.checkpoint)
+    assert desk.refused()["code"] == "not_finite"
 
 
 @pytest.fixture
@@ -115,15 +85,16 @@ def small_desk(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
         subprocess.run(["umount", "-l", disk], check=False)
 
 
+@pytest.mark.parametrize("ballast_bytes", [700_000, 1_040_000])
+@pytest.mark.parametrize("write", [save, write_adapter])
 def test_a_full_disk_is_waited_for_and_never_charged_to_the_agent(
-    small_desk: tuple[Desk, Path], monkeypatch: pytest.MonkeyPatch
+    small_desk: tuple[Desk, Path], write: Callable[[Path], Path], ballast_bytes: int
 ) -> None:
     desk, ballast = small_desk
-    monkeypatch.setattr(intakes, "RETRY_CLUSTER_S", 0.0)
-    save(desk.workspace / "output" / "v1")
-    ballast.write_bytes(b"\0" * 700_000)
+    write(desk.checkpoint)
+    ballast.write_bytes(b"\0" * ballast_bytes)
     manifest = desk.drop("v1", {"model_path": "output/v1"})
-    for _ in range(3):
+    for _ in range(2):
         assert desk.intake.poll() == 0
         assert manifest.exists() and not desk.view().submissions
         assert os.listdir(desk.workspace / "results") == []
@@ -136,27 +107,13 @@ def test_a_full_disk_is_waited_for_and_never_charged_to_the_agent(
 
 def test_a_full_disk_at_the_end_of_a_run_is_the_cluster_s_fault(small_desk: tuple[Desk, Path]) -> None:
     desk, ballast = small_desk
-    save(desk.workspace / "output" / "v1")
+    save(desk.checkpoint)
     ballast.write_bytes(b"\0" * 700_000)
     desk.drop("v1", {"model_path": "output/v1"})
     assert desk.intake.poll(patient=False) == 1
     answer = desk.answer("v1")
     assert (answer["status"], answer["code"], answer["fault"]) == ("refused", "cluster", "cluster")
-    assert os.strerror(errno.ENOSPC) in answer["error"]
-
-
-@pytest.mark.parametrize("ballast_bytes", [700_000, 1_040_000])
-def test_a_full_disk_is_no_fault_of_an_adapter(
-    small_desk: tuple[Desk, Path], monkeypatch: pytest.MonkeyPatch, ballast_bytes: int
-) -> None:
-    desk, ballast = small_desk
-    monkeypatch.setattr(intakes, "RETRY_CLUSTER_S", 0.0)
-    write_adapter(desk.checkpoint)
-    ballast.write_bytes(b"\0" * ballast_bytes)
-    desk.drop("v1", {"model_path": "output/v1"})
-    assert desk.intake.poll() == 0 and desk.artifacts() == [ballast.name]
-    ballast.unlink()
-    assert desk.intake.poll() == 1 and desk.answer("v1")["status"] == "accepted"
+    assert os.strerror(errno.ENOSPC) in answer["error"] and str(desk.experiment.artifacts) not in answer["error"]
 
 
 # --- what a killed attempt leaves ---
@@ -203,7 +160,7 @@ def test_a_run_that_is_sealed_without_its_agent_leaves_no_copy(tmp_path: Path) -
     assert desk.artifacts() == [] and desk.view().sealed is not None
 
 
-# --- the cap on submissions ---
+# --- the budget's number of submissions ---
 
 
 def drop_different(desk: Desk, number: int) -> dict[str, object]:
@@ -214,16 +171,18 @@ def drop_different(desk: Desk, number: int) -> dict[str, object]:
 def test_no_more_checkpoints_than_the_budget_allows(tmp_path: Path) -> None:
     desk = Desk(tmp_path, max_submissions=2)
     assert [drop_different(desk, number)["submissions_left"] for number in range(2)] == [1, 0]
-    surplus = drop_different(desk, 2)
-    assert (surplus["status"], surplus["code"], surplus["fault"]) == ("refused", "too_many_submissions", "agent")
-    assert "budget.max_submissions" in str(surplus["error"]) and surplus["advice"]
-    assert surplus["submissions_left"] == 0
+    for number in (2, 3):
+        surplus = drop_different(desk, number)
+        assert (surplus["status"], surplus["code"], surplus["fault"]) == ("refused", "too_many_submissions", "agent")
+        assert "budget.max_submissions" in str(surplus["error"]) and surplus["submissions_left"] == 0
+        desk.next_attempt()
     assert len(desk.artifacts()) == 2 and len(desk.queued()) == 2 and len(desk.view().accepted()) == 2
 
 
 def test_copies_and_refusals_are_not_counted(tmp_path: Path) -> None:
     desk = Desk(tmp_path, max_submissions=2)
-    drop_different(desk, 0)
+    write_adapter(desk.workspace / "output" / "v0")
+    assert desk.submit("v0", "output/v0")["submissions_left"] == 1
     copies = [desk.submit(f"copy{number}", "output/v0") for number in range(3)]
     assert [(answer["same_as"], answer["submissions_left"]) for answer in copies] == [(1, 1)] * 3
     refused = desk.submit("nothing", "output/v9")
@@ -233,22 +192,8 @@ def test_copies_and_refusals_are_not_counted(tmp_path: Path) -> None:
     assert (at_the_end["status"], at_the_end["same_as"], at_the_end["submissions_left"]) == ("accepted", 1, 0)
 
 
-def test_the_cap_holds_over_attempts_and_for_adapters(tmp_path: Path) -> None:
-    desk = Desk(tmp_path, max_submissions=1)
-    write_adapter(desk.workspace / "output" / "adapter")
-    assert desk.submit("adapter", "output/adapter")["submissions_left"] == 0
-    desk.next_attempt()
-    assert drop_different(desk, 0)["code"] == "too_many_submissions"
-    assert desk.submit("again", "output/adapter")["same_as"] == 1
-
-
-def test_without_a_cap_nothing_is_left_to_tell(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    assert drop_different(desk, 0)["submissions_left"] is None
-
-
 @pytest.mark.parametrize(("most", "words"), [(None, "as often as you like"), (3, "At most 3 checkpoints")])
-def test_the_agent_is_told_the_cap(tmp_path: Path, most: int | None, words: str) -> None:
-    record = Desk(tmp_path, max_submissions=most).record
-    assert words in instructions(record, tmp_path)
-    assert run_meta(record)["max_submissions"] == most
+def test_the_agent_is_told_how_many_are_left(tmp_path: Path, most: int | None, words: str) -> None:
+    desk = Desk(tmp_path, max_submissions=most)
+    assert words in instructions(desk.record, tmp_path) and run_meta(desk.record)["max_submissions"] == most
+    assert drop_different(desk, 0)["submissions_left"] == (None if most is None else most - 1)

@@ -24,8 +24,7 @@ from autorl_hpc.files.processes import end_all
 from autorl_hpc.recorder.code import GitDamage, Repository
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.recorded import CodeRevision
-from autorl_hpc.supervise import children as recordings
-from autorl_hpc.supervise.budget import BudgetClock
+from autorl_hpc.supervise.budget import BudgetClock, BudgetUsed
 from autorl_hpc.supervise.children import RecorderProcess
 
 HEAD = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n'
@@ -76,10 +75,10 @@ def go(cluster: Cluster, run_id: str) -> None:
 
 
 PATIENT = {
-    "ANSWER_S = 2.0": "ANSWER_S = 300.0",
-    "PATIENCE_S, PATIENCE_SHARE = 6.0, 0.1": "PATIENCE_S, PATIENCE_SHARE = 3000.0, 0.1",
-    "BEGIN_S = 1.0": "BEGIN_S = 300.0",
-    "RECORDER_END_S = 5.0": "RECORDER_END_S = 300.0",
+    "    answer_s = 2.0": "    answer_s = 300.0",
+    "    patience_s = 6.0": "    patience_s = 3000.0",
+    "    begin_s = 1.0": "    begin_s = 300.0",
+    "    end_s = 5.0": "    end_s = 300.0",
 }
 
 
@@ -129,7 +128,7 @@ echo '{"model_path": "output/v2"}' > submissions/.tmp-x && mv submissions/.tmp-x
 def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) -> None:
     script = WAITS
     if how != "stop":  # any other one closes, when a busy machine lets it, and is not killed for being late
-        patient(cluster, "RECORDER_END_S")
+        patient(cluster, "end_s")
     if how == "by the agent":
         script = WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit')
     run_id = one(cluster, script, budget={"wall_clock": "1h"})
@@ -149,7 +148,7 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
     os.rename(cluster.workspace(run_id) / "output" / ".go", cluster.workspace(run_id) / "output" / "go")
     assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     took_s = time.monotonic() - begun
-    assert how != "stop" or took_s < recordings.ANSWER_S + recordings.RECORDER_END_S + 120
+    assert how != "stop" or took_s < RecorderProcess.answer_s + RecorderProcess.end_s + 120
     (submission,) = cluster.view(run_id).submissions.values()
     assert submission.status == "accepted"
     assert cluster.view(run_id).sealed is not None
@@ -157,7 +156,7 @@ def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) ->
     crashes = events(run, "recorder_crashed")
     if how == "stop":
         assert submission.code_revision is None
-        assert (submission.intake_s or 0) < recordings.ANSWER_S + 120
+        assert (submission.intake_s or 0) < RecorderProcess.answer_s + 120
         assert [c["hung"] for c in crashes] == [True]
     elif how == "full disk":
         assert submission.code_revision is None and crashes == []
@@ -206,7 +205,7 @@ class Bench:
         self.code = self.workspace / "code"
         self.code.mkdir(parents=True)
         budget = Budget.model_validate({"wall_clock": "1h"})
-        self.clock = BudgetClock(self.run.clock, budget, 1, elapsed_s=100.0, given_back_s=0.0, suspended_s=0.0)
+        self.clock = BudgetClock(self.run.clock, budget, 1, BudgetUsed(100.0))
         self.clock.start()
         self.recording = RecorderProcess(self.run, self.workspace, self.clock, os.getpid(), "no such mark")
 
@@ -270,23 +269,20 @@ def test_a_recorder_that_hangs_doesn_t_slow_down_many_submissions(bench: Bench) 
     begun = time.monotonic()
     for number in range(300):
         assert bench.recording.ask(number)() is None
-    assert time.monotonic() - begun < 10 * recordings.PATIENCE_S, "300 times the patience of one answer"
+    assert time.monotonic() - begun < 10 * bench.recording.patience_s, "300 times the patience of one answer"
     os.kill(pid, signal.SIGCONT)
     wait_for(lambda: bench.recording.ask(999)() is not None, "an answer")
 
 
-def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recordings, "PING_S", 1.0)  # read at each ping
-    monkeypatch.setattr(
-        recordings, "HUNG_PINGS", 10**6
-    )  # until it is stopped: a busy machine's seems to hang while it starts
-    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (0.1,) * 50)
+def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench) -> None:
+    bench.recording.ping_s, bench.recording.pauses_s = 1.0, (0.1,)
+    bench.recording.hung_pings = 10**6  # until it is stopped: a busy machine's seems to hang while it starts
     bench.recording.start()
     first = recorder_pid(bench.run)
     os.kill(first, signal.SIGSTOP)
-    monkeypatch.setattr(recordings, "HUNG_PINGS", 3)
+    bench.recording.hung_pings = 3
     wait_for(lambda: events(bench.run, "recorder_crashed"), what="the end of the one that hangs")
-    monkeypatch.setattr(recordings, "HUNG_PINGS", 10**6)
+    bench.recording.hung_pings = 10**6
     wait_for(lambda: len(events(bench.run, "recorder_started")) >= 2, what="the second recorder")
     crash = events(bench.run, "recorder_crashed")[0]
     assert (crash["hung"], crash["exit_code"], crash["again_in_s"]) == (True, -9, 0.1)
@@ -306,8 +302,8 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
         ended.wait(2.0)  # nobody knows yet whose it is
         return process
 
-    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (300.0,))
-    monkeypatch.setattr(recordings.subprocess, "Popen", slow)
+    bench.recording.pauses_s = (300.0,)
+    monkeypatch.setattr(subprocess, "Popen", slow)
     bench.recording.start()
     assert there.wait(PATIENCE_S)
     end_all(os.getpid(), "no such mark")  # as in the thread that keeps the agent
@@ -316,13 +312,21 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
     assert events(bench.run, "recorder_crashed") == []
 
 
-@pytest.mark.parametrize("python", ["/bin/false", "/no/such/python"])
-def test_a_recorder_that_can_t_live_is_given_up(bench: Bench, monkeypatch: pytest.MonkeyPatch, python: str) -> None:
-    monkeypatch.setattr(recordings, "RECORDER_PAUSES_S", (0.05, 0.1))
-    monkeypatch.setattr(sys, "executable", python)
+def test_a_recorder_that_can_t_live_is_started_again_ever_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.recording.pauses_s = (0.05, 0.1)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     bench.recording.start()
-    wait_for(lambda: len(events(bench.run, "recorder_crashed")) == 3, what="three deaths")
-    assert [c["again_in_s"] for c in events(bench.run, "recorder_crashed")] == [0.05, 0.1, None]
+    wait_for(lambda: len(events(bench.run, "recorder_crashed")) >= 3, what="three deaths")
+    assert [c["again_in_s"] for c in events(bench.run, "recorder_crashed")][:3] == [0.05, 0.1, 0.1]
+    assert bench.recording.ask(1)() is None
+
+
+def test_a_recorder_that_can_t_be_started_is_in_the_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.recording.pauses_s = (300.0,)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    bench.recording.start()
+    (crash,) = wait_for(lambda: events(bench.run, "recorder_crashed"), what="the event")
+    assert "No such file" in crash["error"]
     assert bench.recording.ask(1)() is None
 
 
@@ -337,10 +341,9 @@ def test_a_watch_that_fails_is_told_of_and_goes_on(bench: Bench) -> None:
     assert events(bench.run, "recorder_crashed") == []
 
 
-def test_an_end_right_after_the_start_keeps_the_state(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_end_right_after_the_start_keeps_the_state(bench: Bench) -> None:
     (bench.code / "a.py").write_text("1")
-    for name in ("BEGIN_S", "RECORDER_END_S"):
-        monkeypatch.setattr(recordings, name, 300.0)
+    bench.recording.begin_s = bench.recording.end_s = 300.0
     bench.recording.start()
     bench.recording.end()
     assert bench.held() == {"code/a.py": b"1"}

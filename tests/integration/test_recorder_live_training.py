@@ -20,7 +20,7 @@ from autorl_hpc.files.safe_open import lines
 from autorl_hpc.recorder.run_recorder import watches
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
-from autorl_hpc.supervise.agent_process import AgentProcess
+from autorl_hpc.supervise.agent_keeper import AgentProcess
 
 AT = "2030-01-01T00:00:00.000+00:00"
 TRAIN = """

@@ -23,7 +23,7 @@ from autorl_hpc.recorder.process_table import Processes, ProcessLimits, exit_cod
 from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import ProcessSeen, UsageSample
-from autorl_hpc.supervise.agent_process import AgentProcess
+from autorl_hpc.supervise.agent_keeper import AgentProcess
 
 KERNEL = tuple(int(part) for part in platform.release().split("-")[0].split(".")[:2])
 BUSY = (

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from autorl_hpc.agents import Agent, AgentFile
-from autorl_hpc.agents.program_check import Looked, Where, look, where_agents_run
+from autorl_hpc.agents.program_check import Looked, look, where_agents_run
 from autorl_hpc.doctor import host as doctor_agents
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.sandbox_plan import program_folders
@@ -49,6 +48,7 @@ def test_a_version_that_is_known_to_work(tmp_path: Path) -> None:
 
 
 def test_a_program_that_is_nowhere(tmp_path: Path) -> None:
+    assert "must be in the image" in seen(tmp_path, agent(tmp_path), image=True).value
     looked = seen(tmp_path, agent(tmp_path))
     assert looked.state == "problem" and looked.value == "prog is not on the PATH of jobs"
     assert looked.do_this.endswith("npm it")
@@ -64,13 +64,6 @@ def test_a_program_in_a_home_that_the_sandbox_hides(tmp_path: Path) -> None:
     assert "sandbox.readable" in looked.do_this
     assert seen(tmp_path, agent(tmp_path), str(real.parent)).state == "note"
     assert seen(tmp_path, agent(tmp_path), level="none").state == "note"
-
-
-def test_what_npm_lays_beside_bin_is_seen(tmp_path: Path) -> None:
-    program(tmp_path / "p" / "lib" / "node_modules" / "prog" / "cli.js")
-    (tmp_path / "p" / "bin").mkdir()
-    (tmp_path / "p" / "bin" / "prog").symlink_to("../lib/node_modules/prog/cli.js")
-    assert seen(tmp_path, agent(tmp_path, versions="1.2.3")).state == "ok"
 
 
 def test_an_interpreter_that_the_sandbox_hides(tmp_path: Path) -> None:
@@ -111,10 +104,6 @@ def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     assert looked == Looked("mine", "note", "MINE_API_KEY is not set", "export MINE_API_KEY, if it needs it")
 
 
-def test_programs_of_an_image_are_not_looked_for(tmp_path: Path) -> None:
-    assert "must be in the image" in seen(tmp_path, agent(tmp_path), image=True).value
-
-
 def test_the_path_of_jobs_is_the_profile_s(tmp_path: Path) -> None:
     """Lines that set it are run here; others, which may copy or start things, are for jobs alone."""
     program(tmp_path / "m" / "bin" / "prog")
@@ -146,8 +135,3 @@ def test_the_doctor_names_agents_with_programs(tmp_path: Path, monkeypatch: pyte
     found = doctor_agents.check_agents(None)
     assert [(f.check, str(f.state)) for f in found] == [("PATH of jobs", "ok"), ("broken", "warning"), ("mine", "note")]
     assert "no-such-program is not on the PATH" in found[2].value
-
-
-def test_this_python_s_folder_is_where_agents_look_first() -> None:
-    where = where_agents_run(None)
-    assert isinstance(where, Where) and where.path.split(os.pathsep)[0] == str(Path(sys.executable).parent)

@@ -43,10 +43,6 @@ def test_a_shipped_agent_tells_what_it_is(name: str) -> None:
         assert file.resume == "resume.sh" and file.trace == name
 
 
-def test_scripted_agents_call_no_driver() -> None:
-    assert {load_agent(name).file.driver for name in ("sft", "grpo", "copycat", "null")} == {None}
-
-
 @pytest.mark.parametrize(
     ("name", "env"),
     [
@@ -101,15 +97,11 @@ def test_a_start_script_of_autorl_bench_may_lie_in_a_subfolder(tmp_path: Path, s
     assert load_agent("mine", [tmp_path]).script(again=True) == "bin/run/start.sh"
 
 
-@pytest.mark.parametrize("start", ["bin/../start.sh", ".//start.sh", "/start.sh", ".git/start.sh", "bin//start.sh"])
+@pytest.mark.parametrize(
+    "start", ["bin/../start.sh", ".//start.sh", "/start.sh", "../../start.sh", ".git/start.sh", "bin//start.sh"]
+)
 def test_odd_ways_to_a_start_script_are_refused(tmp_path: Path, start: str) -> None:
     folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
-    with pytest.raises(AutorlError, match="field `start`"):
-        load_agent("mine", [tmp_path])
-
-
-def test_a_start_script_outside_the_folder_is_refused_in_config_yaml_too(tmp_path: Path) -> None:
-    folder(tmp_path, "mine", "start: ../../start.sh\n", "config.yaml")
     with pytest.raises(AutorlError, match="field `start`"):
         load_agent("mine", [tmp_path])
 

@@ -13,8 +13,6 @@ import pytest
 from helpers import PATIENCE_S
 from treemaker import Tree
 
-from autorl_hpc.agents import Agent
-from autorl_hpc.agents.definition import AgentFile
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.report import pages, report
 from autorl_hpc.report.run_summary import Library, digest
@@ -25,19 +23,17 @@ from pathlib import Path
 from autorl_hpc.agents import Agent
 from autorl_hpc.agents.definition import AgentFile
 from autorl_hpc.supervise import supervisor as program
-env = {"PATH": os.environ["PATH"], "A_SECRET": "x", "PYTHONPATH": "/writable", "AUTORL_RUN_MARK": "mark-of-test.1."}
+env = {"PATH": os.environ["PATH"], "AUTORL_RUN_MARK": "mark-of-test.1."}
 for limit_s, asked in json.loads(sys.argv[2]):
-    program.LIMIT_S = limit_s
-    file = AgentFile(name="one", description="d", program=tuple(asked), secrets=("A_SECRET",))
+    file = AgentFile(name="one", description="d", program=tuple(asked))
     agent = Agent(Path("."), file)
-    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False)
+    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False, limit_s)
 """
 """In a process of its own, for everything that descends from the asking one is ended."""
 
 SAID = [
     ("echo my-tool 2.1.197 '(My Tool)'", "2.1.197"),
     ("echo 'v0.61.0-nightly.1' >&2", "0.61.0-nightly.1"),
-    ("echo 1.2.3$A_SECRET$PYTHONPATH", "1.2.3"),
     ("echo broken 1.2.3; exit 1", None),
     ("echo no number here", None),
     ("yes 1.2.3", None),
@@ -70,14 +66,6 @@ def running(argv: list[str]) -> bool:
             if entry.name.isdigit() and (entry / "cmdline").read_bytes() == line:
                 return True
     return False
-
-
-def test_an_agent_without_a_program_is_not_asked(tmp_path: Path) -> None:
-    from autorl_hpc.supervise.supervisor import note_version
-
-    agent = Agent(tmp_path, AgentFile(name="one", description="d"))
-    note_version(tmp_path / "events", agent, 1, list, {}, "mark", lambda: False)
-    assert not (tmp_path / "events").exists()
 
 
 def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from treemaker import Tree, outcomes
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.states import Split
 from autorl_hpc.supervise.intake import ResultWriter
-from autorl_hpc.supervise.workspace import Workspace
 
 
 def test_a_baseline_that_comes_after_the_score_is_told(tmp_path: Path) -> None:
@@ -20,9 +19,8 @@ def test_a_baseline_that_comes_after_the_score_is_told(tmp_path: Path) -> None:
     (manifest_id,) = [each.manifest_id for each in RunView.of(run.ledger.read()).submissions.values()]
     baselines, later = tree.experiment.baselines, tmp_path / "later"
     (tmp_path / "workspace" / "results").mkdir(parents=True)
-    place = Workspace(tmp_path / "workspace")
-    answers = ResultWriter(run.record, baselines, place)
-    told = place.path / "results" / f"{manifest_id}.json"
+    answers = ResultWriter(run.record, baselines, tmp_path / "workspace")
+    told = tmp_path / "workspace" / "results" / f"{manifest_id}.json"
 
     def update() -> dict[str, object]:
         answers.update(RunView.of(run.ledger.read()))

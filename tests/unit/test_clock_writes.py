@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from autorl_hpc.files import atomic
-from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock, read_clock
 
@@ -19,7 +18,7 @@ HELD_S = 1.0
 
 def test_an_older_state_is_never_written_over_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "clock.json"
-    clock = BudgetClock(path, Budget(wall_clock_s=100.0), 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
+    clock = BudgetClock(path, Budget(wall_clock_s=100.0), 1)
     first, second, write = threading.Event(), threading.Event(), atomic.write_bytes
 
     def slowly(*arguments: Any) -> None:
@@ -32,7 +31,7 @@ def test_an_older_state_is_never_written_over_a_newer_one(tmp_path: Path, monkey
     ticking = threading.Thread(target=clock.persist)
     ticking.start()
     first.wait()
-    clock.progress = Progress(reprompts=1)
+    clock.note(reprompts=1)
     clock.persist()
     second.set()
     ticking.join()

@@ -42,14 +42,7 @@ CASES: list[tuple[str, ListedJob, bool, str | None, tuple[EndedBy, Fault | None]
     ("memory, told by slurmstepd", seen("FAILED", "0:9"), True, f"a\n{STEPD_OOM}\n", AGENT_MEMORY, "memory"),
     ("memory, older words", seen("FAILED", "1:0"), True, OLD_OOM, AGENT_MEMORY, "memory"),
     ("memory, by polling", seen("FAILED", "0:9"), True, GATHER_OOM, AGENT_MEMORY, "memory"),
-    (
-        "memory, much older",
-        seen("FAILED", "1:0"),
-        True,
-        "slurmstepd: error: Exceeded job memory limit",
-        AGENT_MEMORY,
-        "memory",
-    ),
+    ("memory, much older", seen("FAILED", "1:0"), True, "slurmstepd: error: Exceeded job memory limit", AGENT_MEMORY, "memory"),
     ("memory, before the agent", seen("OUT_OF_MEMORY", "0:125"), False, "", CLUSTER, "before the agent began"),
     ("a GPU's memory is another", seen("FAILED", "1:0"), True, CUDA_OOM, CLUSTER, "see its log"),
     ("memory words of an agent", seen("FAILED", "1:0"), True, "agent says: oom-kill!", CLUSTER, "see its log"),
@@ -64,14 +57,7 @@ CASES: list[tuple[str, ListedJob, bool, str | None, tuple[EndedBy, Fault | None]
     ("federation", seen("REVOKED"), False, None, CLUSTER, "another cluster"),
     ("preempted for good", seen("PREEMPTED", "0:15"), True, "", CLUSTER, "not put back in line"),
     ("credential, in the log", seen("FAILED", "1:0"), False, "Job credential revoked", CLUSTER, "earlier attempt"),
-    (
-        "credential, as the reason",
-        seen("FAILED", "1:0", reason="Job credential revoked"),
-        False,
-        None,
-        CLUSTER,
-        "earlier",
-    ),
+    ("credential, as the reason", seen("FAILED", "1:0", reason="Job credential revoked"), False, None, CLUSTER, "earlier"),
     ("never ran", seen("FAILED", "0:53"), False, None, CLUSTER, "it never ran"),
     ("a second attempt never ran", seen("FAILED", "0:53"), True, "of the first", CLUSTER, "it never ran"),
     ("no log, whatever the code", seen("FAILED", "1:0"), False, None, CLUSTER, "it never ran"),
@@ -87,19 +73,12 @@ CASES: list[tuple[str, ListedJob, bool, str | None, tuple[EndedBy, Fault | None]
     ("scancel, by accounting", seen("CANCELLED by 1001", "0:15"), True, "", NOBODY, "cancelled by scancel"),
     ("scancel, cut off", seen("CANCELLED+"), False, None, NOBODY, "cancelled by scancel"),
     ("scancel of a run out of memory", seen("CANCELLED", "0:125"), True, STEPD_OOM, NOBODY, "cancelled by scancel"),
-    (
-        "waits for ever",
-        seen("CANCELLED", reason="DependencyNeverSatisfied"),
-        False,
-        None,
-        CLUSTER,
-        "can't come any more",
-    ),
+    ("waits for ever", seen("CANCELLED", reason="DependencyNeverSatisfied"), False, None, CLUSTER, "can't come any more"),
     ("by the administrators", seen("CANCELLED by 0", "0:15"), True, "", CLUSTER, "the administrators"),
     ("gone", gone(), True, None, CLUSTER, "doesn't know job 120 any more"),
     ("gone, never numbered", gone(None), False, None, CLUSTER, "job that was never numbered"),
     ("more than one word", seen("NODE_FAIL,COMPLETING"), True, "", CLUSTER, "its node failed"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import NewerVersion
 from autorl_hpc.records.entries import AttemptEnded, AttemptStarted, Evaluation, Score, Submission
 from autorl_hpc.states import EntryKind, Fault, Split
-from autorl_hpc.supervise.ledger_writer import LedgerWriter, Superseded
+from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Superseded
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.fingerprint import FolderWeights, compare
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.stage.models import TINY_CONTENT_HASH, stage_model
-from autorl_hpc.supervise.checkpoint_folder import BaseModel
+from autorl_hpc.supervise.lint import BaseModel
 
 FEW = Sampling(max_new_tokens=8)
 

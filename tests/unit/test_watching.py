@@ -14,10 +14,11 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
-from autorl_hpc.supervise.agent_process import AgentProcess, UsageWatch
+from autorl_hpc.supervise.agent_keeper import AgentProcess
 from autorl_hpc.supervise.attempt import Watching
 from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
 from autorl_hpc.supervise.children import GatewayProcess
+from autorl_hpc.supervise.usage_watch import UsageWatch
 
 LATE_S = 1.0
 """After the agent's end the gateway's line comes: much later than at once, as on a busy node."""
@@ -29,7 +30,7 @@ class Late(GatewayProcess):
     line: dict[str, Any] | None = None
     says: threading.Timer
 
-    def _send(self, value: dict[str, Any]) -> Any:
+    def send(self, value: dict[str, Any]) -> Any:
         if "ping" in value:
             self.says = threading.Timer(LATE_S, self._speak, [value["ping"]])
             self.says.start()
@@ -37,8 +38,15 @@ class Late(GatewayProcess):
         return self._process
 
     def _speak(self, number: int) -> None:
-        self._hear(json.dumps(self.line).encode())
-        self._hear(json.dumps({"pong": number}).encode())
+        for line in (self.line, {"pong": number}):
+            self._take(json.dumps(line).encode())
+
+
+class Here(ExperimentDir):
+    """An experiment whose run lies in it."""
+
+    def run(self, run_id: str) -> RunDir:
+        return RunDir(self.path / run_id)
 
 
 class Ends:
@@ -67,15 +75,16 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     budget = Budget(wall_clock_s=3600.0, tokens=1000, grace_s=60.0)
-    clock = BudgetClock(tmp_path / "clock.json", budget, 1, elapsed_s=0.0, given_back_s=0.0, suspended_s=0.0)
+    clock = BudgetClock(tmp_path / "clock.json", budget, 1)
     spec = DriverSpec(kind="api", url="https://api.example.org/v1", model="m")
     gateway = Late(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
     gateway.line = line
     limits = BudgetLimits(clock, gateway.use, lambda: gateway.exhausted)
-    edge: Any = SimpleNamespace(
-        asked=False, cancelled=lambda: False, write=lambda *_: None, write_text=lambda *_: None, look=lambda: None
+    stops, intake = SimpleNamespace(asked=False), SimpleNamespace(answers=SimpleNamespace(workspace=tmp_path))
+    record = SimpleNamespace(run_id="run")
+    watching = Watching(
+        cast(Any, Here(tmp_path)), cast(Any, record), cast(Any, stops), limits, cast(Any, intake), gateway
     )
-    watching = Watching(ExperimentDir(tmp_path), run, edge, edge, clock, limits, edge, edge, gateway)
     watching._next_look = float("inf")
     agent = Ends()
     usage = cast(UsageWatch, SimpleNamespace(excess=None))

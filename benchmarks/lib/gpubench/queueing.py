@@ -22,7 +22,7 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import Score, Submission, Timings
 from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.states import EntryKind, QueueKind
-from autorl_hpc.supervise.ledger_writer import LedgerWriter
+from autorl_hpc.supervise.attempt_ledger import LedgerWriter
 from gpubench.figures import Figures
 from gpubench.usage import Usage, wait_until_free
 from gpubench.variants import Variant

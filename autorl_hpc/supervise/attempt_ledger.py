@@ -31,15 +31,15 @@ from autorl_hpc.records.entries import AttemptStarted, DriverUse, Sealed
 from autorl_hpc.records.exchange import QueueEntry
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, QueueKind
-from autorl_hpc.supervise.budget import HOUR_S, BudgetUsed, read_clock, read_use
+from autorl_hpc.supervise.budget import HOUR_S, BudgetUsed, read_use, used_so_far
+
+log = logging.getLogger("autorl_hpc.supervisor")
+
+T = TypeVar("T")
 
 
 class Superseded(Exception):
     """A newer attempt of the same run has begun, so this one must stop without writing anything."""
-
-
-def _attempt_is_taken(number: int, entries: Sequence[Linked]) -> bool:
-    return RunView.of(entries).attempt >= number
 
 
 def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
@@ -66,22 +66,29 @@ class LedgerWriter:
             Superseded: a newer attempt has begun.
         """
         with self._lock:
-            self._absorb()
+            entries = self.ledger.read()
+            if len(entries) > self._taken:
+                view = self.view.copy()
+                for linked in entries[self._taken :]:
+                    view.take(linked)
+                self.view, self._taken = view, len(entries)
             if self.attempt and self.view.attempt > self.attempt:
                 raise Superseded
             return self.view
 
     def begin(self, elapsed_s: float, workspace: str) -> int:
         """Start an attempt and return its number."""
+
+        def taken(entries: Sequence[Linked]) -> bool:
+            return RunView.of(entries).attempt >= body.attempt
+
         with self._lock:
             while True:
                 number = self.look().attempt + 1
                 body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace)
-                taken = functools.partial(_attempt_is_taken, number)
-                written = self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken)
-                if written is not None:
+                if self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken) is not None:
                     self.attempt = number
-                    self._absorb()
+                    self.look()
                     return number
 
     def write(self, kind: EntryKind, body: Strict) -> None:
@@ -93,25 +100,12 @@ class LedgerWriter:
         with self._lock:
             # Checks the whole ledger, because another thread may have read the newer attempt's entry before this one.
             superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
-            written = self.ledger.append(kind, body, role="supervisor", unless=superseded)
-            if written is None:
+            if self.ledger.append(kind, body, role="supervisor", unless=superseded) is None:
                 raise Superseded
-            self._absorb()
-
-    def _absorb(self) -> None:
-        entries = self.ledger.read()
-        if len(entries) > self._taken:
-            view = self.view.copy()
-            for linked in entries[self._taken :]:
-                view.take(linked)
-            self.view, self._taken = view, len(entries)
+            self.look()
 
 
 # --- what stops an attempt: a signal to this job, a newer attempt, the user's `cancel`
-
-log = logging.getLogger("autorl_hpc.supervisor")
-
-T = TypeVar("T")
 
 LOOP_S = 0.1
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -145,7 +139,7 @@ class Stops:
 
     def cancelled(self) -> bool:
         """Return whether the user cancelled the run."""
-        return is_cancelled(self.experiment, self.run_id)
+        return bool({"all", self.run_id} & set(reading.list_names(self.experiment.cancel)))
 
     def ended_agent(self, exit_code: int | None) -> bool:
         """Return whether an agent was killed by the signal that stops the whole job. Waits SIGNAL_LAG_S for our own signal."""
@@ -176,11 +170,6 @@ class Stops:
         self.signal = number
 
 
-def is_cancelled(experiment: ExperimentDir, run_id: str) -> bool:
-    """Return whether the user cancelled a run."""
-    return bool({"all", run_id} & set(reading.list_names(experiment.cancel)))
-
-
 # --- the seal: what the run used of its budget, and what is queued for the graders afterwards
 
 
@@ -196,19 +185,8 @@ class Seals:
 
     def used_so_far(self, view: RunView) -> BudgetUsed:
         """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files."""
-        clock = read_clock(self.run.clock)
-        elapsed_s = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
-        if clock is not None:
-            elapsed_s = max(elapsed_s, clock.elapsed_s)
-        for number in range(1, view.attempt + 1):
-            left = reading.read_json_or_none(self.elapsed_file(number))
-            if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
-                elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
-        if clock is None:
-            return BudgetUsed(elapsed_s)
-        unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote the clock, as later ones rewrite it
-        gpu_s = clock.gpu_s + clock.gpus * unseen_s
-        return BudgetUsed(elapsed_s, clock.given_back_s, clock.suspended_s, gpu_s, clock.progress)
+        told = max([0.0, *(a.elapsed_s for a in view.attempts), *(e.elapsed_s for e in view.ended)])
+        return used_so_far(self.run.clock, told, [self.elapsed_file(n) for n in range(1, view.attempt + 1)])
 
     def driver_use(self) -> DriverUse | None:
         """Return the agent's use of its driver; None if it has no driver."""
@@ -220,14 +198,41 @@ class Seals:
         return any(self.elapsed_file(number).name in names for number in range(1, attempt))
 
     def elapsed_file(self, attempt: int) -> Path:
+        """Return the file in which a keeper notes how long the agent ran."""
         return self.run.path / f"elapsed-{attempt}.json"
 
-    def write(self, body: Sealed) -> None:
-        """Commit the seal unless the run is sealed or a newer attempt has begun.
+    def seal(
+        self,
+        ended_by: EndedBy,
+        used: BudgetUsed,
+        *,
+        driver: DriverUse | None,
+        exit_code: int | None = None,
+        refused_unrecorded: int = 0,
+        fault: Fault | None = None,
+        reason: str | None = None,
+    ) -> None:
+        """Commit the seal unless the run is sealed or a newer attempt has begun. It can be repeated.
 
         Raises:
             Superseded: the run is sealed with another entry, or a newer attempt has begun.
         """
+        view = self.chain.look()
+        body = Sealed(
+            submissions=tuple(s.submission_id for s in view.accepted()),
+            ended_by=ended_by,
+            exit_code=exit_code,
+            elapsed_s=used.elapsed_s,
+            given_back_s=used.given_back_s,
+            gpu_hours=used.gpu_s / HOUR_S,
+            driver=driver,
+            exit_codes=used.progress.exit_codes,
+            reprompts=used.progress.reprompts,
+            refused=len(view.refused()),
+            refused_unrecorded=refused_unrecorded,
+            fault=fault,
+            reason=reason,
+        )
 
         def taken(entries: Sequence[Linked]) -> bool:
             view = RunView.of(entries)
@@ -242,24 +247,9 @@ class Seals:
         """Seal a run whose agent is not running; its last processes are ended first. Return the exit code of the job."""
         end_all(os.getpid(), self.marks)
         view = self.chain.look()
-        used = self.used_so_far(view)
         self.chain.attempt = view.attempt
-        body = Sealed(
-            submissions=tuple(s.submission_id for s in view.accepted()),
-            ended_by=ended_by,
-            exit_code=None,
-            elapsed_s=used.elapsed_s,
-            given_back_s=used.given_back_s,
-            gpu_hours=used.gpu_s / HOUR_S,
-            driver=self.driver_use(),
-            exit_codes=used.progress.exit_codes,
-            reprompts=used.progress.reprompts,
-            refused=len(view.refused()),
-            fault=fault,
-            reason=reason,
-        )
         try:
-            self.write(body)
+            self.seal(ended_by, self.used_so_far(view), driver=self.driver_use(), fault=fault, reason=reason)
         except Superseded:
             log.warning("another supervisor of this run is at work: leaving it alone")
             return 0
@@ -273,15 +263,17 @@ class Seals:
         if view.closed is not None:
             return
         for submission in view.unscored():
-            put(self.experiment.queue, self._queue_entry(QueueKind.FEEDBACK, submission.submission_id))
-        put(self.experiment.queue, self._queue_entry(QueueKind.CLOSE))
+            put(self.experiment.queue, queue_entry(self.record, QueueKind.FEEDBACK, submission.submission_id))
+        put(self.experiment.queue, queue_entry(self.record, QueueKind.CLOSE))
 
-    def _queue_entry(self, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
-        return QueueEntry(
-            kind=kind,
-            run_id=self.run.run_id,
-            submission_id=submission_id,
-            task=self.record.science.task,
-            base_model=self.record.science.base_model,
-            recipe_hash=self.record.recipe_hash,
-        )
+
+def queue_entry(record: RunRecord, kind: QueueKind, submission_id: int | None = None) -> QueueEntry:
+    """Return what is queued for the graders."""
+    return QueueEntry(
+        kind=kind,
+        run_id=record.run_id,
+        submission_id=submission_id,
+        task=record.science.task,
+        base_model=record.science.base_model,
+        recipe_hash=record.recipe_hash,
+    )
