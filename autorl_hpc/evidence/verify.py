@@ -44,9 +44,16 @@ from autorl_hpc.records.exchange import Heads
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
-from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
-from autorl_hpc.report.pages import merged_summary, run_summary
+from autorl_hpc.report.pages import (
+    COMPARE_NAME,
+    INDEX,
+    RUN_PAGE,
+    SUMMARY_NAME,
+    elsewhere_of,
+    merged_summary,
+    run_summary,
+)
 from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import MergedReport, read_paper
@@ -897,12 +904,12 @@ def _only_late(ledger: Ledger, count: int) -> bool:
 
 
 def _check_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
-    from autorl_hpc.report.merge import merge
+    from autorl_hpc.report.report import build
 
     if not experiment.report.is_dir():
         return
     try:
-        merged = merge([experiment.path])
+        merged = build([experiment.path])
     except AutorlError as error:
         verdict.unseen.append(f"report/ was not compared: {error.what}")
         return

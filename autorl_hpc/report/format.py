@@ -70,6 +70,13 @@ def delta(value: float | None) -> str:
     return UNKNOWN if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
+def figure(value: float | None) -> str:
+    """Format a task's further figure: whole numbers without decimals, others with three."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value == round(value) else f"{value:.3f}"
+
+
 def percent(share: float | None) -> str:
     """Format a share: `71 %`."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"

@@ -18,8 +18,8 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
-from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary
+from autorl_hpc.report.leaderboard import RUNS_TO_COMPARE, improvements, over_runs
+from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
 
 Kind = Literal["agent", "experiment", "folder"]
 
@@ -57,24 +57,14 @@ class VersusTask(Strict):
     )
 
 
-class VersusAll(Strict):
+class VersusAll(TasksCompared):
     """Both sides over the tasks of one leaderboard; tasks weigh the same, and the modes of a task share its weight."""
 
     leaderboard: int
     conditions: Conditions
-    tasks: tuple[str, ...]
-    left_out: tuple[str, ...] = Field((), description="Where one side has fewer than two runs.")
     ambiguous_tasks: tuple[str, ...] = Field(
         (), description="Left out: both sides met under several recipes or splits."
     )
-    difference: float
-    low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
-    high: float | None = None
-    p_value: float
-    p_least: float
-    probability_of_improvement: float
-    probability_low: float | None = None
-    probability_high: float | None = None
 
 
 class Versus(Record):

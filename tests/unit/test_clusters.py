@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
     bca_of_mean,
     clustered_interval,
-    design_effect,
     least_sign_flip_p,
     paired_clusters,
     sign_flip_p,
@@ -48,14 +47,6 @@ def test_variance_equals_the_cluster_robust_one_of_statsmodels() -> None:
     assert variance_of_mean(values, [str(i) for i in range(14)]) == pytest.approx(np.var(values, ddof=1) / 14)
     with pytest.raises(ValueError):
         variance_of_mean([1, 2], ["a", "a"])
-
-
-def test_design_effect_by_hand() -> None:
-    # Pairs that are alike: as good as half as many independent items, but for n - 1 in place of n.
-    values, names = [0, 0, 1, 1, 0, 0, 1, 1], list("aabbccdd")
-    assert design_effect(values, names) == pytest.approx((4 / 3 * 4 / 8**2) / (2 / 7 / 8)) == pytest.approx(7 / 3)
-    assert design_effect([0, 1, 0, 1], list("aabb")) == 1.0, "never below that of independent items"
-    assert design_effect([1, 1, 1, 1], list("aabb")) == 1.0
 
 
 def test_clustered_bootstrap_agrees_with_scipy() -> None:

@@ -14,9 +14,10 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
-from autorl_hpc.report.paired import PairedItems as ItemsPair  # noqa: E402
-from autorl_hpc.report.paired import gain, interval_points, on_all_items, optimism, paired  # noqa: E402  # noqa: E402
+from autorl_hpc.records.entries import Evaluation  # noqa: E402
 from autorl_hpc.report.run_folder import Items, Unusable  # noqa: E402
+from autorl_hpc.report.scores import PairedItems as ItemsPair  # noqa: E402
+from autorl_hpc.report.scores import gain, interval, on_all_items, optimism, paired  # noqa: E402  # noqa: E402
 from autorl_hpc.scoring import length_control  # noqa: E402
 from autorl_hpc.scoring.length_control import JudgedPair, influences, length_controlled, refits, win_rate  # noqa: E402
 
@@ -197,7 +198,8 @@ def test_the_report_compares_length_controlled_win_rates(data: Path) -> None:
     assert found.low is not None and found.high is not None and 5 < found.low < found.difference < found.high < 40
     gap = optimism(feedback, report)
     assert gap is not None and abs(gap.gap) < 3 * gap.standard_error and 1 < gap.standard_error < 8
-    low, high = interval_points(report.new, fitted[1])
+    scored = Evaluation.model_construct(score=fitted[1], n=300, clusters=None, correct=None)
+    low, high, _ = interval(scored, report.new)
     assert low is not None and high is not None and 1 < (high - low) / 2 < 8
     note = on_all_items(feedback.new, report.new)
     whole = length_controlled(new[:505], 2.8).score

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from autorl_hpc.report import statistics as st
+from autorl_hpc.report.axes import BestSoFar, band
 from autorl_hpc.report.statistics import t_test_p
 from autorl_hpc.scoring.stats import t_outside, t_quantile
 
@@ -58,29 +59,16 @@ def test_best_of_errors_equal_the_full_bootstrap() -> None:
 
 
 def test_a_band_by_hand() -> None:
-    first = st.BestSoFar([(3.0, 1.0), (1.0, 2.0), (5.0, 6.0)], 6.0)
-    second = st.BestSoFar([(2.0, -1.0)], 3.0)
-    third = st.BestSoFar([], 10.0)
-    found = st.band([first, second, third], [0.0, 1.0, 2.5, 4.0, 5.0, 8.0])
-    assert [point.mean for point in found] == pytest.approx([0, 2 / 3, 1 / 3, 1 / 3, 5 / 3, 5 / 3])
-    assert [point.running for point in found] == [3, 3, 3, 2, 2, 1] and {point.n for point in found} == {3}
-    values = [6.0, -1.0, 0.0]
-    half = 4.302652729911275 * float(np.std(values, ddof=1)) / math.sqrt(3)
-    assert (found[4].low, found[4].high) == pytest.approx((5 / 3 - half, 5 / 3 + half)) and found[4].kind == "t"
-    assert st.band([third, second, first], [2.5]) == [found[2]]
-
-
-def test_bands_of_few_runs() -> None:
-    two = st.band([st.BestSoFar([(1.0, 2.0)], 2.0), st.BestSoFar([(1.0, 4.0)], 2.0)], [1.0])
-    assert two == [(1.0, 3.0, 2.0, 4.0, 2, 2, "range")]
-    assert st.band([st.BestSoFar([(1.0, 2.0)], 2.0)], [1.0]) == [(1.0, 2.0, None, None, 1, 1, "none")]
-    for curves in ([], [st.BestSoFar([(1.0, math.nan)], 2.0)], [st.BestSoFar([], math.inf)]):
-        with pytest.raises(ValueError):
-            st.band(curves, [1.0])
-
-
-def test_of_two_steps_at_one_x_the_better_counts() -> None:
-    assert st.band([st.BestSoFar([(1.0, 5.0), (1.0, 2.0)], 2.0)], [1.0])[0].mean == 5.0
+    first = BestSoFar([(3.0, 1.0), (1.0, 2.0), (5.0, 6.0)], 6.0)
+    second = BestSoFar([(2.0, -1.0)], 3.0)
+    third = BestSoFar([], 10.0)
+    found = band([first, second, third], [0.0, 1.0, 2.5, 4.0, 5.0, 8.0])
+    assert [point.mean for point in found] == pytest.approx([0, 2 / 3, 1 / 3, 1 / 3, 5 / 3, 5 / 3], abs=1e-6)
+    assert [point.n_reached for point in found] == [3, 3, 3, 2, 2, 1]
+    half = 4.302652729911275 * float(np.std([6.0, -1.0, 0.0], ddof=1)) / math.sqrt(3)
+    assert (found[4].low, found[4].high) == pytest.approx((5 / 3 - half, 5 / 3 + half), abs=1e-6)
+    two = band([BestSoFar([(1.0, 5.0), (1.0, 2.0)], 2.0), BestSoFar([(1.0, 4.0)], 2.0)], [1.0])
+    assert (two[0].mean, two[0].low) == (4.5, None), "of two steps at one cost the better counts; two runs have no t"
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 7, 30])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from treemaker import Tree, sha
 
-from autorl_hpc.report import merge, pages
+from autorl_hpc.report import leaderboard, pages
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts import figures_of
@@ -42,7 +42,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 def report(runs: list[RunSummary]) -> MergedReport:
-    return merge.assemble(runs, ["exp"])
+    return leaderboard.assemble(runs, ["exp"])
 
 
 def cells(page: str) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from scipy import stats as scipy_stats
 from treemaker import Tree, sha
 
-from autorl_hpc.report import merge, pages, tables
+from autorl_hpc.report import leaderboard, pages, tables
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import steps
 from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
@@ -60,7 +60,7 @@ def row(board: Board, agent: str, mode: str = "free") -> BoardRow:
 
 
 def report(runs: list[RunSummary]) -> MergedReport:
-    return merge.assemble(runs, ["exp"])
+    return leaderboard.assemble(runs, ["exp"])
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_leaderboard_csv(make: Make) -> None:
 
 def test_published_results_stand_apart(make: Make) -> None:
     merged = report([make(g) for g in (1.0, 2.0, 4.0)])
-    beside = api.with_paper(merged)
+    beside = merged.model_copy(update={"paper": read_paper()})
     assert beside.boards == merged.boards and beside.groups == merged.groups
     page, plain_page = pages.index_html(beside, {}), pages.index_html(merged, {})
     assert "another protocol and engine" in page and "93.28" in page and "93.28" not in plain_page

@@ -15,7 +15,7 @@ import demotree
 import pytest
 
 from autorl_hpc.files.layout import share
-from autorl_hpc.report import charts, merge, pages
+from autorl_hpc.report import charts, leaderboard, pages
 from autorl_hpc.report.charts import (
     Bar,
     Bars,
@@ -84,7 +84,7 @@ def test_files_are_drawn_once_and_again_only_when_something_changed(merged: Merg
     (folder / "board01-cost.png").unlink()
     write_figures(merged, tmp_path)
     assert every(folder) == first
-    fewer = merge.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
+    fewer = leaderboard.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
     write_figures(fewer, tmp_path)
     assert not (folder / "board01-modes.svg").exists() and every(folder) != first
 

@@ -19,10 +19,9 @@ from autorl_hpc.launch.dry_run import visible_gains, visible_line
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import pages, report
-from autorl_hpc.report.paired import PairedItems
 from autorl_hpc.report.run_folder import Items, ItemsReader, Unusable
 from autorl_hpc.report.run_summary import Library, digest
-from autorl_hpc.report.scores import interval
+from autorl_hpc.report.scores import PairedItems, interval
 from autorl_hpc.report.statistics import clustered_interval, over_tasks, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.tables import as_csv

@@ -79,7 +79,7 @@ def summary(run: TreeRun) -> RunSummary:
 
 def pages(tree: Tree) -> dict[str, str]:
     """Every page that is written, by name; the run's pages are those of the first run."""
-    report.write_reports(report.build([tree.path]), None)
+    report.write_all(report.build([tree.path]), None)
     folders = (tree.path / "report", tree.runs[0].dir.report)
     return {path.name: path.read_text() for folder in folders for path in folder.iterdir() if path.is_file()}
 
@@ -307,7 +307,7 @@ def test_a_run_that_never_started_stands_with_its_like(tree: Tree) -> None:
 def test_summary_json_holds_the_evidence(tree: Tree) -> None:
     one_run(tree)
     look(tree.runs[0], None)
-    report.write_reports(report.build([tree.path]), None)
+    report.write_all(report.build([tree.path]), None)
     again = RunSummary.model_validate_json((tree.runs[0].dir.report / "summary.json").read_bytes())
     assert again.contamination_end is not None and again.contamination_end.files_scanned == 12
     assert again.trajectory[0].fingerprint is not None and again.sandboxes[0].level == "landlock"

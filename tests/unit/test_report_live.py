@@ -181,7 +181,7 @@ def kept_base(tmp_path: Path) -> Tree:
 def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     tree = kept_base(tmp_path)
     merged = report.build([tree.path])
-    where = report.write_reports(merged, None)
+    where = report.write_all(merged, None)
     out = io.StringIO()
     print_summary(merged, Console(file=out, width=80), where)
     (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]

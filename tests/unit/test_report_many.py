@@ -8,7 +8,7 @@ import demotree
 import pytest
 
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.report import cache, merge, pages, run_chart
+from autorl_hpc.report import cache, leaderboard, pages, run_chart
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.format import lean
 from autorl_hpc.report.pages import merged_summary
@@ -26,7 +26,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> MergedReport:
 @pytest.mark.slow
 def test_the_page_of_a_thousand_runs_is_small(merged: MergedReport) -> None:
     runs = demotree.many(merged.runs, 1000)
-    big = merge.assemble(runs, ["demo"])
+    big = leaderboard.assemble(runs, ["demo"])
     page = pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
     assert page.count('data-name="best feedback"') == 1000
     assert len(page.encode()) < PAGE_BYTES
@@ -34,7 +34,7 @@ def test_the_page_of_a_thousand_runs_is_small(merged: MergedReport) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_the_summary_written_run_by_run_is_that_of_the_whole(merged: MergedReport, count: int) -> None:
-    some = merge.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
+    some = leaderboard.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
     assert b"".join(merged_summary(some)) == some.short().model_dump_json(indent=1).encode() + b"\n"
 
 

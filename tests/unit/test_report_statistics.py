@@ -8,7 +8,7 @@ import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.format import clean, csv_cell, markdown
-from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import expanded_tail
 from autorl_hpc.scoring.stats import tango
 

@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def report(tree: Tree) -> Path:
-    return api.write_reports(api.build([tree.path]), None)
+    return api.write_all(api.build([tree.path]), None)
 
 
 def every_file(folder: Path) -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def test_other_process_same_bytes(tree: Tree) -> None:
     first = every_file(tree.path)
     for path in list(tree.path.rglob("report/*")):
         path.unlink()
-    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_reports(api.build([Path({str(tree.path)!r})]), None)"
+    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_all(api.build([Path({str(tree.path)!r})]), None)"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -188,7 +188,7 @@ def test_out_folder_and_trees_that_are_not_ours(tree: Tree, tmp_path: Path, monk
         write(path, data)
 
     monkeypatch.setattr(atomic, "write_bytes", refuse)
-    index = api.write_reports(api.build([tree.path]), tmp_path / "out")
+    index = api.write_all(api.build([tree.path]), tmp_path / "out")
     links = [a["href"] for tag, a in Tags(index.read_text()).tags if tag == "a" and not str(a["href"]).startswith("#")]
     assert links and all((index.parent / str(link)).is_file() for link in links)
     with pytest.raises(AutorlError, match="Permission denied"):
@@ -198,7 +198,7 @@ def test_out_folder_and_trees_that_are_not_ours(tree: Tree, tmp_path: Path, monk
 def test_no_torch_and_no_grader(tree: Tree) -> None:
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
-        f"api.write_reports(api.build([Path({str(tree.path)!r})]), None);"
+        f"api.write_all(api.build([Path({str(tree.path)!r})]), None);"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'scipy', 'matplotlib') or "
         "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
     )
