@@ -12,8 +12,8 @@ import pytest
 import treemaker
 from treemaker import Tree
 
-from autorl_hpc.report import leaderboard, report, run_chart
-from autorl_hpc.report.format import UNKNOWN, figure
+from autorl_hpc.report import report, run_chart
+from autorl_hpc.report.format import figure
 from autorl_hpc.report.summary import COLUMNS, Figures
 from autorl_hpc.states import Split
 
@@ -79,13 +79,6 @@ def test_a_task_without_figures_has_no_table(tmp_path: Path) -> None:
         assert "Further figures" not in (tree.path / run["run_id"] / "report" / name).read_text()
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, UNKNOWN), (100.0, "100"), (0.0, "0"), (2 / 3, "0.667"), (1e6, "1000000")]
-)
-def test_figures_are_shown_as_they_are(value: float | None, text: str) -> None:
-    assert figure(value) == text
-
-
 def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     run = tree.run(seed=0).start()
@@ -97,12 +90,3 @@ def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Pat
     ends = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">[\d.]+</text>', drawing)]
     assert rings and ends
     assert all(end < float(x) - float(radius) for end in ends for x, radius in rings)
-
-
-def test_one_run_that_was_made_twice_is_one(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    for seed in (0, 1):
-        tree.finished(seed=seed, solved=45)
-    one, two = report.build([tree.path]).runs
-    assert any(note.startswith("1 run was made more than once") for note in leaderboard._notes((one, one)))
-    assert any(note.startswith("2 runs were made more than once") for note in leaderboard._notes((one, two, one, two)))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from treemaker import Tree
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import report
-from autorl_hpc.report.terminal import print_comparison
 
 
 @pytest.fixture(autouse=True)
@@ -82,18 +79,6 @@ def test_modes_meet_their_like(tmp_path: Path) -> None:
     assert [t.difference for t in named] == [pytest.approx(30.0)]
 
 
-def test_two_splits_of_a_task_are_two_rows(tmp_path: Path) -> None:
-    for items, solved in ((100, {"A": 30, "B": 60}), (200, {"A": 120, "B": 60})):
-        tree = Tree(tmp_path / "runs" / f"of{items}", n_report=items)
-        for agent, count in solved.items():
-            for seed in range(3):
-                tree.finished(seed=seed, solved=count, agent=agent)
-    found = report.compare(report.build([tmp_path / "runs"]), "A", "B")
-    assert sorted(t.difference or 0 for t in found.tasks) == [pytest.approx(-30.0), pytest.approx(30.0)]
-    assert sum(t.a.n for t in found.tasks) == found.a.counted == 6 and len({t.task for t in found.tasks}) == 2
-    assert found.over_tasks == () and "several recipes or splits" in " ".join(found.notes)
-
-
 def test_a_task_weighs_the_same_however_many_modes_it_has(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "exp")
     gains = [("t1", mode, 30, 40) for mode in ("free", "sft-only", "rl-only")] + [("t2", "free", 60, 40)]
@@ -137,29 +122,3 @@ def test_the_command_writes_prints_and_answers_in_json(runs: Path, monkeypatch: 
     before = {p.name: p.read_bytes() for p in folder.glob("compare.*")}
     CliRunner().invoke(app, where)
     assert before == {p.name: p.read_bytes() for p in folder.glob("compare.*")} and len(before) == 3
-
-
-def test_one_row_and_one_task_are_told_as_one(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "x")
-    for seed in range(3):
-        tree.finished(seed, 50 + seed)
-        tree.finished(seed, 60 + seed, agent="other")
-    tree.finished(0, 50, mode="rl-only")
-    found = report.compare(report.build([tree.path]), "sft", "other")
-    assert any(note.startswith("1 row has runs on one side only") for note in found.notes)
-    shown = io.StringIO()
-    print_comparison(found, Console(file=shown, width=200), tmp_path)
-    assert "over 1 task, leaderboard" in shown.getvalue()
-
-
-def test_rows_of_two_leaderboards_are_told_apart_on_the_terminal(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "x")
-    for model in ("org/tiny", "org/larger"):
-        for seed in range(2):
-            tree.finished(seed, 50 + seed, base_model=model)
-            tree.finished(seed, 60 + seed, agent="other", base_model=model)
-    found = report.compare(report.build([tree.path]), "sft", "other")
-    shown = io.StringIO()
-    print_comparison(found, Console(file=shown, width=200), tmp_path)
-    rows = [line.split("leaderboard ")[1][0] for line in shown.getvalue().splitlines() if line.startswith("arithmetic")]
-    assert sorted(rows) == ["1", "2"]
