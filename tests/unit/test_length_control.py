@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -187,3 +188,10 @@ def test_a_better_model_is_seen_and_the_same_one_is_not(data: Path) -> None:
     assert 0.4 < found.low < found.difference < found.high < 0.8
     assert found.p_value == pytest.approx(1 / 1001)
     assert paired(worse, worse, 20.0, 20.0) == (0.0, 0.0, 0.0, 1.0)
+
+
+def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
+    pairs = annotations.pairs(data, "gemma-2b-it")
+    started = time.process_time()
+    length_controlled(pairs)
+    assert time.process_time() - started < 20.0  # 2 s on a quiet core
