@@ -47,7 +47,7 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
             exit_code=Exit.FAILED,
         )
     merged = report.build([planned.experiment.path])
-    where = report.write_reports(merged, None, figures=True)
+    where = report.write_all(merged, figures=True)
     print_summary(merged, Console(), where)
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)

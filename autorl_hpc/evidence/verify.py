@@ -40,10 +40,17 @@ from autorl_hpc.records.exchange import Heads
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
-from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
-from autorl_hpc.report.merge import merge
-from autorl_hpc.report.pages import merged_summary, run_summary
+from autorl_hpc.report.pages import (
+    COMPARE_NAME,
+    INDEX,
+    RUN_PAGE,
+    SUMMARY_NAME,
+    elsewhere_of,
+    merged_summary,
+    run_summary,
+)
+from autorl_hpc.report.report import build
 from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import MergedReport, read_paper
@@ -701,7 +708,7 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
 def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
     """Compare `report/` of an experiment with the present report of all its runs."""
     try:
-        merged = merge([experiment.path])
+        merged = build([experiment.path])
     except AutorlError as error:
         verdict.unseen.append(f"report/ was not compared: {error.what}")
         return

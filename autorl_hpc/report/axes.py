@@ -1,15 +1,39 @@
-"""Axes of a report's charts (time, submissions, tokens, GPU-hours), scaling curves over runs, budget limits in words."""
+"""What a run's improvement costs (time, tokens, submissions, GPU-hours): axes of its chart, scaling curves over runs, budget limits."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from itertools import accumulate
+from typing import NamedTuple, get_args
 
-from autorl_hpc.files.run_view import RunView
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import statistics
 from autorl_hpc.report.summary import Axis, Curve, CurvePoint, Point, RunSummary
+from autorl_hpc.scoring.stats import mean_t_interval
+
+
+def spent(run: RunSummary, axis: Axis) -> dict[int, float]:
+    """Return what had been used at each submission, by its number; without those where it is unknown."""
+    if axis == "time_s":
+        return {point.submission_id: point.elapsed_s for point in run.trajectory}
+    if axis == "submissions":
+        return {point.submission_id: float(place) for place, point in enumerate(run.trajectory, 1)}
+    found = {one.submission_id: getattr(one, axis) for one in run.story.iterations}
+    return {number: float(value) for number, value in found.items() if value is not None}
+
+
+def used(run: RunSummary, axis: Axis) -> float | None:
+    """Return what the whole run used; None if it is unknown. Tokens: the driver's, input and output."""
+    resources = run.story.resources
+    if axis == "tokens":
+        known = resources.tokens_in is not None and resources.tokens_out is not None
+        return float((resources.tokens_in or 0) + (resources.tokens_out or 0)) if known else None
+    every = {"time_s": run.elapsed_s, "submissions": float(len(run.trajectory)), "gpu_hours": resources.gpu_hours}
+    return every[axis]
+
+
+# --- axes of one run's chart
 
 
 @dataclass(frozen=True)
@@ -37,38 +61,20 @@ class ScaledAxis:
 
 def by_time(run: RunSummary) -> ScaledAxis:
     """Return the axis of budget time used, in seconds."""
-    places = {p.submission_id: p.elapsed_s for p in run.trajectory}
+    places = spent(run, "time_s")
     now = max([run.elapsed_s, *places.values()])
     return ScaledAxis("time", places, max(run.budget_s, now) or 1.0, now, fmt.duration, run.budget_s)
 
 
-def by_submission(run: RunSummary) -> ScaledAxis:
-    """Return the axis of submissions in order, including refused ones."""
-    places = {p.submission_id: float(i) for i, p in enumerate(run.trajectory, 1)}
-    count = float(max(len(places), 1))
-    return ScaledAxis("submissions", places, count, count, lambda value: f"{value:.0f}" if value == int(value) else "")
-
-
-def by_tokens(run: RunSummary) -> ScaledAxis | None:
-    """Return the axis of the driver's tokens (input and output); None if no trace has them."""
-    places = {i.submission_id: float(i.tokens) for i in run.story.iterations if i.tokens is not None}
-    used = run.story.resources
-    total = float((used.tokens_in or 0) + (used.tokens_out or 0))
-    end = max([total, *places.values()])
-    return ScaledAxis("tokens", places, end, end, _count) if places and end > 0 else None
-
-
-def by_gpu_hours(run: RunSummary) -> ScaledAxis | None:
-    """Return the axis of the agent's GPU-hours; None if no GPU was seen."""
-    places = {i.submission_id: i.gpu_hours for i in run.story.iterations if i.gpu_hours is not None}
-    end = max([run.story.resources.gpu_hours or 0.0, *places.values()])
-    return ScaledAxis("GPU-hours", places, end, end, lambda value: f"{value:.3g} h") if places and end > 0 else None
-
-
 def axes_of(run: RunSummary) -> list[ScaledAxis]:
-    """Return the axes that have data."""
-    every = [by_time(run), by_submission(run), by_tokens(run), by_gpu_hours(run)]
-    return [axis for axis in every if axis is not None]
+    """Return the axes that have data: time and submissions, tokens and GPU-hours if they were measured."""
+    found = [by_time(run)]
+    for axis, (name, written) in _WRITTEN.items():
+        places = spent(run, axis)
+        end = max([used(run, axis) or 0.0, float(axis == "submissions"), *places.values()])
+        if axis == "submissions" or (places and end > 0):
+            found.append(ScaledAxis(name, places, end, end, written))
+    return found
 
 
 def _count(value: float) -> str:
@@ -78,11 +84,30 @@ def _count(value: float) -> str:
     return f"{value:.0f}"
 
 
-# --- scaling curves: best feedback score so far against a cost
+_WRITTEN: dict[Axis, tuple[str, Callable[[float], str]]] = {
+    "submissions": ("submissions", lambda value: f"{value:.0f}" if value == int(value) else ""),
+    "tokens": ("tokens", _count),
+    "gpu_hours": ("GPU-hours", lambda value: f"{value:.3g} h"),
+}
+
+
+# --- scaling curves: best feedback score so far against a cost, mean over runs with a pointwise interval
 # The agent selects by feedback scores, so these are optimistic. The report score is a run's result.
 
 GRID = 33
 """Points of a curve: steps of 3 % of its length."""
+
+
+class BestSoFar(NamedTuple):
+    """The best so far of one run, by cost.
+
+    Attributes:
+        steps: (cost, improvement) of each scored submission, in any order.
+        end: what the run had used when it ended.
+    """
+
+    steps: Sequence[tuple[float, float]]
+    end: float
 
 
 def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
@@ -91,78 +116,59 @@ def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
     return tuple(_curve(axis, counted) for axis in get_args(Axis))
 
 
-def steps(run: RunSummary, axis: Axis) -> statistics.BestSoFar | None:
+def steps(run: RunSummary, axis: Axis) -> BestSoFar | None:
     """Return a run's improvement as steps along `axis`; None if its cost, base score or trajectory is unknown."""
     base = run.baseline_feedback.score if run.baseline_feedback is not None else None
-    spent, end = _spent(run, axis), _end(run, axis)
-    if base is None or end is None:
-        return None
-    scored = [point for point in run.trajectory if point.score is not None]
-    if any(point.submission_id not in spent for point in scored):
+    places, end = spent(run, axis), used(run, axis)
+    scored = [(point.submission_id, point.score) for point in run.trajectory if point.score is not None]
+    if base is None or end is None or any(number not in places for number, _ in scored):
         return None
     if run.best_feedback is not None and not scored:  # imported, without its scores.json
         return None
-    found = [(spent[point.submission_id], point.score - base) for point in scored if point.score is not None]
-    return statistics.BestSoFar(found, max([end, *(x for x, _ in found)]))
-
-
-def _spent(run: RunSummary, axis: Axis) -> dict[int, float]:
-    """Return the cost at each submission, by its number."""
-    if axis == "time_s":
-        return {point.submission_id: point.elapsed_s for point in run.trajectory}
-    if axis == "submissions":
-        return {point.submission_id: float(place) for place, point in enumerate(run.trajectory, 1)}
-    found = {one.submission_id: getattr(one, axis) for one in run.story.iterations}
-    return {number: float(value) for number, value in found.items() if value is not None}
-
-
-def _end(run: RunSummary, axis: Axis) -> float | None:
-    """Return the cost of the whole run."""
-    if axis == "time_s":
-        return run.elapsed_s
-    if axis == "submissions":
-        return float(len(run.trajectory))
-    resources = run.story.resources
-    return tokens_of(run) if axis == "tokens" else resources.gpu_hours
-
-
-def tokens_of(run: RunSummary) -> float | None:
-    """Return the driver's tokens, input plus output; None if either is unknown."""
-    resources = run.story.resources
-    if resources.tokens_in is None or resources.tokens_out is None:
-        return None
-    return float(resources.tokens_in + resources.tokens_out)
+    found = [(places[number], score - base) for number, score in scored]
+    return BestSoFar(found, max([end, *(x for x, _ in found)]))
 
 
 def _curve(axis: Axis, runs: Sequence[RunSummary]) -> Curve:
     known = [one for one in (steps(run, axis) for run in runs) if one is not None]
-    top = max((run.budget_s for run in runs), default=0.0) if axis == "time_s" else 0.0
-    top = max([top, *(one.end for one in known)])
+    top = max([0.0, *(run.budget_s for run in runs if axis == "time_s"), *(one.end for one in known)])
     curve = Curve(axis=axis, n=len(known), unknown=len(runs) - len(known))
     if not known or top <= 0:
         return curve
     grid = [top * i / (GRID - 1) for i in range(GRID)]
     if axis == "submissions":
         grid = sorted({float(round(x)) for x in grid})
-    points = tuple(
-        CurvePoint(
-            x=_six_digits(one.x) or 0.0,
-            mean=_six_digits(one.mean) or 0.0,
-            low=_six_digits(one.low) if one.kind == "t" else None,
-            high=_six_digits(one.high) if one.kind == "t" else None,
-            n_reached=one.running,
+    return curve.model_copy(update={"points": tuple(band(known, grid))})
+
+
+def band(runs: Sequence[BestSoFar], grid: Sequence[float]) -> list[CurvePoint]:
+    """Return the mean of the runs' step curves at each cost, with the t interval of that cost alone (three runs that differ).
+
+    A run has 0 before its first scored submission (the base model), then the best of its submissions so far, below 0 too if all
+    are. Every run counts at every cost, beyond its own end with its last value. Figures are rounded to six digits: enough for a
+    drawing, and a report holds thousands.
+    """
+    curves = []
+    for run in runs:
+        ordered = sorted(run.steps)
+        curves.append(([x for x, _ in ordered], [0.0, *accumulate((value for _, value in ordered), max)]))
+    found = []
+    for x in grid:
+        mean = mean_t_interval([best[bisect_right(places, x)] for places, best in curves])
+        low, high = (mean.low, mean.high) if mean.kind == "t" else (None, None)
+        found.append(
+            CurvePoint(
+                x=round(x, 6),
+                mean=round(mean.mean or 0.0, 6),
+                low=None if low is None else round(low, 6),
+                high=None if high is None else round(high, 6),
+                n_reached=sum(run.end >= x for run in runs),
+            )
         )
-        for one in statistics.band(known, grid)
-    )
-    return curve.model_copy(update={"points": points})
+    return found
 
 
-def _six_digits(value: float | None) -> float | None:
-    """Round to six decimals: enough for a drawing, and a report holds thousands of these."""
-    return None if value is None else round(value, 6)
-
-
-# --- use of the budget by part
+# --- limits of a budget in words
 
 NAMES = {
     "gpu_hours": "GPU-hours",
@@ -170,7 +176,6 @@ NAMES = {
     "cost_usd": "driver cost",
     "max_submissions": "submissions",
 }
-
 _LIMITS = {
     "gpu_hours": "GPU-hours",
     "tokens": "tokens",
@@ -184,24 +189,8 @@ _LIMITS = {
 
 def limits_told(limits: Mapping[str, float]) -> str:
     """Return a budget's limits besides time: `24 GPU-hours, 20 M tokens, 60 USD`; empty if there are none."""
-    told = [f"{_short_amount(name, limits[name])} {words}" for name, words in _LIMITS.items() if name in limits]
-    return ", ".join(told)
 
+    def amount(name: str, value: float) -> str:
+        return fmt.amount("count", value).replace(".0 ", " ") if name == "tokens" else f"{value:,.10g}"
 
-def _short_amount(name: str, value: float) -> str:
-    return fmt.amount("count", value).replace(".0 ", " ") if name == "tokens" else f"{value:,.10g}"
-
-
-def used_of(view: RunView) -> dict[str, float]:
-    """Return how much of each limit besides time was used, by the budget's field names; empty before the seal."""
-    sealed = view.sealed
-    if sealed is None:
-        return {}
-    found: dict[str, float] = {"max_submissions": float(len(view.contents()))}
-    if sealed.gpu_hours is not None:
-        found["gpu_hours"] = sealed.gpu_hours
-    if sealed.driver is not None:
-        found["tokens"] = float(sealed.driver.tokens)
-        if sealed.driver.cost_usd is not None:
-            found["cost_usd"] = sealed.driver.cost_usd
-    return found
+    return ", ".join(f"{amount(name, limits[name])} {words}" for name, words in _LIMITS.items() if name in limits)

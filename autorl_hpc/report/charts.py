@@ -8,9 +8,9 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -19,7 +19,7 @@ from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Axis, Board, BoardRow, CellSummary, Curve, MergedReport, Spent
+from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport, Spent
 
 # --- content of a figure, independent of drawing
 
@@ -27,13 +27,8 @@ MAX_SERIES = 7
 """Colours that colour-blind readers can tell apart, also on paper. Further agents are only in the tables and in summary.json."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """A line with its band; `low` and `high` are None where there are too few runs.
-
-    Attributes:
-        colour: the agent's number in this leaderboard, 0 to 6, the same in every figure.
-    """
+class Series(NamedTuple):
+    """A line with its band; `low` and `high` are None where there are too few runs. `colour`: the agent's number, 0 to 6."""
 
     label: str
     colour: int
@@ -43,14 +38,8 @@ class Series:
     high: tuple[float | None, ...]
 
 
-@dataclass(frozen=True)
-class LinePanel:
-    """Lines over one axis.
-
-    Attributes:
-        as_steps: a value holds until the next point; else points are joined by straight lines.
-        counts: the axis counts something, from 1.
-    """
+class LinePanel(NamedTuple):
+    """Lines over one axis. `as_steps`: a value holds until the next point. `counts`: the axis counts something, from 1."""
 
     title: str
     series: tuple[Series, ...]
@@ -60,26 +49,16 @@ class LinePanel:
     counts: bool = False
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A label and its parts, in the order of the panel's kinds."""
-
-    label: str
-    parts: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Bars:
-    """Stacked bars."""
+class Bars(NamedTuple):
+    """Stacked bars: of each row a label, and its parts in the order of `kinds`."""
 
     title: str
     kinds: tuple[str, ...]
-    bars: tuple[Bar, ...]
+    bars: tuple[tuple[str, tuple[float, ...]], ...]
     x_label: str
 
 
-@dataclass(frozen=True)
-class Spot:
+class Spot(NamedTuple):
     """A mean with its interval."""
 
     label: str
@@ -90,8 +69,7 @@ class Spot:
     faint: bool = False
 
 
-@dataclass(frozen=True)
-class Forest:
+class Forest(NamedTuple):
     """Means with intervals, one per row."""
 
     title: str
@@ -99,8 +77,7 @@ class Forest:
     x_label: str
 
 
-@dataclass(frozen=True)
-class HeatCell:
+class HeatCell(NamedTuple):
     """A value; `mark` labels the best and the worst, `clear` tells whether their intervals are disjoint."""
 
     value: float
@@ -108,8 +85,7 @@ class HeatCell:
     clear: bool = False
 
 
-@dataclass(frozen=True)
-class Heat:
+class Heat(NamedTuple):
     """Values by row and column; None without a run."""
 
     title: str
@@ -121,14 +97,11 @@ class Heat:
 Panel = LinePanel | Bars | Forest | Heat
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure of one leaderboard.
+class Figure(NamedTuple):
+    """One figure of one leaderboard, with a caption in sentences and a legend of labels and colours, if any.
 
     Attributes:
         name: of its files, without suffix.
-        caption: what the figure shows and what it leaves out, in sentences.
-        legend: labels and colours, if any.
     """
 
     name: str
@@ -136,37 +109,6 @@ class Figure:
     caption: str
     panels: tuple[Panel, ...]
     legend: tuple[tuple[str, int], ...] = ()
-
-
-def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
-    """Shorten labels to at most `most` characters, or to as many as keep distinct labels distinct.
-
-    Leading whole words that all labels share are dropped first.
-    """
-    distinct = set(labels)
-    if max(map(len, labels), default=0) > most and len(distinct) > 1:
-        begin = _common_words(sorted(distinct))
-        labels = [f"…{label[begin:]}" if begin else label for label in labels]
-    for room in range(most, max(map(len, labels), default=0) + 1):
-        short = [shortened(label, room) for label in labels]
-        if len(set(short)) == len(distinct):
-            return short
-    return list(labels)
-
-
-def _common_words(labels: Sequence[str]) -> int:
-    """Return how many characters all begin with, up to the end of a word; `labels` is sorted."""
-    first, last = labels[0], labels[-1]
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
-
-
-def shortened(label: str, most: int) -> str:
-    """Cut a label in the middle: an agent's name shows at its beginning, its mode at its end."""
-    if len(label) <= most:
-        return label
-    tail = (most - 1) // 2
-    return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"
 
 
 # --- figures of each leaderboard, from the merged report's numbers alone
@@ -183,18 +125,13 @@ UNKNOWN = "unknown"
 MAX_SPOTS = 40
 """Rows of a forest plot or bar chart; more are unreadable, and the tables have all."""
 
-SELECTED_BY = "Feedback scores, which the agents chose by: they flatter."
-
 
 def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure, ...]:
     """Return the figures of one leaderboard that have data; `number` is its place, from 1."""
     colours = {row.label: place for place, row in enumerate(board.rows[:MAX_SERIES])}
     found = [_improvement(board, colours), *_scaling(merged, board, colours), _best_of(merged, board, colours)]
     found += [_modes(board), _routes(board), _failures(board), _cost(board, colours)]
-    prefix = f"board{number:02d}"
-    return tuple(
-        Figure(f"{prefix}-{one.name}", one.title, one.caption, one.panels, one.legend) for one in found if one.panels
-    )
+    return tuple(one._replace(name=f"board{number:02d}-{one.name}") for one in found if one.panels)
 
 
 def _improvement(board: Board, colours: dict[str, int]) -> Figure:
@@ -204,11 +141,9 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
         for row in board.rows[:MAX_SPOTS]:
             cell = row.cells[column]
             if cell is not None and cell.improvement.mean is not None:
-                over = cell.improvement
+                over, colour = cell.improvement, colours.get(row.label, -1)
                 faint = over.interval != "t over runs"
-                spots.append(
-                    Spot(row.label, cell.improvement.mean, over.low, over.high, colours.get(row.label, -1), faint)
-                )
+                spots.append(Spot(row.label, cell.improvement.mean, over.low, over.high, colour, faint))
         if spots:
             panels.append(Forest(board.column(column), tuple(spots), "improvement on report, points"))
     caption = (
@@ -219,82 +154,65 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
 
 
 def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Iterator[Figure]:
-    for axis, (word, label, unit) in AXES.items():
-        panels = []
-        for column in range(len(board.tasks)):
-            found = [
-                (row, curve)
-                for row, cell in _cells(merged, board, column)
-                if row.label in colours and (curve := _curve(cell, axis)) is not None
-            ]
-            series = tuple(_series(row.label, curve, unit, colours[row.label]) for row, curve in found)
-            if series:
-                counts = axis == "submissions"
-                panels.append(
-                    LinePanel(board.column(column), series, label, "improvement, points", as_steps=True, counts=counts)
-                )
-        legend = _legend_of(panels)
-        caption = (
-            f"Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % "
-            f"t interval (three runs and more). A run that has ended stays where it was. {SELECTED_BY}"
-        )
-        yield Figure(f"scaling-{word}", f"Improvement over {label}", caption + _more(board), tuple(panels), legend)
-
-
-def _series(label: str, curve: Curve, unit: float, colour: int) -> Series:
-    points = curve.points
-    return Series(
-        label=label,
-        colour=colour,
-        x=tuple(p.x / unit for p in points),
-        y=tuple(p.mean for p in points),
-        low=tuple(p.low for p in points),
-        high=tuple(p.high for p in points),
+    caption = (
+        "Improvement of the best feedback score so far on the base model's, mean over runs with a pointwise 95 % t interval "
+        "(three runs and more). A run that has ended stays where it was. Feedback scores, which the agents chose by: they flatter."
     )
+    for axis, (word, label, unit) in AXES.items():
+
+        def series(name: str, cell: CellSummary, axis: Axis = axis, unit: float = unit) -> Series | None:
+            points = next((one.points for one in cell.scaling if one.axis == axis), ())
+            x, y, low, high = (tuple(getattr(p, field) for p in points) for field in ("x", "mean", "low", "high"))
+            return Series(name, colours[name], tuple(one / unit for one in x), y, low, high) if points else None
+
+        panel = LinePanel("", (), label, "improvement, points", as_steps=True, counts=axis == "submissions")
+        figure = Figure(f"scaling-{word}", f"Improvement over {label}", caption + _more(board), ())
+        yield _with_lines(figure, panel, merged, board, colours, series)
 
 
 def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Figure:
-    panels = []
-    for column in range(len(board.tasks)):
-        series = []
-        for row, cell in _cells(merged, board, column):
-            if row.label in colours and len(cell.best_of) > 1:
-                series.append(_best_series(row.label, cell, colours[row.label]))
-        if series:
-            panels.append(
-                LinePanel(board.column(column), tuple(series), "k runs", "best improvement, points", counts=True)
-            )
+    def series(name: str, cell: CellSummary) -> Series | None:
+        if len(cell.best_of) < 2:
+            return None
+        untold = (None,) * (len(cell.best_of) - len(cell.best_of_intervals))
+        low = (*(low for low, _ in cell.best_of_intervals), *untold)
+        high = (*(high for _, high in cell.best_of_intervals), *untold)
+        return Series(name, colours[name], tuple(map(float, range(1, len(cell.best_of) + 1))), cell.best_of, low, high)
+
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
     )
-    return Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), tuple(panels), _legend_of(panels))
+    panel = LinePanel("", (), "k runs", "best improvement, points", counts=True)
+    figure = Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), ())
+    return _with_lines(figure, panel, merged, board, colours, series)
 
 
-def _best_series(label: str, cell: CellSummary, colour: int) -> Series:
-    untold = [None] * (len(cell.best_of) - len(cell.best_of_intervals))
-    return Series(
-        label=label,
-        colour=colour,
-        x=tuple(float(k) for k in range(1, len(cell.best_of) + 1)),
-        y=cell.best_of,
-        low=(*(low for low, _ in cell.best_of_intervals), *untold),
-        high=(*(high for _, high in cell.best_of_intervals), *untold),
-    )
+def _with_lines(
+    figure: Figure,
+    panel: LinePanel,
+    merged: MergedReport,
+    board: Board,
+    colours: dict[str, int],
+    series: Callable[[str, CellSummary], Series | None],
+) -> Figure:
+    """Return the figure with a panel for each task, a line for each coloured agent, and a legend."""
+    panels = []
+    for column, task in enumerate(board.tasks):
+        cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[task.group].cells}
+        rows = [row for row in board.rows if row.label in colours]
+        known = [(row.label, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in rows]
+        lines = [line for name, cell in known if cell is not None and (line := series(name, cell)) is not None]
+        if lines:
+            panels.append(panel._replace(title=board.column(column), series=tuple(lines)))
+    legend = {line.label: line.colour for one in panels for line in one.series}
+    return figure._replace(panels=tuple(panels), legend=tuple(sorted(legend.items(), key=lambda one: one[1])))
 
 
 def _modes(board: Board) -> Figure:
-    several = {
-        (row.agent, row.driver, row.agent_hash)
-        for row in board.rows
-        if sum((r.agent, r.driver, r.agent_hash) == (row.agent, row.driver, row.agent_hash) for r in board.rows) > 1
-    }
-    rows = sorted(
-        (row for row in board.rows if (row.agent, row.driver, row.agent_hash) in several),
-        key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode),
-    )[:MAX_SPOTS]
-    if not rows:
-        return Figure("modes", "", "", ())
+    modes = Counter((row.agent, row.driver, row.agent_hash) for row in board.rows)
+    rows = [row for row in board.rows if modes[row.agent, row.driver, row.agent_hash] > 1]
+    rows = sorted(rows, key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode))[:MAX_SPOTS]
     cells = tuple(
         tuple(
             None
@@ -310,14 +228,12 @@ def _modes(board: Board) -> Figure:
         "Mean improvement on the report split by mode and task, for agents with more than one mode. Best and worst of "
         "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
     )
-    return Figure("modes", "Mode by task", caption, (heat,))
+    return Figure("modes", "Mode by task", caption, (heat,) if rows else ())
 
 
 def _routes(board: Board) -> Figure:
     rows = board.rows[:MAX_SPOTS]
     seen = {word for row in rows for word in (*row.planned, *row.executed)}
-    if not seen - {UNKNOWN}:
-        return Figure("routes", "", "", ())
     kinds = tuple(sorted(seen, key=lambda kind: (kind == UNKNOWN, kind)))
     panels = (
         _stacked("planned in code", [(row.label, row.planned) for row in rows], kinds),
@@ -327,21 +243,20 @@ def _routes(board: Board) -> Figure:
         "Runs by the route that their code planned, and by the route whose trainers really ran. Unknown: nothing tells, "
         "or nothing was recorded."
     )
-    return Figure("routes", "Routes: planned and executed", caption, panels, tuple((k, i) for i, k in enumerate(kinds)))
+    legend = tuple((kind, place) for place, kind in enumerate(kinds))
+    return Figure("routes", "Routes: planned and executed", caption, panels if seen - {UNKNOWN} else (), legend)
 
 
 def _failures(board: Board) -> Figure:
-    rows = [row for row in board.rows[:MAX_SPOTS] if row.failures]
-    if not rows:
-        return Figure("failures", "", "", ())
-    kinds = tuple(sorted({kind for row in rows for kind in row.failures}))
-    panel = _stacked("why runs did not help", [(row.label, row.failures) for row in rows], kinds)
+    rows = [(row.label, row.failures) for row in board.rows[:MAX_SPOTS] if row.failures]
+    kinds = tuple(sorted({kind for _, failures in rows for kind in failures}))
+    panels = (_stacked("why runs did not help", rows, kinds),) if rows else ()
     caption = "Runs that did not help, by the kind of their failure; each run's page gives the lines it rests on."
-    return Figure("failures", "Failures", caption, (panel,), tuple((k, i) for i, k in enumerate(kinds)))
+    return Figure("failures", "Failures", caption, panels, tuple((kind, place) for place, kind in enumerate(kinds)))
 
 
 def _stacked(title: str, rows: Sequence[tuple[str, dict[str, int]]], kinds: tuple[str, ...]) -> Bars:
-    bars = tuple(Bar(label, tuple(float(counts.get(kind, 0)) for kind in kinds)) for label, counts in rows)
+    bars = tuple((label, tuple(float(counts.get(kind, 0)) for kind in kinds)) for label, counts in rows)
     return Bars(title, kinds, bars, "runs")
 
 
@@ -365,29 +280,10 @@ def _cost(board: Board, colours: dict[str, int]) -> Figure:
     return Figure("cost", "What a run costs", caption, tuple(panels))
 
 
-def _cells(merged: MergedReport, board: Board, column: int) -> list[tuple[BoardRow, CellSummary]]:
-    """Return the rows with runs on a task, each with its cell in the task's group."""
-    cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[board.tasks[column].group].cells}
-    found = [(row, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in board.rows]
-    return [(row, cell) for row, cell in found if cell is not None]
-
-
-def _curve(cell: CellSummary, axis: Axis) -> Curve | None:
-    return next((one for one in cell.scaling if one.axis == axis and one.points), None)
-
-
-def _legend_of(panels: Sequence[Panel]) -> tuple[tuple[str, int], ...]:
-    found = {s.label: s.colour for panel in panels if isinstance(panel, LinePanel) for s in panel.series}
-    return tuple(sorted(found.items(), key=lambda one: one[1]))
-
-
 def _more(board: Board) -> str:
-    more = len(board.rows) - MAX_SERIES
-    return (
-        f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
-        if more > 0
-        else ""
-    )
+    if len(board.rows) <= MAX_SERIES:
+        return ""
+    return f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
 
 
 # --- drawing with matplotlib's object interface: no pyplot, no global state, no window
@@ -497,8 +393,8 @@ def _height(panel: Panel) -> float:
 def _row_labels(panel: Panel) -> list[str]:
     if isinstance(panel, LinePanel):
         return []
-    labels = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
-    return shortened_apart([one if isinstance(one, str) else one.label for one in labels], LABEL_CHARACTERS)
+    rows = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
+    return fmt.shortened_apart([one if isinstance(one, str) else one[0] for one in rows], LABEL_CHARACTERS)
 
 
 def _left(panel: Panel) -> float:
@@ -552,7 +448,7 @@ def _forest(axis: Any, panel: Forest) -> None:
 def _bars(axis: Any, panel: Bars) -> None:
     left = [0.0] * len(panel.bars)
     for kind in range(len(panel.kinds)):
-        parts = [bar.parts[kind] for bar in panel.bars]
+        parts = [parts[kind] for _, parts in panel.bars]
         axis.barh(range(len(parts)), parts, left=left, height=0.7, **_fill(kind))
         left = [a + b for a, b in zip(left, parts, strict=True)]
     _label_rows(axis, panel)

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
+from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.import_autorl_bench import MAX_FOLDERS, ReferenceFolders, find_reference
+from autorl_hpc.report.import_autorl_bench import (
+    MAX_FOLDERS,
+    ReferenceFolders,
+    ReferenceRun,
+    find_reference,
+    imported_summary,
+    read_reference,
+)
+from autorl_hpc.report.run_folder import ReadableLedger, genesis_of, read_chain
+from autorl_hpc.report.summary import LeftOut, RunSummary
 
-if TYPE_CHECKING:
-    from autorl_hpc.report.summary import LeftOut
+RUN_FILE, EXPERIMENT_FILE, REPORT_FOLDER = "run.json", "experiment.json", "report"
+SEVERAL_ROOTS_OUT = "autorl-report"
+"""Runs of several sites have no common folder: their report goes into this folder of the current directory."""
 
-# --- names of sites, if a report has several runs/ folders
-
-MAX_CHARS = 40
+MAX_SITE_CHARS = 40
 """Longest name of a site, since it fills a column."""
+
+PERMISSIONS = "ask its owner to let you read it, and report again"
+READ_AGAIN = "look at its permissions, and report again: a file system's fault most often passes"
+COPIES = "nothing, if it is a copy; two continuations come of a launch in each of two copies"
+NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launch` made, such as runs/quickstart"
 
 
 def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
@@ -31,37 +46,29 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
     roots = sorted({run.parent.parent for run in runs})
     if len(roots) < 2:
         return {}
-    parts = [root.parts for root in roots]
-    begin, end = _common(parts), _common([one[::-1] for one in parts])
-    names = [clean("/".join(_own(root.parts, begin, end)), MAX_CHARS) or "(no name)" for root in roots]
-    places = {root: names[:at].count(names[at]) for at, root in enumerate(roots)}  # names may be equal after cutting
-    return {
-        root: f"{name} ({places[root] + 1})" if places[root] else name for root, name in zip(roots, names, strict=True)
-    }
+    begin, end = _common([root.parts for root in roots]), _common([root.parts[::-1] for root in roots])
+    found: dict[Path, str] = {}
+    names: list[str] = []
+    for root in roots:
+        own = root.parts[begin : len(root.parts) - end] or root.parts[-1:]  # no part differs between `a` and `a/a`
+        name = clean("/".join(own), MAX_SITE_CHARS) or "(no name)"
+        same = names.count(name)  # after cutting
+        found[root] = f"{name} ({same + 1})" if same else name
+        names.append(name)
+    return found
 
 
-def _own(parts: tuple[str, ...], begin: int, end: int) -> tuple[str, ...]:
-    """Return the parts of a path that differ from the others; the last part if none does, as for `a` and `a/a`."""
-    return parts[begin : len(parts) - end] or parts[-1:]
-
-
-def _common(several: list[tuple[str, ...]]) -> int:
+def _common(several: Sequence[tuple[str, ...]]) -> int:
     """Return how many leading parts all have in common."""
-    return next(
-        (i for i, level in enumerate(zip(*several, strict=False)) if len(set(level)) > 1), min(map(len, several))
-    )
+    levels = list(zip(*several, strict=False))
+    return next((i for i, level in enumerate(levels) if len(set(level)) > 1), len(levels))
 
 
-RUN_FILE = "run.json"
-EXPERIMENT_FILE = "experiment.json"
-REPORT_FOLDER = "report"
-SEVERAL_ROOTS_OUT = "autorl-report"
-"""Runs of several sites have no common folder: their report goes into this folder of the current directory."""
+class ChosenRun(NamedTuple):
+    """A run for the report, with its chain if that was read already."""
 
-MISSING = "missing"
-PERMISSIONS = "ask its owner to let you read it, and report again"
-VERIFY = "run `autorl-hpc verify` on it"
-NEXT_STEP = "give a run, an experiment, or a runs/ folder that `autorl-hpc launch` made, such as runs/quickstart"
+    run: RunDir
+    chain: ReadableLedger | None
 
 
 @dataclass
@@ -69,7 +76,7 @@ class FoundRuns:
     """What was found below the paths.
 
     Attributes:
-        said: what was left out, as (experiment, run_id, why, next step).
+        said: what is left out, as (experiment, run_id or "", why, next step).
         imports: folders with results of AutoRL-Bench.
         out: default folder of the merged report.
     """
@@ -89,19 +96,26 @@ class FoundRuns:
     @property
     def left_out(self) -> list[LeftOut]:
         """Return what is not in the report, by experiment and run."""
-        if not self.said:
-            return []
-        from autorl_hpc.report.summary import LeftOut
-
         sites = self.sites
         return [
-            LeftOut(what=shown(path, run_id, sites.get(path.parent)), why=clean(why) or "", next_step=next_step)
+            LeftOut(what=shown(path, run_id, sites.get(path.parent)), why=clean(why) or "", next_step=clean(next_step))
             for path, run_id, why, next_step in self.said
         ]
 
     def leave_out(self, experiment: Path, run_id: str, why: str, next_step: str) -> None:
         """Record that a run is left out or, with an empty run_id, something about an experiment."""
         self.said.append((experiment, run_id, why, next_step))
+
+    def unreadable(self, run: RunDir, error: Exception) -> None:
+        """Leave out a run that could not be read."""
+        if isinstance(error, AutorlError):
+            why, next_step = error.what, error.next_step or READ_AGAIN
+        elif isinstance(error, OSError):
+            why, next_step = from_os_error(error, "reading", error.filename or run.path).what, READ_AGAIN
+        else:
+            why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
+            next_step = "run `autorl-hpc verify` on it, and report both"
+        self.leave_out(run.path.parent, run.run_id, why, next_step)
 
     def add_run(self, path: Path) -> None:
         """Add a run once, by whatever path it was reached."""
@@ -114,32 +128,31 @@ class FoundRuns:
         experiment = ExperimentDir(path)
         if experiment not in self.experiments:
             self.experiments.append(experiment)
-        here = self._runs_in(path)
-        told = {name for name, _ in here}
-        for name, why in here:
-            if why is None:
+        names, why = _look(path)
+        if why is not None:
+            self.leave_out(path, "", f"can't be opened: {why}", PERMISSIONS)
+        ours = {folder.name for folder in experiment.folders()[1:]}
+        here = set()
+        for name in names:
+            inside, why = ([], None) if name in ours else _look(path / name)
+            if why is not None:
+                self.leave_out(path, name, f"can't be opened: {why}", PERMISSIONS)
+            elif RUN_FILE in inside:
                 self.add_run(path / name)
             else:
-                self.leave_out(path, name, f"can't be opened: {why}", PERMISSIONS)
-        for run_id in sorted(set(self._planned(experiment)) - told):
+                continue
+            here.add(name)
+        planned: Sequence[str] = ()
+        try:
+            planned = read_experiment(experiment).runs
+        except AutorlError as error:
+            why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
+            self.leave_out(path, "", why, "run `autorl-hpc verify` on it")
+        for run_id in sorted(set(planned) - here):
             self.leave_out(path, run_id, "run.json is missing", "launch the experiment again")
 
-    def _runs_in(self, path: Path) -> list[tuple[str, str | None]]:
-        """Return names of run folders with None, and of folders that can't be opened with the reason."""
-        ours = {folder.name for folder in ExperimentDir(path).folders()[1:]}
-        try:
-            names = reading.list_names(path)
-        except OSError as error:
-            self.leave_out(path, "", f"can't be opened: {error.strerror}", PERMISSIONS)
-            return []
-        found = []
-        for name in names:
-            if name not in ours and (why := _trouble(path / name, RUN_FILE)) is not MISSING:
-                found.append((name, why))
-        return found
-
-    def add_reference(self, path: Path) -> bool:
-        """Add AutoRL-Bench results below `path` that are not ours; return whether there are any."""
+    def add_reference(self, path: Path) -> None:
+        """Add AutoRL-Bench results below `path` that are not ours."""
         ours = {run.path for run in self.runs} | {experiment.path for experiment in self.experiments}
         beside = {Root(path).store, Root(path).vault, path / REPORT_FOLDER} if ours else set()
         there = find_reference(path, ours | beside)
@@ -148,51 +161,47 @@ class FoundRuns:
         if there.cut_short:
             why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
             self.leave_out(path, "", why, "give the folder of the results")
-        return bool(there)
 
-    def _planned(self, experiment: ExperimentDir) -> Sequence[str]:
-        try:
-            return read_experiment(experiment).runs
-        except AutorlError as error:
-            why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
-            self.leave_out(experiment.path, "", why, VERIFY)
-            return ()
+    def holds(self, path: Path) -> bool:
+        """Return whether anything was found at or below `path`."""
+        ours = [run.path for run in self.runs] + [one.path for one in self.experiments] + [one[0] for one in self.said]
+        theirs = [one for there in self.imports for one in (*there.workspaces, *there.tables)]
+        return any(path == one or path in one.parents for one in (*ours, *theirs))
 
 
-def shown(experiment: Path, run_id: str = "", site: str | None = None) -> str:
+def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
     """Return the cleaned name of an experiment or run; anybody may have named the folder."""
-    parts = [*([site] if site else []), experiment.name, *([run_id] if run_id else [])]
-    return clean("/".join(parts)) or "(no name)"
+    return clean("/".join(part for part in (site, path.name, run_id) if part)) or "(no name)"
 
 
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
-    """Find all runs below the paths, each once.
+    """Find every run below the paths, each once, and results of AutoRL-Bench.
 
     Raises:
-        AutorlError: no path was passed, one does not exist, or one has no run below it.
+        AutorlError: there is no run below one of the paths.
     """
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
     found = FoundRuns()
-    homes: list[Path] = []
+    homes = set()
     for given in paths:
         path = given.resolve()
-        before = len(found.runs) + len(found.said)
-        seen = len(found.experiments)
-        homes.append(_look(path, found, given))
-        none = len(found.runs) + len(found.said) == before and len(found.experiments) == seen
-        if not _is_ours(path):
-            there = found.add_reference(path)
-            none = none and not there
-        if none and not _known(path, found):
+        homes.add(_add(path, found, given))
+        if not {RUN_FILE, EXPERIMENT_FILE} & set(_look(path)[0]):
+            found.add_reference(path)
+        if not found.holds(path):
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
     if not found.runs and not found.imports:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
-    found.out = homes[0] if len(set(homes)) == 1 else _shared_home(homes)
+    parents = {home.parent.parent for home in homes}
+    if len(homes) == 1:
+        found.out = homes.pop()
+    else:
+        found.out = parents.pop() / REPORT_FOLDER if len(parents) == 1 else Path.cwd() / SEVERAL_ROOTS_OUT
     return found
 
 
-def _look(path: Path, found: FoundRuns, given: Path) -> Path:
+def _add(path: Path, found: FoundRuns, given: Path) -> Path:
     """Add what is at `path`; return where a report on it alone would go."""
     try:
         names = reading.list_names(path)
@@ -208,80 +217,98 @@ def _look(path: Path, found: FoundRuns, given: Path) -> Path:
     if EXPERIMENT_FILE in names:
         found.add_experiment(path)
         return ExperimentDir(path).report
-    inside, runs = [], []
-    for folder in (path / name for name in names):
-        if _holds(folder, RUN_FILE):  # `path` is an experiment that lost its experiment.json
-            runs.append(folder)
-        elif _holds(folder, EXPERIMENT_FILE) or (folder.name != Root(path).runs.name and _has_runs(folder)):
-            inside.append(folder)
-    if not inside and not runs and Root(path).runs.name in names:
-        return _look(Root(path).runs, found, given)
-    for experiment in inside:
-        found.add_experiment(experiment)
-    for run in runs:
-        found.add_run(run)
+    below = {path / name: _look(path / name)[0] for name in names}
+    runs = [folder for folder, inside in below.items() if RUN_FILE in inside]
+    experiments = [folder for folder, inside in below.items() if folder not in runs and _is_experiment(folder, inside)]
+    if Root(path).runs in experiments and EXPERIMENT_FILE not in below[Root(path).runs]:
+        experiments.remove(Root(path).runs)
+    if not runs and not experiments and Root(path).runs in below:
+        return _add(Root(path).runs, found, given)
+    for folder in experiments:
+        found.add_experiment(folder)
+    for folder in runs:  # of an experiment that lost its experiment.json
+        found.add_run(folder)
     return path / REPORT_FOLDER
 
 
-def _has_runs(folder: Path) -> bool:
-    """Return whether the folder contains runs, as an experiment does that lost its experiment.json."""
+def _look(folder: Path) -> tuple[list[str], str | None]:
+    """Return the names in a folder, none in a file; and why they can't be listed."""
     try:
-        return any(_holds(folder / name, RUN_FILE) for name in reading.list_names(folder))
-    except OSError:
-        return False
-
-
-def _is_ours(path: Path) -> bool:
-    return _holds(path, RUN_FILE) or _holds(path, EXPERIMENT_FILE)
-
-
-def _known(path: Path, found: FoundRuns) -> bool:
-    """Return whether an earlier path covers this one."""
-    return any(run.path == path or path in run.path.parents for run in found.runs)
-
-
-def _shared_home(homes: Sequence[Path]) -> Path:
-    parents = {home.parent.parent for home in homes}
-    return parents.pop() / REPORT_FOLDER if len(parents) == 1 else Path.cwd() / SEVERAL_ROOTS_OUT
-
-
-def _holds(folder: Path, name: str) -> bool:
-    return _trouble(folder, name) is None
-
-
-def _trouble(folder: Path, name: str) -> str | None:
-    """Return None if `folder` holds `name`, MISSING if not or if it is no folder, else the error that prevents the check."""
-    try:
-        return None if name in reading.list_names(folder) else MISSING
+        return reading.list_names(folder), None
     except NotADirectoryError:
-        return MISSING
+        return [], None
     except OSError as error:
-        return error.strerror or type(error).__name__
+        return [], error.strerror or type(error).__name__
 
 
-# --- experiments and their runs
+def _is_experiment(folder: Path, names: Sequence[str]) -> bool:
+    """Return whether a folder is an experiment; one that lost its experiment.json is recognised by its runs."""
+    return EXPERIMENT_FILE in names or any(RUN_FILE in _look(folder / name)[0] for name in names)
+
+
+def without_copies(found: FoundRuns) -> Iterator[ChosenRun]:
+    """Yield the runs; of several copies (the same run.json) only the longest whole one, with its chain."""
+    copies: dict[str, list[RunDir]] = defaultdict(list)
+    for run in sorted(found.runs, key=lambda r: str(r.path)):
+        try:
+            copies[genesis_of(run)].append(run)
+        except Exception as error:
+            found.unreadable(run, error)
+    for several in copies.values():
+        if len(several) == 1:
+            yield ChosenRun(several[0], None)
+        else:
+            yield from _longest(several, found)
+
+
+def _longest(copies: Iterable[RunDir], found: FoundRuns) -> Iterator[ChosenRun]:
+    chains: list[tuple[RunDir, ReadableLedger]] = []
+    for run in copies:
+        try:
+            chains.append((run, read_chain(run)))
+        except Exception as error:
+            found.unreadable(run, error)
+    if not chains:
+        return
+    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
+    for run, chain in chains:
+        if run.path != best[0].path:
+            short = min(len(chain.hashes), len(best[1].hashes))
+            same = chain.hashes[:short] == best[1].hashes[:short]
+            what = "a copy" if same else "another continuation"
+            found.leave_out(run.path.parent, run.run_id, f"{what} of a run that is in the report: counted once", COPIES)
+    yield ChosenRun(*best)
+
+
+def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSummary]]:
+    """Return the folder and summary of each AutoRL-Bench run, once; of several results folders, each is a site."""
+    runs: dict[tuple[Path, str], ReferenceRun] = {}
+    for run in (run for place in found for run in read_reference(place)):
+        runs.setdefault((run.folder or run.home / (Path(run.name).name or "unnamed"), run.task), run)
+    sites = sites_of(run.home / run.task / "run" for run in runs.values())
+    return [
+        (str(folder), imported_summary(run).model_copy(update={"site": sites.get(run.home)}))
+        for (folder, _), run in runs.items()
+    ]
+
+
+# --- experiments and their runs, for commands that read no ledgers
 
 
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
     """Return the experiments in the folders: experiments themselves, or folders of them.
-
-    An experiment that lost its experiment.json is recognised by its runs.
 
     Raises:
         AutorlError: one of the folders has none.
     """
     found: list[ExperimentDir] = []
     for path in paths:
-        if _is_experiment(path):
-            here = [path]
-        else:
-            try:
-                here = [path / name for name in reading.list_names(path) if _is_experiment(path / name)]
-            except NotADirectoryError:
-                here = []
+        names = _look(path)[0]
+        folders = [path] if _is_experiment(path, names) else [path / name for name in names]
+        here = [ExperimentDir(folder) for folder in folders if _is_experiment(folder, _look(folder)[0])]
         if not here:
             raise nothing_in(path)
-        found += [ExperimentDir(one) for one in here]
+        found += here
     return found
 
 
@@ -290,14 +317,6 @@ def nothing_in(path: Path) -> AutorlError:
     what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
     next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
     return AutorlError(what, where=path, next_step=next_step)
-
-
-def _is_experiment(path: Path) -> bool:
-    try:
-        names = reading.list_names(path)
-        return "experiment.json" in names or any((path / name / "run.json").is_file() for name in names)
-    except OSError:
-        return False
 
 
 def runs_of(experiment: ExperimentDir) -> tuple[list[str], str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -70,6 +71,13 @@ def delta(value: float | None) -> str:
     return UNKNOWN if value is None else "0" if value == 0 else f"{value:.1e}"
 
 
+def figure(value: float | None) -> str:
+    """Format a task's further figure: whole numbers without decimals, others with three."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.0f}" if value == round(value) else f"{value:.3f}"
+
+
 def percent(share: float | None) -> str:
     """Format a share: `71 %`."""
     return UNKNOWN if share is None else f"{100 * share:.0f} %"
@@ -108,6 +116,37 @@ def short_hash(value: str | None) -> str:
 
 def _no_negative_zero(value: float) -> float:
     return round(value, 1) + 0.0
+
+
+def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
+    """Shorten labels to at most `most` characters, or to as many as keep distinct labels distinct.
+
+    Leading whole words that all labels share are dropped first.
+    """
+    distinct = set(labels)
+    if max(map(len, labels), default=0) > most and len(distinct) > 1:
+        begin = _common_words(sorted(distinct))
+        labels = [f"…{label[begin:]}" if begin else label for label in labels]
+    for room in range(most, max(map(len, labels), default=0) + 1):
+        short = [shortened(label, room) for label in labels]
+        if len(set(short)) == len(distinct):
+            return short
+    return list(labels)
+
+
+def _common_words(labels: Sequence[str]) -> int:
+    """Return how many characters all begin with, up to the end of a word; `labels` is sorted."""
+    first, last = labels[0], labels[-1]
+    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
+
+
+def shortened(label: str, most: int) -> str:
+    """Cut a label in the middle: an agent's name shows at its beginning, its mode at its end."""
+    if len(label) <= most:
+        return label
+    tail = (most - 1) // 2
+    return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"
 
 
 # --- text from others (above all agents), cleaned for terminal, HTML, Markdown and CSV

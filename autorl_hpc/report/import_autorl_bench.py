@@ -129,15 +129,16 @@ def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
     rows: dict[_Place, list[dict[str, str]]] = defaultdict(list)
     for table in found.tables:
         for row in _rows(table) or ():
-            told = _Place(table.parent, row["task"], _name_of(row))
+            name = Path(row["workspace"]).name or f"{row['run_id']}_{row['agent']}"
+            told = _Place(table.parent, row["task"], name)
             lies = told._replace(task=Path(row["workspace"]).parent.name)
             several = rows[lies if told not in folders and lies in folders else told]
             if row not in several:
                 several.append(row)
     for place, folder in folders.items():
-        yield _from_workspace(folder, place.home, rows.pop(place, []))
+        yield _read(place, folder, rows.pop(place, []))
     for place, several in rows.items():
-        yield _from_row(place, several)
+        yield _read(place, None, several)
 
 
 class _Place(NamedTuple):
@@ -151,11 +152,6 @@ class _Place(NamedTuple):
 def _home_of(workspace: Path, homes: Set[Path]) -> Path:
     """Return the nearest parent folder with a table; without one, the parent of `workspace/<task>/<run>`."""
     return next((folder for folder in workspace.parents if folder in homes), workspace.parent.parent.parent)
-
-
-def _name_of(row: dict[str, str]) -> str:
-    """Return the name of a row's workspace."""
-    return Path(row["workspace"]).name or f"{row['run_id']}_{row['agent']}"
 
 
 def _rows(table: Path) -> list[dict[str, str]] | None:
@@ -175,29 +171,32 @@ def _rows(table: Path) -> list[dict[str, str]] | None:
         return None
 
 
-def _from_workspace(folder: Path, home: Path, rows: Sequence[dict[str, str]]) -> ReferenceRun:
-    troubles: list[str] = []
-    row = _one_of(rows, folder.parent.name, troubles)
-    scores, first = _json(folder / SCORES, list, troubles)
-    meta, second = _json(folder / META, dict, troubles)
-    if meta is None and not any(META in trouble for trouble in troubles):
-        troubles.append(f"{META} is missing: budget and time are unknown")
-    if scores is not None and len(scores) > MAX_SUBMISSIONS:
-        troubles.append(f"{SCORES} has {len(scores)} entries: only the first {MAX_SUBMISSIONS} are shown")
-        scores = scores[:MAX_SUBMISSIONS]
-    named = _WORKSPACE.match(folder.name)
+def _read(place: _Place, folder: Path | None, rows: Sequence[dict[str, str]]) -> ReferenceRun:
+    troubles = [] if folder is not None else ["its workspace is not here: only its row in results.csv is known"]
+    row = _one_of(rows, place.task, troubles)
+    scores, meta, data = None, None, list[bytes]()
+    if folder is not None:
+        scores, first = _json(folder / SCORES, list, troubles)
+        meta, second = _json(folder / META, dict, troubles)
+        data = [first, second]
+        if meta is None and not any(META in trouble for trouble in troubles):
+            troubles.append(f"{META} is missing: budget and time are unknown")
+        if scores is not None and len(scores) > MAX_SUBMISSIONS:
+            troubles.append(f"{SCORES} has {len(scores)} entries: only the first {MAX_SUBMISSIONS} are shown")
+    named = _WORKSPACE.match(place.name)
+    told = [place.name, *([row] if folder is not None else rows), [hashlib.sha256(one).hexdigest() for one in data]]
     return ReferenceRun(
-        name=folder.name,
-        task=folder.parent.name,
-        agent=row.get("agent") or (named["agent"] if named else folder.name),
+        name=place.name,
+        task=place.task,
+        agent=(row or (rows[0] if folder is None else {})).get("agent") or (named["agent"] if named else place.name),
         folder=folder,
-        home=home,
-        scores=None if scores is None else tuple(scores),
+        home=place.home,
+        scores=None if scores is None else tuple(scores[:MAX_SUBMISSIONS]),
         meta=meta or {},
         row=row,
-        base_model=row.get("base_model") or _base_model(folder),
+        base_model=row.get("base_model") or (_base_model(folder) if folder is not None else None),
         troubles=tuple(troubles),
-        genesis=_genesis(folder.name, row, data=(first, second)),
+        genesis=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
     )
 
 
@@ -208,29 +207,6 @@ def _one_of(rows: Sequence[dict[str, str]], task: str, troubles: list[str]) -> d
     elif rows and rows[0]["task"] != task:
         troubles.append(f"{RESULTS} names another task for this run: its row is not used")
     return rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
-
-
-def _from_row(place: _Place, rows: Sequence[dict[str, str]]) -> ReferenceRun:
-    troubles = ["its workspace is not here: only its row in results.csv is known"]
-    row = _one_of(rows, place.task, troubles)
-    return ReferenceRun(
-        name=place.name,
-        task=place.task,
-        agent=rows[0]["agent"],
-        folder=None,
-        home=place.home,
-        scores=None,
-        meta={},
-        row=row,
-        base_model=row.get("base_model") or None,
-        troubles=tuple(troubles),
-        genesis=_genesis(place.name, *rows),
-    )
-
-
-def _genesis(name: str, *rows: dict[str, str], data: Sequence[bytes] = ()) -> str:
-    told = json.dumps([name, *rows, [hashlib.sha256(one).hexdigest() for one in data]], sort_keys=True)
-    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:

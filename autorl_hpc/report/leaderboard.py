@@ -1,79 +1,344 @@
-"""Build leaderboards (agent x driver x mode by task, under equal conditions, with ranks), and compare agents across tasks."""
+"""Merge digested runs (`assemble`): group comparable ones, compute statistics over runs, build leaderboards, compare agents over tasks."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean, variance
+from typing import Literal, get_args
 
+from autorl_hpc import __version__, states
+from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import statistics
-from autorl_hpc.report.axes import tokens_of
-from autorl_hpc.report.groups import CellKey, cell_key, improvements, label, over_runs, shared
-from autorl_hpc.report.run_folder import NEVER_RANKS
-from autorl_hpc.report.statistics import OverTasks
+from autorl_hpc.report.axes import curves, used
+from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING
 from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED
 from autorl_hpc.report.summary import (
+    UNTRIED,
     AcrossTasks,
     Board,
     BoardCell,
     BoardRow,
     BoardTask,
     CellSummary,
+    Comparable,
+    Comparison,
     Conditions,
     Costs,
+    Excluded,
     Group,
+    IntervalKind,
+    LeftOut,
+    MergedReport,
     Overall,
     OverRuns,
     RunSummary,
     Spent,
     TaskComparison,
 )
-from autorl_hpc.scoring.stats import NO_SPREAD, t_quantile
-from autorl_hpc.states import Route
+from autorl_hpc.scoring.stats import NO_SPREAD, mean_t_interval, t_quantile
 
-NO_RANKS = "not ranked"
-"""Reason for a whole leaderboard, which explains it."""
+RUNS_TO_COMPARE = 2
+"""With one run of each agent the comparison is of runs, not of agents."""
 
 RUNS_TO_RANK = 3
 """With fewer than three runs there is no interval over runs, and a rank would be luck."""
 
+NO_RANKS = "not ranked"
+"""Reason for a whole leaderboard, which explains it."""
+
+LEAST_TASKS = 2
 MAX_VERSIONS = 6
 
-Placed = dict[CellKey, dict[int, CellSummary]]
-"""The cells of a board, by agent and by their task's column."""
+CellKey = tuple[str, str, str, str]
+"""What identifies an agent within a group: agent, driver, mode, hash of the agent's files."""
+
+Place = tuple[CellKey, int]
+"""A cell of a leaderboard: the agent, and the column of its task."""
+
+
+def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
+    """Build the report from digested runs, in their order."""
+    counts = Counter(run.excluded for run in runs if run.excluded)
+    groups = group_runs(runs)
+    return MergedReport(
+        tool_version=__version__,
+        experiments=tuple(sorted(experiments)),
+        runs=tuple(runs),
+        groups=groups,
+        boards=leaderboards(groups, runs),
+        across_tasks=across_tasks(groups, runs),
+        excluded={name: counts[name] for name in get_args(Excluded) if counts[name]},
+        left_out=tuple(sorted(left_out, key=lambda one: (one.what, one.why))),
+        notes=tuple(_notes(runs)),
+    )
+
+
+def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
+    """Yield the notes on the report as a whole."""
+    ours = [run for run in runs if run.imported is None]
+    unranked = sum(run.sandbox in NEVER_RANKS for run in ours)
+    if unranked:
+        yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"
+    for flag in UNRANKING:
+        flagged = sum(flag in run.flags for run in runs)
+        if flagged:
+            yield f"not ranked: the selected checkpoint of {flagged} of {len(runs)} runs is flagged {flag}"
+    if len(ours) < len(runs):
+        count = f"{len(runs) - len(ours)} of {len(runs)} runs"
+        yield f"imported: {count} are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
+    contaminated = sum(bool(run.contaminated) for run in runs)
+    if contaminated:
+        yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
+    paper = sum(run.protocol is states.Protocol.PAPER for run in ours)
+    if paper:
+        yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
+    twice = sorted(run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1)
+    if twice:
+        were = "1 run was" if len(twice) == 1 else f"{len(twice)} runs were"
+        yield f"{were} made more than once under the same conditions and seed; all are counted: {', '.join(twice[:5])}"
+
+
+# --- what must be equal for two runs to be comparable; unknown values equal no value
+
+LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
+"""Limits of a budget besides time: an agent with twice as many submissions has another budget."""
+
+STARTED = ("network", "sandbox", "gpus", "gpu_model")
+"""Fields that only a run that started has."""
+
+
+def limits_of(budget: Budget) -> dict[str, float]:
+    """Return the limits that are set, and the bound on time returned for waiting on graders."""
+    found = {name: float(value) for name in LIMITS if (value := getattr(budget, name)) is not None}
+    return {**found, "given_back_at_most_s": budget.given_back_at_most_s}
+
+
+def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
+    """Return, for each run, what decides which runs it is compared with.
+
+    A run whose agent never started, or without any score, has no sandbox, GPU or engine of its own. It takes the value of
+    the otherwise equal runs if these all have the same.
+    """
+    keys = [_comparable(run) for run in runs]
+    keys = _like_others(keys, [run.sandbox == UNTRIED for run in runs], STARTED, {*STARTED, "engine_hash"})
+    return _like_others(keys, [key.engine_hash is None for key in keys], ("engine_hash",), {"engine_hash"})
+
+
+def _like_others(
+    keys: list[Comparable], lacking: Sequence[bool], names: Sequence[str], ignored: set[str]
+) -> list[Comparable]:
+    """Give the runs that lack these fields those of the others that are equal but for the fields `ignored`."""
+    alike = [str([value for name, value in key if name not in ignored]) for key in keys]
+    seen: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    for key, rest, lacks in zip(keys, alike, lacking, strict=True):
+        if not lacks:
+            seen[rest].add(tuple(getattr(key, name) for name in names))
+    return [
+        key.model_copy(update=dict(zip(names, next(iter(seen[rest])), strict=True)))
+        if lacks and len(seen[rest]) == 1
+        else key
+        for key, rest, lacks in zip(keys, alike, lacking, strict=True)
+    ]
+
+
+def shared(comparable: Comparable) -> Conditions:
+    """Return the part that several tasks can share."""
+    return Conditions(**{name: getattr(comparable, name) for name in Conditions.model_fields})
+
+
+def _comparable(run: RunSummary) -> Comparable:
+    # how imported runs were measured is unknown, so two folders are not comparable, nor two scores of the base model
+    imported = run.imported is not None
+    base = run.baseline_report if imported else None
+    return Comparable(
+        imported=f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
+        base_score=base.score if base is not None else None,
+        task=run.task,
+        base_model=run.base_model,
+        base_model_content_hash=run.base_model_content_hash,
+        budget_s=run.budget_s,
+        limits=run.limits,
+        gpus=run.story.resources.gpus,
+        gpu_model=run.story.resources.gpu_model,
+        environment_hash=run.environment_hash,
+        protocol=run.protocol,
+        network=run.network,
+        sandbox=run.sandbox,
+        recipe_hash=run.recipe_hash,
+        engine_hash=run.engine_hash,
+        split_hashes=run.split_hashes,
+    )
+
+
+# --- groups of comparable runs
+
+
+def group_runs(runs: Sequence[RunSummary]) -> tuple[Group, ...]:
+    """Group runs by everything that must be equal for a comparison, then by agent, driver and mode."""
+    keys: dict[str, Comparable] = {}
+    alike: dict[str, list[int]] = defaultdict(list)
+    for place, comparable in enumerate(comparables(runs)):
+        key = comparable.digest()
+        keys[key] = comparable
+        alike[key].append(place)
+    order = sorted(keys, key=lambda d: (keys[d].task, keys[d].base_model, keys[d].protocol, keys[d].budget_s, d))
+    return tuple(_group(keys[key], alike[key], runs) for key in order)
+
+
+def _group(comparable: Comparable, places: Sequence[int], runs: Sequence[RunSummary]) -> Group:
+    cells: dict[CellKey, list[int]] = defaultdict(list)
+    for place in places:
+        cells[cell_key(runs[place])].append(place)
+    ordered = sorted(cells)
+    proven = comparable.imported is None  # no tests on scores that can't be checked
+    values = {label(key, ordered): improvements([runs[place] for place in cells[key]]) for key in ordered}
+    return Group(
+        comparable=comparable,
+        cells=tuple(_cell(cells[key], runs, tested=proven) for key in ordered),
+        comparisons=_comparisons(values) if proven else (),
+    )
+
+
+def cell_key(one: RunSummary | CellSummary) -> CellKey:
+    """Return what identifies the agent of a run or cell within a group."""
+    return one.agent, one.driver, one.mode, one.agent_hash
+
+
+def label(key: CellKey, keys: Sequence[CellKey]) -> str:
+    """Return the name of a cell that tells it from all cells of `keys`."""
+    agent, driver, mode, agent_hash = key
+    parts = [agent, *([driver] if driver != "none" else []), *([mode] if mode != "free" else [])]
+    if sum(other[:3] == key[:3] for other in keys) > 1:  # the agent's files changed between runs: two agents
+        parts.append(agent_hash[:8])
+    return " · ".join(parts)
+
+
+def improvements(runs: Sequence[RunSummary]) -> list[float]:
+    """Return the improvements of the counted runs; a kept base model counts as 0."""
+    return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
+
+
+def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -> CellSummary:
+    runs = [every[place] for place in places]
+    counted = [run for run in runs if run.counted]
+    values = improvements(counted)
+    excluded = Counter(run.excluded for run in runs if run.excluded)
+    gain = counted[0].improvement if len(counted) == 1 else None
+    kept = [(run.report if run.report and run.report.score is not None else run.baseline_report) for run in counted]
+    scores = [score for score in kept if score is not None and score.score is not None]
+    only = kept[0] if len(kept) == 1 else None
+    best_of = statistics.best_of_curve(values)
+    first = runs[0]
+    return CellSummary(
+        agent=first.agent,
+        agent_hash=first.agent_hash,
+        driver=first.driver,
+        mode=first.mode,
+        counted=len(values),
+        excluded={name: excluded[name] for name in get_args(Excluded) if excluded[name]},
+        base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
+        not_ranked=sum(not run.ranked for run in runs),
+        counted_unranked=sum(not run.ranked for run in counted),
+        improvement=over_runs(values, (gain.low, gain.high) if gain else None),
+        report=over_runs([score.score or 0.0 for score in scores], (only.low, only.high) if only else None),
+        **statistics.against_zero(values if tested else [])._asdict(),
+        best_of=tuple(best.mean for best in best_of),
+        best_of_intervals=tuple(
+            (best.low, best.high) for best in best_of if best.low is not None and best.high is not None
+        ),
+        scaling=curves(runs),
+        run_ids=tuple(run.run_id for run in runs),
+        places=tuple(places),
+    )
+
+
+_KINDS: dict[str, IntervalKind] = {
+    "t": "t over runs",
+    "equal": "no spread seen",
+    "range": "range of two runs",
+    "none": "none",
+}
+
+
+def over_runs(
+    values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
+) -> OverRuns:
+    """Compute the mean over runs: t interval for three or more that differ, range for two, the items' interval for one
+    (labelled); from five on also a bootstrap."""
+    found = mean_t_interval(values)
+    low, high, kind = found.low, found.high, _KINDS[found.kind]
+    if found.n == 1 and of_one is not None and of_one[0] is not None:
+        low, high = of_one
+        kind = "items of one run, not over runs"
+    boot = statistics.bootstrap_mean(values) if bootstrap else None
+    return OverRuns(
+        n=found.n,
+        mean=found.mean,
+        low=low,
+        high=high,
+        interval=kind,
+        bootstrap_low=boot.low if boot else None,
+        bootstrap_high=boot.high if boot else None,
+    )
+
+
+def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
+    """Compare every pair of agents with two or more counted runs each; p values are adjusted over the pairs."""
+    pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
+    p_values = [statistics.permutation_p(cells[a], cells[b]) for a, b in pairs]
+    return tuple(
+        Comparison(
+            a=a,
+            b=b,
+            difference=fmean(cells[a]) - fmean(cells[b]),
+            p_value=p,
+            p_holm=adjusted,
+            p_least=statistics.least_permutation_p(len(cells[a]), len(cells[b])),
+            probability_of_improvement=statistics.probability_of_improvement(cells[a], cells[b]),
+        )
+        for (a, b), p, adjusted in zip(pairs, p_values, statistics.holm(p_values), strict=True)
+    )
+
+
+# --- leaderboards: agents by tasks, under conditions that the tasks share
 
 
 def leaderboards(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[Board, ...]:
     """Return one leaderboard per set of conditions that groups share, in the order of the groups."""
-    boards: dict[str, list[int]] = defaultdict(list)
-    conditions: dict[str, Conditions] = {}
+    return tuple(_board(conditions, groups, places, runs) for conditions, places in _pools(groups))
+
+
+def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
+    """Return the places of the groups that share their conditions."""
+    pools: dict[str, tuple[Conditions, list[int]]] = {}
     for place, group in enumerate(groups):
-        key = shared(group.comparable)
-        conditions[key.digest()] = key
-        boards[key.digest()].append(place)
-    return tuple(_board(conditions[key], groups, places, runs) for key, places in boards.items())
+        conditions = shared(group.comparable)
+        pools.setdefault(conditions.digest(), (conditions, []))[1].append(place)
+    return list(pools.values())
 
 
 def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
-    by_agent: Placed = defaultdict(dict)
-    for column, place in enumerate(places):
-        for cell in groups[place].cells:
-            by_agent[(cell.agent, cell.driver, cell.mode, cell.agent_hash)][column] = cell
     ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
-    order = sorted(by_agent)
-    names = Counter(groups[place].comparable.task for place in places)
-    clear = [column for column, place in enumerate(places) if names[groups[place].comparable.task] == 1]
-    cells = _marked(order, _ranked(_tested(by_agent, order, runs), by_agent, ranks), len(places))
-    rows = [
-        _row(key, order, [cells.get((key, c)) for c in range(len(places))], by_agent[key], clear, runs) for key in order
-    ]
+    tasks = tuple(_task(groups[place], place) for place in places)
+    names = Counter(task.task for task in tasks)
+    summaries = {(cell_key(cell), c): cell for c, place in enumerate(places) for cell in groups[place].cells}
+    cells = _board_cells(summaries, ranks, runs)
+    order = sorted({key for key, _ in cells})
+    rows = []
+    for key in order:
+        mine = [cells.get((key, c)) for c in range(len(tasks))]
+        row = [summaries.get((key, c)) for c in range(len(tasks))]
+        clear = [_values(cell, runs) for cell, task in zip(row, tasks, strict=True) if names[task.task] == 1]
+        of_row = [runs[place] for cell in row if cell is not None for place in cell.places]
+        rows.append(_row(key, label(key, order), mine, _overall(clear), of_row))
     return Board(
         conditions=conditions,
         ambiguous_tasks=tuple(sorted(task for task, count in names.items() if count > 1)),
         ranks=ranks,
-        tasks=tuple(_task(groups[place], place) for place in places),
+        tasks=tasks,
         rows=tuple(sorted(rows, key=_standing)),
     )
 
@@ -101,26 +366,37 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
     return (-ranked, -enough, -len(cells), -mean, row.label, row.agent_hash)
 
 
-Cells = dict[tuple[CellKey, int], BoardCell]
-
-
-def _tested(by_agent: Placed, order: Sequence[CellKey], runs: Sequence[RunSummary]) -> Cells:
-    """Return each cell with its test against no improvement, adjusted over all cells of the leaderboard."""
-    places = [(key, column) for key in order for column in sorted(by_agent[key])]
-    tested = [(place, p) for place in places if (p := by_agent[place[0]][place[1]].p_value) is not None]
-    holm = dict(zip((place for place, _ in tested), statistics.holm([p for _, p in tested]), strict=True))
+def _board_cells(
+    summaries: dict[Place, CellSummary], ranks: bool, runs: Sequence[RunSummary]
+) -> dict[Place, BoardCell]:
+    """Return the cells with ranks by task, marks by agent, and p values adjusted over the whole leaderboard."""
+    places = sorted(summaries)
+    holm = statistics.holm_by({place: cell.p_value for place, cell in sorted(summaries.items())})
+    why = {place: _why_unranked(summaries[place], ranks) for place in places}
+    marks = _marks(summaries)
     found = {}
-    for key, column in places:
-        cell = by_agent[key][column]
+    for place in places:
+        cell, mine = summaries[place], summaries[place].improvement
         lost = cell.excluded.get("infrastructure", 0)
-        found[(key, column)] = BoardCell(
-            improvement=cell.improvement,
+        rank = last_rank = None
+        if why[place] is None:
+            rivals = [summaries[p].improvement for p in places if p[1] == place[1] and why[p] is None]
+            rank = 1 + sum(_apart(other, mine) for other in rivals)
+            last_rank = len(rivals) - sum(_apart(mine, other) for other in rivals)
+        mark, clear = marks.get(place, (None, False))
+        found[place] = BoardCell(
+            improvement=mine,
             report=cell.report,
             lost=lost,
             not_counted=sum(cell.excluded.values()) - lost,
             p_value=cell.p_value,
-            p_holm=holm.get((key, column)),
-            agent_versions=_versions([runs[place] for place in cell.places]),
+            p_holm=holm.get(place),
+            rank=rank,
+            last_rank=last_rank,
+            unranked=why[place],
+            agent_versions=_versions([runs[one] for one in cell.places]),
+            mark=mark,
+            mark_clear=clear,
         )
     return found
 
@@ -132,24 +408,8 @@ def _versions(runs: Sequence[RunSummary]) -> tuple[str, ...]:
     return tuple(found[:MAX_VERSIONS]) if len(found) > 1 or any(CHANGED in one for one in found) else ()
 
 
-def _values(cell: CellSummary, runs: Sequence[RunSummary]) -> list[float]:
-    return improvements([runs[place] for place in cell.places])
-
-
-def _ranked(cells: Cells, by_agent: Placed, ranks: bool) -> Cells:
-    """Add ranks, by task, to the cells that rank."""
-    why = {place: _why_unranked(by_agent[place[0]][place[1]], ranks) for place in cells}
-    found = {}
-    for (key, column), cell in cells.items():
-        rivals = [other.improvement for (k, c), other in cells.items() if c == column and why[(k, c)] is None]
-        mine = cell.improvement
-        update: dict[str, object] = {"unranked": why[(key, column)]}
-        if why[(key, column)] is None:
-            above = sum(_apart(other, mine) for other in rivals)
-            below = sum(_apart(mine, other) for other in rivals)
-            update |= {"rank": 1 + above, "last_rank": len(rivals) - below}
-        found[(key, column)] = cell.model_copy(update=update)
-    return found
+def _values(cell: CellSummary | None, runs: Sequence[RunSummary]) -> list[float]:
+    return [] if cell is None else improvements([runs[place] for place in cell.places])
 
 
 def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
@@ -172,66 +432,61 @@ def _apart(high: OverRuns, low: OverRuns) -> bool:
     return high.low is not None and low.high is not None and high.low > low.high
 
 
-def _marked(order: Sequence[CellKey], cells: Cells, columns: int) -> Cells:
-    """Mark the best and the worst of each agent's modes on each task."""
-    modes: dict[tuple[str, str, str], list[CellKey]] = defaultdict(list)
-    for key in order:
-        modes[(key[0], key[1], key[3])].append(key)
-    found = dict(cells)
-    for keys in modes.values():
-        for column in range(columns):
-            known = [(m, key) for key in keys if (m := _mean(cells.get((key, column)))) is not None]
-            if len(known) < 2 or min(m for m, _ in known) == max(m for m, _ in known):
-                continue
-            (_, worst), (_, best) = min(known), max(known)
-            clear = _apart(cells[(best, column)].improvement, cells[(worst, column)].improvement)
-            for key, mark in ((best, "best"), (worst, "worst")):
-                update = {"mark": mark, "mark_clear": clear}
-                found[(key, column)] = found[(key, column)].model_copy(update=update)
+def _marks(cells: dict[Place, CellSummary]) -> dict[Place, tuple[Literal["best", "worst"], bool]]:
+    """Return the best and the worst of each agent's modes on each task, and whether their intervals are apart."""
+    modes: dict[tuple[str, ...], list[tuple[float, Place]]] = defaultdict(list)
+    for place, cell in cells.items():
+        (agent, driver, _, agent_hash), column = place
+        if cell.improvement.mean is not None:
+            modes[(agent, driver, agent_hash, str(column))].append((cell.improvement.mean, place))
+    found: dict[Place, tuple[Literal["best", "worst"], bool]] = {}
+    for known in modes.values():
+        (least, worst), (most, best) = min(known), max(known)
+        if least < most:
+            clear = _apart(cells[best].improvement, cells[worst].improvement)
+            found |= {best: ("best", clear), worst: ("worst", clear)}
     return found
-
-
-def _mean(cell: BoardCell | None) -> float | None:
-    return None if cell is None else cell.improvement.mean
 
 
 def _row(
     key: CellKey,
-    order: Sequence[CellKey],
+    name: str,
     cells: Sequence[BoardCell | None],
-    summaries: Mapping[int, CellSummary],
-    clear: Sequence[int],
+    overall: Overall | None,
     runs: Sequence[RunSummary],
 ) -> BoardRow:
     agent, driver, mode, agent_hash = key
-    mine = [runs[place] for cell in summaries.values() for place in cell.places]
-    counted = [run for run in mine if run.counted]
+    counted = [run for run in runs if run.counted]
     kept = [run.story.mode_kept for run in counted]
     return BoardRow(
-        label=label(key, order),
+        label=name,
         agent=agent,
         agent_hash=agent_hash,
         driver=driver,
         mode=mode,
         cells=tuple(cells),
-        overall=_overall([_values(summaries[c], runs) if c in summaries else [] for c in clear]),
-        runs=len(mine),
+        overall=overall,
+        runs=len(runs),
         counted=len(counted),
-        excluded=_counted([run.excluded for run in mine if run.excluded]),
+        excluded=_counted([run.excluded for run in runs if run.excluded]),
         planned=_counted([str(run.story.route.planned) for run in counted]),
         executed=_counted([str(run.story.route.executed) for run in counted]),
         turned=sum(_turned(run) for run in counted),
         modes_kept=sum(one is True for one in kept),
         modes_broken=sum(one is False for one in kept),
         failures=_counted([str(run.story.failure.kind) for run in counted if run.story.failure is not None]),
-        costs=_costs(counted),
+        costs=Costs(
+            tokens=_spent(counted, [used(run, "tokens") for run in counted]),
+            cost_usd=_spent(counted, [run.story.resources.cost_usd for run in counted]),
+            gpu_hours=_spent(counted, [run.story.resources.gpu_hours for run in counted]),
+        ),
     )
 
 
 def _turned(run: RunSummary) -> bool:
     """Return whether a run executed another route than it planned."""
     planned, executed = run.story.route.planned, run.story.route.executed
-    return planned != executed and planned is not Route.UNKNOWN and executed is not Route.UNKNOWN
+    return planned != executed and states.Route.UNKNOWN not in (planned, executed)
 
 
 def _counted(words: Sequence[str]) -> dict[str, int]:
@@ -241,8 +496,8 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
 def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     """Return the mean of the tasks' means, with a t interval from the runs within tasks (Satterthwaite's degrees of freedom).
 
-    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means; degrees rounded down. No interval if the runs
-    of a task are all equal: their spread is unknown, not 0.
+    Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means. No interval if the runs of a task are all
+    equal: their spread is unknown, not 0.
 
     Args:
         values: improvements of the counted runs, for each task with exactly one column.
@@ -253,26 +508,14 @@ def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     if any(max(one) - min(one) <= NO_SPREAD for one in values):
         return Overall(mean=mean, tasks=len(values))
     parts = [(variance(one) / len(one), len(one) - 1) for one in values]
-    total, squares = math.fsum(v for v, _ in parts), math.fsum(v * v / df for v, df in parts)
-    degrees = math.floor(total * total / squares + 1e-9)
-    half = t_quantile(max(1, degrees)) * math.sqrt(total) / len(values)
+    half = t_quantile(statistics.satterthwaite(parts)) * math.sqrt(math.fsum(v for v, _ in parts)) / len(values)
     return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
-
-
-def _costs(runs: Sequence[RunSummary]) -> Costs:
-    """Return what counted runs cost."""
-    return Costs(
-        tokens=_spent(runs, [tokens_of(run) for run in runs]),
-        cost_usd=_spent(runs, [run.story.resources.cost_usd for run in runs]),
-        gpu_hours=_spent(runs, [run.story.resources.gpu_hours for run in runs]),
-    )
 
 
 def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
     known = [(run, value) for run, value in zip(runs, values, strict=True) if value is not None]
     over = over_runs([value for _, value in known], bootstrap=False)
     gained = sum(run.improvement.difference for run, _ in known if run.improvement is not None)
-    total = sum(value for _, value in known)
     banded = over.interval == "t over runs"
     return Spent(
         n=len(known),
@@ -280,16 +523,11 @@ def _spent(runs: Sequence[RunSummary], values: Sequence[float | None]) -> Spent:
         mean=over.mean,
         low=over.low if banded else None,
         high=over.high if banded else None,
-        per_point=total / gained if gained > 0 and known else None,
+        per_point=sum(value for _, value in known) / gained if gained > 0 and known else None,
     )
 
 
 # --- agents compared over several tasks: each task is a stratum
-
-LEAST_TASKS = 2
-
-TaskCells = dict[str, list[float]]
-"""Improvements of one agent's counted runs, by task."""
 
 
 def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[AcrossTasks, ...]:
@@ -297,44 +535,31 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
 
     A task with several groups under these conditions (other recipes or splits) is left out, because none of them represents it.
     """
-    pools: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        if group.comparable.imported is not None:  # no tests on scores that can't be checked
-            continue
-        pools[shared(group.comparable).digest()].append(group)
-    found = (_pool(pool, runs) for pool in pools.values())
-    return tuple(pool for pool in found if pool.comparisons)
+    found = []
+    for conditions, places in _pools(groups):
+        names = Counter(groups[place].comparable.task for place in places)
+        cells: dict[CellKey, dict[str, list[float]]] = defaultdict(dict)
+        for group in (groups[place] for place in places):
+            if names[group.comparable.task] == 1:
+                for cell in group.cells:
+                    cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
+        several = tuple(sorted(task for task, count in names.items() if count > 1))
+        comparisons = _compared(cells) if conditions.imported is None else ()  # scores that can be checked
+        found.append(AcrossTasks(conditions=conditions, ambiguous_tasks=several, comparisons=comparisons))
+    return tuple(one for one in found if one.comparisons)
 
 
-def _pool(groups: Sequence[Group], runs: Sequence[RunSummary]) -> AcrossTasks:
-    by_task: dict[str, list[Group]] = defaultdict(list)
-    for group in groups:
-        by_task[group.comparable.task].append(group)
-    cells: dict[CellKey, TaskCells] = defaultdict(dict)
-    for task, alike in by_task.items():
-        if len(alike) == 1:
-            for cell in alike[0].cells:
-                of_cell = [runs[place] for place in cell.places]
-                cells[cell_key(of_cell[0])][task] = improvements(of_cell)
-    return AcrossTasks(
-        conditions=shared(groups[0].comparable),
-        ambiguous_tasks=tuple(sorted(task for task, alike in by_task.items() if len(alike) > 1)),
-        comparisons=_comparisons(cells),
-    )
-
-
-def _comparisons(cells: dict[CellKey, TaskCells]) -> tuple[TaskComparison, ...]:
+def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskComparison, ...]:
     """Compare each pair; p values are adjusted over the pairs."""
     keys = sorted(cells)
-    met: list[tuple[CellKey, CellKey, OverTasks]] = []
-    for a, b in combinations(keys, 2):
-        if len(statistics.tasks_met(cells[a], cells[b])) < LEAST_TASKS:
-            continue
-        found = statistics.over_tasks(cells[a], cells[b])
-        if found is not None:
-            met.append((a, b, found))
-    adjusted = statistics.holm([found.p_value for _, _, found in met])
+    met = {
+        (a, b): found
+        for a, b in combinations(keys, 2)
+        if len(statistics.tasks_met(cells[a], cells[b])) >= LEAST_TASKS
+        and (found := statistics.over_tasks(cells[a], cells[b])) is not None
+    }
+    holm = statistics.holm_by({pair: found.p_value for pair, found in met.items()})
     return tuple(
-        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=p_holm, **found._asdict())
-        for (a, b, found), p_holm in zip(met, adjusted, strict=True)
+        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm[a, b], **found._asdict())
+        for (a, b), found in met.items()
     )

@@ -5,26 +5,26 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report import run_chart, run_page, summary, tables
+from autorl_hpc.report import run_chart, run_page, tables
 from autorl_hpc.report import run_markdown as run_md_parts
 from autorl_hpc.report import run_page as run_html_parts
 from autorl_hpc.report.axes import limits_told
-from autorl_hpc.report.cache import COMPARE_NAME, INDEX, RUN_PAGE, SUMMARY_NAME, elsewhere_of, link_to
 from autorl_hpc.report.charts import MAX_SERIES, Figure, LinePanel
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import RunPage
-from autorl_hpc.report.scores import how_measured, how_measured_of_all
 from autorl_hpc.report.summary import (
     Board,
     CellSummary,
@@ -42,6 +42,28 @@ from autorl_hpc.states import Route
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
+
+# --- names and places of a report's files
+
+SUMMARY_NAME, COMPARE_NAME, INDEX, RUN_PAGE = "summary.json", "compare.json", "index.html", "run.html"
+RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
+BESIDE = "runs"
+"""Folder beside the index for the pages of runs whose own folder can't be written."""
+
+MAX_NAME_BYTES = 180
+"""Longest run_id in the name of a folder beside the index; file systems allow 255 bytes."""
+
+
+def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
+    """Return the folder beside the index for a run whose own folder can't be written; `genesis` tells equal run_ids apart."""
+    name = os.fsdecode(os.fsencode(home.run_id)[:MAX_NAME_BYTES])
+    return out / BESIDE / f"{name}-{genesis[:8]}"
+
+
+def link_to(folder: Path, out: Path) -> str:
+    """Return the address of a run's page relative to `out`, percent-encoded: folder names may be invalid UTF-8."""
+    return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
+
 
 # --- the merged page's content
 
@@ -198,6 +220,32 @@ def beside(excluded: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {'lost' if why == 'infrastructure' else why}" for why, count in excluded.items())
 
 
+TESTS = {
+    "paired_items": "McNemar's mid-p test",
+    "clustered_items": "sign-flip test of clusters",
+    "graded_items": "sign-flip test of items",
+    "length_controlled_items": "permutation of items between the models",
+}
+
+
+def how_measured(run: RunSummary) -> str:
+    """Return one sentence on the run's 95 % intervals and its test, which depend on its items; "" if nothing was measured."""
+    score, gain = run.report or run.baseline_report or run.best_feedback or run.baseline_feedback, run.improvement
+    parts = []
+    if score is not None and score.interval is not None:
+        clusters = "" if score.clusters is None else f" in {score.clusters} clusters"
+        parts.append(f"scores: {score.interval}, {score.n} items{clusters}")
+    if gain is not None and gain.interval is not None:
+        parts.append(f"improvement: {gain.interval}, p by {TESTS[gain.how]}")
+    return "; ".join(parts)
+
+
+def how_measured_of_all(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the distinct sentences of several runs without those that another one begins with."""
+    said = sorted({how_measured(run) for run in runs} - {""})
+    return [one for one in said if not any(other != one and other.startswith(one) for other in said)]
+
+
 NUMBERS = {
     "points": fmt.points,
     "signed": fmt.signed,
@@ -208,7 +256,7 @@ NUMBERS = {
     "delta": fmt.delta,
     "size": fmt.size,
     "percent": fmt.percent,
-    "figure": summary.shown,
+    "figure": fmt.figure,
     "published": lambda score: fmt.UNKNOWN if score is None else f"{score:.2f}",
 }
 
@@ -364,19 +412,6 @@ def _merged_pages(merged: MergedReport, links: dict[int, str], figures: Figures 
         "summary.md": index_md(merged).encode(),
         INDEX: index_html(merged, links, figures).encode(),
     }
-
-
-def write_all(merged: MergedReport, out: Path, figures: Figures | None = None) -> Path:
-    """Write the pages of every run (all with whole summaries) and the merged report; return the path of index.html.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
-    out = out.absolute()
-    folders = [
-        write_run(run, RunDir(Path(folder)), out) for run, folder in zip(merged.runs, merged.run_folders, strict=True)
-    ]
-    return write_merged(merged, folders, out, figures=figures)
 
 
 def write_versus(versus: Versus, out: Path) -> None:

@@ -1,17 +1,19 @@
 """Make a report: `refresh` re-reads the runs that changed and takes the others from the digest cache.
 
-Also here: `build` and `write_reports` without a cache, `show` on the terminal, `keep_heads` (heads.json), the worker processes
-that read runs, and `watch_report` (`report --watch`).
+Also here: `build` and `write_all` without a cache, `show` on the terminal, `keep_heads` (heads.json), and `watch_report`.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import hashlib
+import io
 import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -19,131 +21,107 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records import canonical_json
 from autorl_hpc.report.cache import (
-    BESIDE,
-    COMPARE_NAME,
-    INDEX,
-    RUN_PAGE,
-    SUMMARY_NAME,
     Digests,
     Kept,
     Stamp,
     code_stamp,
     imports_key,
     left_out_key,
-    make_given,
-    numbers_of,
     own_bytes,
     packed,
     stamp,
     unpacked,
-    with_items,
 )
 from autorl_hpc.report.charts import write_figures
-from autorl_hpc.report.find import FoundRuns, find_runs
-from autorl_hpc.report.merge import ChosenRun, merge_found
-from autorl_hpc.report.pages import write_merged, write_run, write_versus
+from autorl_hpc.report.find import ChosenRun, FoundRuns, find_runs, imported_runs, runs_on_disk, shown, without_copies
+from autorl_hpc.report.leaderboard import assemble
+from autorl_hpc.report.pages import (
+    BESIDE,
+    COMPARE_NAME,
+    INDEX,
+    RUN_PAGE,
+    SUMMARY_NAME,
+    write_merged,
+    write_run,
+    write_versus,
+)
 from autorl_hpc.report.run_folder import ReadableLedger
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
 
-if TYPE_CHECKING:
-    from autorl_hpc.report.versus import Versus
-
-    pass
+Summaries = Callable[[Sequence[ChosenRun]], Iterator[RunSummary | Exception]]
+"""Yields, in the order of the runs, each summary (short or whole), or the exception that made the run unreadable."""
 
 
-def build(paths: list[Path]) -> MergedReport:
-    """Read every run below `paths` and merge them.
+def build(paths: Sequence[Path]) -> MergedReport:
+    """Read every run below `paths` whole and merge them. A run that can't be read is left out, and the report says so.
 
     Raises:
         AutorlError: there is nothing to report on.
     """
-    from autorl_hpc.report.merge import merge
+    library = Library()
 
-    return merge(paths)
+    def read_all(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
+        for run, chain in runs:
+            try:
+                yield digest(run, library, chain)
+            except Exception as error:
+                yield error
 
-
-def with_paper(merged: MergedReport) -> MergedReport:
-    """Return the report with the published results of the paper added.
-
-    Raises:
-        AutorlError: the file of published results is missing or wrong.
-    """
-    from autorl_hpc.report.summary import read_paper
-
-    return merged.model_copy(update={"paper": read_paper()})
+    return merge(find_runs(paths), read_all)
 
 
-def write_reports(merged: MergedReport, out: Path | None, *, figures: bool = False) -> Path:
-    """Write the merged report and one page per run; return the path of index.html.
+def merge(found: FoundRuns, summaries: Summaries) -> MergedReport:
+    """Merge the runs that were found into a report."""
+    sites = found.sites
+    taken: list[tuple[str, RunSummary]] = []
+    chosen = list(without_copies(found))
+    for (run, _), summary in zip(chosen, summaries(chosen), strict=True):
+        if isinstance(summary, Exception):
+            found.unreadable(run, summary)
+        else:
+            taken.append((str(run.path), summary.model_copy(update={"site": sites.get(run.path.parent.parent)})))
+    taken += imported_runs(found.imports)
+    taken.sort(key=lambda one: (*_order(one[1]), one[0]))
+    runs = [summary for _, summary in taken]
+    experiments = {run.experiment for run in runs} or {shown(one.path) for one in found.experiments}
+    merged = assemble(runs, experiments, found.left_out)
+    folders = tuple(folder for folder, _ in taken)
+    return merged.model_copy(update={"run_folders": folders, "default_out": str(found.out)})
+
+
+def _order(run: RunSummary) -> tuple[str | int, ...]:
+    return run.task, run.base_model, run.agent, run.driver, run.mode, run.seed, run.experiment, run.run_id
+
+
+def write_all(merged: MergedReport, out: Path | None = None, *, figures: bool = False) -> Path:
+    """Write the pages of every run (all with whole summaries) and the merged report; return the path of index.html.
 
     Args:
+        out: the folder; default: the report's own.
         figures: draw the figures, on the page and as PNG and SVG files in `figures/`.
-        out: the folder. Default: `report/` in the experiment, runs/ folder or run that was passed; `autorl-report/` in the
-            current directory for runs of several roots.
 
     Raises:
         AutorlError: the folder can't be written.
     """
-    from autorl_hpc.report.pages import write_all
-
-    out = Path(merged.default_out) if out is None else out
-    drawn = None
-    if figures:
-        from autorl_hpc.report.charts import write_figures
-
-        drawn = write_figures(merged, out)
-    return write_all(merged, out, drawn)
-
-
-def compare_by_name(merged: MergedReport, a: str, b: str) -> Versus:
-    """Compare two agents, experiments or folders of a report.
-
-    Raises:
-        AutorlError: a side is not in the report, or names more than one agent; the error lists the candidates.
-    """
-    from autorl_hpc.report.versus import compare as of
-
-    return of(merged, a, b)
-
-
-def write_comparison(versus: Versus, folder: Path) -> None:
-    """Write compare.html, compare.md and compare.json into a report's folder.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
-    from autorl_hpc.report.pages import write_versus
-
-    write_versus(versus, folder)
-
-
-def bring_up_to_date(paths: list[Path], out: Path | None = None) -> Refreshed:
-    """Refresh the report on all runs below `paths`, with figures; see `refresh`.
-
-    Raises:
-        AutorlError: there is nothing to report on, or the folder can't be written.
-    """
-
-    return refresh(paths, out, Options(figures=True))
+    out = (out or Path(merged.default_out)).absolute()
+    homes = map(Path, merged.run_folders)
+    folders = [write_run(run, RunDir(home), out) for run, home in zip(merged.runs, homes, strict=True)]
+    return write_merged(merged, folders, out, figures=write_figures(merged, out) if figures else None)
 
 
 def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
     """Print the report's table, or the comparison of two sides, for this terminal. An unchanged report prints its cached text."""
-    import io
-    import sys
-
     from rich.console import Console
 
     from autorl_hpc.report.terminal import print_comparison, print_summary
@@ -151,16 +129,15 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
     here = Console()
 
     def render(merged: MergedReport) -> str:
-        page = Console(file=io.StringIO(), width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
+        text = io.StringIO()
+        page = Console(file=text, width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
         if sides is None:
             print_summary(merged, page, done.index)
         else:
-            print_comparison(compare_by_name(merged, *sides), page, done.index.parent)
-        text = page.file.getvalue()  # type: ignore[attr-defined]
-        return str(text)
+            print_comparison(compare(merged, *sides), page, done.index.parent)
+        return text.getvalue()
 
-    name = f"{here.width} {here.is_terminal} {here.no_color} {done.index} {sides}"
-    sys.stdout.write(done.text(name, render))
+    sys.stdout.write(done.text(f"{here.width} {here.is_terminal} {here.no_color} {done.index} {sides}", render))
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:
@@ -170,9 +147,7 @@ def keep_heads(experiment: ExperimentDir) -> list[str]:
         OSError: heads.json can't be written.
     """
     from autorl_hpc.cluster import slurm
-    from autorl_hpc.errors import AutorlError
     from autorl_hpc.files.ledger import heads_of, in_words, run_head, write_heads
-    from autorl_hpc.report.find import runs_on_disk
 
     found, lines = [], []
     for run_id in runs_on_disk(experiment):
@@ -188,12 +163,11 @@ def keep_heads(experiment: ExperimentDir) -> list[str]:
 
 
 # --- incremental refresh
+
 STATE_NAME = ".report"
 """File beside the report: the key of its inputs, stamps of its files, and rendered texts."""
 
 OVER = (RunState.FINISHED, RunState.DAMAGED)
-"""States in which a run no longer changes."""
-
 OUTPUTS = (
     *(SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX),
     *(COMPARE_NAME, "compare.md", "compare.html", "figures/index.json"),
@@ -201,10 +175,13 @@ OUTPUTS = (
 MAX_SUMMARY_BYTES = 1 << 32
 """Far above need: a run takes tens of kilobytes."""
 
+OF_THE_CLUSTER = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
+"""Errors that may happen in any folder; all others are due to the path that the user gave."""
+
 
 @dataclass(frozen=True)
 class Options:
-    """How a report is made. Only options that change the merged report's files belong here: they are part of its key.
+    """How a report is made.
 
     Attributes:
         fresh: read everything, use no cache.
@@ -220,11 +197,6 @@ class Options:
     figures: bool = False
     compare: tuple[str, str] | None = None
 
-    def key(self) -> str:
-        """Return a hash of the options that the report's files depend on."""
-        told = {name: value for name, value in vars(self).items() if name != "fresh"}
-        return hashlib.sha256(canonical_json(told)).hexdigest()
-
 
 @dataclass
 class Refreshed:
@@ -234,18 +206,28 @@ class Refreshed:
         index: the path of index.html.
         merged: the report; None if nothing changed, because then it is not loaded.
         read: number of runs that were read again.
-        runs: number of runs in the report.
-        live: number of these that are not over.
-        left_out: number of things left out of the report.
+        state: as in the state file; if nothing is kept, without key.
     """
 
     index: Path
     merged: MergedReport | None
     read: int
-    runs: int
-    live: int
-    left_out: int
-    _state: dict[str, Any] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """Return the number of runs in the report."""
+        return len(self.state["folders"])
+
+    @property
+    def live(self) -> int:
+        """Return how many runs are not over."""
+        return int(self.state["live"])
+
+    @property
+    def left_out(self) -> int:
+        """Return how many things are left out of the report."""
+        return int(self.state["left_out"])
 
     @property
     def changed(self) -> bool:
@@ -254,11 +236,10 @@ class Refreshed:
 
     def text(self, name: str, render: Callable[[MergedReport], str]) -> str:
         """Return a rendering of the report: the cached text of this name if nothing changed, else what `render` returns."""
-        texts = self._state.setdefault("texts", {})
-        if self.merged is None and isinstance(texts.get(name), str):
-            return str(texts[name])
-        texts[name] = render(self.merged or self._loaded())
-        _write_state(self.index.parent, self._state)
+        texts = self.state["texts"]
+        if self.changed or not isinstance(texts.get(name), str):
+            texts[name] = render(self.merged or self._loaded())
+            _write_state(self.index.parent, self.state)
         return str(texts[name])
 
     def json_text(self, compared: bool = False) -> str:
@@ -267,71 +248,95 @@ class Refreshed:
         return reading.read_bytes(self.index.parent / name, max_bytes=MAX_SUMMARY_BYTES).decode()
 
     def _loaded(self) -> MergedReport:
-        from autorl_hpc.report.summary import MergedReport
-
-        data = reading.read_bytes(self.index.parent / SUMMARY_NAME, max_bytes=MAX_SUMMARY_BYTES)
-        folders = tuple(os.fsdecode(bytes.fromhex(path)) for path in self._state["folders"])
-        return MergedReport.model_validate_json(data).model_copy(update={"run_folders": folders})
+        folders = tuple(os.fsdecode(bytes.fromhex(path)) for path in self.state["folders"])
+        return MergedReport.model_validate_json(self.json_text()).model_copy(update={"run_folders": folders})
 
 
-def refresh(paths: list[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
+def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
     """Bring the report on all runs below `paths` up to date.
 
     Args:
         out: the report's folder; default: `FoundRuns.out`.
 
     Raises:
-        AutorlError: there is nothing to report on, or the folder can't be written.
+        AutorlError: there is nothing to report on, the folder can't be written, or a side of the comparison does not exist.
     """
     found = find_runs(paths)
     if out is not None:
-        make_given(out)
+        _make_given(out)
     out = (out or found.out).absolute()
     digests = Digests(out)
     kept: dict[Path, Kept] = {}
     if not options.fresh:
         kept = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
-        before = _unchanged(out, found, kept, options)
+        before = _unchanged(out, _key(found, {path: one.key for path, one in kept.items()}, options))
         if before is not None:
-            return _refreshed(out, None, 0, before)
+            return Refreshed(out / INDEX, None, 0, before)
 
-    made = remake(found, out, digests, kept, options)
-    merged = made.merged
+    left_out = list(found.said)
+    reader = _Reader(out, digests, kept)
+    with _rare_collections():
+        merged = merge(found, reader.summaries)
+        homes = map(Path, merged.run_folders)
+        folders = [
+            reader.folders.get(home) or write_run(run, RunDir(home), out)  # those of imported runs are written here
+            for run, home in zip(merged.runs, homes, strict=True)
+        ]
+        merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
+        versus = compare(merged, *options.compare) if options.compare is not None else None
+        figures = write_figures(merged, out) if options.figures else None
+        write_merged(merged, folders, out, options.reload_s, figures)
+        if versus is not None:
+            write_versus(versus, out)
     live = sum(run.state not in OVER for run in merged.runs)
     state: dict[str, Any] = {"left_out": len(merged.left_out), "live": live, "texts": {}}
     state["folders"] = [os.fsencode(folder).hex() for folder in merged.run_folders]
-    ours = {Path(home) for run, home in zip(merged.runs, merged.run_folders, strict=True) if run.imported is None}
-    if ours <= set(made.keys):
-        state |= {"key": _key(found, made.keys, options), "outputs": _output_stamps(out)}
+    if len(reader.keys) == len(reader.folders):
+        found.said = left_out
+        state |= {"key": _key(found, reader.keys, options), "outputs": _output_stamps(out)}
     _write_state(out, state)
-    return _refreshed(out, merged, made.read, state)
+    return Refreshed(out / INDEX, merged, reader.read, state)
 
 
-def _refreshed(out: Path, merged: MergedReport | None, read: int, state: dict[str, Any]) -> Refreshed:
-    return Refreshed(out / INDEX, merged, read, len(state["folders"]), state["live"], state["left_out"], state)
+def bring_up_to_date(paths: list[Path]) -> Refreshed:
+    """Refresh the report on all runs below `paths`, with figures; see `refresh`."""
+    return refresh(paths, None, Options(figures=True))
+
+
+def _make_given(out: Path) -> None:
+    """Make the report's folder that the user named, before anything is read."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if os.access(out, os.W_OK | os.X_OK):
+            return
+        why = os.strerror(errno.EACCES)
+    except OSError as error:
+        if error.errno in OF_THE_CLUSTER:
+            raise from_os_error(error, "making the folder of the report", out) from error
+        why = "a file of that name is there" if isinstance(error, FileExistsError) else error.strerror or str(error)
+    next_step = "give --out a folder that you may write to, or one that can be made"
+    raise AutorlError(f"the report can't be written there: {why}", where=out, next_step=next_step)
 
 
 def _key(found: FoundRuns, keys: dict[Path, str], options: Options) -> str:
-    """Return the key over all runs, including those that are left out."""
+    """Return the key of a report's inputs, runs that are left out among them."""
     runs = [[os.fsencode(run.path).hex(), keys.get(run.path) or left_out_key(run)] for run in found.runs]
     imports = [imports_key(place) for place in found.imports]
-    told = [code_stamp(), options.key(), runs, imports, [left.model_dump(mode="json") for left in found.left_out]]
+    left_out = [one.model_dump(mode="json") for one in found.left_out]
+    told = [code_stamp(), vars(replace(options, fresh=False)), runs, imports, left_out]
     return hashlib.sha256(canonical_json(told)).hexdigest()
 
 
-def _unchanged(out: Path, found: FoundRuns, kept: dict[Path, Kept], options: Options) -> dict[str, Any] | None:
+def _unchanged(out: Path, key: str) -> dict[str, Any] | None:
     """Return the state of the report in `out` if writing it now would give the same files, else None."""
     try:
-        state = json.loads(own_bytes(out / STATE_NAME, reading.MAX_RECORD_BYTES))
+        state = json.loads(own_bytes(out / STATE_NAME))
     except (OSError, ValueError, RecursionError):
         return None
-    keys = {path: one.head.key for path, one in kept.items()}
-    if not isinstance(state, dict) or state.get("key") != _key(found, keys, options):
-        return None
-    if state.get("outputs") != _output_stamps(out):
-        return None
     kinds = {"left_out": int, "live": int, "texts": dict, "folders": list}
-    return state if all(type(state.get(name)) is kind for name, kind in kinds.items()) else None
+    if not isinstance(state, dict) or any(type(state.get(name)) is not kind for name, kind in kinds.items()):
+        return None
+    return state if state.get("key") == key and state.get("outputs") == _output_stamps(out) else None
 
 
 def _output_stamps(out: Path) -> list[Stamp]:
@@ -340,15 +345,111 @@ def _output_stamps(out: Path) -> list[Stamp]:
 
 
 def _write_state(out: Path, state: dict[str, Any]) -> None:
-    try:
+    with suppress(OSError):
         atomic.write_bytes(out / STATE_NAME, canonical_json(state), durable=False)
-    except OSError:
-        pass
 
 
-# --- worker processes
-# Forked, because two cores read runs twice as fast. A worker decides nothing: if a piece fails or its worker is killed, this
-# process does the piece again, and an error is raised here.
+# --- reading the runs that changed, on all cores; only one run is held in full at a time, of the others a short summary
+
+OBJECTS_BEFORE_COLLECTION = 200_000
+"""Records have no cycles; the default threshold (700) makes the collector take a third of the time."""
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    before = gc.get_threshold()
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class _Made(NamedTuple):
+    """A run that was read: the folder of its pages, its key (None if it could not be taken), its packed summary."""
+
+    folder: Path
+    key: str | None
+    data: bytes
+
+
+class _Reader:
+    """Get runs' summaries from their digests, else by reading them and writing their pages."""
+
+    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Kept]) -> None:
+        self.out, self.digests, self.kept = out, digests, kept
+        self.library = Library()
+        self.folders: dict[Path, Path] = {}
+        self.keys: dict[Path, str] = {}
+        self.read = 0
+
+    def summaries(self, runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
+        """Yield the short summary of each run, or the exception that reading it raised.
+
+        Raises:
+            AutorlError: the pages can't be written.
+        """
+        shared = [run for run, chain in runs if chain is None and run.path not in self.kept]
+        here = set(shared[:1])  # read before the fork, so that the workers inherit what reading it imports and compiles
+        shared = shared[1:]
+        with ExitStack() as stack:
+            answers: Iterator[_Made | None] | None = None
+            for run, chain in runs:
+                if run.path in self.kept or chain is not None or run in here:
+                    yield self._taken(run, chain)
+                    continue
+                if answers is None:
+                    task = shared_out(lambda n: self._made(shared[n], None), len(shared), workers_for(len(shared)))
+                    answers = stack.enter_context(task)
+                made = next(answers)
+                yield self._taken(run, None) if made is None else self._noted(run, made)
+
+    def _taken(self, run: RunDir, chain: ReadableLedger | None) -> RunSummary | Exception:
+        kept = self.kept.pop(run.path, None)
+        if kept is not None:
+            with suppress(ValueError):
+                self.folders[run.path], self.keys[run.path] = kept.folder, kept.key
+                return unpacked(kept.data)
+        try:
+            return self._noted(run, self._made(run, chain))
+        except _CannotWrite as error:
+            raise error.cause from None
+        except Exception as error:
+            return error
+
+    def _made(self, run: RunDir, chain: ReadableLedger | None) -> _Made:
+        """Read a run; write its pages and its digest."""
+        key = None
+        with suppress(OSError, ValueError):
+            key = self.digests.key(run)
+        whole = digest(run, self.library, chain)
+        try:
+            folder = write_run(whole, run, self.out)
+        except AutorlError as error:
+            raise _CannotWrite(error) from error
+        data = packed(whole.short())
+        if key is not None:
+            with suppress(OSError):
+                key = self.digests.keep(folder, key, run, data, damaged=whole.damage is not None)
+        return _Made(folder, key, data)
+
+    def _noted(self, run: RunDir, made: _Made) -> RunSummary:
+        self.folders[run.path] = made.folder
+        if made.key is not None:
+            self.keys[run.path] = made.key
+        self.read += 1
+        return unpacked(made.data)
+
+
+class _CannotWrite(Exception):
+    """A run's pages can't be written, which is no reason to leave the run out."""
+
+    def __init__(self, cause: AutorlError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+# --- worker processes: forked; what a worker fails at, or loses when it is killed, the first process does again
 
 MAX_WORKERS = 4
 """A report is most often made on a login node, which is shared."""
@@ -356,10 +457,7 @@ MAX_WORKERS = 4
 LEAST_PIECES = 8
 """With fewer pieces the work is done before a second process has started."""
 
-WAITING = 64
-"""Answers that may wait for an earlier, slower one: a bound on memory."""
-
-Work = Callable[[int], bytes]
+Work = Callable[[int], Any]
 _held: list[Work] = []
 """In a worker process: the work function."""
 
@@ -371,7 +469,7 @@ def workers_for(pieces: int) -> int:
 
 
 @contextmanager
-def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes | None]]:
+def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[Any]]:
     """Yield the answers of `work(0)`, ..., `work(pieces - 1)` in this order. None means: no answer, the caller must do it.
 
     Args:
@@ -382,8 +480,11 @@ def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[bytes
         return
     forks = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(min(workers, pieces), forks, _begin, (work,))
+    asked: deque[Future[Any]] = deque()
+    with suppress(BrokenExecutor):
+        asked.extend(pool.submit(_answer, number) for number in range(pieces))
     try:
-        yield _in_order(pool, pieces)
+        yield (_result(asked) for _ in range(pieces))
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -400,164 +501,14 @@ def _end_with(asking: Any) -> None:
     os._exit(1)
 
 
-def _answer(number: int) -> bytes:
+def _answer(number: int) -> Any:
     return _held[0](number)
 
 
-def _in_order(pool: ProcessPoolExecutor, pieces: int) -> Iterator[bytes | None]:
-    asked: deque[Future[bytes]] = deque()
-    number = 0
-    for _ in range(pieces):
-        with suppress(BrokenExecutor):
-            while number < pieces and len(asked) < WAITING:
-                asked.append(pool.submit(_answer, number))
-                number += 1
-        answer = None
-        with suppress(Exception):
-            answer = asked.popleft().result() if asked else None
-        yield answer
-
-
-# --- reading, merging and writing
-# Only one run is held in full at a time, of the others a short summary: so a report over thousands of runs fits into memory.
-OBJECTS_BEFORE_COLLECTION = 200_000
-"""Records have no cycles; the default threshold (700) makes the collector take a third of the time."""
-
-
-class RemadeReport(NamedTuple):
-    """A report that was made.
-
-    Attributes:
-        keys: cache key by run folder, for runs whose changes can be detected; see `Digests.key`.
-        read: number of runs that were read.
-    """
-
-    merged: MergedReport
-    keys: dict[Path, str]
-    read: int
-
-
-def remake(found: FoundRuns, out: Path, digests: Digests, kept: dict[Path, Kept], options: Options) -> RemadeReport:
-    """Read, merge and write all files of the report.
-
-    Raises:
-        AutorlError: a side of the comparison does not exist, or the folder can't be written.
-    """
-    taking = Taking(out, digests, kept)
-    with _rare_collections():
-        merged = merge_found(found, taking)
-        folders = [taking.pages(run, Path(home)) for run, home in zip(merged.runs, merged.run_folders, strict=True)]
-        merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
-        versus = compare(merged, *options.compare) if options.compare is not None else None
-        figures = write_figures(merged, out) if options.figures else None
-        write_merged(merged, folders, out, options.reload_s, figures)
-        if versus is not None:
-            write_versus(versus, out)
-    return RemadeReport(merged, taking.keys, taking.read)
-
-
-class Taking:
-    """The `merge.Take` of a refresh: get runs from their digests, else read them and write their pages, on all cores."""
-
-    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Kept]) -> None:
-        self.out, self.digests, self.kept = out, digests, kept
-        self.folders: dict[Path, Path] = {}
-        self.keys: dict[Path, str] = {}
-        self.read = 0
-
-    def __call__(self, runs: Sequence[ChosenRun], library: Library) -> Iterator[RunSummary | Exception]:
-        """Yield the summary of each run, or the exception that reading it raised; see `merge.Take`."""
-        shared = [run for run, chain in runs if chain is None and run.path not in self.kept]
-        here = set(shared[:1])  # read before the fork, so that the workers inherit what reading it imports and compiles
-        shared = shared[1:]
-        with ExitStack() as stack:
-            answers: Iterator[bytes | None] | None = None
-            for run, chain in runs:
-                if run.path in self.kept or chain is not None or run in here:
-                    yield self._taken(run, library, chain)
-                    continue
-                if answers is None:
-                    work = partial(self._answer, shared, library)
-                    answers = stack.enter_context(shared_out(work, len(shared), workers_for(len(shared))))
-                answer = next(answers)
-                yield self._taken(run, library, None) if answer is None else self._told(run, answer)
-
-    def pages(self, run: RunSummary, home: Path) -> Path:
-        """Return the folder of a run's pages. Pages of imported runs are written here, once all of these runs are known."""
-        return self.folders.get(home) or write_run(run, RunDir(home), self.out)
-
-    def _taken(self, run: RunDir, library: Library, chain: ReadableLedger | None) -> RunSummary | Exception:
-        kept = self.kept.get(run.path)
-        summary = kept.summary() if kept is not None else None
-        if kept is not None and summary is not None:
-            self.folders[run.path], self.keys[run.path] = kept.folder, kept.head.key
-            return summary
-        before = self._key(run)
-        try:
-            whole = digest(run, library, chain)
-        except Exception as error:
-            return error
-        try:
-            return self._written(run, whole, before)[0]
-        except AutorlError:
-            raise
-        except Exception as error:  # a defect in drawing one run must not cost the others
-            return error
-
-    def _answer(self, runs: Sequence[RunDir], library: Library, number: int) -> bytes:
-        """Read a run in a worker; return its folder and key as a JSON line, then its packed summary."""
-        run = runs[number]
-        before = self._key(run)
-        _, data = self._written(run, digest(run, library), before)
-        told = {"folder": os.fsencode(self.folders[run.path]).hex(), "key": self.keys.get(run.path)}
-        return canonical_json(told) + b"\n" + data
-
-    def _told(self, run: RunDir, answer: bytes) -> RunSummary:
-        """Return the summary of a run that a worker read; see `_answer`."""
-        line, _, data = answer.partition(b"\n")
-        told = json.loads(line)
-        self.folders[run.path] = Path(os.fsdecode(bytes.fromhex(told["folder"])))
-        if told["key"] is not None:
-            self.keys[run.path] = told["key"]
-        self.read += 1
-        return unpacked(data)
-
-    def _written(self, run: RunDir, whole: RunSummary, before: str | None) -> tuple[RunSummary, bytes]:
-        """Write a run's pages and digest; return the short summary and its packed bytes.
-
-        Args:
-            before: the run's key, taken before it was read; None if it has none.
-
-        Raises:
-            AutorlError: the pages can't be written.
-        """
-        folder = self.folders[run.path] = write_run(whole, run, self.out)
-        short = whole.short()
-        data = packed(short)
-        numbers, deep = numbers_of(short), short.damage is not None
-        if before is not None:
-            with suppress(OSError):
-                key = with_items(before, run, numbers, deep=deep)
-                self.digests.keep(folder, key, numbers, data, deep=deep)
-                self.keys[run.path] = key
-        self.read += 1
-        return short, data
-
-    def _key(self, run: RunDir) -> str | None:
-        try:
-            return self.digests.key(run)
-        except (OSError, ValueError):
-            return None
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(OBJECTS_BEFORE_COLLECTION, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+def _result(asked: deque[Future[Any]]) -> Any:
+    with suppress(Exception):
+        return asked.popleft().result()
+    return None
 
 
 # --- report --watch
@@ -566,7 +517,7 @@ Say = Callable[[str], None]
 
 
 def watch_report(
-    paths: list[Path],
+    paths: Sequence[Path],
     out: Path | None,
     options: Options,
     every_s: int,
@@ -603,7 +554,6 @@ def watch_report(
 
 
 def _line(done: Refreshed) -> str:
-    """Return one line about a refresh."""
     read = f"{done.read} read again" if done.changed else "nothing changed"
     left_out = f", {done.left_out} things left out" if done.left_out else ""
     return f"{_now()}  {done.runs} runs, {done.live} not over, {read}{left_out}"

@@ -166,14 +166,9 @@ class Bases:
     def _all(self) -> dict[str, Baseline]:
         if self._known is None:
             keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
-            read = {key: read_baseline(self.folder, key) for key in keys}
-            self._known = {
-                key: baseline
-                for key, baseline in read.items()
-                if baseline is not None
-                and baseline.key == key
-                and baseline.evaluation.engine_hash == baseline.engine.digest()
-            }
+            read = [(key, read_baseline(self.folder, key)) for key in keys]
+            fits = [(key, one) for key, one in read if one is not None and one.key == key]
+            self._known = {key: one for key, one in fits if one.evaluation.engine_hash == one.engine.digest()}
         return self._known
 
 
@@ -291,18 +286,13 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
-        facts = tuple([row.get("facts") or _NOTHING for row in rows]) if _may_hold(lines, "facts") else ()
+        facts = tuple([row.get("facts") or _NOTHING for row in rows]) if b"facts" in lines else ()
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
     return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)
-
-
-def _may_hold(data: bytes, name: str) -> bool:
-    """Return False only if no object in this JSON has such a field, even with escapes in its name."""
-    return name.encode() in data or b"\\" in data
 
 
 def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:
@@ -331,12 +321,15 @@ MANY_FILES = 20
 
 def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:
     """Return the sandbox of each attempt, as proven on its node, with texts cleaned."""
-    return tuple(_clean_sandbox(used) for used in view.sandboxes)
-
-
-def _clean_sandbox(used: SandboxUsed) -> SandboxUsed:
-    refused = {clean(name) or "": clean(why) or "" for name, why in used.refused.items()}
-    return used.model_copy(update={"holes": tuple(clean(hole) or "" for hole in used.holes), "refused": refused})
+    return tuple(
+        used.model_copy(
+            update={
+                "holes": tuple(clean(hole) or "" for hole in used.holes),
+                "refused": {clean(name) or "": clean(why) or "" for name, why in used.refused.items()},
+            }
+        )
+        for used in view.sandboxes
+    )
 
 
 def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
@@ -344,12 +337,8 @@ def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
     known = view.fingerprint_of(submission)
     if known is None:
         return None
-    texts = {
-        name: clean(getattr(known, name)) for name in ("reason", "largest_tensor", "nearest_model", "exchanged_of")
-    }
-    if all(text is getattr(known, name) or text == getattr(known, name) for name, text in texts.items()):
-        return known
-    return known.model_copy(update=texts)
+    names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
+    return known.model_copy(update={name: clean(getattr(known, name)) for name in names})
 
 
 def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:

@@ -16,10 +16,8 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Evaluation, FingerprintFlag, Submission
 from autorl_hpc.records.exchange import Baseline, Clock
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.report.axes import used_of
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.groups import limits_of
-from autorl_hpc.report.paired import PairedItems, gain, on_all_items, optimism
+from autorl_hpc.report.leaderboard import limits_of
 from autorl_hpc.report.run_folder import (
     Bases,
     Items,
@@ -36,16 +34,20 @@ from autorl_hpc.report.run_folder import (
 from autorl_hpc.report.run_story.context import RunContext
 from autorl_hpc.report.run_story.story import tell
 from autorl_hpc.report.scores import (
+    PairedItems,
     ScoreInterval,
     baseline_summary,
+    gain,
     intervals_of,
     needs_items,
     noise_of_queries,
+    on_all_items,
+    optimism,
     points_of,
     score_summary,
     visible_gain,
 )
-from autorl_hpc.report.summary import UNTRIED, BaselineSummary, Excluded, Gain, Gap, RunSummary, figures_of
+from autorl_hpc.report.summary import UNTRIED, Excluded, Figures, Gain, Gap, RunSummary
 from autorl_hpc.report.tables import notes_of, notes_of_story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -89,39 +91,41 @@ class _Digest:
     """The steps of `digest`, which share the run's records."""
 
     def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger, library: Library) -> None:
-        self.run = run
-        self.record = record
-        self.science = record.science
-        self.chain = chain
+        self.run, self.record, self.science, self.chain = run, record, record.science, chain
         self.view: RunView = chain.view
+        self.closed, self.sealed = self.view.closed, self.view.sealed
         self.items = library.items
         self.bases = library.bases(ExperimentDir(run.path.parent))
         self.is_paper = self.science.protocol is Protocol.PAPER
         self.feedback_split = Split.REPORT if self.is_paper else Split.FEEDBACK
         self.found = PairedFindings()
+        selected = self.closed.selected if self.closed else None
+        self.chosen = self.view.submissions.get(selected) if selected is not None else None
+        """The submission that the run was closed with; None for the base model or if not closed."""
 
     def summary(self) -> RunSummary:
         """Return the whole summary."""
-        view, science, found = self.view, self.science, self.found
+        view, science, record, found = self.view, self.science, self.record, self.found
+        closed, sealed = self.closed, self.sealed
         feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
         feedback_base, report_base = self._as_closed(feedback_base), self._as_closed(report_base)
         self._judge(feedback_base, report_base)
+        feedback_items, report_items = self._base_items(feedback_base), self._base_items(report_base)
         intervals = self._intervals()
         points = points_of(view, intervals)
-        best, report = view.best(), view.closed.report if view.closed else None
+        best, report = view.best(), closed.report if closed else None
         best_score = view.score_of(best) if best else None
         fault, reason = self._fault()
-        sandbox, network = self.view.sandbox or (UNTRIED, self.science.network)
+        sandbox, network = view.sandbox or (UNTRIED, science.network)
         elapsed_s, given_back_s = self._used()
-        count = Counter(p.status for p in points)
-        unrecorded = view.sealed.refused_unrecorded if view.sealed else 0
+        count = Counter(point.status for point in points)
         summary = RunSummary(
             tool_version=__version__,
-            run_id=clean(self.record.run_id) or "",
-            experiment=self.record.experiment,
+            run_id=clean(record.run_id) or "",
+            experiment=record.experiment,
             task=science.task,
             agent=science.agent,
-            agent_hash=self.record.agent_hash,
+            agent_hash=record.agent_hash,
             driver=science.driver,
             base_model=science.base_model,
             base_model_content_hash=science.base_model_content_hash,
@@ -135,32 +139,32 @@ class _Digest:
             environment_hash=science.environment_hash,
             elapsed_s=elapsed_s,
             given_back_s=given_back_s,
-            used=used_of(view),
-            starts=view.sealed.starts if view.sealed else 0,
-            reprompts=view.sealed.reprompts if view.sealed else 0,
+            used=_used_of(view),
+            starts=sealed.starts if sealed else 0,
+            reprompts=sealed.reprompts if sealed else 0,
             attempts=view.attempt,
             accepted=len(view.accepted()),
-            refused=count[SubmissionState.REFUSED] + unrecorded,
+            refused=count[SubmissionState.REFUSED] + (sealed.refused_unrecorded if sealed else 0),
             failed=count[SubmissionState.FAILED],
             waiting=count[SubmissionState.ACCEPTED],
-            baseline_feedback=self._shown_base(feedback_base),
+            baseline_feedback=baseline_summary(feedback_base, feedback_items) if feedback_base else None,
             best_feedback=score_summary(
                 best_score.evaluation, best.submission_id, self._items_behind(best, best_score.evaluation)
             )
             if best and best_score
             else None,
-            selected=view.closed.selected if view.closed else None,
-            selected_by=view.closed.selected_by if view.closed else None,
-            report=score_summary(report, view.closed.selected, self._items_behind(self._chosen(), report))
-            if report and view.closed
+            selected=closed.selected if closed else None,
+            selected_by=closed.selected_by if closed else None,
+            report=score_summary(report, closed.selected, self._items_behind(self.chosen, report))
+            if report and closed
             else None,
-            baseline_report=self._shown_base(report_base),
-            figures=figures_of(view, feedback_base, report_base),
+            baseline_report=baseline_summary(report_base, report_items) if report_base else None,
+            figures=self._figures(feedback_base, report_base),
             improvement=found.improvement,
             gap=found.gap,
             noise=noise_of_queries(view, intervals),
-            visible_gain_report=self._visible(report_base),
-            visible_gain_feedback=self._visible(feedback_base),
+            visible_gain_report=visible_gain(report_base.evaluation, report_items) if report_base else None,
+            visible_gain_feedback=visible_gain(feedback_base.evaluation, feedback_items) if feedback_base else None,
             counted=found.excluded is None,
             excluded=found.excluded,
             ranked=ranks(sandbox, self._flags()),
@@ -168,15 +172,15 @@ class _Digest:
             contamination_end=contamination_of(view, None),
             fault=fault,
             reason=clean(reason),
-            ended_by=view.sealed.ended_by if view.sealed else None,
-            exit_code=view.sealed.exit_code if view.sealed else None,
+            ended_by=sealed.ended_by if sealed else None,
+            exit_code=sealed.exit_code if sealed else None,
             trajectory=points,
-            recipe_hash=self.record.recipe_hash,
+            recipe_hash=record.recipe_hash,
             engine_hash=self._engine(report, report_base, feedback_base),
             feedback_of=science.splits[Split.FEEDBACK].n if science.feedback_part else None,
             split_hashes={str(name): science.split_hash(name) for name in sorted(science.splits)},
-            code_hash=self.record.code_hash,
-            task_hash=self.record.task_hash,
+            code_hash=record.code_hash,
+            task_hash=record.task_hash,
             genesis=self.chain.genesis,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
@@ -186,13 +190,11 @@ class _Digest:
         )
         looked = looks(summary)
         summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
-        summary = summary.model_copy(
-            update={"notes": notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)}
-        )
-        story = tell(self._known(summary, feedback_base))
-        return summary.model_copy(update={"story": story, "notes": (*summary.notes, *notes_of_story(story))})
+        notes = notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)
+        story = tell(self._context(summary.model_copy(update={"notes": notes}), feedback_base))
+        return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
 
-    def _known(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
+    def _context(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
         """Return the input of the run's story."""
 
         def pair_of(submission: Submission) -> PairedItems:
@@ -213,24 +215,22 @@ class _Digest:
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:
         """Return the flags of the selected checkpoint."""
-        chosen = self._chosen()
-        known = self.view.fingerprint_of(chosen) if chosen else None
+        known = self.view.fingerprint_of(self.chosen) if self.chosen else None
         if known is not None:
             return known.flags
-        return ("untrained_copy",) if chosen is not None and chosen.is_base else ()
+        return ("untrained_copy",) if self.chosen is not None and self.chosen.is_base else ()
 
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """Return the base model's score, or None with a trouble if it was altered after the run was closed."""
-        closed = self.view.closed
-        if base is None or closed is None or closed.baseline_sha256.get(base.key) in (None, self.bases.digest(base)):
+        recorded = self.closed.baseline_sha256.get(base.key) if base is not None and self.closed is not None else None
+        if base is None or recorded in (None, self.bases.digest(base)):
             return base
         self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
         return None
 
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
         """Decide whether the run counts; if so, compute improvement and optimism gap."""
-        view, found = self.view, self.found
-        closed = view.closed
+        closed, found = self.closed, self.found
         found.excluded = self._why_excluded()
         if self.chain.damage or closed is None:
             return
@@ -238,23 +238,23 @@ class _Digest:
             if found.excluded is None:
                 found.improvement = Gain(difference=0.0, how="base_kept")
             return
-        chosen = view.submissions.get(closed.selected)
-        if chosen is None or closed.report is None or closed.report.recipe_hash != self.record.recipe_hash:
-            found.troubles.append("the closing entry names a submission or a recipe that this run does not have")
+        lacking = None
+        if self.chosen is None or closed.report is None or closed.report.recipe_hash != self.record.recipe_hash:
+            lacking = "the closing entry names a submission or a recipe that this run does not have"
+        elif report_base is None:
+            lacking = "no base model score by the same engine: there is no improvement without one"
+        elif closed.baseline_report not in (None, report_base.key):
+            other = "the closing entry names another base model score than that of the report score's engine"
+            found.troubles.append(other)
+        if lacking is None:
+            assert self.chosen is not None and closed.report is not None and report_base is not None
+            self._compare(self.chosen, closed.report, report_base, feedback_base)
+        else:
+            found.troubles.append(lacking)
             found.excluded = found.excluded or "incomplete"
-            return
-        if report_base is None:
-            found.troubles.append("no base model score by the same engine: there is no improvement without one")
-            found.excluded = found.excluded or "incomplete"
-            return
-        if closed.baseline_report not in (None, report_base.key):
-            found.troubles.append(
-                "the closing entry names another base model score than that of the report score's engine"
-            )
-        self._compare(chosen, closed.report, report_base, feedback_base)
 
     def _why_excluded(self) -> Excluded | None:
-        closed, sealed = self.view.closed, self.view.sealed
+        closed, sealed = self.closed, self.sealed
         if self.chain.damage:
             return "damaged"
         if closed is None:
@@ -277,8 +277,7 @@ class _Digest:
             found.commonest_output_share = report_pair.new.commonest_output_share
         except Unusable as error:
             found.troubles.append(f"the improvement has no interval: {error}")
-            assert report.score is not None
-            if report_base.evaluation.score is not None:
+            if report.score is not None and report_base.evaluation.score is not None:
                 found.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
             else:
                 found.excluded = found.excluded or "incomplete"
@@ -287,9 +286,8 @@ class _Digest:
         if self.is_paper or score is None:
             return
         if feedback_base is None:
-            found.troubles.append(
-                "no optimism gap: the base model has no feedback score by the engine that scored the checkpoint"
-            )
+            why = "the base model has no feedback score by the engine that scored the checkpoint"
+            found.troubles.append(f"no optimism gap: {why}")
             return
         try:
             feedback_pair = self._pair(chosen, score.submission_id, score.evaluation, feedback_base)
@@ -315,31 +313,26 @@ class _Digest:
 
     def _base(self, split: Split) -> Baseline | None:
         """Return the base model's score by the same engine as the score that it is compared with."""
-        closed, engine = self.view.closed, None
-        if split is Split.REPORT and closed is not None and closed.report is not None:
-            engine = closed.report.engine_hash
+        engine = None
+        if split is Split.REPORT and self.closed is not None and self.closed.report is not None:
+            engine = self.closed.report.engine_hash
         elif split is self.feedback_split:
-            chosen = self.view.submissions.get(closed.selected) if closed and closed.selected else self.view.best()
+            chosen = self.chosen or self.view.best()
             score = self.view.score_of(chosen) if chosen else None
             engine = score.evaluation.engine_hash if score else None
         if engine is not None:
             return self.bases.by_engine(self.science, split, engine)
         return self.bases.any_engine(self.science, split)
 
-    def _shown_base(self, base: Baseline | None) -> BaselineSummary | None:
+    def _base_items(self, base: Baseline | None) -> Items | None:
+        """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
         if base is None:
             return None
-        return baseline_summary(base, self._base_items(base))
+        return self._needed(self.bases.items_path(base), base.evaluation)
 
-    def _visible(self, base: Baseline | None) -> float | None:
-        return None if base is None else visible_gain(base.evaluation, self._base_items(base))
-
-    def _base_items(self, base: Baseline) -> Items | None:
-        """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
-        if not needs_items(base.evaluation):
-            return None
+    def _needed(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items | None:
         try:
-            return self.items.read(self.bases.items_path(base), base.evaluation)
+            return self.items.read(path, evaluation, keep=keep) if needs_items(evaluation) else None
         except Unusable:
             return None
 
@@ -347,34 +340,34 @@ class _Digest:
         self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
     ) -> Items | None:
         """Return the items of a checkpoint's score if its interval needs them."""
-        if submission is None or not needs_items(evaluation):
+        if submission is None:
             return None
         if submission.is_base:
-            base = self._base(evaluation.split)
-            return self._base_items(base) if base is not None else None
+            return self._base_items(self._base(evaluation.split))
         scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
         number = scored.submission_id if scored else submission.submission_id
-        try:
-            return self.items.read(self._items_path(number, evaluation), evaluation, keep=keep)
-        except Unusable:
-            return None
+        return self._needed(self._items_path(number, evaluation), evaluation, keep=keep)
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         """Return the intervals of feedback scores of clustered items; other scores need no items."""
+        scores = {number: score.evaluation for number, score in self.view.scores.items()}
         return intervals_of(
-            (
-                number,
-                score.evaluation,
-                self._items_behind(self.view.submissions.get(number), score.evaluation, keep=False),
-            )
-            for number, score in self.view.scores.items()
-            if score.evaluation.clusters is not None and score.evaluation.score is not None
+            (number, evaluation, self._items_behind(self.view.submissions.get(number), evaluation, keep=False))
+            for number, evaluation in scores.items()
+            if evaluation.clusters is not None and evaluation.score is not None
         )
 
-    def _chosen(self) -> Submission | None:
-        """Return the submission that the run was closed with; None for the base model or if not closed."""
-        closed = self.view.closed
-        return self.view.submissions.get(closed.selected) if closed and closed.selected else None
+    def _figures(self, feedback_base: Baseline | None, report_base: Baseline | None) -> Figures:
+        """Return the task's further figures."""
+        chosen = self.chosen or self.view.best()
+        score = self.view.score_of(chosen) if chosen is not None else None
+        report = self.closed.report if self.closed is not None and self.closed.selected is not None else None
+        return Figures(
+            base_feedback=feedback_base.evaluation.metrics if feedback_base is not None else {},
+            feedback=score.evaluation.metrics if score is not None else {},
+            base_report=report_base.evaluation.metrics if report_base is not None else {},
+            report=report.metrics if report is not None else {},
+        )
 
     def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
         """Return the engine for comparisons: that of the report score, else of the base model's score."""
@@ -383,26 +376,40 @@ class _Digest:
         return next((b.evaluation.engine_hash for b in bases if b is not None), None)
 
     def _fault(self) -> tuple[Fault | None, str | None]:
-        closed, sealed = self.view.closed, self.view.sealed
-        for part in (closed, sealed):
+        for part in (self.closed, self.sealed):
             if part is not None and part.fault is not None:
                 return part.fault, part.reason
-        ended = self.view.ended[-1] if self.view.state is RunState.INTERRUPTED else None
-        reason = sealed.reason if sealed is not None else ended.reason if ended is not None else None
-        return None, reason
+        if self.sealed is not None:
+            return None, self.sealed.reason
+        return None, self.view.ended[-1].reason if self.view.state is RunState.INTERRUPTED else None
 
     def _used(self) -> tuple[float, float]:
         """Return elapsed and given-back seconds: as sealed, else as last written by the supervisor."""
         view = self.view
-        if view.sealed is not None:
-            return view.sealed.elapsed_s, view.sealed.given_back_s
-        told = [a.elapsed_s for a in view.attempts] + [e.elapsed_s for e in view.ended]
-        told += [s.elapsed_s for s in view.submissions.values()]
-        raw = reading.read_json_or_none(self.run.clock)
-        try:
-            clock = None if raw is None else parse_record(Clock, raw, self.run.clock)
-        except AutorlError:
-            clock = None
-        if clock is not None:
-            told.append(clock.elapsed_s)
+        if self.sealed is not None:
+            return self.sealed.elapsed_s, self.sealed.given_back_s
+        told = [one.elapsed_s for one in view.attempts] + [one.elapsed_s for one in view.ended]
+        told += [one.elapsed_s for one in view.submissions.values()]
+        clock = None
+        if (raw := reading.read_json_or_none(self.run.clock)) is not None:
+            try:
+                clock = parse_record(Clock, raw, self.run.clock)
+                told.append(clock.elapsed_s)
+            except AutorlError:
+                pass
         return max(told, default=0.0), clock.given_back_s if clock else 0.0
+
+
+def _used_of(view: RunView) -> dict[str, float]:
+    """Return how much of each limit besides time was used, by the budget's field names; empty before the seal."""
+    sealed = view.sealed
+    if sealed is None:
+        return {}
+    driver = sealed.driver
+    found = {
+        "max_submissions": len(view.contents()),
+        "gpu_hours": sealed.gpu_hours,
+        "tokens": None if driver is None else driver.tokens,
+        "cost_usd": None if driver is None else driver.cost_usd,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}

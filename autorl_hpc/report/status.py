@@ -25,7 +25,7 @@ from autorl_hpc.files.store import read_endpoint
 from autorl_hpc.records.cluster import SeenJob
 from autorl_hpc.records.exchange import RunHead, Trouble
 from autorl_hpc.report.find import experiments_in, runs_of
-from autorl_hpc.report.format import UNKNOWN, clean
+from autorl_hpc.report.format import UNKNOWN, clean, shortened_apart
 from autorl_hpc.report.run_folder import worst_found
 from autorl_hpc.report.scores import noise_of_queries
 from autorl_hpc.states import JobState, RunState
@@ -52,8 +52,8 @@ class JobsNow:
         grader_ids: numbers of the living graders' jobs; None: this machine.
     """
 
-    roles: list[str] = field(default_factory=list)
-    text: str = "none running"
+    roles: list[str]
+    text: str
     trouble: str | None = None
     by_run: dict[str, str] = field(default_factory=dict)
     step: bool = False
@@ -78,12 +78,13 @@ class Jobs:
     def of(self, experiment: ExperimentDir) -> JobsNow:
         """Return the present jobs of an experiment."""
         here = [job.role for job in alive_jobs(experiment)]
+        text = ", ".join(here) or "none running"
         try:
             submitted = read_submitted(experiment)
         except (AutorlError, OSError) as error:
-            return JobsNow(here, _listed(here), str(error).splitlines()[0])
+            return JobsNow(here, text, str(error).splitlines()[0])
         if submitted is None or not submitted.submitted:
-            return JobsNow(here, _listed(here))
+            return JobsNow(here, text)
         seen, trouble = self._ask(experiment, list(names_of(submitted)))
         alive = JobTable.of(submitted, seen).alive()
         roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
@@ -100,14 +101,9 @@ class Jobs:
         try:
             told, trouble = slurm.jobs(names), None
         except slurm.SchedulerError as error:
-            seen = read_seen(experiment)
-            told, trouble = list(seen.jobs), f"as the watcher saw it last; {error.what}"
+            told, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
         self._seen[experiment.path] = (now, told, trouble)
         return told, trouble
-
-
-def _listed(roles: list[str]) -> str:
-    return ", ".join(roles) or "none running"
 
 
 def _told(alive: list[ListedJob]) -> str:
@@ -129,56 +125,14 @@ def _stuck(alive: list[ListedJob]) -> str | None:
     return "; ".join(f"{reason} ({number} jobs)" for reason, number in reasons.items()) or None
 
 
-# --- queue entries that fail and wait: shown with their run; those of base models above the table
+# --- facts, as `status --json` prints them
 
 BASELINE = "b"
-"""First letter of the names of base models' entries."""
-
-
-def with_trouble(row: dict[str, Any], troubles: Sequence[Trouble]) -> dict[str, Any]:
-    """Return a run's row with fault and reason of its most often failed entry, unless the run has a fault of its own."""
-    own = [each for each in troubles if not each.entry.startswith(BASELINE) and run_of(each.entry) == row["run_id"]]
-    if not own or row["fault"] is not None:
-        return row
-    worst = max(own, key=lambda each: each.failures)
-    return {
-        **row,
-        "fault": str(worst.fault),
-        "reason": f"{_times(worst.failures)}, tried again: {_first(worst.problem)}",
-    }
-
-
-def of_no_run(troubles: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each base model that can't be scored."""
-    for each in troubles:
-        if each["entry"].startswith(BASELINE):
-            yield f"{each['entry']}: {each['fault']}: {_times(each['failures'])}, tried again: {_first(each['problem'])}"
-
-
-def _times(failures: int) -> str:
-    return "failed once" if failures == 1 else f"failed {failures} times"
-
-
-def _first(problem: str) -> str:
-    return problem.split("\n", 1)[0]
-
-
-REFRESH_S = 1.0
-GAP = 2
-"""Spaces between columns."""
-
-LEAST_RUN_COLUMN = 16
-"""If the run column would be narrower, the columns of submission counts are left out."""
-
-ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
-"""Order in which runs are shown if not all fit."""
-
-COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
-_HASH = re.compile(r"-[0-9a-f]{8}$")
+"""First letter of the names of base models' queue entries."""
 
 
 class StatusWatch:
-    """Cache each ledger, so that a refresh opens only new entries, and remember when counters last changed."""
+    """Cache each ledger, so that a refresh opens only new entries."""
 
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
@@ -192,19 +146,15 @@ class StatusWatch:
             science = read_run(run).science
             view = RunView.of(ledger.read())
         except (AutorlError, OSError) as error:
-            return {
-                **row,
-                "state": str(RunState.DAMAGED),
-                "reason": error.what if isinstance(error, AutorlError) else str(error),
-            }
+            what = error.what if isinstance(error, AutorlError) else str(error)
+            return {**row, "state": str(RunState.DAMAGED), "reason": what}
         clock = reading.read_json_or_none(run.clock)
-        elapsed = float(clock["elapsed_s"]) if isinstance(clock, dict) and "elapsed_s" in clock else 0.0
-        given = float(clock.get("given_back_s", 0)) if isinstance(clock, dict) else 0.0
+        clock = clock if isinstance(clock, dict) else {}
+        left_s = science.budget.wall_clock_s + float(clock.get("given_back_s", 0)) - float(clock.get("elapsed_s", 0))
         best = view.best()
         best_score = view.score_of(best) if best else None
         known = view.fingerprint_of(best) if best else None
         noise = noise_of_queries(view)
-        last = next((linked.entry.at for linked in reversed(ledger.entries)), None)
         row.update(
             task=science.task,
             agent=science.agent,
@@ -212,7 +162,7 @@ class StatusWatch:
             state=str(view.state),
             attempt=view.attempt,
             budget_s=science.budget.wall_clock_s,
-            left_s=max(0.0, science.budget.wall_clock_s + given - elapsed),
+            left_s=max(0.0, left_s),
             accepted=len(view.accepted()),
             waiting=len(view.unscored()),
             refused=len(view.refused()),
@@ -224,7 +174,7 @@ class StatusWatch:
             network=None if view.sandbox is None else str(view.sandbox[1]),
             selected=view.closed.selected if view.closed else None,
             report=view.closed.report.score if view.closed and view.closed.report else None,
-            last_entry_at=last,
+            last_entry_at=ledger.entries[-1].entry.at if ledger.entries else None,
             entries=len(ledger.entries),
             head=ledger.head(),
         )
@@ -241,13 +191,10 @@ class StatusWatch:
         run_ids, damage = runs_of(experiment)
         jobs = self.jobs.of(experiment)
         troubles = read_troubles(experiment.troubles)
-        graders = [
-            value
-            for name in reading.list_names(experiment.graders)
-            if isinstance(value := reading.read_json_or_none(experiment.graders / name), dict)
-        ]
+        heartbeats = [reading.read_json_or_none(path) for path in _files(experiment.graders)]
+        endpoints = [read_endpoint(path) for path in _files(experiment.drivers) if path.suffix == ".json"]
         rows = [
-            with_trouble({**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)}, troubles)
+            _with_trouble({**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)}, troubles)
             for run_id in run_ids
         ]
         over = damage is None and set(run_ids) <= set(reading.list_names(experiment.finished))
@@ -256,9 +203,11 @@ class StatusWatch:
             "damage": damage,
             "runs": rows,
             "troubles": [trouble.model_dump(mode="json") for trouble in troubles],
-            "graders": [g for g in graders if g.get("state") != "ended" and jobs.may_live(g)],
+            "graders": [
+                g for g in heartbeats if isinstance(g, dict) and g.get("state") != "ended" and jobs.may_live(g)
+            ],
             "graders_in_agents_jobs": jobs.step,
-            "drivers": _drivers(experiment),
+            "drivers": [each.model_dump(mode="json") for each in endpoints if each is not None],
             "queue": queues.waiting(experiment.queue),
             "jobs": jobs.roles,
             "jobs_text": jobs.text,
@@ -268,11 +217,22 @@ class StatusWatch:
         }
 
 
-def _drivers(experiment: ExperimentDir) -> list[dict[str, Any]]:
-    """Return the served drivers as last reported by their jobs, by name."""
-    names = [name for name in reading.list_names(experiment.drivers) if name.endswith(".json")]
-    found = [read_endpoint(experiment.drivers / name) for name in names]
-    return [each.model_dump(mode="json") for each in found if each is not None]
+def _files(folder: Path) -> list[Path]:
+    return [folder / name for name in reading.list_names(folder)]
+
+
+def _with_trouble(row: dict[str, Any], troubles: Sequence[Trouble]) -> dict[str, Any]:
+    """Return a run's row with fault and reason of its most often failed entry, unless the run has a fault of its own."""
+    own = [each for each in troubles if not each.entry.startswith(BASELINE) and run_of(each.entry) == row["run_id"]]
+    if not own or row["fault"] is not None:
+        return row
+    worst = max(own, key=lambda each: each.failures)
+    return {**row, "fault": str(worst.fault), "reason": _failed(worst.failures, worst.problem)}
+
+
+def _failed(failures: int, problem: str) -> str:
+    times = "once" if failures == 1 else f"{failures} times"
+    return f"failed {times}, tried again: {problem.partition(chr(10))[0]}"
 
 
 def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
@@ -289,129 +249,147 @@ def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[dic
     return [keeper.experiment(experiment) for experiment in experiments_in(paths)]
 
 
-def render(facts: list[dict[str, Any]], *, fit: bool = False) -> Screen:
-    """Return the facts as a rich renderable. `fit`: limit it to the terminal's height, active runs first."""
-    return Screen([Block(experiment) for experiment in facts], fit)
+# --- on the terminal
 
+REFRESH_S = 1.0
+GAP = 2
+"""Spaces between columns."""
 
-@dataclass(frozen=True)
-class Block:
-    """One experiment on the screen: head, table of runs, faults."""
+LEAST_RUN_COLUMN = 16
+"""If the run column would be narrower, the columns of submission counts are left out."""
 
-    facts: dict[str, Any]
+ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
+"""Order in which runs are shown if not all fit."""
 
-    def head(self) -> list[Any]:
-        """Return its folder, the summary, and what needs a person's attention."""
-        from rich.text import Text
+COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
+_HASH = re.compile(r"-[0-9a-f]{8}$")
 
-        runs, jobs = self.facts["runs"], self.facts["jobs"]
-        lacks_grader = bool(
-            jobs
-            and not self.facts.get("graders_in_agents_jobs")
-            and not any(role.startswith("grader-") for role in jobs)
-            and (self.facts["queue"] or any(row["state"] != "finished" for row in runs))
-        )
-        done = f"{sum(row['state'] == 'finished' for row in runs)} of {len(runs)} runs finished"
-        beating = [] if lacks_grader else self.facts["graders"]
-        graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
-        drivers = "".join(f"; driver {d['name']}: {d['state']}" for d in self.facts.get("drivers", []))
-        summary = (
-            f"{done}; queue {len(self.facts['queue'])}; graders: {graders}; jobs: {self.facts['jobs_text']}{drivers}"
-        )
-        lines = [Text(self.facts["experiment"], style="bold"), Text(clean(summary) or "")]
-        if self.facts["jobs_trouble"]:
-            lines.append(Text(f"look at: {clean(self.facts['jobs_trouble'])}", style="yellow"))
-        for driver in self.facts.get("drivers", []):
-            if driver["state"] in ("failed", "starting") and driver["problem"]:
-                lines.append(Text(f"driver {driver['name']}: {clean(driver['problem'], 300)}", style="yellow"))
-        if self.facts.get("head"):
-            lines.append(Text(f"head {self.facts['head']}", style="dim"))
-        if self.facts["damage"]:
-            lines.append(Text(f"damaged: {clean(self.facts['damage'])}", style="red"))
-        elif not jobs and not self.facts["over"]:
-            lines.append(Text("no job is running: `autorl-hpc launch` with the same file goes on", style="yellow"))
-        elif lacks_grader:
-            lines.append(Text("no grader is left: `autorl-hpc launch` with the same file starts one", style="yellow"))
-        return [*lines, *(Text(clean(words, 300) or "", style="yellow") for words in of_no_run(self.facts["troubles"]))]
-
-    def body(self, width: int, room: int | None = None) -> Iterator[Any]:
-        """Yield the runs and their faults, in at most `room` lines."""
-        from rich.text import Text
-
-        rows = self.facts["runs"]
-        cut = room is not None and room < self.need()
-        if cut:
-            rows = sorted(rows, key=lambda row: ORDER.index(row["state"]))
-        faults = [row for row in rows if _fault(row)]
-        count, told = len(rows), len(faults)
-        if room is not None and cut:
-            spare = max(0, room - 2)  # the table's header and the last line
-            told = min(told, max(spare // 3, spare - count))
-            count = min(count, spare - told)
-        columns = _columns(rows, width)
-        labels = _labels(rows, _left_for_runs(columns, width))
-        if count:
-            yield _table(columns, labels, rows[:count], width)
-        for row in faults[:told]:
-            line = f"  {labels[row['run_id']]}: {_fault(row)}"
-            yield Text(line, style="dim", no_wrap=room is not None, overflow="ellipsis")
-        if cut and room:
-            yield Text(_not_shown(rows[count:], len(faults) - told), style="dim", no_wrap=True, overflow="ellipsis")
-
-    def need(self) -> int:
-        """Return the number of lines of the whole body."""
-        rows = self.facts["runs"]
-        return len(rows) + bool(rows) + sum(bool(_fault(row)) for row in rows)
+Row = dict[str, Any]
+Facts = dict[str, Any]
+Column = tuple[str, list[str]]
+"""A column's name and its cells."""
 
 
 @dataclass(frozen=True)
 class Screen:
     """Experiments below one another, as wide as the terminal; with `fit`, not higher than it."""
 
-    blocks: list[Block]
+    facts: list[Facts]
     fit: bool = False
 
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
         width = options.max_width
-        rooms: dict[int, int | None] = dict.fromkeys(range(len(self.blocks)))
+        heads = [_head_lines(one) for one in self.facts]
+        rooms: dict[int, int | None] = dict.fromkeys(range(len(heads)))
         if self.fit:
-            heads = [1 + sum(len(line.wrap(console, width)) for line in block.head()) for block in self.blocks]
-            rooms = self._rooms(console.size.height - 1, heads)
+            lines = [1 + sum(len(line.wrap(console, width)) for line in head) for head in heads]
+            rooms = self._rooms(console.size.height - 1, lines)
         for place, room in rooms.items():
-            yield from self.blocks[place].head()
-            yield from self.blocks[place].body(width, room)
+            yield from heads[place]
+            yield from _body(self.facts[place]["runs"], width, room)
             yield Text("")
-        if len(rooms) < len(self.blocks):
-            yield Text(f"and {len(self.blocks) - len(rooms)} more experiments", style="dim")
+        if len(rooms) < len(heads):
+            yield Text(f"and {len(heads) - len(rooms)} more experiments", style="dim")
 
     def _rooms(self, height: int, heads: list[int]) -> dict[int, int | None]:
-        """Return the lines of each shown body, by place; short bodies get all of theirs."""
+        """Return the lines of each shown body, by place: those that are not over first, short bodies whole."""
         shown: list[int] = []
-        for place in sorted(range(len(heads)), key=lambda i: bool(self.blocks[i].facts["over"])):
+        for place in sorted(range(len(heads)), key=lambda i: bool(self.facts[i]["over"])):
             if not shown or sum(heads[i] for i in shown) + heads[place] < height:
                 shown.append(place)
         left = max(0, height - sum(heads[i] for i in shown) - (len(shown) < len(heads)))
+        need = {place: _need(self.facts[place]["runs"]) for place in shown}
         rooms: dict[int, int | None] = {}
-        for number, place in enumerate(sorted(shown, key=lambda i: self.blocks[i].need())):
-            share = min(self.blocks[place].need(), left // (len(shown) - number))
+        for number, place in enumerate(sorted(shown, key=need.__getitem__)):
+            share = min(need[place], left // (len(shown) - number))
             rooms[place] = share
             left -= share
         return dict(sorted(rooms.items()))
 
 
-Column = tuple[str, list[str]]
-"""A column's name and its cells."""
+def render(facts: list[Facts], *, fit: bool = False) -> Screen:
+    """Return the facts as a rich renderable. `fit`: limit it to the terminal's height, active runs first."""
+    return Screen(facts, fit)
 
 
-def _columns(rows: list[dict[str, Any]], width: int) -> list[Column]:
+def _head_lines(facts: Facts) -> list[Any]:
+    """Return an experiment's folder, the summary, and what needs a person's attention."""
+    from rich.text import Text
+
+    runs, jobs, drivers, over = facts["runs"], facts["jobs"], facts["drivers"], facts["over"]
+    finished = sum(row["state"] == "finished" for row in runs)
+    lacks_grader = bool(
+        jobs
+        and not facts["graders_in_agents_jobs"]
+        and not any(role.startswith("grader-") for role in jobs)
+        and (facts["queue"] or finished < len(runs))
+    )
+    beating = [] if lacks_grader else facts["graders"]
+    graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
+    parts = [f"{finished} of {len(runs)} runs finished", f"queue {len(facts['queue'])}", f"graders: {graders}"]
+    parts += [f"jobs: {facts['jobs_text']}", *(f"driver {d['name']}: {d['state']}" for d in drivers)]
+    lines = [Text(facts["experiment"], style="bold"), Text(clean("; ".join(parts)) or "")]
+    if facts["head"]:
+        lines.append(Text(f"head {facts['head']}", style="dim"))
+    if facts["damage"]:
+        lines.append(Text(f"damaged: {clean(facts['damage'])}", style="red"))
+    yellow = [f"look at: {clean(facts['jobs_trouble'])}"] if facts["jobs_trouble"] else []
+    for driver in drivers:
+        if driver["state"] in ("failed", "starting") and driver["problem"]:
+            yellow.append(f"driver {driver['name']}: {clean(driver['problem'], 300)}")
+    if not facts["damage"] and not jobs and not over:
+        yellow.append("no job is running: `autorl-hpc launch` with the same file goes on")
+    elif not facts["damage"] and lacks_grader:
+        yellow.append("no grader is left: `autorl-hpc launch` with the same file starts one")
+    for each in facts["troubles"]:
+        if each["entry"].startswith(BASELINE):
+            why = _failed(each["failures"], each["problem"])
+            yellow.append(clean(f"{each['entry']}: {each['fault']}: {why}", 300) or "")
+    return [*lines, *(Text(line, style="yellow") for line in yellow)]
+
+
+def _need(rows: list[Row]) -> int:
+    """Return the number of lines of a whole body."""
+    return len(rows) + bool(rows) + sum(bool(_fault(row)) for row in rows)
+
+
+def _body(rows: list[Row], width: int, room: int | None) -> Iterator[Any]:
+    """Yield the runs and their faults, in at most `room` lines."""
+    from rich.text import Text
+
+    cut = room is not None and room < _need(rows)
+    if cut:
+        rows = sorted(rows, key=lambda row: ORDER.index(row["state"]))
+    faults = [row for row in rows if _fault(row)]
+    count, told = len(rows), len(faults)
+    if room is not None and cut:
+        spare = max(0, room - 2)  # the table's header and the last line
+        told = min(told, max(spare // 3, spare - count))
+        count = min(count, spare - told)
+    columns = _columns(rows, width)
+    labels = _labels(rows, _left_for_runs(columns, width))
+    if count:
+        yield _table(columns, labels, rows[:count], width)
+    for row in faults[:told]:
+        line = f"  {labels[row['run_id']]}: {_fault(row)}"
+        yield Text(line, style="dim", no_wrap=room is not None, overflow="ellipsis")
+    if cut and room:
+        hidden, more = Counter(row["state"] for row in rows[count:]), len(faults) - told
+        parts = [f"{more} more fault{'s' if more > 1 else ''}"] if more else []
+        parts += [f"{hidden[state]} {state}" for state in ORDER if hidden[state]]
+        runs = f" run{'s' if hidden.total() > 1 else ''}" if hidden else ""
+        yield Text(f"and {' and '.join(parts)}{runs}", style="dim", no_wrap=True, overflow="ellipsis")
+
+
+def _columns(rows: list[Row], width: int) -> list[Column]:
     """Return every column but the first; their cells are never cut."""
     columns = [
         ("state", [str(row["state"]) for row in rows]),
         ("left", [_time(row) for row in rows]),
-        ("subs", [str(row["accepted"]) if row.get("accepted") else "" for row in rows]),
-        ("wait", [str(row["waiting"]) if row.get("waiting") else "" for row in rows]),
+        ("subs", [str(row.get("accepted") or "") for row in rows]),
+        ("wait", [str(row.get("waiting") or "") for row in rows]),
         ("best", [_score(row.get("best_feedback")) for row in rows]),
         ("report", [_report(row) for row in rows]),
     ]
@@ -428,7 +406,7 @@ def _left_for_runs(columns: list[Column], width: int) -> int:
     return width - sum(_wide(column) + GAP for column in columns)
 
 
-def _table(columns: list[Column], labels: dict[str, str], rows: list[dict[str, Any]], width: int) -> Any:
+def _table(columns: list[Column], labels: dict[str, str], rows: list[Row], width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
@@ -444,49 +422,23 @@ def _table(columns: list[Column], labels: dict[str, str], rows: list[dict[str, A
     return table
 
 
-def _labels(rows: list[dict[str, Any]], room: int) -> dict[str, str]:
+def _labels(rows: list[Row], room: int) -> dict[str, str]:
     """Return the texts of the run column: run_ids, or if these don't fit the parts that differ."""
-    run_ids = [row["run_id"] for row in rows]
-    if all(len(run_id) <= room for run_id in run_ids):
-        return {run_id: run_id for run_id in run_ids}
-    names = {run_id: _HASH.sub("", run_id) for run_id in run_ids}
-    count = Counter(names.values())  # above 1: only the hash differs
-    labels = {run_id: run_id if count[name] > 1 else name for run_id, name in names.items()}
-    for common in _common(rows):
-        if any(len(label) > room for label in labels.values()):
-            labels = {run_id: label.removeprefix(common) for run_id, label in labels.items()}
-    shown = {run_id: _shortened(label, room) for run_id, label in labels.items()}
-    if len(set(shown.values())) < len(shown):  # cutting made labels equal: append the hash
-        shown = {run_id: f"{labels[run_id][: max(1, room - 9)]}…{run_id[-8:]}" for run_id in shown}
-    return shown
-
-
-def _common(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield prefixes that all run_ids share and that may be dropped: the task's name, then the agent's."""
-    for key in ("task", "agent"):
-        named = {row[key] for row in rows if key in row}
+    labels = {row["run_id"]: row["run_id"] for row in rows}
+    names = {run_id: _HASH.sub("", run_id) for run_id in labels}
+    shorter = [{i: name if list(names.values()).count(name) == 1 else i for i, name in names.items()}]
+    for key in ("task", "agent"):  # run_ids begin with both
+        named = {row.get(key) for row in rows}
         if len(rows) < 2 or len(named) != 1:
-            return
-        yield f"{named.pop()}-"
+            break
+        shorter.append({run_id: label.removeprefix(f"{named.copy().pop()}-") for run_id, label in shorter[-1].items()})
+    for one in shorter:
+        if any(len(label) > room for label in labels.values()):
+            labels = one
+    return dict(zip(labels, shortened_apart(list(labels.values()), room), strict=True))
 
 
-def _shortened(label: str, room: int) -> str:
-    """Keep both ends of a label: the agent is at the front, the seed at the end."""
-    if len(label) <= room:
-        return label
-    back = max(1, room // 2 - 1)
-    return f"{label[: max(1, room - back - 1)]}…{label[-back:]}"
-
-
-def _not_shown(rows: list[dict[str, Any]], faults: int) -> str:
-    """Return `and 3 queued and 12 finished runs`."""
-    states = Counter(row["state"] for row in rows)
-    parts = [f"{faults} more fault{'s' if faults > 1 else ''}"] if faults else []
-    parts += [f"{states[state]} {state}" for state in ORDER if states[state]]
-    return f"and {' and '.join(parts)}" + (f" run{'s' if len(rows) > 1 else ''}" if rows else "")
-
-
-def _fault(row: dict[str, Any]) -> str:
+def _fault(row: Row) -> str:
     """Return what needs attention: a fault, a flag of the best checkpoint, held-out items in the workspace."""
     fault = ": ".join(part for part in (row["fault"], row["reason"]) if part)
     found = ", ".join(f"{items} {split} items" for split, items in row.get("contaminated", {}).items())
@@ -494,7 +446,7 @@ def _fault(row: dict[str, Any]) -> str:
     return clean("; ".join(part for part in parts if part), 300) or ""
 
 
-def _time(row: dict[str, Any]) -> str:
+def _time(row: Row) -> str:
     if row["state"] not in ("running", "interrupted") or row.get("left_s") is None:
         return ""
     seconds = int(row["left_s"])
@@ -505,13 +457,13 @@ def _score(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
 
 
-def _report(row: dict[str, Any]) -> str:
+def _report(row: Row) -> str:
     """Return the selected checkpoint's score; none for a run that kept the base model, as in the reports."""
     kept = row.get("report") is not None and row.get("selected") is None
     return UNKNOWN if kept else _score(row.get("report"))
 
 
-def show(facts: list[dict[str, Any]]) -> None:
+def show(facts: list[Facts]) -> None:
     """Print the facts once."""
     from rich.console import Console
 
@@ -523,22 +475,21 @@ def watch(paths: Sequence[Path]) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    keeper = StatusWatch()
-    console = Console()
-    facts = collect(paths, keeper)
-    if not console.is_terminal:
-        while not _settled(facts):
-            time.sleep(REFRESH_S)
+    def changing() -> Iterator[list[Facts]]:
+        while True:
             facts = collect(paths, keeper)
-        console.print(render(facts))
-        return
-    with Live(render(facts, fit=True), console=console, refresh_per_second=4) as live:
-        while not _settled(facts):
+            yield facts
+            if all(one["over"] or not one["jobs"] for one in facts):
+                return
             time.sleep(REFRESH_S)
-            facts = collect(paths, keeper)
-            live.update(render(facts, fit=True))
-        live.update(render(facts))  # the last, complete table stays in the terminal's history
 
-
-def _settled(facts: list[dict[str, Any]]) -> bool:
-    return all(experiment["over"] or not experiment["jobs"] for experiment in facts)
+    keeper, console = StatusWatch(), Console()
+    last: list[Facts] = []
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            for last in changing():
+                live.update(render(last, fit=True))
+            live.update(render(last))  # the last, complete table stays in the terminal's history
+    else:
+        *_, last = changing()
+        console.print(render(last))

@@ -5,18 +5,16 @@ Scores, differences, gaps and intervals are points (0 to 100), intervals 95 %, t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import share
-from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.entries import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
-from autorl_hpc.records.exchange import Baseline
-from autorl_hpc.report.format import UNKNOWN, lean
+from autorl_hpc.report.format import lean
 from autorl_hpc.report.story_records import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -44,12 +42,15 @@ class OverRuns(Strict):
 class Conditions(Strict):
     """What all tasks of one leaderboard share. A field that was not measured is null, and null differs from every value."""
 
-    imported: str | None = Field(None, description="As in a group's key.")
+    imported: str | None = Field(None, description="Whose results, and from which of several folders; null: our own.")
     base_model: str
     base_model_content_hash: str
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
-    gpus: str | None = Field(None, description="As in `resources`.")
+    gpus: str | None = Field(
+        None,
+        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
+    )
     gpu_model: str | None = None
     environment_hash: str | None = Field(None, description="Of the environment agents train in; null: the suite's own.")
     protocol: Protocol
@@ -214,34 +215,6 @@ class Figures(Strict):
     def rows(self) -> list[tuple[str, list[float | None]]]:
         """Return each figure's name and its four values, in the order of `COLUMNS`."""
         return [(name, [self.of(column).get(name) for column in COLUMNS]) for name in self.names()]
-
-
-def figures_of(view: RunView, base_feedback: Baseline | None, base_report: Baseline | None) -> Figures:
-    """Return a run's further figures."""
-    closed = view.closed
-    chosen = (
-        view.submissions.get(closed.selected) if closed is not None and closed.selected is not None else view.best()
-    )
-    score = view.score_of(chosen) if chosen is not None else None
-    report = closed.report if closed is not None and closed.selected is not None else None
-    return Figures(
-        base_feedback=base_feedback.evaluation.metrics if base_feedback is not None else {},
-        feedback=score.evaluation.metrics if score is not None else {},
-        base_report=base_report.evaluation.metrics if base_report is not None else {},
-        report=report.metrics if report is not None else {},
-    )
-
-
-def cells(figures: Figures, names: Iterable[str]) -> dict[str, float | None]:
-    """Return columns of summary.csv such as `report.average_reward`. `names` are those of all runs, so that rows are alike."""
-    return {f"{column}.{name}": figures.of(column).get(name) for name in names for column in COLUMNS}
-
-
-def shown(value: float | None) -> str:
-    """Return whole numbers without decimals, others with three."""
-    if value is None:
-        return UNKNOWN
-    return f"{value:.0f}" if value == round(value) else f"{value:.3f}"
 
 
 # --- published results of Agent² RL-Bench (docs/paper-results.yaml): shown, never in a statistic
@@ -531,29 +504,14 @@ class RunSummary(Record):
         return lean(self, story=self.story.short(), trajectory=points, is_short=True)
 
 
-class Comparable(Strict):
+class Comparable(Conditions):
     """What must be equal for two scores to be comparable."""
 
-    imported: str | None = Field(None, description="Whose results, and from which of several folders; null: our own.")
     base_score: float | None = Field(
         None, description="Of imported runs, the base model's score: all that tells how they were measured."
     )
     task: str
-    base_model: str
-    base_model_content_hash: str
-    budget_s: float
-    limits: dict[str, float] = Field(default_factory=dict, description="Further limits of the budget, by name.")
-    gpus: str | None = Field(
-        None,
-        description="As `4`; `1, 4`: attempts had different numbers; `0`: there was none; null: nothing measured it.",
-    )
-    gpu_model: str | None = None
-    environment_hash: str | None = None
-    protocol: Protocol
-    network: str
-    sandbox: str
     recipe_hash: str
-    engine_hash: str | None
     split_hashes: dict[str, str]
 
 
@@ -603,22 +561,27 @@ class Group(Strict):
     comparisons: tuple[Comparison, ...] = ()
 
 
-class TaskComparison(Strict):
-    """Two agents compared over the tasks on which both have two or more counted runs; all tasks weigh the same."""
+class TasksCompared(Strict):
+    """Two sides compared over the tasks on which both have two or more counted runs; all tasks weigh the same."""
 
-    a: str
-    b: str
     tasks: tuple[str, ...]
-    left_out: tuple[str, ...] = Field((), description="Tasks on which one of them has fewer than two counted runs.")
+    left_out: tuple[str, ...] = Field((), description="Tasks on which one side has fewer than two counted runs.")
     difference: float = Field(description="Mean over tasks of the mean improvement of a less that of b.")
     low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
     high: float | None = None
     p_value: float = Field(description="Permutation of runs within each task.")
-    p_holm: float = Field(description="Adjusted for the number of comparisons under these conditions.")
     p_least: float = Field(description="The least p value that this number of runs can give.")
     probability_of_improvement: float = Field(description="Mann-Whitney, averaged over tasks.")
     probability_low: float | None = None
     probability_high: float | None = None
+
+
+class TaskComparison(TasksCompared):
+    """Two agents compared over tasks."""
+
+    a: str
+    b: str
+    p_holm: float = Field(description="Adjusted for the number of comparisons under these conditions.")
 
 
 class AcrossTasks(Strict):

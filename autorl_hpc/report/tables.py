@@ -12,7 +12,7 @@ from autorl_hpc.report import format as fmt
 from autorl_hpc.report.format import clean, csv_cell
 from autorl_hpc.report.run_folder import NEVER_RANKS, looks, selected_fingerprint
 from autorl_hpc.report.story_records import Story
-from autorl_hpc.report.summary import Board, BoardRow, MergedReport, RunSummary, ScoreSummary, cells
+from autorl_hpc.report.summary import COLUMNS, Board, BoardRow, MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
 
@@ -21,7 +21,11 @@ def as_csv(merged: MergedReport) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     names = sorted({name for run in merged.runs for name in run.figures.names()})
-    rows = [{**row(run), **cells(run.figures, names)} for run in merged.runs]
+    columns = [(name, column) for name in names for column in COLUMNS]
+    rows = [
+        {**row(run), **{f"{column}.{name}": run.figures.of(column).get(name) for name, column in columns}}
+        for run in merged.runs
+    ]
     writer.writerow(rows[0])
     for one in rows:
         writer.writerow([csv_cell(value) for value in one.values()])

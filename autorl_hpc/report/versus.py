@@ -6,7 +6,7 @@ equal conditions are compared: agents in the same mode unless modes are named, e
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
@@ -18,8 +18,8 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
 from autorl_hpc.report import statistics
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.groups import RUNS_TO_COMPARE, improvements, over_runs
-from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary
+from autorl_hpc.report.leaderboard import RUNS_TO_COMPARE, improvements, over_runs
+from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
 
 Kind = Literal["agent", "experiment", "folder"]
 
@@ -57,24 +57,14 @@ class VersusTask(Strict):
     )
 
 
-class VersusAll(Strict):
+class VersusAll(TasksCompared):
     """Both sides over the tasks of one leaderboard; tasks weigh the same, and the modes of a task share its weight."""
 
     leaderboard: int
     conditions: Conditions
-    tasks: tuple[str, ...]
-    left_out: tuple[str, ...] = Field((), description="Where one side has fewer than two runs.")
     ambiguous_tasks: tuple[str, ...] = Field(
         (), description="Left out: both sides met under several recipes or splits."
     )
-    difference: float
-    low: float | None = Field(None, description="Stratified bootstrap over runs; null: too few runs.")
-    high: float | None = None
-    p_value: float
-    p_least: float
-    probability_of_improvement: float
-    probability_low: float | None = None
-    probability_high: float | None = None
 
 
 class Versus(Record):
@@ -135,7 +125,6 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         ambiguous |= several
         found = _over(number, board.conditions, strata, several)
         over += [found] if found is not None else []
-    _nobody_is_missing(merged.runs, left, right, tasks)
     return Versus(
         tool_version=__version__,
         a=left.side(merged.runs),
@@ -148,23 +137,14 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, by_what: What) -> Strata:
     """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
-    twice = Counter(column.task for column in board.tasks)
-    found: Strata = {}
-    for place, column in enumerate(board.tasks):
-        name = column.task if twice[column.task] == 1 else f"{column.task} {column.pins()}"
-        places = [one for cell in merged.groups[column.group].cells for one in cell.places]
-        for what, sides in _split(merged.runs, places, left, right, by_what).items():
-            if sides[0] or sides[1]:
-                found[_Key(column.task, name, place, what)] = sides
+    found: Strata = defaultdict(lambda: ([], []))
+    for column, task in enumerate(board.tasks):
+        for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
+            run = merged.runs[place]
+            for side, chosen in enumerate((left, right)):
+                if place in chosen.places and (gains := improvements([run])):
+                    found[_Key(task.task, board.column(column), column, by_what(run))][side].extend(gains)
     return found
-
-
-def _nobody_is_missing(runs: Sequence[RunSummary], left: _Chosen, right: _Chosen, tasks: Sequence[VersusTask]) -> None:
-    """Raise AssertionError unless every counted run is in exactly one row."""
-    counted = tuple(len(improvements([runs[place] for place in side.places])) for side in (left, right))
-    shown = sum(one.a.n for one in tasks), sum(one.b.n for one in tasks)
-    if shown != counted:
-        raise AssertionError(f"{shown} values in the rows of a comparison of {counted} counted runs")
 
 
 def _choose(merged: MergedReport, name: str) -> _Chosen:
@@ -231,18 +211,6 @@ def _alike(left: _Chosen, right: _Chosen) -> What:
     return lambda run: " · ".join([run.agent, run.driver, run.mode])
 
 
-def _split(
-    runs: Sequence[RunSummary], places: Sequence[int], left: _Chosen, right: _Chosen, what: What
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Return both sides' improvements, by what is equal."""
-    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for place in places:
-        for at, side in enumerate((left, right)):
-            if place in side.places:
-                found[what(runs[place])][at].extend(improvements([runs[place]]))
-    return dict(found)
-
-
 def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
     enough = tested and min(len(a), len(b)) >= RUNS_TO_COMPARE
@@ -268,8 +236,7 @@ def _mean_alone(values: Sequence[float]) -> OverRuns:
 
 
 def _adjusted(tasks: Sequence[VersusTask]) -> tuple[VersusTask, ...]:
-    known = [(place, one.p_value) for place, one in enumerate(tasks) if one.p_value is not None]
-    holm = dict(zip((place for place, _ in known), statistics.holm([p for _, p in known]), strict=True))
+    holm = statistics.holm_by({place: one.p_value for place, one in enumerate(tasks)})
     return tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks))
 
 

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
 from helpers import PATIENCE_S
 
-from autorl_hpc.report import merge, pages, report
-from autorl_hpc.report.summary import MergedReport
+from autorl_hpc.report import leaderboard, pages, report
+from autorl_hpc.report.summary import MergedReport, read_paper
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = needs.needs("chromium", CHROMIUM is not None, "chromium is not installed")
@@ -67,12 +67,12 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
         tree = demotree.demo(tmp_path_factory.mktemp("demo") / "demo", seeds=3)
-        yield report.with_paper(demotree.report_on(tree))
+        yield demotree.report_on(tree).model_copy(update={"paper": read_paper()})
 
 
 @pytest.fixture(scope="module")
 def index(merged: MergedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write_reports(merged, tmp_path_factory.mktemp("out"), figures=True)
+    return report.write_all(merged, tmp_path_factory.mktemp("out"), figures=True)
 
 
 def chromium(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -239,7 +239,7 @@ def test_a_planted_script_does_not_run(tmp_path: Path, index: Path) -> None:
 @pytest.mark.parametrize("count", [1000, 4000])
 def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, count: int) -> None:
     runs = demotree.many(merged.runs, count)
-    big = merge.assemble(runs, ["demo"])
+    big = leaderboard.assemble(runs, ["demo"])
     page = tmp_path / "big.html"
     page.write_text(
         pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autorl_hpc.report import paired
-from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report import scores
+from autorl_hpc.report.axes import BestSoFar, band
+from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
-    BestSoFar,
     against_zero,
-    band,
     best_of_curve,
     bootstrap_mean,
     clustered_interval,
@@ -160,7 +159,7 @@ def clustered_size(clusters: int, intraclass: float) -> Draw:
 def length_controlled_gain(n: int) -> Draw:
     def draw(rng: np.random.Generator) -> bool:
         base, new = _judged(rng, n, 0.3)
-        found = paired.paired(base, new, PENALTY, PENALTY)
+        found = scores.paired(base, new, PENALTY, PENALTY)
         truth = _true_rates()
         return holds(found.low, found.high, (truth[1] - truth[0]) / 100)
 

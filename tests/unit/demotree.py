@@ -15,7 +15,7 @@ from treemaker import Tree, TreeRun, sha
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.task import SplitPin
-from autorl_hpc.report import merge, report
+from autorl_hpc.report import leaderboard, report
 from autorl_hpc.report.routes import mode_kept
 from autorl_hpc.report.run_story.resources import reference_metrics
 from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, SkillMetrics, Story
@@ -71,7 +71,7 @@ def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock") -> Tree:
 def report_on(tree: Tree) -> MergedReport:
     """The merged report of a demo tree, with made-up stories."""
     plain = report.build([tree.path])
-    merged = merge.assemble([with_story(run) for run in plain.runs], plain.experiments, plain.left_out)
+    merged = leaderboard.assemble([with_story(run) for run in plain.runs], plain.experiments, plain.left_out)
     return merged.model_copy(update={"run_folders": plain.run_folders, "default_out": plain.default_out})
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
     bca_of_mean,
+    bca_of_means,
     clustered_interval,
-    design_effect,
+    clustered_intervals,
     least_sign_flip_p,
     paired_clusters,
     sign_flip_p,
@@ -48,14 +49,6 @@ def test_variance_equals_the_cluster_robust_one_of_statsmodels() -> None:
     assert variance_of_mean(values, [str(i) for i in range(14)]) == pytest.approx(np.var(values, ddof=1) / 14)
     with pytest.raises(ValueError):
         variance_of_mean([1, 2], ["a", "a"])
-
-
-def test_design_effect_by_hand() -> None:
-    # Pairs that are alike: as good as half as many independent items, but for n - 1 in place of n.
-    values, names = [0, 0, 1, 1, 0, 0, 1, 1], list("aabbccdd")
-    assert design_effect(values, names) == pytest.approx((4 / 3 * 4 / 8**2) / (2 / 7 / 8)) == pytest.approx(7 / 3)
-    assert design_effect([0, 1, 0, 1], list("aabb")) == 1.0, "never below that of independent items"
-    assert design_effect([1, 1, 1, 1], list("aabb")) == 1.0
 
 
 def test_clustered_bootstrap_agrees_with_scipy() -> None:
@@ -115,31 +108,6 @@ def test_clusters_that_are_all_alike_have_wilsons_interval_of_their_number(value
     assert unequal[:2] == stats.wilson_share(value, EFFECTIVE)
 
 
-def test_four_items_beside_a_giant_cluster_tell_hardly_more_than_it_does() -> None:
-    effective = 204**2 / (200**2 + 4)
-    found = clustered_interval([1.0] * 204, GIANT)
-    assert found[:2] == stats.wilson_share(1.0, effective) and found.low < 0.22
-    for gain in (0.0, 1.0, -1.0, 0.25):
-        base = 1.0 if gain < 0 else 0.0
-        gained = paired_clusters([base] * 204, [base + gain] * 204, GIANT)
-        assert gained.kind == "Tango over clusters" and gained.low <= gain <= gained.high
-        assert gained.high - gained.low > 1.1, "of five clusters it would be 0.43 to 0.87"
-    mostly = [1.0] * 200 + [0.0] * 20
-    names = ["a"] * 200 + [f"b{i}" for i in range(20)]
-    for low, high in (clustered_interval(mostly, names)[:2], paired_clusters([0.0] * 220, mostly, names)[1:3]):
-        assert high - low > 0.7, "ten differ and more, but one has all that counts"
-
-
-@pytest.mark.parametrize("names", [["a"] * 4, ["a", "a", "a", "b"]])
-def test_one_cluster_or_two_tell_nothing(names: list[str]) -> None:
-    found = clustered_interval([1, 0, 1, 1], names)
-    assert found == (0.0, 1.0, "Wilson over clusters")
-    for new in ([1, 0, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]):
-        gained = paired_clusters([0, 0, 0, 0], new, names)
-        assert (gained.low, gained.high, gained.kind) == (-1.0, 1.0, "Tango over clusters")
-        assert gained.p_value >= 0.5, "and no test can find anything"
-
-
 def test_three_and_four_clusters_have_wilsons_interval_by_students_quantile() -> None:
     t = pytest.importorskip("scipy.stats").t
     for outcomes, names, effective in (
@@ -169,33 +137,6 @@ SIZES = [(20, 20, 20), (20, 20, 20, 20), (50, 5, 5), (90, 3, 3, 4)]
 SIZES += [(200, 1, 1, 1, 1), (50, 5, 5, 5, 5), (100, *[2] * 8), (100, *[10] * 14), (200, *[1] * 30)]
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("solved", [0.1, 0.3, 0.5])
-def test_few_or_unequal_clusters_that_are_solved_as_a_whole_are_held(sizes: tuple[int, ...], solved: float) -> None:
-    chance, sets = random.Random(f"{sizes}{solved}"), 300
-    names = [str(i) for i, size in enumerate(sizes) for _ in range(size)]
-
-    def drawn() -> list[float]:
-        return [float(won) for size in sizes for won in [chance.random() < solved] * size]
-
-    scores = gains = 0
-    for _ in range(sets):
-        base, new = drawn(), drawn()
-        score, gain = clustered_interval(new, names), paired_clusters(base, new, names)
-        scores += score.low - 1e-9 <= solved <= score.high + 1e-9
-        gains += gain.low - 1e-9 <= 0 <= gain.high + 1e-9
-    least = 0.94 if len(sizes) < 5 else 0.95
-    assert scores / sets >= least, "71 to 79 of 100 by the normal quantile, the number of clusters and resamples alone"
-    assert gains / sets >= 0.95
-
-
-def test_wilson_of_a_share_is_wilson() -> None:
-    assert stats.wilson_share(7 / 20, 20) == pytest.approx(stats.wilson(7, 20))
-    for share, n in ((-0.1, 5), (1.1, 5), (0.5, 0), (math.nan, 5)):
-        with pytest.raises(ValueError):
-            stats.wilson_share(share, n)
-
-
 def test_paired_clusters() -> None:
     found = paired_clusters(BASE, NEW, NAMES)
     assert found.difference == pytest.approx(4 / 14) and found.clusters == 7
@@ -209,18 +150,6 @@ def test_paired_clusters() -> None:
     assert paired_clusters(*backwards) == found  # type: ignore[arg-type]
     with pytest.raises(ValueError):
         paired_clusters(BASE, NEW[1:], NAMES)
-
-
-def test_clusters_that_did_not_change_are_not_certain_of_it() -> None:
-    for names, n in ((EQUAL, 7), (NAMES, EFFECTIVE)):
-        found = paired_clusters(BASE, BASE, names)
-        assert (found.difference, found.p_value, found.kind) == (0.0, 1.0, "Tango over clusters")
-        assert (found.low, found.high) == pytest.approx(stats.tango(0, 0, n))
-        up = paired_clusters([0] * 14, [1] * 14, names)
-        assert up.difference == 1 and up.high == 1 and up.low == pytest.approx(stats.tango(n, 0, n).low)
-        assert up.p_value == 2 / 2**7
-    quarter = paired_clusters([0] * 14, [0.25] * 14, EQUAL)
-    assert (quarter.low, quarter.high) == pytest.approx(stats.tango(2, 0, 7)), "as few as give it"
 
 
 def test_sign_flips_equal_scipys() -> None:
@@ -242,16 +171,6 @@ def test_sign_flips_at_the_edges() -> None:
     assert [least_sign_flip_p(n) for n in (0, 1, 3, 6, 14)] == [1.0, 1.0, 0.25, 2 / 64, 2 / 2**14]
 
 
-def test_order_and_repetition_change_nothing() -> None:
-    """Neither the order of items nor what was drawn before may move an interval or a p value."""
-    base = [random.Random(1).random() for _ in range(300)]
-    new = [random.Random(2).random() for _ in range(300)]
-    first = paired_graded(base, new)
-    assert paired_graded(base[::-1], new[::-1]) == first == paired_graded(base, new)
-    thirds = [one / 3 for one in (1, 2, 0, 3, 1, 1, 0, 2, 3, 1, 2, 2, 0, 1, 1, 3)] * 2
-    assert sign_flip_p([one - 0.4 for one in thirds]) == sign_flip_p([one - 0.4 for one in thirds[::-1]])
-
-
 def test_sums_that_differ_by_rounding_alone_are_equal() -> None:
     """Tenths: 7 and -6 make 1, an odd number, and no pattern comes nearer to 0; thirds as whole numbers have it."""
     assert sign_flip_p([0.1] * 7 + [-0.3] * 2) == 1.0
@@ -271,12 +190,6 @@ def test_graded_without_spread() -> None:
     assert (found.low, found.high) == pytest.approx(stats.tango(1, 0, 4))
 
 
-@pytest.mark.parametrize(("sums", "sizes"), [([1.0], [1]), ([1.0, 2.0], [1])])
-def test_too_little_for_a_bootstrap(sums: list[float], sizes: list[int]) -> None:
-    with pytest.raises(ValueError):
-        bca_of_mean(sums, sizes)
-
-
 def test_clusters_show_less() -> None:
     assert stats.visible_of_clusters([1] * 82) == 82
     assert stats.visible_of_clusters([5] * 20, 1.0) == 20
@@ -287,19 +200,17 @@ def test_clusters_show_less() -> None:
             stats.visible_of_clusters(sizes, rho)
 
 
-def test_a_gain_that_clusters_show_is_found_four_times_in_five() -> None:
-    """The smallest visible gain of 60 clusters of five items with the correlation that is assumed, by the sign-flip test."""
-    rng = np.random.default_rng(11)
-    base, lost = 0.5, stats.LOST_SHARE * 0.5
-    gain = (stats.smallest_visible_gain(stats.visible_of_clusters([5] * 60), base) or 0) / 100
-    names = [f"c{i}" for i in range(60) for _ in range(5)]
-    found, sets = 0, 300
-    for _ in range(sets):
-        # Of one cluster an item is like its first with probability sqrt(rho): the correlation of any two is rho.
-        own = rng.random((60, 5))
-        like_first = rng.random((60, 5)) < math.sqrt(stats.INTRACLASS)
-        luck = np.where(like_first, rng.random((60, 1)), own).ravel()
-        change = np.where(luck < gain + lost, 1.0, np.where(luck > 1 - lost, -1.0, 0.0))
-        result = paired_clusters((change < 0).astype(float).tolist(), (change > 0).astype(float).tolist(), names)
-        found += result.p_value < 0.05 and result.difference > 0
-    assert 0.72 < found / sets < 0.9
+def test_several_are_drawn_as_one_by_one() -> None:
+    chance = random.Random(5)
+    sizes = [chance.randint(1, 9) for _ in range(30)]
+    several = [[chance.uniform(0, size) for size in sizes] for _ in range(60)]
+    assert bca_of_means(several, sizes) == [bca_of_mean(sums, sizes) for sums in several]
+    with pytest.raises(ValueError):
+        bca_of_means([several[0], several[1][:-1]], sizes)
+    names = [f"c{i % 12}" for i in range(100)]
+    scores = [[float(chance.random() < share) for _ in names] for share in (0.0, 0.3, 1.0, 0.5)]
+    found = clustered_intervals(scores, names)
+    assert found == [clustered_interval(each, names) for each in scores]
+    assert [each.kind.split()[0] for each in found] == ["Wilson", "bootstrap", "Wilson", "bootstrap"]
+    few = clustered_intervals(scores, [f"c{i % 4}" for i in range(100)])
+    assert {each.kind for each in few} == {"Wilson over clusters"}

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import os
+import re
 import statistics as plain
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 from scipy import stats as scipy_stats
 from treemaker import Tree, sha
 
-from autorl_hpc.report import merge, pages, tables
+from autorl_hpc.report import leaderboard, pages, tables
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import steps
+from autorl_hpc.report.charts import figures_of
 from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
-from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, PaperResults, RunSummary, read_paper
+from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, RunSummary, read_paper
 from autorl_hpc.states import FailureKind, Route
 
 
@@ -60,7 +62,7 @@ def row(board: Board, agent: str, mode: str = "free") -> BoardRow:
 
 
 def report(runs: list[RunSummary]) -> MergedReport:
-    return merge.assemble(runs, ["exp"])
+    return leaderboard.assemble(runs, ["exp"])
 
 
 @pytest.mark.parametrize(
@@ -91,28 +93,12 @@ def test_unlike_runs_never_share_a_column(make: Make, other: dict[str, Any]) -> 
     assert sorted(cell.improvement.n for b in report(runs).boards for r in b.rows for cell in r.cells if cell) == [1, 2]
 
 
-def test_no_gpu_and_unknown_gpus_are_told_apart(make: Make) -> None:
-    merged = report([make(story=Story(resources=ResourcesUsed(gpus="0"))), make()])
-    assert [board.conditions.gpus for board in merged.boards] in (["0", None], [None, "0"])
-    for page in (pages.index_html(merged, {}), pages.index_md(merged)):
-        assert page.count("· no GPU ·") == 1 and page.count("· GPUs unknown ·") == 1
-
-
 def test_a_run_that_never_started_stands_with_its_like(make: Make) -> None:
     known = Story(resources=ResourcesUsed(gpus="1", gpu_model="NVIDIA H100"))
     never = make(None, sandbox="untried", engine_hash=None, counted=False, excluded="unfinished")
     assert len(report([make(story=known), never]).boards) == 1
     other = Story(resources=ResourcesUsed(gpus="8", gpu_model="NVIDIA H100"))
     assert len(report([make(story=known), make(story=other), never]).boards) == 3
-
-
-def test_tasks_under_the_same_conditions_are_one_board(make: Make) -> None:
-    runs = [make(gain, task=task) for task in ("b", "a") for gain in (1.0, 2.0, 4.0)]
-    board = only(report(runs))
-    assert [t.task for t in board.tasks] == ["a", "b"] and len(board.rows) == 1
-    overall = board.rows[0].overall
-    assert overall is not None and overall.mean == pytest.approx(7 / 3) and overall.tasks == 2
-    assert overall.low is not None and overall.high is not None and overall.low < 7 / 3 < overall.high
 
 
 def test_the_mean_over_tasks_has_welchs_interval(make: Make) -> None:
@@ -161,24 +147,6 @@ def test_means_beyond_the_other_interval_are_not_told_apart(make: Make) -> None:
     assert cells[1].improvement.mean < cells[0].improvement.low < (cells[1].improvement.high or 0.0)
 
 
-def test_runs_without_spread_have_no_interval_and_are_not_told_apart(make: Make) -> None:
-    gains = {"same": (27.0,) * 3, "nothing": (0.0,) * 3, "varied": (40.0, 41.0, 42.0), "low": (1.0, 2.0, 3.0)}
-    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
-    cells = {agent: cell for agent in gains if (cell := row(board, agent).cells[0]) is not None}
-    for agent in ("same", "nothing"):
-        told = cells[agent].improvement
-        assert (told.low, told.high, told.interval) == (None, None, "no spread seen") and told.n == 3
-        assert (cells[agent].rank, cells[agent].last_rank) == (1, 4)
-    assert (cells["varied"].rank, cells["varied"].last_rank) == (1, 3)
-    assert (cells["low"].rank, cells["low"].last_rank) == (2, 4)
-
-
-def test_no_interval_over_tasks_where_a_task_shows_no_spread(make: Make) -> None:
-    gains = {"a": (0.0, 0.0, 0.0), "b": (1.0, 2.0, 3.0)}
-    overall = only(report([make(g, task=task) for task, values in gains.items() for g in values])).rows[0].overall
-    assert overall is not None and overall.mean == 1.0 and (overall.low, overall.high) == (None, None)
-
-
 def test_a_gain_that_is_not_counted_enters_no_mean_over_tasks(make: Make) -> None:
     """A run that the cluster cut short shows its gain all the same."""
     runs = [make(gain, task=task) for task in ("a", "b") for gain in (1.0, 2.0, 3.0)]
@@ -196,13 +164,6 @@ def test_a_task_with_two_splits_is_not_counted_twice(make: Make) -> None:
     assert overall is not None and overall.mean == 2.0 and overall.tasks == 2
     two = only(report([*runs[:3], *runs[6:], *(make(g, task="c", **other) for g in (50.0, 51.0, 52.0))]))
     assert two.rows[0].overall is None, "one task is left"
-
-
-def test_one_adjusted_p_for_a_cell(make: Make) -> None:
-    found = report([make(g, task=task) for task in ("a", "b") for g in (1.0, 2.0, 4.0)])
-    assert "p_holm" not in type(found.groups[0].cells[0]).model_fields
-    page = pages.index_md(found)
-    assert "Holm" in page.split("## Leaderboard")[1] and page.count(", Holm ") == 2, "once a cell of the leaderboard"
 
 
 def test_only_what_ranks_ranks(make: Make) -> None:
@@ -276,13 +237,6 @@ def test_scaling_over_tokens(make: Make) -> None:
     assert steps(run.model_copy(update={"story": half}), "tokens") is None
 
 
-def test_best_of_k_needs_k_runs(make: Make) -> None:
-    gains = (1.0, 5.0, 2.0, 9.0, 4.0)
-    best = report([make(g) for g in gains]).groups[0].cells[0].best_of
-    brute = [plain.fmean(max(c) for c in itertools.combinations(gains, k)) for k in range(1, 6)]
-    assert list(best) == pytest.approx(brute)
-
-
 def test_leaderboard_csv(make: Make) -> None:
     merged = report([make(g, agent=a) for a in ("a", "b") for g in (1.0, 2.0, 4.0)])
     rows = list(csv.DictReader(io.StringIO(tables.leaderboard_csv(merged))))
@@ -293,21 +247,65 @@ def test_leaderboard_csv(make: Make) -> None:
 
 def test_published_results_stand_apart(make: Make) -> None:
     merged = report([make(g) for g in (1.0, 2.0, 4.0)])
-    beside = api.with_paper(merged)
+    beside = merged.model_copy(update={"paper": read_paper()})
     assert beside.boards == merged.boards and beside.groups == merged.groups
     page, plain_page = pages.index_html(beside, {}), pages.index_html(merged, {})
     assert "another protocol and engine" in page and "93.28" in page and "93.28" not in plain_page
     assert "93.28" in pages.index_md(beside) and "in no statistic" in pages.index_md(beside)
 
 
-def test_published_figures_have_their_source() -> None:
-    paper = read_paper()
-    assert isinstance(paper, PaperResults) and paper.source == "https://arxiv.org/abs/2604.10547" and paper.read_in
-    tables_ = {t.name: t for t in paper.tables}
-    seven = next(t for name, t in tables_.items() if name.startswith("Table 2, panel A"))
-    at = paper.tasks.index("alfworld")
-    claude = next(r for r in seven.rows if r.agent == "Claude Code")
-    score, base = claude.scores[at], seven.base[at]
-    assert score is not None and base is not None and score - base == pytest.approx(90.67)  # as the text has it
-    for table in paper.tables:
-        assert all(s is None or 0 <= s <= 100 for r in (table.base, *(row.scores for row in table.rows)) for s in r)
+# --- in words
+
+
+def cells(page: str) -> list[str]:
+    """The cells of the first leaderboard, as they stand in the page."""
+    table = page[page.index('id="b1"') :]
+    return re.findall(r'<td class="n[^>]*data-v[^>]*>(.*?)</td>', table[: table.index("</table>")])
+
+
+def test_one_lucky_run_never_heads_the_table(make: Make) -> None:
+    lucky = [make(60.0, agent="lucky", task="a")]
+    some = [make(gain, agent="some", task="a") for gain in (30.0, 31.0, 32.0)]
+    broad = [make(gain, agent="broad", task=task) for task in ("a", "b") for gain in (3.0, 4.0, 5.0)]
+    (board,) = report([*lucky, *some, *broad]).boards
+    assert [row.agent for row in board.rows] == ["broad", "some", "lucky"]
+    (unranked,) = report([run.model_copy(update={"sandbox": "none"}) for run in (*lucky, *some)]).boards
+    assert [row.agent for row in unranked.rows] == ["some", "lucky"] and not unranked.ranks
+
+
+def test_bold_is_what_holm_leaves(make: Make) -> None:
+    sure = [make(gain, agent="sure") for gain in (10.0, 10.1, 9.9, 10.05)]
+    once = [make(10.0, agent="once")]
+    twice = [make(gain, agent="twice") for gain in (10.0, 11.0)]
+    page = pages.index_html(report([*sure, *once, *twice]), {})
+    bold = [cell for cell in cells(page) if 'class="clear"' in cell]
+    assert len(cells(page)) == 3 and len(bold) == 1 and "n&nbsp;4" in bold[0]
+    near = [make(gain, agent="near") for gain in (9.0, 12.0, 15.0)]  # p 0.02 alone, and not among five
+    others = [make(gain, agent=f"o{n}") for n in range(4) for gain in (-5.0, 0.0, 5.0)]
+    alone, among = pages.index_html(report(near), {}), pages.index_html(report([*near, *others]), {})
+    assert sum('class="clear"' in cell for cell in cells(alone)) == 1
+    assert not any('class="clear"' in cell for cell in cells(among)) and "bold" in among
+
+
+def test_what_is_no_interval_over_runs_says_so_in_its_cell(make: Make) -> None:
+    merged = report([make(10.0, agent="once"), make(10.0, agent="twice"), make(14.0, agent="twice")])
+    page, text = pages.index_html(merged, {}), pages.index_md(merged)
+    twice, once = cells(page)
+    assert "range of two" in twice and "items of one run" in once
+    lines = {line.split(" |")[0]: line for line in text.splitlines() if line.startswith(("| once", "| twice"))}
+    rows = [line for line in text.splitlines() if line.startswith(("| once", "| twice")) and "no rank: " in line]
+    assert len(rows) == 2 and len(lines) == 2
+    assert any("range of two" in row and "no rank: 2 counted runs" in row for row in rows)
+    assert any("items of one run" in row and "no rank: 1 counted run," in row for row in rows)
+
+
+def test_two_splits_of_one_recipe_are_two_columns_with_two_names(make: Make) -> None:
+    runs = [make(gain, split_hashes={"report": sha(split)}) for split in "xy" for gain in (1.0, 2.0, 4.0)]
+    merged = report(runs)
+    (board,) = merged.boards
+    names = [board.column(place) for place in range(2)]
+    assert len(set(names)) == 2 and all(sha(split)[:8] in " ".join(names) for split in "xy")
+    page = pages.index_html(merged, {})
+    heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page[page.index('id="b1"') :])[1:3]
+    assert len(set(heads)) == 2
+    assert {panel.title for panel in figures_of(merged, board, 1)[0].panels} == set(names)

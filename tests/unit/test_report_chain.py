@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ from bigtree import BigTree
 from treemaker import Tree, outcomes
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.run_view import RunView
 from autorl_hpc.report.run_folder import read_chain
 
 
@@ -29,12 +26,6 @@ def run(tmp_path: Path) -> RunDir:
     made.refuse(6.0, "x" * 90_000)  # longer than one read
     made.seal().close(outcomes(100, range(30)))
     return made.dir
-
-
-def test_the_chain_is_what_the_ledger_reads(run: RunDir) -> None:
-    chain, ledger = read_chain(run), Ledger(run)
-    assert list(chain.entries) == list(ledger.read()) and len(chain.entries) == 7 and chain.damage is None
-    assert chain.view == RunView.of(ledger.entries) and chain.hashes[-1] == ledger.head()
 
 
 def test_a_sealed_copy_alone(run: RunDir) -> None:
@@ -112,12 +103,3 @@ def test_damage_is_seen(run: RunDir, name: str) -> None:
             read_chain(run)
     else:
         assert (read_chain(run).damage is None) == (name in HARMLESS)
-
-
-def test_times_may_hold_escapes(run: RunDir) -> None:
-    value = json.loads((run.ledger / "000007.json").read_text())
-    value["at"] = 'say "when"\n'
-    data = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
-    altered(lambda _: data, "000007.json")(run)
-    run.sealed_ledger.unlink()
-    assert read_chain(run).damage is None and read_chain(run).entries[-1].at == value["at"]

@@ -15,9 +15,9 @@ import demotree
 import pytest
 
 from autorl_hpc.files.layout import share
-from autorl_hpc.report import charts, merge, pages
+from autorl_hpc.report import charts, leaderboard, pages
+from autorl_hpc.report import format as fmt
 from autorl_hpc.report.charts import (
-    Bar,
     Bars,
     Figure,
     Forest,
@@ -25,8 +25,6 @@ from autorl_hpc.report.charts import (
     Series,
     Spot,
     figures_of,
-    shortened,
-    shortened_apart,
     write_figures,
 )
 from autorl_hpc.report.summary import MergedReport
@@ -84,7 +82,7 @@ def test_files_are_drawn_once_and_again_only_when_something_changed(merged: Merg
     (folder / "board01-cost.png").unlink()
     write_figures(merged, tmp_path)
     assert every(folder) == first
-    fewer = merge.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
+    fewer = leaderboard.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
     write_figures(fewer, tmp_path)
     assert not (folder / "board01-modes.svg").exists() and every(folder) != first
 
@@ -108,29 +106,9 @@ def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Pa
     assert every(tmp_path / "a" / "figures") == every(tmp_path / "b" / "figures")
 
 
-@pytest.mark.slow
-def test_no_date_no_machine_in_the_files(merged: MergedReport, tmp_path: Path) -> None:
-    write_figures(merged, tmp_path)
-    for path in (tmp_path / "figures").glob("board*"):
-        data = path.read_bytes()
-        assert b"date" not in data.lower() or path.suffix == ".png"
-        assert not re.search(rb"tEXt|iTXt|Matplotlib v|matplotlib\.org", data), path.name
-
-
-@pytest.mark.slow
-def test_the_page_and_the_files_show_the_same_labels(merged: MergedReport, tmp_path: Path) -> None:
-    write_figures(merged, tmp_path)
-    for figure in figures_of(merged, merged.boards[0], 1):
-        text = (tmp_path / "figures" / f"{figure.name}.svg").read_text()
-        inside = "".join(ElementTree.fromstring(text).itertext())
-        for panel in figure.panels:
-            assert panel.title in inside
-        assert all(label in inside for label, _ in figure.legend)
-
-
 def hostile() -> Figure:
     line = Series(HOSTILE, 0, (0.0, 1.0), (0.0, 2.0), (None, 1.0), (None, 3.0))
-    bars = Bars(HOSTILE, (HOSTILE, "b"), (Bar(HOSTILE, (1.0, 2.0)),), "runs")
+    bars = Bars(HOSTILE, (HOSTILE, "b"), ((HOSTILE, (1.0, 2.0)),), "runs")
     forest = Forest(HOSTILE, (Spot(HOSTILE, 1.0, 0.0, 2.0, -1),), "points")
     panels = (LinePanel(HOSTILE, (line,), "hours", "points"), bars, forest)
     return Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
@@ -191,12 +169,6 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_long_labels_keep_both_ends() -> None:
-    found = shortened("claude-code · driver-a · sft-only", 20)
-    assert len(found) == 20 and found.startswith("claude") and found.endswith("only") and "…" in found
-    assert shortened("mini", 20) == "mini"
-
-
 @pytest.mark.parametrize(
     ("labels", "most"),
     [
@@ -215,14 +187,6 @@ def test_long_labels_keep_both_ends() -> None:
     ],
 )
 def test_short_labels_stay_apart(labels: list[str], most: int) -> None:
-    short = shortened_apart(labels, most)
+    short = fmt.shortened_apart(labels, most)
     assert [short.index(one) for one in short] == [labels.index(one) for one in labels], "no two that differ became one"
     assert all(len(one) <= len(label) + 1 for one, label in zip(short, labels, strict=True))
-
-
-def test_what_all_begin_with_goes_first() -> None:
-    assert shortened_apart(["claude-code · opus · rl", "claude-code · sonnet · rl"], 15) == [
-        "…opus · rl",
-        "…sonnet · rl",
-    ]
-    assert shortened_apart(["one", "one · more"], 10) == ["one", "one · more"]

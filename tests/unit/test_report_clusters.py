@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import os
 from dataclasses import replace
@@ -16,19 +14,15 @@ from treemaker import Tree, TreeRun, evaluation, outcomes
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.launch.dry_run import visible_gains, visible_line
-from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import pages, report
-from autorl_hpc.report.paired import PairedItems
 from autorl_hpc.report.run_folder import Items, ItemsReader, Unusable
 from autorl_hpc.report.run_summary import Library, digest
-from autorl_hpc.report.scores import interval
+from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import clustered_interval, over_tasks, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.report.tables import as_csv
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Split
-from autorl_hpc.tasks.loader import load_task
 
 FEEDBACK = [f"t{i // 4}" for i in range(40)]
 REPORT = [f"t{i // 5}" for i in range(100)]
@@ -90,37 +84,6 @@ def test_every_number_of_a_run_is_of_clusters(tree: Tree) -> None:
     assert found.noise.standard_error == pytest.approx(max(widths) / (2 * 1.959963984540054))
     assert found.visible_gain_report == stats.smallest_visible_gain(stats.visible_of_clusters([5] * 20), 0.25)
     assert (found.visible_gain_report or 0) > (stats.smallest_visible_gain(100, 0.25) or 0)
-
-
-def test_pages_and_table_say_which(tree: Tree) -> None:
-    tree.finished(seed=0, solved=40)
-    merged = report.build([tree.path])
-    words = "scores: bootstrap over clusters, 100 items in 20 clusters; improvement: bootstrap over clusters, p by sign-flip test of clusters"
-    for page in (
-        pages.index_html(merged, {}),
-        pages.index_md(merged),
-        pages.run_html(merged.runs[0]),
-        pages.run_md(merged.runs[0]),
-    ):
-        assert words in page
-    (row,) = csv.DictReader(io.StringIO(as_csv(merged)))
-    assert (row["report_interval"], row["report_clusters"]) == ("bootstrap over clusters", "20")
-    assert (row["improvement_how"], row["improvement_interval"]) == ("clustered_items", "bootstrap over clusters")
-
-
-def test_independent_items_are_called_so(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    tree.finished(seed=0, solved=40)
-    (run,) = report.build([tree.path]).runs
-    assert run.report and run.report.interval == "Wilson" and run.report.clusters is None
-    assert "scores: Wilson, 100 items; improvement: Tango, p by McNemar&#39;s mid-p test" in pages.run_html(run)
-
-
-def test_clusters_of_one_item_are_independent(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp", clusters={Split.REPORT: [f"t{i}" for i in range(100)]})
-    found = summary(tree.finished(seed=0, solved=40))
-    assert found.report and found.report.interval == "Wilson" and found.improvement
-    assert found.improvement.how == "paired_items" and found.report.clusters is None
 
 
 def test_without_items_clusters_are_counted_as_one_item_each(tree: Tree) -> None:
@@ -186,23 +149,6 @@ def test_agents_over_several_tasks(tmp_path: Path) -> None:
     assert [cell.p_value is not None for cell in cells] == [True, True]
 
 
-def test_unlike_conditions_are_not_pooled_over_tasks(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    for task, budget in (("x", 1200), ("y", 2400)):
-        for agent in ("one", "two"):
-            for seed in range(3):
-                tree.finished(seed=seed, solved=30 + seed, agent=agent, task=task, budget=Budget(wall_clock_s=budget))
-    assert report.build([tree.path]).across_tasks == ()
-
-
-def test_smallest_visible_gain_of_humaneval(tree: Tree, tmp_path: Path) -> None:
-    science = tree.science(task="humaneval", splits=load_task("humaneval").file.splits)
-    found = visible_gains(Root(tmp_path), science)
-    assert found["report"] == {"items": 82, "clusters": None, "independent_items": 82, "points": 14.9}
-    assert found["report"]["points"] > 12, "the design promises this warning"
-    assert "report 14.9 points" in visible_line("humaneval", found)
-
-
 def test_smallest_visible_gain_of_clusters(tree: Tree, tmp_path: Path) -> None:
     root = Root(tmp_path)
     rows = [{"id": f"g{i}", "question": "?", "answer": "", "product": f"p{i // 5}"} for i in range(100)]
@@ -242,11 +188,3 @@ def test_a_report_on_few_clusters_is_not_sure_of_anything(tmp_path: Path, cluste
     assert clusters == 1 or "fewer than five clusters" in page
     assert clusters > 2 or "[0.0, 100.0]" in page
     assert pages.run_md(found)
-
-
-def test_few_clusters_without_their_items() -> None:
-    few = evaluation(Split.FEEDBACK, "a" * 64, outcomes(12, range(3)), None)
-    told = {n: interval(few.model_copy(update={"metrics": {"item_clusters": float(n)}})) for n in (2, 3, 5)}
-    assert told[2][:2] == (0.0, 100.0)
-    assert told[3].low is not None and told[3].high is not None and told[3].high - told[3].low > 80
-    assert list(told[5][:2]) == points(list(stats.wilson_share(0.25, 5)))

@@ -79,7 +79,7 @@ def summary(run: TreeRun) -> RunSummary:
 
 def pages(tree: Tree) -> dict[str, str]:
     """Every page that is written, by name; the run's pages are those of the first run."""
-    report.write_reports(report.build([tree.path]), None)
+    report.write_all(report.build([tree.path]), None)
     folders = (tree.path / "report", tree.runs[0].dir.report)
     return {path.name: path.read_text() for folder in folders for path in folder.iterdir() if path.is_file()}
 
@@ -96,19 +96,6 @@ def test_an_honest_run_ranks_and_has_no_note(tree: Tree) -> None:
     assert run.trajectory[0].fingerprint is not None and run.trajectory[0].fingerprint.relative_delta == 3e-4
 
 
-def test_an_untrained_copy_counts_and_does_not_rank(tree: Tree) -> None:
-    run = summary(one_run(tree, flags=("untrained_copy",), relative_delta=5.5e-6))
-    assert run.counted and not run.ranked and run.flags == ("untrained_copy",)
-    assert run.notes == (
-        "untrained_copy: the selected checkpoint moved no farther from the base model than noise does (relative delta "
-        "5.5e-06); does not rank",
-    )
-    merged = report.build([tree.path])
-    (cell,) = merged.groups[0].cells
-    assert (cell.counted, cell.not_ranked) == (1, 1)
-    assert "not ranked: the selected checkpoint of 1 of 1 runs is flagged untrained_copy" in merged.notes
-
-
 def test_foreign_weights_are_shown_and_enter_no_mean(tree: Tree) -> None:
     one_run(tree, solved=30, seed=1)
     fields = {"flags": ("foreign_weights",), "relative_delta": 0.05, "nearest_model": "org/inst", "nearest_delta": 1e-4}
@@ -118,14 +105,6 @@ def test_foreign_weights_are_shown_and_enter_no_mean(tree: Tree) -> None:
     assert any("nearer to the staged model org/inst (relative distance 1.0e-04)" in note for note in found.notes)
     (cell,) = report.build([tree.path]).groups[0].cells
     assert (cell.improvement.mean, cell.counted, cell.excluded) == (5, 1, {"foreign_weights": 1})
-
-
-def test_degenerate_outputs_are_marked_and_rank(tree: Tree) -> None:
-    run = summary(one_run(tree, flags=("degenerate_outputs",), commonest_output_share=0.86))
-    assert run.ranked and run.counted
-    assert run.notes == (
-        "degenerate_outputs: 86% of the selected checkpoint's feedback answers are one and the same text (base model: 2%)",
-    )
 
 
 def test_a_flag_of_another_submission_is_shown_there_alone(tree: Tree) -> None:
@@ -159,34 +138,6 @@ def test_flags_stand_in_every_page(tree: Tree) -> None:
     out = io.StringIO()
     Console(file=out, width=100).print(status.render(facts))
     assert re.search(r"s0.*: untrained_copy", out.getvalue())
-
-
-def test_lineage_is_shown(tree: Tree) -> None:
-    run = tree.run().start()
-    for at in (50.0, 100.0):
-        run.submit(at, outcomes(40, range(int(at) // 5)))
-    fingerprint(run, 1)
-    fingerprint(run, 2, parent=1, parent_delta=1e-4)
-    run.seal().close(outcomes(100, range(40)))
-    found = pages(tree)
-    assert "from submission 1 (1.0e-04)" in found["run.html"] and "from the base" in found["run.html"]
-    assert "| submission 1 |" in found["run.md"]
-
-
-def test_luck_stands_right_beside_the_best_feedback(tree: Tree) -> None:
-    run = summary(tree.finished(seed=0, solved=40))
-    assert run.noise is not None
-    luck = f"{run.noise.expected_maximum:.1f}"
-    found = pages(tree)
-    lines = found["run.md"].splitlines()
-    place = next(n for n, line in enumerate(lines) if line.startswith("| best feedback score |"))
-    assert "luck" in lines[place + 1] and luck in lines[place + 1]
-    html = found["run.html"]
-    assert 0 < html.index(f"at most {luck}") - html.index("best feedback score") < 400
-    header, row = on_terminal(tree).splitlines()[:2]
-    assert re.search(r"best fb +luck", header) and f"50.0 ≤{luck}" in row
-    assert f"luck ≤ {luck}" in found["index.html"] and f"luck ≤ {luck}" in found["summary.md"]
-    assert status.collect([tree.path])[0]["runs"][0]["luck"] == run.noise.expected_maximum
 
 
 def test_luck_grows_with_the_number_of_scored_checkpoints(tree: Tree) -> None:
@@ -225,17 +176,6 @@ def test_contamination_is_shown_and_not_punished(tree: Tree) -> None:
     assert (row["contaminated_report"], row["contaminated_feedback"], row["looks_at_workspace"]) == ("7", "1", "3")
     assert any(note.startswith("contamination") for note in report.build([tree.path]).notes)
     assert status.collect([tree.path])[0]["runs"][0]["contaminated"] == {"feedback": 1, "report": 7}
-
-
-def test_nobody_looked_is_not_nothing_found(tree: Tree) -> None:
-    one_run(tree)
-    found = pages(tree)
-    assert "Nobody looked" in found["run.html"] and "Nobody looked" in found["run.md"]
-    (row,) = csv.DictReader(io.StringIO(found["summary.csv"]))
-    assert row["contaminated_report"] == "" and row["looks_at_workspace"] == "0"
-    look(tree.runs[0], None)
-    (row,) = csv.DictReader(io.StringIO(pages(tree)["summary.csv"]))
-    assert row["contaminated_report"] == "0"
 
 
 def test_hostile_names_stay_text(tree: Tree) -> None:
@@ -284,30 +224,3 @@ def test_the_weakest_attempt_counts(tree: Tree, levels: list[SandboxLevel | None
     page = pages(tree)["run.html"]
     assert ("sees other processes" in page and "attempt 1</dt>" in page) == any(levels)
     assert any("different sandboxes" in note for note in found.notes) == (len(levels) > 1)
-
-
-def test_networks_are_not_pooled(tree: Tree) -> None:
-    tree.finished(seed=0, solved=30)
-    tree.network = Network.DRIVER
-    tree.finished(seed=1, solved=30)
-    groups = report.build([tree.path]).groups
-    assert sorted(group.comparable.network for group in groups) == ["driver", "none"]
-
-
-def test_a_run_that_never_started_stands_with_its_like(tree: Tree) -> None:
-    tree.finished(seed=0, solved=30)
-    tree.run(seed=1)
-    merged = report.build([tree.path])
-    (group,) = merged.groups
-    assert group.comparable.sandbox == "landlock" and group.cells[0].excluded == {"unfinished": 1}
-    assert sorted(run.sandbox for run in merged.runs) == ["landlock", "untried"]
-    assert all("sandbox" not in note for run in merged.runs for note in run.notes)
-
-
-def test_summary_json_holds_the_evidence(tree: Tree) -> None:
-    one_run(tree)
-    look(tree.runs[0], None)
-    report.write_reports(report.build([tree.path]), None)
-    again = RunSummary.model_validate_json((tree.runs[0].dir.report / "summary.json").read_bytes())
-    assert again.contamination_end is not None and again.contamination_end.files_scanned == 12
-    assert again.trajectory[0].fingerprint is not None and again.sandboxes[0].level == "landlock"

@@ -12,9 +12,9 @@ import pytest
 import treemaker
 from treemaker import Tree
 
-from autorl_hpc.report import merge, report, run_chart
-from autorl_hpc.report.format import UNKNOWN
-from autorl_hpc.report.summary import COLUMNS, Figures, shown
+from autorl_hpc.report import report, run_chart
+from autorl_hpc.report.format import figure
+from autorl_hpc.report.summary import COLUMNS, Figures
 from autorl_hpc.states import Split
 
 
@@ -38,7 +38,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def reported(tree: Tree) -> list[dict[str, Any]]:
-    report.write_reports(report.build([tree.path]), None)
+    report.write_all(report.build([tree.path]), None)
     runs: list[dict[str, Any]] = json.loads((tree.path / "report" / "summary.json").read_text())["runs"]
     return sorted(runs, key=lambda run: run["seed"])
 
@@ -61,7 +61,7 @@ def test_figures_stand_in_json_csv_and_on_the_runs_pages(tree: Tree) -> None:
     assert rows["1"]["report.average_reward"] == ""
 
     folder = tree.path / run["run_id"] / "report"
-    numbers = [shown(found[column]["average_reward"]) for column in COLUMNS]
+    numbers = [figure(found[column]["average_reward"]) for column in COLUMNS]
     assert len(set(numbers)) >= 3, "the test could not tell them apart"
     (line,) = [line for line in (folder / "run.md").read_text().splitlines() if "reward" in line]
     assert [cell.strip() for cell in line.strip("|").split("|")][1:] == numbers
@@ -79,13 +79,6 @@ def test_a_task_without_figures_has_no_table(tmp_path: Path) -> None:
         assert "Further figures" not in (tree.path / run["run_id"] / "report" / name).read_text()
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(None, UNKNOWN), (100.0, "100"), (0.0, "0"), (2 / 3, "0.667"), (1e6, "1000000")]
-)
-def test_figures_are_shown_as_they_are(value: float | None, text: str) -> None:
-    assert shown(value) == text
-
-
 def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     run = tree.run(seed=0).start()
@@ -97,12 +90,3 @@ def test_the_ring_of_a_checkpoint_at_the_beginning_covers_no_label(tmp_path: Pat
     ends = [float(x) for x in re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="end">[\d.]+</text>', drawing)]
     assert rings and ends
     assert all(end < float(x) - float(radius) for end in ends for x, radius in rings)
-
-
-def test_one_run_that_was_made_twice_is_one(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    for seed in (0, 1):
-        tree.finished(seed=seed, solved=45)
-    one, two = report.build([tree.path]).runs
-    assert any(note.startswith("1 run was made more than once") for note in merge._notes((one, one)))
-    assert any(note.startswith("2 runs were made more than once") for note in merge._notes((one, two, one, two)))

@@ -141,13 +141,6 @@ def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
     assert all(run.site is None for run in merged.runs)
 
 
-def test_two_tasks_begun_in_the_same_second(tmp_path: Path) -> None:
-    folders = [workspace(tmp_path, [entry(1, 60.0, 9, baseline=None)], task=task) for task in ("gsm8k", "alfworld")]
-    results(tmp_path, [row(folders[0], baseline=6.37), row(folders[1], baseline=4.85, driver_model="o3")])
-    found = {r.task: (r.driver, r.baseline_report and r.baseline_report.score) for r in report.build([tmp_path]).runs}
-    assert found == {"gsm8k": ("gpt-5.2", 6.37), "alfworld": ("o3", 4.85)}
-
-
 def test_rows_of_two_folders_of_results_are_not_mixed(tmp_path: Path) -> None:
     for site, driver in (("alps", "o3"), ("zay", "gpt-5.2")):
         folder = workspace(tmp_path / site, [entry(1, 60.0, 9)])
@@ -171,26 +164,6 @@ def test_rows_that_contradict_are_not_used(tmp_path: Path, rows: list[dict[str, 
     assert (run.task, run.driver) == ("gsm8k", "unknown") and any(said in note for note in run.notes)
 
 
-def test_the_same_row_twice_is_one(tmp_path: Path) -> None:
-    folder = workspace(tmp_path, GOOD)
-    results(tmp_path, [row(folder), row(folder)])
-    assert one(report.build([tmp_path])).driver == "gpt-5.2"
-    (folder / "scores.json").unlink()
-    (folder / "run_meta.json").unlink()
-    assert one(report.build([tmp_path])).driver == "gpt-5.2", "known by its rows alone"
-
-
-def test_what_was_measured_unlike_is_not_pooled_and_nothing_is_tested(tmp_path: Path) -> None:
-    for number, base in enumerate((40.0, 60.0, 77.7, 77.7, 77.7)):
-        workspace(tmp_path, [entry(1, 80.0 + number, 9, baseline=base)], start=START + timedelta(days=number))
-    merged = report.build([tmp_path])
-    counted = {g.comparable.base_score: [cell.counted for cell in g.cells] for g in merged.groups}
-    assert counted == {40.0: [1], 60.0: [1], 77.7: [3]}
-    cells = [cell for board in merged.boards for r in board.rows for cell in r.cells if cell is not None]
-    assert all(cell.p_value is None and cell.p_holm is None and cell.rank is None for cell in cells)
-    assert not any(board.ranks for board in merged.boards) and not merged.across_tasks
-
-
 def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     for day in range(6):
         agent = "codex" if day % 2 else "openhands"
@@ -212,27 +185,6 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     shown = io.StringIO()
     print_comparison(versus, Console(file=shown, width=200), tmp_path)
     assert "report split" not in shown.getvalue() and "95 %" not in shown.getvalue()
-
-
-def test_an_agent_of_ours_and_the_imported_one_meet_their_like_apart(tmp_path: Path) -> None:
-    """Of imported runs nobody knows the agent's files, so nobody can say that they changed."""
-    tree, theirs = Tree(tmp_path / "runs" / "exp"), []
-    for agent, solved in (("codex", 40), ("openhands", 30)):
-        for seed in range(3):
-            tree.finished(seed=seed, solved=solved + seed, agent=agent, driver="gpt-5.2")
-            start = START + timedelta(days=seed)
-            theirs.append(
-                row(workspace(tmp_path / "bench", [entry(1, 20.0 + solved + seed, 9)], agent=agent, start=start))
-            )
-    results(tmp_path / "bench", theirs)
-    merged = report.build([tmp_path])
-    assert {(run.imported, run.driver) for run in merged.runs} == {(None, "gpt-5.2"), ("AutoRL-Bench", "gpt-5.2")}
-    versus = compare(merged, "codex", "openhands")
-    assert sorted(one.imported for one in versus.tasks) == [False, True]
-    assert [one.difference for one in versus.tasks] == [pytest.approx(10.0)] * 2
-    assert [one.imported for one in versus.tasks if one.p_value is not None] == [False]
-    told = versus_md(versus)
-    assert "on the report split in points, intervals 95 %. Of imported results: improvements in points as they" in told
 
 
 def test_results_beside_our_own_are_taken(tmp_path: Path) -> None:
@@ -262,12 +214,6 @@ def test_failures_that_stand_as_zero(tmp_path: Path) -> None:
     assert (run.failed, run.accepted) == (1, 3)
 
 
-def test_a_base_model_at_zero_is_not_counted(tmp_path: Path) -> None:
-    workspace(tmp_path, [entry(1, 40.0, 10, baseline=0.0)])
-    run = one(report.build([tmp_path]))
-    assert (run.counted, run.excluded) == (False, "incomplete") and any("0.0" in note for note in run.notes)
-
-
 def test_no_submission_keeps_the_base(tmp_path: Path) -> None:
     folder = workspace(tmp_path, None)
     assert one(report.build([tmp_path])).excluded == "incomplete"  # its base model's score is told nowhere
@@ -286,13 +232,6 @@ def test_only_the_table_is_left(tmp_path: Path) -> None:
     assert openhands.report is not None and openhands.report.score == 41.2 and openhands.counted
     assert (codex.report, codex.improvement, codex.excluded) == (None, None, "incomplete")
     assert all(any("only its row" in note for note in run.notes) for run in (codex, openhands))
-
-
-def test_a_run_of_which_only_the_best_is_known_has_no_course(tmp_path: Path) -> None:
-    results(tmp_path, [row(Path("/gone/workspace/gsm8k/20260203T143005_openhands"))])
-    (cell,) = report.build([tmp_path]).groups[0].cells
-    assert cell.improvement is not None and cell.improvement.mean > 0
-    assert all((curve.n, curve.unknown, curve.points) == (0, 1, ()) for curve in cell.scaling), "no line at 0"
 
 
 def test_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -334,16 +273,6 @@ def test_entries_that_are_none(tmp_path: Path, damage: Any) -> None:
     workspace(tmp_path, [damage, *GOOD])
     run = one(report.build([tmp_path]))
     assert len(run.trajectory) == 4 and run.selected == 3 and run.failed == 1
-
-
-@pytest.mark.parametrize(
-    "meta", ["", "{", "[]", '{"start_time": "x", "timeout_s": -5, "end_time": 1e400}', "[" * 100_000]
-)
-def test_damaged_meta(tmp_path: Path, meta: str) -> None:
-    folder = workspace(tmp_path, GOOD)
-    (folder / "run_meta.json").write_text(meta)
-    run = one(report.build([tmp_path]))
-    assert run.budget_s > 0 and run.report is not None and run.report.score == 41.2
 
 
 def test_hostile_folders(tmp_path: Path) -> None:

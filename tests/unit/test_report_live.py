@@ -107,15 +107,6 @@ def test_fifty_runs_on_a_small_terminal(tmp_path: Path) -> None:
     assert len(shown(facts)) > 50  # without --watch all are printed
 
 
-def test_queued_runs_that_do_not_fit_are_counted_too(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    for seed in range(40):
-        tree.run(seed=seed)
-    lines = shown(status.collect([tree.path]), fit=True)
-    rows = sum(line.split()[1:2] == ["queued"] for line in lines)
-    assert rows > 10 and f"and {40 - rows} queued runs" in lines
-
-
 def test_many_experiments_on_a_small_terminal(tmp_path: Path) -> None:
     for number in range(12):
         tree = Tree(tmp_path / "runs" / f"exp{number:02d}")
@@ -181,7 +172,7 @@ def kept_base(tmp_path: Path) -> Tree:
 def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     tree = kept_base(tmp_path)
     merged = report.build([tree.path])
-    where = report.write_reports(merged, None)
+    where = report.write_all(merged, None)
     out = io.StringIO()
     print_summary(merged, Console(file=out, width=80), where)
     (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]
@@ -192,15 +183,3 @@ def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     (row,) = [line for line in page.splitlines() if line.startswith("| sft | none | free | 0 |")]
     assert row.split(" | ")[6] == UNKNOWN
     assert "0 by rule and counted (no submission)\n" in page
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_legend_explains_what_is_shown(tmp_path: Path, width: int) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    tree.finished(seed=0, solved=30)
-    out = io.StringIO()
-    print_summary(report.build([tree.path]), Console(file=out, width=width), Path("index.html"))
-    header, legend = out.getvalue().splitlines()[0], out.getvalue().rpartition("Points;")[2]
-    assert "report" in header
-    for name in ("base", "gap"):
-        assert (name in header) == (f"{name}:" in legend or f"{name} and" in legend) == (width == 120)

@@ -7,10 +7,7 @@ from pathlib import Path
 import demotree
 import pytest
 
-from autorl_hpc.files import atomic, reading
-from autorl_hpc.report import cache, merge, pages, run_chart
-from autorl_hpc.report.axes import axes_of
-from autorl_hpc.report.format import lean
+from autorl_hpc.report import cache, leaderboard, pages
 from autorl_hpc.report.pages import merged_summary
 from autorl_hpc.report.summary import MergedReport
 
@@ -26,7 +23,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> MergedReport:
 @pytest.mark.slow
 def test_the_page_of_a_thousand_runs_is_small(merged: MergedReport) -> None:
     runs = demotree.many(merged.runs, 1000)
-    big = merge.assemble(runs, ["demo"])
+    big = leaderboard.assemble(runs, ["demo"])
     page = pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
     assert page.count('data-name="best feedback"') == 1000
     assert len(page.encode()) < PAGE_BYTES
@@ -34,7 +31,7 @@ def test_the_page_of_a_thousand_runs_is_small(merged: MergedReport) -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_the_summary_written_run_by_run_is_that_of_the_whole(merged: MergedReport, count: int) -> None:
-    some = merge.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
+    some = leaderboard.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
     assert b"".join(merged_summary(some)) == some.short().model_dump_json(indent=1).encode() + b"\n"
 
 
@@ -43,37 +40,6 @@ def test_short_forms_say_the_same_read_back(merged: MergedReport) -> None:
         short = run.short()
         again = type(run).model_validate_json(short.model_dump_json())
         assert again == short == again.packed() and again.packed().model_dump_json() == short.model_dump_json()
-
-
-def test_lean_copies_share_what_they_need_not_own(merged: MergedReport) -> None:
-    run = next(run for run in merged.runs if len(run.trajectory) > 1)
-    a, b = (lean(point, note="other") for point in run.trajectory[:2])
-    assert a == run.trajectory[0].model_copy(update={"note": "other"}) and run.trajectory[0].note != "other"
-    assert a.model_fields_set is b.model_fields_set and a.model_fields_set == set(type(a).model_fields)
-
-
-def test_all_axes_are_drawn_as_each_alone(merged: MergedReport) -> None:
-    for run in merged.runs:
-        assert run_chart.trajectories(run, axes_of(run)) == [
-            (axis.name, run_chart.trajectory(run, axis)) for axis in axes_of(run)
-        ]
-
-
-def test_parts_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    atomic.write_parts(path, lambda: iter((b"one", b"", b"two")), durable=False)
-    assert path.read_bytes() == b"onetwo"
-    assert reading.says(path, (b"on", b"etwo"))
-    for other in ((b"onetw",), (b"onetwo", b"3"), (b"onetwX",), ()):
-        assert not reading.says(path, other)
-    assert not reading.says(tmp_path / "absent", (b"",)) and not reading.says(tmp_path, (b"",))
-
-    def broken() -> list[bytes]:
-        raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        atomic.write_parts(path, broken)
-    assert path.read_bytes() == b"onetwo" and [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("name", ["run.html.j2", "run.css", "index.js", "index/runs.html.j2"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import csv
 import os
 import shutil
 from pathlib import Path
@@ -13,7 +13,8 @@ from treemaker import Tree, outcomes
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import report as api
-from autorl_hpc.report.summary import MergedReport
+from autorl_hpc.report.find import sites_of
+from autorl_hpc.report.terminal import head_lines
 from autorl_hpc.states import EndedBy, Fault
 
 
@@ -49,16 +50,6 @@ def test_one_run_two_runs_three_runs(runs: Path) -> None:
     (comparison,) = group.comparisons
     assert (comparison.a, comparison.b, comparison.difference) == ("three", "two", pytest.approx(0))
     assert comparison.p_least == pytest.approx(0.1) and comparison.p_value == 1
-
-
-def test_bootstrap_from_five_runs(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    for seed in range(5):
-        tree.finished(seed=seed, solved=30 + seed)
-    (cell,) = api.build([runs]).groups[0].cells
-    over = cell.improvement
-    assert over.bootstrap_low is not None and over.bootstrap_high is not None
-    assert 5 <= over.bootstrap_low < 7 < over.bootstrap_high <= 9
 
 
 def test_nulls_by_fault(runs: Path) -> None:
@@ -97,39 +88,6 @@ def test_runs_of_other_budgets_are_never_pooled(runs: Path) -> None:
     merged = api.build([runs])
     assert len(merged.groups) == 5
     assert all(cell.counted == 1 for group in merged.groups for cell in group.cells)
-
-
-def test_damaged_run_leaves_the_others(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    bad = tree.finished(seed=0, solved=90)
-    tree.finished(seed=1, solved=30)
-    (bad.dir.ledger / "000002.json").unlink()
-    merged = api.build([runs / "exp"])
-    ((cell,),) = [group.cells for group in merged.groups]
-    assert (cell.counted, cell.improvement.mean, cell.excluded) == (1, 5, {"damaged": 1})
-
-
-def test_unreadable_run_json_is_left_out_and_said(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    bad = tree.finished(seed=0, solved=90)
-    tree.finished(seed=1, solved=30)
-    tree.keeps.append("never-made")
-    tree.save()
-    bad.dir.record.write_text("{")
-    merged = api.build([runs])
-    assert [run.seed for run in merged.runs] == [1]
-    assert {left.what for left in merged.left_out} == {f"exp/{bad.dir.run_id}", "exp/never-made"}
-
-
-def test_newer_schema_is_left_out_not_damaged(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    new = tree.finished(seed=0, solved=90)
-    tree.finished(seed=1, solved=30)
-    path = new.dir.ledger / "000001.json"
-    path.chmod(0o644)
-    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-    merged = api.build([runs])
-    assert len(merged.runs) == 1 and "newer autorl-hpc" in merged.left_out[0].why
 
 
 @pytest.mark.parametrize("kind", ["runs", "experiment", "run", "root", "several", "twice"])
@@ -190,16 +148,88 @@ def test_of_two_copies_the_whole_one_counts(runs: Path) -> None:
     assert [left.what.split("/")[0] for left in merged.left_out] == ["exp"]
 
 
-def test_the_same_run_made_twice_is_said(runs: Path) -> None:
-    Tree(runs / "a").finished(seed=0, solved=30)
-    Tree(runs / "b").finished(seed=0, solved=40)
-    merged = api.build([runs])
-    assert merged.groups[0].cells[0].counted == 2
+# --- trees of several sites
+
+
+def site(path: Path, seeds: range, solved: int, created: str) -> Tree:
+    """The same experiment launched at a site of its own: equal run_ids, another run.json."""
+    tree = Tree(path / "runs" / "exp")
+    for seed in seeds:
+        run = tree.run(seed=seed)
+        data = run.dir.record.read_text().replace("2026-01-01", created)
+        run.dir.record.write_text(data)
+        run.start()
+        run.submit(100.0, [1.0] * 12 + [0.0] * 28)
+        run.seal().close([1.0] * solved + [0.0] * (100 - solved))
+    return tree
+
+
+def test_one_run_id_at_two_sites(tmp_path: Path) -> None:
+    a = site(tmp_path / "alps", range(2), 30, "2026-02-01")
+    b = site(tmp_path / "jean-zay", range(2), 40, "2026-03-01")
+    assert [run.dir.run_id for run in a.runs] == [run.dir.run_id for run in b.runs]
+    done = api.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], tmp_path / "out")
+    merged = done.merged
+    assert merged is not None and [run.site for run in merged.runs] == ["alps", "jean-zay", "alps", "jean-zay"]
+    assert merged.experiments == ("exp",) and merged.left_out == ()
+    (cell,) = merged.groups[0].cells  # equal hashes: comparable wherever they ran
+    assert cell.counted == 4 and len(set(cell.places)) == 4
     assert any("more than once" in note for note in merged.notes)
+    pages = [link for link in _links(done.index) if link.endswith("run.html")]
+    assert len(set(pages)) == 4 and all((done.index.parent / link).is_file() for link in pages)
+    rows = list(csv.DictReader((tmp_path / "out" / "summary.csv").open()))
+    assert [row["site"] for row in rows] == ["alps", "jean-zay", "alps", "jean-zay"]
+    assert [line.split(":")[0] for line in head_lines(merged)] == ["head of alps/exp", "head of jean-zay/exp"]
 
 
-def test_json_round_trip(runs: Path) -> None:
-    Tree(runs / "a").finished(seed=0, solved=30)
-    dumped = api.build([runs]).model_dump(mode="json")
-    assert "run_folders" not in dumped and str(runs) not in json.dumps(dumped)
-    assert MergedReport.model_validate(dumped).runs[0].improvement is not None
+def _links(index: Path) -> list[str]:
+    import re
+    from urllib.parse import unquote
+
+    return [unquote(link) for link in re.findall(r'href="([^"#]+)"', index.read_text())]
+
+
+def test_read_only_sites_with_equal_run_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from autorl_hpc.files import atomic
+
+    write = atomic.write_bytes
+    site(tmp_path / "alps", range(2), 30, "2026-02-01")
+    site(tmp_path / "jean-zay", range(2), 40, "2026-03-01")
+    out = tmp_path / "out"
+
+    def theirs(path: Path, data: bytes, **more: bool) -> None:
+        if out not in path.parents:
+            raise OSError(30, "Read-only file system", str(path))
+        write(path, data, **more)
+
+    monkeypatch.setattr(atomic, "write_bytes", theirs)
+    done = api.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], out)
+    pages = [link for link in _links(done.index) if link.endswith("run.html")]
+    assert len(set(pages)) == 4 and all(link.startswith("runs/") and (out / link).is_file() for link in pages)
+
+
+def test_a_site_copied_to_another_counts_once(tmp_path: Path) -> None:
+    site(tmp_path / "a", range(2), 30, "2026-02-01")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    merged = api.build([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])
+    assert (
+        len(merged.runs) == 2
+        and [one.why for one in merged.left_out] == ["a copy of a run that is in the report: counted once"] * 2
+    )
+    assert all(one.what.startswith(("a/exp/", "b/exp/")) for one in merged.left_out)
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (("/x/alps/runs/e/r", "/x/zay/runs/e/r"), ("alps", "zay")),
+        (("/x/runs/e/r", "/x/a/runs/e/r"), ("runs", "a")),
+        (("/a/b/runs/e/r", "/c/d/runs/e/r"), ("a/b", "c/d")),
+        (("/x/runs1/e/r", "/x/runs2/e/r"), ("runs1", "runs2")),
+        (("/x/runs/e/r", "/x/runs/e/q"), ()),
+        (("/s/\x1b[31m/runs/e/r", "/s/b/runs/e/r"), ("(no name)", "b")),
+    ],
+)
+def test_names(paths: tuple[str, ...], names: tuple[str, ...]) -> None:
+    found = sites_of(map(Path, paths))
+    assert tuple(found[Path(path).parent.parent] for path in paths if found) == names

@@ -8,17 +8,9 @@ import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.format import clean, csv_cell, markdown
-from autorl_hpc.report.paired import paired_graded
+from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import expanded_tail
 from autorl_hpc.scoring.stats import tango
-
-
-def test_bootstrap_needs_five_and_forgets_order() -> None:
-    assert st.bootstrap_mean([1, 2, 3, 4]) is None
-    values = [3.0, 1.0, 7.0, 2.0, 9.0, 4.0]
-    first = st.bootstrap_mean(values)
-    assert first == st.bootstrap_mean(values[::-1]) and first is not None
-    assert 1 < first.low < 26 / 6 < first.high < 9
 
 
 def test_bootstrap_agrees_with_scipy() -> None:
@@ -54,14 +46,6 @@ def test_probability_of_improvement_and_holm() -> None:
     assert st.probability_of_improvement([2, 3], [1, 2]) == pytest.approx(3.5 / 4)
     assert st.holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert st.holm([]) == []
-
-
-def test_expected_best_of() -> None:
-    assert st.expected_best_of([1, 5, 3], 1) == pytest.approx(3)
-    assert st.expected_best_of([1, 5, 3], 2) == pytest.approx((3 + 5 + 5) / 3)
-    assert st.expected_best_of([1, 5, 3], 3) == 5
-    with pytest.raises(ValueError):
-        st.expected_best_of([1, 2], 3)
 
 
 def test_graded_agrees_with_scipy() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from treemaker import Tree
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import report
-from autorl_hpc.report.terminal import print_comparison
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +34,7 @@ def runs(tmp_path: Path) -> Path:
 
 def test_agent_against_agent(runs: Path) -> None:
     merged = report.build([runs / "one"])
-    found = report.compare_by_name(merged, "sft", "grpo")
+    found = report.compare(merged, "sft", "grpo")
     assert (found.a.kind, found.a.counted, found.b.counted) == ("agent", 3, 3)
     (task,) = found.tasks
     assert task.difference == pytest.approx((40 + 42 + 45) / 3 - (30 + 31 + 33) / 3)
@@ -45,14 +42,14 @@ def test_agent_against_agent(runs: Path) -> None:
     assert task.probability_of_improvement == 1.0
     (over,) = found.over_tasks
     assert over.difference == pytest.approx(task.difference) and over.low <= over.difference <= over.high
-    back = report.compare_by_name(merged, "grpo", "sft").tasks[0]
+    back = report.compare(merged, "grpo", "sft").tasks[0]
     assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == 0.0
 
 
 def test_experiments_meet_agent_by_agent(runs: Path) -> None:
     merged = report.build([runs])
     for a, b in (("two", "one"), (str(runs / "two"), str(runs / "one"))):
-        found = report.compare_by_name(merged, a, b)
+        found = report.compare(merged, a, b)
         assert {t.what.split(" · ")[0]: t.difference for t in found.tasks} == {
             "grpo": pytest.approx(5.0),
             "sft": pytest.approx(5.0),
@@ -65,7 +62,7 @@ def test_unlike_runs_do_not_meet(tmp_path: Path) -> None:
         tree = Tree(tmp_path / "runs" / name, sandbox=sandbox)
         for seed in range(3):
             tree.finished(seed=seed, solved=40, agent=agent)
-    found = report.compare_by_name(report.build([tmp_path / "runs"]), "sft", "grpo")
+    found = report.compare(report.build([tmp_path / "runs"]), "sft", "grpo")
     assert all(t.difference is None and t.p_value is None for t in found.tasks) and found.over_tasks == ()
     assert "never met" in found.notes[0]
 
@@ -76,22 +73,10 @@ def test_modes_meet_their_like(tmp_path: Path) -> None:
         for seed in range(3):
             tree.finished(seed=seed, solved=solved + seed, agent=agent, mode=mode)
     merged = report.build([tree.path])
-    met = [t for t in report.compare_by_name(merged, "a", "b").tasks if t.difference is not None]
+    met = [t for t in report.compare(merged, "a", "b").tasks if t.difference is not None]
     assert [(t.what, t.difference) for t in met] == [("free", pytest.approx(0.0))]
-    named = report.compare_by_name(merged, "a/none/rl-only", "b/none/free").tasks
+    named = report.compare(merged, "a/none/rl-only", "b/none/free").tasks
     assert [t.difference for t in named] == [pytest.approx(30.0)]
-
-
-def test_two_splits_of_a_task_are_two_rows(tmp_path: Path) -> None:
-    for items, solved in ((100, {"A": 30, "B": 60}), (200, {"A": 120, "B": 60})):
-        tree = Tree(tmp_path / "runs" / f"of{items}", n_report=items)
-        for agent, count in solved.items():
-            for seed in range(3):
-                tree.finished(seed=seed, solved=count, agent=agent)
-    found = report.compare_by_name(report.build([tmp_path / "runs"]), "A", "B")
-    assert sorted(t.difference or 0 for t in found.tasks) == [pytest.approx(-30.0), pytest.approx(30.0)]
-    assert sum(t.a.n for t in found.tasks) == found.a.counted == 6 and len({t.task for t in found.tasks}) == 2
-    assert found.over_tasks == () and "several recipes or splits" in " ".join(found.notes)
 
 
 def test_a_task_weighs_the_same_however_many_modes_it_has(tmp_path: Path) -> None:
@@ -101,7 +86,7 @@ def test_a_task_weighs_the_same_however_many_modes_it_has(tmp_path: Path) -> Non
         for seed in range(3):
             tree.finished(seed=seed, solved=of_a + seed, agent="A", mode=mode, task=task)
             tree.finished(seed=seed, solved=of_b + seed, agent="B", mode=mode, task=task)
-    (over,) = report.compare_by_name(report.build([tree.path]), "A", "B").over_tasks
+    (over,) = report.compare(report.build([tree.path]), "A", "B").over_tasks
     assert over.tasks == ("t1", "t2") and over.difference == pytest.approx((-10 + 20) / 2)
     assert over.low is not None and over.high is not None and over.low < 5 < over.high and over.low > 0
     assert over.probability_of_improvement == pytest.approx(0.5)
@@ -122,7 +107,7 @@ def test_sides_that_can_not_be_told(runs: Path, a: str, b: str, what: str) -> No
     for driver in ("x", "y"):
         tree.finished(seed=0, solved=30, agent="many", driver=driver)
     with pytest.raises(AutorlError, match=what) as error:
-        report.compare_by_name(report.build([runs]), a, b)
+        report.compare(report.build([runs]), a, b)
     assert error.value.next_step
 
 
@@ -137,29 +122,3 @@ def test_the_command_writes_prints_and_answers_in_json(runs: Path, monkeypatch: 
     before = {p.name: p.read_bytes() for p in folder.glob("compare.*")}
     CliRunner().invoke(app, where)
     assert before == {p.name: p.read_bytes() for p in folder.glob("compare.*")} and len(before) == 3
-
-
-def test_one_row_and_one_task_are_told_as_one(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "x")
-    for seed in range(3):
-        tree.finished(seed, 50 + seed)
-        tree.finished(seed, 60 + seed, agent="other")
-    tree.finished(0, 50, mode="rl-only")
-    found = report.compare_by_name(report.build([tree.path]), "sft", "other")
-    assert any(note.startswith("1 row has runs on one side only") for note in found.notes)
-    shown = io.StringIO()
-    print_comparison(found, Console(file=shown, width=200), tmp_path)
-    assert "over 1 task, leaderboard" in shown.getvalue()
-
-
-def test_rows_of_two_leaderboards_are_told_apart_on_the_terminal(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "x")
-    for model in ("org/tiny", "org/larger"):
-        for seed in range(2):
-            tree.finished(seed, 50 + seed, base_model=model)
-            tree.finished(seed, 60 + seed, agent="other", base_model=model)
-    found = report.compare_by_name(report.build([tree.path]), "sft", "other")
-    shown = io.StringIO()
-    print_comparison(found, Console(file=shown, width=200), tmp_path)
-    rows = [line.split("leaderboard ")[1][0] for line in shown.getvalue().splitlines() if line.startswith("arithmetic")]
-    assert sorted(rows) == ["1", "2"]

@@ -7,7 +7,6 @@ import csv
 import hashlib
 import html.parser
 import io
-import json
 import os
 import re
 import subprocess
@@ -21,9 +20,8 @@ from treemaker import Tree, outcomes
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.report import report as api
 from autorl_hpc.report import report as refresh
-from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.terminal import print_summary
-from autorl_hpc.states import EndedBy, Fault, Protocol
+from autorl_hpc.states import EndedBy, Fault
 
 HOSTILE = '=cmd()|"<script>alert(1)</script>\x1b[31mred\x1b]0;title\x07 \u202egnp.exe\x00\n# head | ![x](http://evil/x) <img src=x>'
 
@@ -45,7 +43,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def report(tree: Tree) -> Path:
-    return api.write_reports(api.build([tree.path]), None)
+    return api.write_all(api.build([tree.path]), None)
 
 
 def every_file(folder: Path) -> dict[str, bytes]:
@@ -74,7 +72,7 @@ def test_other_process_same_bytes(tree: Tree) -> None:
     first = every_file(tree.path)
     for path in list(tree.path.rglob("report/*")):
         path.unlink()
-    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_reports(api.build([Path({str(tree.path)!r})]), None)"
+    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_all(api.build([Path({str(tree.path)!r})]), None)"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -166,52 +164,14 @@ def test_terminal(tree: Tree, width: int) -> None:
     assert ("best fb" in text) == (width == 120)
 
 
-def test_damaged_run_and_paper_protocol_in_the_pages(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "exp", protocol=Protocol.PAPER, sandbox="none")
-    run = tree.run().start()
-    run.submit(5.0, outcomes(100, range(45)))
-    run.seal().close()
-    (tree.run(seed=1).start().dir.ledger / "000001.json").write_text("{") if os.geteuid() == 0 else None
-    page = report(tree).read_text()
-    assert "paper protocol" in page and "not ranked" in page and "maximum kept" in page
-    assert "damaged" in page or os.geteuid() != 0
-
-
-def test_out_folder_and_trees_that_are_not_ours(tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autorl_hpc.files import atomic
-
-    write = atomic.write_bytes
-
-    def refuse(path: Path, data: bytes, **more: object) -> None:
-        if tree.path in path.parents:
-            raise PermissionError(13, "Permission denied", str(path))
-        write(path, data)
-
-    monkeypatch.setattr(atomic, "write_bytes", refuse)
-    index = api.write_reports(api.build([tree.path]), tmp_path / "out")
-    links = [a["href"] for tag, a in Tags(index.read_text()).tags if tag == "a" and not str(a["href"]).startswith("#")]
-    assert links and all((index.parent / str(link)).is_file() for link in links)
-    with pytest.raises(AutorlError, match="Permission denied"):
-        report(tree)
-
-
 def test_no_torch_and_no_grader(tree: Tree) -> None:
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
-        f"api.write_reports(api.build([Path({str(tree.path)!r})]), None);"
+        f"api.write_all(api.build([Path({str(tree.path)!r})]), None);"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'scipy', 'matplotlib') or "
         "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
-
-
-def test_summary_json_is_the_record(tree: Tree) -> None:
-    report(tree)
-    value = json.loads((tree.path / "report" / "summary.json").read_text())
-    assert value["schema_version"] == 1 and len(value["runs"]) == 4
-    one = RunSummary.model_validate_json((tree.runs[0].dir.report / "summary.json").read_bytes())
-    assert one.story.iterations[0].won_ids
-    assert one.short().model_dump(mode="json") in value["runs"]
 
 
 @pytest.mark.parametrize("out", ["file", "file/below", "x" * 300, "/proc/report"])

@@ -9,11 +9,11 @@ from pydantic import TypeAdapter
 
 from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TraceEvent, TrainingPoint, UsageSample
-from autorl_hpc.report.paired import PairedItems
 from autorl_hpc.report.run_folder import Items
 from autorl_hpc.report.run_story.iterations import feedback_gain
 from autorl_hpc.report.run_story.logs import Recorded, RecordedLines, UsageLine
 from autorl_hpc.report.run_story.resources import UsageSeries, reference_metrics, skill_metrics, trained_by, usage_of
+from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.story_records import ReferenceMetrics
 from autorl_hpc.report.summary import Point
 from autorl_hpc.scoring import stats

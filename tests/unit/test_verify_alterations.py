@@ -16,7 +16,7 @@ from treemaker import Tree, TreeRun
 from autorl_hpc.evidence.verify import SHARED, as_lines, verify_paths
 from autorl_hpc.files.ledger import sha256_hex
 from autorl_hpc.records import canonical_json, readable_json
-from autorl_hpc.report import report
+from autorl_hpc.report import pages, report
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ class Place:
         self.run, self.other = self.tree.finished(seed=0, solved=60), self.tree.finished(seed=1, solved=30)
         for run in (self.run, self.other):
             (self.tree.experiment.finished / run.dir.run_id).touch()
-        report.write_reports(report.build([path]), None)
+        report.write_all(report.build([path]), None)
 
     def entry(self, number: int) -> Path:
         return self.run.dir.ledger / f"{number:06d}.json"
@@ -309,9 +309,9 @@ def test_a_figure_changed_in_a_comparison(place: Place) -> None:
     third = place.tree.finished(seed=0, solved=50, agent="another")
     (place.tree.experiment.finished / third.dir.run_id).touch()
     merged = report.build([place.tree.path])
-    report.write_reports(merged, None)
+    report.write_all(merged, None)
     sides = sorted({run.agent for run in merged.runs})
-    report.write_comparison(report.compare_by_name(merged, *sides), place.tree.experiment.report)
+    pages.write_versus(report.compare(merged, *sides), place.tree.experiment.report)
     assert place.shared() == [] and place.unseen() == []
     path = place.tree.experiment.report / "compare.json"
     value = json.loads(path.read_text())
@@ -395,7 +395,6 @@ def test_merged_pages_without_their_summary(place: Place) -> None:
 
 def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written by somebody who may not write into the runs."""
-    from autorl_hpc.report import pages
 
     put = pages._put_files
 
@@ -408,7 +407,7 @@ def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.Monke
         for path in run.dir.report.iterdir():
             path.unlink()
     monkeypatch.setattr(pages, "_put_files", theirs)
-    report.write_reports(report.build([place.tree.path]), None)
+    report.write_all(report.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == [] and place.unseen() == []
     summary = next(place.tree.experiment.report.glob("runs/*/summary.json"))
     place.edit(summary, elapsed_s=77.0)
@@ -426,7 +425,7 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypa
     tree = Tree(tmp_path / "exp")
     tree.experiment.code.rmdir()
     run = tree.run().start().clock(30.0)
-    report.write_reports(report.build([tree.path]), None)
+    report.write_all(report.build([tree.path]), None)
     assert all(verdict.whole for verdict in verify_paths([run.dir.path]))
     run.clock(700.0)
     (verdict,) = verify_paths([run.dir.path])
@@ -452,7 +451,7 @@ def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> Non
     """What nobody can see without an anchor: so the verdict doesn't claim it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    report.write_reports(report.build([place.tree.path]), None)
+    report.write_all(report.build([place.tree.path]), None)
     assert place.problems() == [] and place.shared() == []
     text = "\n".join(as_lines(verify_paths([place.tree.path])))
     assert "0 anchored" in text and "whoever can write here can also write a new chain" in text

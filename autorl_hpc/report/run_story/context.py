@@ -23,9 +23,9 @@ from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.format import clean, clean_code
 from autorl_hpc.report.hidden_items import CODE_FOLDER, IN_FILE, NOTHING, Hidden, hidden_of
-from autorl_hpc.report.paired import PairedItems
 from autorl_hpc.report.run_story.logs import AgentLog, Recorded, read_events, read_recorded
 from autorl_hpc.report.run_story.resources import UsageSeries, attempts_of, failed, usage_of, with_counted
+from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Change
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import EntryKind

@@ -15,15 +15,15 @@ from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import Contamination, Submission, Timings
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
-from autorl_hpc.report import paired
+from autorl_hpc.report import scores
 from autorl_hpc.report.format import clean, clean_code
 from autorl_hpc.report.hidden_items import CODE_FOLDER, NOTHING, Hidden
-from autorl_hpc.report.paired import PairedItems
 from autorl_hpc.report.routes import Executed, Planned, executed, planned, settings, trained_in_vain
 from autorl_hpc.report.run_folder import Unusable
 from autorl_hpc.report.run_story.context import RunContext
 from autorl_hpc.report.run_story.failures import CONTAMINATED_ITEMS, GainBounds, IterationFacts, LogExcerpt, ProcessExit
 from autorl_hpc.report.run_story.resources import Trained, trained_by
+from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import hull, tango_of, tango_of_clusters, totals, variance_of_mean
 from autorl_hpc.report.story_records import EvidenceLine, Failure, Iteration, RouteTold, Setting
 from autorl_hpc.report.summary import Point
@@ -90,7 +90,7 @@ def opened(view: RunView, selected: int | None) -> list[Submission]:
 def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
     """Return the gain: with Tango's interval for right or wrong outcomes, a t interval for graded or clustered items (a bootstrap
     would take a second per run). None for length-controlled win rates, which are not a mean over items."""
-    if paired.is_fitted(pair.base, pair.new):
+    if scores.is_fitted(pair.base, pair.new):
         return None
     base, new = pair.base.outcomes, pair.new.outcomes
     binary = pair.base.binary and pair.new.binary
