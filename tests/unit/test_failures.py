@@ -73,9 +73,7 @@ def with_not_finite(*names: tuple[str, ...]) -> tuple[TrainingPoint, ...]:
 
 
 def one(**more: Any) -> IterationFacts:
-    return IterationFacts(
-        **{"submission_id": 1, "status": SubmissionState.SCORED, "score": 20.0, "gain": NONE, **more}
-    )
+    return IterationFacts(**{"submission_id": 1, "status": SubmissionState.SCORED, "score": 20.0, "gain": NONE, **more})
 
 
 def run(**more: Any) -> RunFacts:

@@ -17,14 +17,14 @@ SCRIPTS = Path(__file__).with_name("routes")
 
 PLAIN = {
     "sft": ("sft_lora_argparse loop_sft_plain llamafactory_sft axolotl_sft_config_only torchtune_run "),
-    "grpo": ("grpo_trl_vllm loop_grpo_plain verl_grpo unsloth_grpo "),
+    "grpo": ("grpo_trl_vllm loop_grpo_plain verl_grpo "),
     "dpo": ("dpo_trl loop_dpo_plain axolotl_dpo "),
     "ppo": ("ppo_trl ppo_old_step loop_ppo_plain verl_ppo_default "),
     "sft+rl": ("sft_then_grpo_one_file sft_rl_two_scripts subprocess_pipeline trl_cli_sft_grpo "),
     "rejection-sampling": ("rejection_sampling_files rejection_sampling_one_file loop_rejection_ce "),
     "model-averaging": ("soup_mergekit "),
     "distillation": ("distill_logits distill_outputs "),
-    "copy": ("copy_base copy_cp_shell copy_load_save "),
+    "copy": ("copy_cp_shell "),
     "none": ("none_data_prep none_eval_only "),
     "rl": ("loop_reinforce openrlhf_reinforce "),
     "preference": ("llamafactory_simpo "),
@@ -41,10 +41,9 @@ STRANGE = {
     "grpo": (
         "twist_alias_renamed twist_helper_module twist_trainer_subclass_grpo twist_class_inherits "
         "held_grpo_modules again_grpo_agent_env third_star_import third_advantage_weighted_sft "
-        "third_lora_adapter_export other_own_grpo_view other_notebook "
+        "third_lora_adapter_export other_own_grpo_view "
     ),
     "dpo": ("twist_trainer_subclass_dpo held_iterative_dpo "),
-    "copy": ("twist_zero_lr other_grpo_env_zero other_copytree_bf16 "),
     "none": ("twist_train_commented twist_model_train_mode again_best_of_n_no_train third_ppo_never_stepped "),
     "unknown": ("twist_exec_opaque held_noise "),
     "preference": ("twist_lora_merge_not_average held_orpo_own again_simpo_cpo other_kto_trl_exp "),
@@ -58,8 +57,10 @@ STRANGE = {
 
 UNDECIDED = {
     "model-averaging": ("soup_state_dict soup_interpolate other_slerp "),
-    "grpo": ("twist_getattr_importlib twist_heredoc other_try_fallback "),
-    "copy": ("twist_zero_steps third_download other_rm_only_copy "),
+    "grpo": ("unsloth_grpo other_notebook twist_getattr_importlib twist_heredoc other_try_fallback "),
+    "copy": (
+        "copy_base copy_load_save other_grpo_env_zero other_copytree_bf16 twist_zero_lr twist_zero_steps third_download other_rm_only_copy "
+    ),
     "sft": (
         "twist_python2_broken again_grpo_commented_back_to_sft other_reassigned_trainer other_sft_eval_hard_mining "
     ),
@@ -224,7 +225,7 @@ SMALL: list[tuple[str, dict[str, str], list[str], str]] = [
         "unknown",
     ),
     ("noise", {"a.py": MODELS + "for p in a.parameters(): p.add_(torch.randn_like(p))\n" + ENDS}, [], "unknown"),
-    ("saved again", {"a.py": MODELS + ENDS}, [], "copy"),
+    ("saved again", {"a.py": MODELS + ENDS}, [], "unknown"),
     ("no step", {"a.py": MODELS + "a(ids, labels=ids).loss.backward()\n"}, [], "unknown"),
     (
         "gold",

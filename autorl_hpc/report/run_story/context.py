@@ -162,11 +162,10 @@ class Code:
 
     def _compare(self, old: str | None, new: str | None) -> tuple[int, int, list[str]]:
         before, after = (self.blob(name) or b"" if name else b"" for name in (old, new))
-        diff = None
-        if max(len(before), len(after)) <= MAX_TEXT_BYTES and self._lines_left > 0:
-            diff = line_diff(before, after)
-            self._lines_left -= before.count(b"\n") + after.count(b"\n") if old and new else 0
+        small = max(len(before), len(after)) <= MAX_TEXT_BYTES and self._lines_left > 0
+        diff = line_diff(before, after) if small else None
         if diff is not None:
+            self._lines_left -= before.count(b"\n") + after.count(b"\n") if old and new else 0
             return diff
         gone, come = Counter(before.split(b"\n")), Counter(after.split(b"\n"))
         return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]

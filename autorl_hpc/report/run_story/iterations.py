@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
@@ -211,7 +211,6 @@ def stretches_of(known: RunContext) -> list[Stretch]:
             gains[submission.submission_id] = feedback_gain(known.pair_of(submission))
         except Unusable:
             continue
-    parsed: dict[Any, Any] = {}
     found: dict[int, Stretch] = {}
     trainings = trained_by(known.recorded.training.records, times)
     for point, begin_s, trained in zip(known.points, [0.0, *times], trainings, strict=False):
@@ -225,7 +224,7 @@ def stretches_of(known: RunContext) -> list[Stretch]:
             route = told.route.model_copy(update={"executed_by": (*told.route.executed_by, *vain)})
             keys = told.settings
         else:
-            route, keys = _routed(known, point, begin_s, revision, trained, found, parsed)
+            route, keys = _routed(known, point, begin_s, revision, trained, found)
         found[number] = Stretch(point, begin_s, revision, trained, gains.get(number), route, keys)
     return list(found.values())
 
@@ -237,13 +236,12 @@ def _routed(
     revision: str | None,
     trained: Trained,
     earlier: Mapping[int, Stretch],
-    parsed: dict[Any, Any],
 ) -> tuple[RouteTold, tuple[Setting, ...]]:
     """Return the planned and executed route up to a submission, and the key settings of its code."""
     commands = between(known.commands, begin_s, point.elapsed_s)
     sources = known.code.sources(revision)
     lines = [command.command for command in commands if command.command]
-    plan = planned(sources, lines, parsed)
+    plan = planned(sources, lines)
     fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
     parent = fingerprint.parent if fingerprint else None
     done = executed(
@@ -256,7 +254,7 @@ def _routed(
         parent_fingerprint=known.view.fingerprints.get(parent) if parent is not None else None,
         submitted=point.status is not SubmissionState.REFUSED,
     )
-    return shown_route(plan, done, known.hidden), shown_settings(settings(sources, lines, parsed), known.hidden)
+    return shown_route(plan, done, known.hidden), shown_settings(settings(sources, lines), known.hidden)
 
 
 _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJECTION_SAMPLING, Route.DISTILLATION})
