@@ -89,7 +89,7 @@ def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: 
         if seen is not None:
             gpus[number] = max(gpus.get(number, 0), len(seen))
             models |= {gpu.get("name", "") for gpu in seen}
-        if cpu is not None:
+        if cpu:
             cpu_s[number] = max(cpu_s.get(number, 0.0), cpu)
         before, last[number] = last.get(number), sample
         if before is None or not 0 < (seconds := now_s - before["elapsed_s"]) <= LONGEST_GAP_S * every:
