@@ -39,6 +39,7 @@ class Followed:
     used: dict[str, None] = field(default_factory=dict)
     ordered: bool = True
     """Whether the scripts ran in this order; else it is the order of their names."""
+    _done: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
 
     def run(self, command: Command, place: str, line: int, sure: bool = True, depth: int = 0) -> bool:
         """Follow one command; return False if it runs nothing of this code."""
@@ -66,8 +67,9 @@ class Followed:
             if (names_one or command.kind in ("script", "inline")) and place in self.files:
                 self.others.append(Training(Route.UNKNOWN, "starts a program that is not in the code", place, line))
             return False
-        if path in self.used and (path not in self.scripts or self.scripts[path].args == command.args):
+        if (path, command.args) in self._done:
             return True
+        self._done.add((path, command.args))
         self.used.setdefault(path)
         if path.endswith(SHELL):
             for number, inner, is_sure in commands_in(self.files[path]):
