@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -104,6 +104,11 @@ class Times:
         """Return the seconds of budget used when everything before `byte` had been written; None without a later stamp."""
         place = bisect_left(self._bytes, byte)
         return self._elapsed[place] if place < len(self._elapsed) else None
+
+    def written_by(self, elapsed_s: float) -> int:
+        """Return the byte up to which the log had certainly been written at a time; 0 before the first stamp."""
+        place = bisect_right(self._elapsed, elapsed_s)
+        return self._bytes[place - 1] if place else 0
 
 
 def read_times(path: Path) -> Times:

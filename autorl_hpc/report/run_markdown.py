@@ -16,6 +16,7 @@ from autorl_hpc.report.format import markdown
 from autorl_hpc.report.run_page import RunPage, TableRow, lines, looks_of
 from autorl_hpc.report.story_records import Change, Iteration
 from autorl_hpc.report.summary import Point, RunSummary
+from autorl_hpc.states import Split
 
 DIFF_LINES = 40
 """The page and summary.json have more lines."""
@@ -48,8 +49,7 @@ def _cell(text: str) -> str:
 
 
 def _submissions(shown: RunPage) -> Iterable[str]:
-    columns = zip(shown.run.trajectory, shown.at, shown.score, shown.between, shown.status, strict=True)
-    for point, at, score, between, status in columns:
+    for point, at, score, between, status in shown.submissions:
         reason = f" {markdown(point.fault or '')}: {markdown(point.reason)}" if point.reason else ""
         yield (
             f"| {point.submission_id} | {markdown(point.manifest_id)} | {at} | {f'{score} {between}'.strip()} "
@@ -74,9 +74,7 @@ def _weights(point: Point, run: RunSummary) -> str:
 def _look(number: int | None, look: Contamination) -> str:
     found = "".join(f"{markdown(one.file)} ({one.items} of {one.split!s}) " for one in look.found)
     more = f"and {look.found_unlisted} more files" if look.found_unlisted else ""
-    items: list[str] = []
-    for split in ("feedback", "report"):
-        items.append(f"{_of(look.items, split)} of {_of(look.of, split)}")
+    items = [f"{look.items.get(split, 0)} of {look.of.get(split, 0)}" for split in (Split.FEEDBACK, Split.REPORT)]
     return (
         f"| {'the end' if number is None else f'submission {number}'}{'' if look.complete else ', cut short'} "
         f"| {items[0]} | {items[1]} | {look.files_scanned} | {fmt.size(look.bytes_scanned)} "
@@ -84,12 +82,8 @@ def _look(number: int | None, look: Contamination) -> str:
     )
 
 
-def _of(counts: Any, split: str) -> int:
-    return int(counts.get(split, 0))
-
-
 def _iterations(shown: RunPage) -> Iterable[str]:
-    for one, facts in zip(shown.run.story.iterations, shown.facts, strict=False):
+    for one, facts in shown.iterations:
         yield _iteration(one, facts, one.submission_id == shown.run.selected)
 
 

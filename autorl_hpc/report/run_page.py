@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,37 +27,42 @@ class TableRow(NamedTuple):
     says: str = ""
 
 
+class Submitted(NamedTuple):
+    """One submission, in words."""
+
+    point: Point
+    at: str
+    score: str
+    between: str
+    status: str
+
+
 @dataclass(frozen=True)
 class RunPage:
     """What HTML and Markdown show of a run, in words; computed once for both.
 
     Attributes:
-        at, score, between, status: by submission.
-        facts: by iteration; empty if `recorded` is false.
+        iterations: each with its figures; empty if they have no more to show than the table of submissions.
+        rest: variables of both templates.
     """
 
     run: RunSummary
-    at: Sequence[str]
-    score: Sequence[str]
-    between: Sequence[str]
-    status: Sequence[str]
-    facts: Sequence[Sequence[TableRow]]
-    recorded: bool
+    submissions: Sequence[Submitted]
+    iterations: Sequence[tuple[Iteration, Sequence[TableRow]]]
     rest: Mapping[str, Any]
 
 
 def shown(run: RunSummary) -> RunPage:
     """Return the content of one run's pages."""
-    story, points = run.story, run.trajectory
+    story = run.story
     recorded = is_recorded(story)
     return RunPage(
         run=run,
-        at=[fmt.duration(point.elapsed_s) for point in points],
-        score=[fmt.points(point.score) for point in points],
-        between=[fmt.between(point.low, point.high) for point in points],
-        status=[_status(point, run) for point in points],
-        facts=[iteration_rows(one) for one in story.iterations] if recorded else [],
-        recorded=recorded,
+        submissions=[
+            Submitted(p, fmt.duration(p.elapsed_s), fmt.points(p.score), fmt.between(p.low, p.high), _status(p, run))
+            for p in run.trajectory
+        ],
+        iterations=[(one, iteration_rows(one)) for one in story.iterations] if recorded else [],
         rest={
             "run": run,
             "story": story,
@@ -117,21 +122,36 @@ def mode_told(run: RunSummary) -> str:
     return f"{run.mode}: any route" if run.mode == "free" else f"{run.mode}: {words}"
 
 
+def _row(name: str, value: Any, written: Callable[[Any], str] = str, says: str = "") -> TableRow:
+    return TableRow(name, fmt.UNKNOWN if value is None else written(value), says)
+
+
+def _tokens(value: int) -> str:
+    return fmt.amount("count", value)
+
+
+def _usd(value: float) -> str:
+    return f"{value:.2f} USD"
+
+
+def _hours(value: float) -> str:
+    return f"{value:.2f}"
+
+
 def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
     """Return AutoRL-Bench's metrics under its names."""
-    return [
-        TableRow("valid_submission_rate", share(metrics.valid_submission_rate), "submissions that got a score"),
-        TableRow("first_valid_idx", number(metrics.first_valid_idx), "the first of them, counting from 1"),
-        TableRow("first_valid_delay", time(metrics.first_valid_delay), "when it was submitted"),
-        TableRow(
-            "time_to_first_improvement", time(metrics.time_to_first_improvement), "first feedback score above the base"
-        ),
-        TableRow("time_to_best", time(metrics.time_to_best), "when the best was submitted"),
-        TableRow("monotonic_ratio", share(metrics.monotonic_ratio), "steps from score to score that go up"),
-        TableRow("copy_model_count", number(metrics.copy_model_count), "submissions that are the base model"),
-        TableRow("time_used_ratio", share(metrics.time_used_ratio), "of the budget and what was given back"),
-        TableRow("last_submit_gap", time(metrics.last_submit_gap), "from the last submission to the end"),
-    ]
+    said: dict[str, tuple[Callable[[Any], str], str]] = {
+        "valid_submission_rate": (fmt.percent, "submissions that got a score"),
+        "first_valid_idx": (str, "the first of them, counting from 1"),
+        "first_valid_delay": (fmt.duration, "when it was submitted"),
+        "time_to_first_improvement": (fmt.duration, "first feedback score above the base"),
+        "time_to_best": (fmt.duration, "when the best was submitted"),
+        "monotonic_ratio": (fmt.percent, "steps from score to score that go up"),
+        "copy_model_count": (str, "submissions that are the base model"),
+        "time_used_ratio": (fmt.percent, "of the budget and what was given back"),
+        "last_submit_gap": (fmt.duration, "from the last submission to the end"),
+    }
+    return [_row(name, getattr(metrics, name), written, says) for name, (written, says) in said.items()]
 
 
 def budget_rows(run: RunSummary) -> list[TableRow]:
@@ -156,47 +176,41 @@ def _amount(name: str, value: float) -> str:
 
 def used_rows(used: ResourcesUsed) -> list[TableRow]:
     """Return the resources that were measured."""
-    gpus = fmt.gpus(used.gpus, used.gpu_model)
-    cached = f"{count(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
-    failures = f"{used.tool_failures} failed" if used.tool_failures else ""
+    cached = f"{_tokens(used.tokens_cached)} of the input from a cache" if used.tokens_cached else ""
     told = {"gateway": "counted by the gateway", "trace": "as the agent's trace says", None: ""}
     priced = {**told, "gateway": "counted by the gateway, at the experiment's prices"}
-    tokens = "; ".join(part for part in (told[used.tokens_from], cached) if part)
-    rows = [
-        TableRow("GPU-hours", fmt.UNKNOWN if used.gpu_hours is None else f"{used.gpu_hours:.2f}", gpus),
-        TableRow("GPU use", share(used.gpu_use), "mean share of the time that kernels ran"),
-        TableRow("CPU", fmt.UNKNOWN if used.cpu_hours is None else f"{used.cpu_hours:.2f} core-hours"),
-        TableRow("memory", fmt.UNKNOWN if used.memory_peak_bytes is None else fmt.size(used.memory_peak_bytes), "peak"),
-        TableRow("disk", fmt.UNKNOWN if used.disk_peak_bytes is None else fmt.size(used.disk_peak_bytes), "peak"),
-        TableRow("tokens in", count(used.tokens_in), tokens),
-        TableRow("tokens out", count(used.tokens_out)),
-        TableRow("cost", fmt.UNKNOWN if used.cost_usd is None else f"{used.cost_usd:.2f} USD", priced[used.cost_from]),
-        TableRow("driver calls", number(used.driver_calls), _calls_beside(used)),
-        TableRow("tool calls", number(used.tool_calls), failures),
-        TableRow("idle", time(used.idle_s), "no core, GPU or driver at work"),
-        TableRow("waits for scores", time(used.wait_s), "together"),
-        TableRow("revisions of code", number(used.revisions)),
-    ]
-    return [row for row in rows if row.shown != fmt.UNKNOWN]
-
-
-def _calls_beside(used: ResourcesUsed) -> str:
-    """Return the gateway's calls that were not answered or not exactly counted, in words."""
     beside = [
         (used.calls_refused, "refused by the gateway"),
         (used.calls_failed, "not answered by the driver"),
         (used.tokens_estimated, "whose tokens are estimated"),
     ]
-    return ", ".join(f"{number} {words}" for number, words in beside if number)
+    rows = [
+        _row("GPU-hours", used.gpu_hours, _hours, fmt.gpus(used.gpus, used.gpu_model)),
+        _row("GPU use", used.gpu_use, fmt.percent, "mean share of the time that kernels ran"),
+        _row("CPU", used.cpu_hours, lambda hours: f"{hours:.2f} core-hours"),
+        _row("memory", used.memory_peak_bytes, fmt.size, "peak"),
+        _row("disk", used.disk_peak_bytes, fmt.size, "peak"),
+        _row(
+            "tokens in", used.tokens_in, _tokens, "; ".join(part for part in (told[used.tokens_from], cached) if part)
+        ),
+        _row("tokens out", used.tokens_out, _tokens),
+        _row("cost", used.cost_usd, _usd, priced[used.cost_from]),
+        _row("driver calls", used.driver_calls, str, ", ".join(f"{count} {words}" for count, words in beside if count)),
+        _row("tool calls", used.tool_calls, str, f"{used.tool_failures} failed" if used.tool_failures else ""),
+        _row("idle", used.idle_s, fmt.duration, "no core, GPU or driver at work"),
+        _row("waits for scores", used.wait_s, fmt.duration, "together"),
+        _row("revisions of code", used.revisions),
+    ]
+    return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
 def skill_rows(story: Story) -> list[TableRow]:
     """Return the metrics of the reference's summarization skill."""
-    alone = {True: "yes", False: "no", None: fmt.UNKNOWN}[story.skill.without_human_help]
+    skill = story.skill
     return [
-        TableRow("without human help", alone),
-        TableRow("recovered from", number(story.skill.recovered_from), "failures before the last scored submission"),
-        TableRow("stage reached", story.skill.stage_reached, "of design, implementation, execution, evaluation"),
+        _row("without human help", skill.without_human_help, lambda alone: "yes" if alone else "no"),
+        _row("recovered from", skill.recovered_from, str, "failures before the last scored submission"),
+        TableRow("stage reached", skill.stage_reached, "of design, implementation, execution, evaluation"),
     ]
 
 
@@ -204,64 +218,34 @@ def iteration_rows(one: Iteration) -> list[TableRow]:
     """Return the known figures of one iteration."""
     noise = fmt.signed_between(one.improvement_low, one.improvement_high)
     items = f"{one.won} items won, {one.lost} lost" if one.won is not None else ""
-    says = "; ".join(part for part in (noise, items) if part)
-    trained = "" if one.last_loss is None else f"last loss {one.last_loss:.4g}"
-    trained += "" if one.last_reward is None else f"{', ' if trained else ''}last reward {one.last_reward:.4g}"
-    cost = "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"
+    says = "; ".join(part for part in (noise, items) if part) or "no interval"
+    last = (("loss", one.last_loss), ("reward", one.last_reward))
+    trained = ", ".join(f"last {name} {value:.4g}" for name, value in last if value is not None)
+    steps = "not logged" if trained and one.training_steps is None else one.training_steps
     rows = [
-        TableRow("improvement on the base", fmt.signed(one.improvement), says or "no interval"),
-        TableRow("best so far", fmt.points(one.best_so_far)),
-        TableRow("took", time(one.duration_s), f"submitted at {fmt.duration(one.elapsed_s)}"),
+        _row("improvement on the base", one.improvement, fmt.signed, says),
+        _row("best so far", one.best_so_far, fmt.points),
+        _row("took", one.duration_s, fmt.duration, f"submitted at {fmt.duration(one.elapsed_s)}"),
         TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
-        TableRow(
-            "training steps",
-            "not logged" if trained and one.training_steps is None else number(one.training_steps),
-            trained,
-        ),
-        TableRow("waited for its score", time(one.waited_s), timed(one.timings)),
-        TableRow("tokens so far", count(one.tokens), cost),
-        TableRow("GPU-hours so far", fmt.UNKNOWN if one.gpu_hours is None else f"{one.gpu_hours:.2f}"),
+        _row("training steps", steps, str, trained),
+        _row("waited for its score", one.waited_s, fmt.duration, timed(one.timings)),
+        _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else _usd(one.cost_usd)),
+        _row("GPU-hours so far", one.gpu_hours, _hours),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
 def timed(timings: Timings | None) -> str:
     """Return where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
-    if timings is None:
-        return ""
-    named = (
-        ("in the queue", timings.waiting_s),
-        ("loading", timings.load_s),
-        ("swapping", timings.swap_s),
-        ("generating", timings.generate_s),
-        ("scoring", timings.score_s),
-    )
-    return ", ".join(f"{name} {value:.1f} s" for name, value in named if value is not None)
-
-
-def share(value: float | None) -> str:
-    """Format a share: `71 %`."""
-    return fmt.UNKNOWN if value is None else f"{100 * value:.0f} %"
-
-
-def time(value: float | None) -> str:
-    """Format seconds: `3.4 h`."""
-    return fmt.UNKNOWN if value is None else fmt.duration(value)
-
-
-def number(value: int | None) -> str:
-    """Format an integer: `12`."""
-    return fmt.UNKNOWN if value is None else str(value)
-
-
-def count(value: int | None) -> str:
-    """Format a token count: `3.4 M`."""
-    if value is None:
-        return fmt.UNKNOWN
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.1f} {unit}"
-    return str(value)
+    names = {
+        "waiting_s": "in the queue",
+        "load_s": "loading",
+        "swap_s": "swapping",
+        "generate_s": "generating",
+        "score_s": "scoring",
+    }
+    each = ((words, getattr(timings, name, None)) for name, words in names.items())
+    return ", ".join(f"{words} {value:.1f} s" for words, value in each if value is not None)
 
 
 # --- long parts as HTML: submissions, looks, iterations
@@ -307,8 +291,7 @@ def evidence(lines: Iterable[EvidenceLine]) -> str:
 
 def _submissions(shown: RunPage) -> Iterable[str]:
     run = shown.run
-    columns = zip(run.trajectory, shown.at, shown.score, shown.between, shown.status, strict=True)
-    for point, at, score, between, status in columns:
+    for point, at, score, between, status in shown.submissions:
         reason = ""
         if point.reason:
             reason = f' <span class="warn">{html(point.fault or "")}: {html(point.reason)}</span>'
@@ -382,10 +365,9 @@ def _found(one: Contaminated) -> str:
 
 
 def _iterations(shown: RunPage) -> Iterable[str]:
-    points = {point.submission_id: place for place, point in enumerate(shown.run.trajectory)}
-    for one, facts in zip(shown.run.story.iterations, shown.facts, strict=False):
-        between = shown.between[points[one.submission_id]]
-        yield _iteration(one, facts, between, one.submission_id == shown.run.selected)
+    between = {each.point.submission_id: each.between for each in shown.submissions}
+    for one, facts in shown.iterations:
+        yield _iteration(one, facts, between[one.submission_id], one.submission_id == shown.run.selected)
 
 
 def _iteration(one: Iteration, facts: Sequence[TableRow], between: str, selected: bool) -> str:

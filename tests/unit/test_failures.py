@@ -10,11 +10,11 @@ from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.run_story.failures import (
     GainBounds,
     IterationFacts,
-    LogExcerpt,
     ProcessExit,
     RunFacts,
     failure_of,
 )
+from autorl_hpc.report.run_story.logs import LogExcerpt
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 
@@ -73,9 +73,7 @@ def with_not_finite(*names: tuple[str, ...]) -> tuple[TrainingPoint, ...]:
 
 
 def one(**more: Any) -> IterationFacts:
-    return IterationFacts(
-        1, **{"status": SubmissionState.SCORED, "score": 20.0, "base_score": 20.0, "gain": NONE, **more}
-    )
+    return IterationFacts(**{"submission_id": 1, "status": SubmissionState.SCORED, "score": 20.0, "gain": NONE, **more})
 
 
 def run(**more: Any) -> RunFacts:

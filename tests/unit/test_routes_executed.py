@@ -8,9 +8,9 @@ import pytest
 
 from autorl_hpc.recorder.trainings import steps_in
 from autorl_hpc.records.entries import Fingerprint
-from autorl_hpc.records.recorded import TrainingPoint
-from autorl_hpc.report.routes import Alternative, CommandSeen, Planned, executed, mode_kept, planned
-from autorl_hpc.report.routes.executed import DISAGREE, SURE
+from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint
+from autorl_hpc.report.routes import Alternative, Planned, executed, mode_kept, planned
+from autorl_hpc.report.routes.executed import SURE
 from autorl_hpc.report.run_story.iterations import shown_route
 from autorl_hpc.report.story_records import Story
 from autorl_hpc.report.tables import notes_of_story
@@ -87,45 +87,34 @@ def test_logs_tell_the_route(points: list[TrainingPoint], plan: Planned, parent:
     assert route is Route.UNKNOWN or told.evidence
 
 
-def test_steps_are_those_of_each_log_once() -> None:
-    points = [*steps("SFTTrainer", count=5), *steps("GRPOTrainer", 500, count=3, source="grpo.log")]
-    assert executed(points, [], None, UNPLANNED).steps == 50 + 30
+def ran(*lines: str) -> list[ProcessSeen]:
+    """Command lines that were seen."""
+    seen = {"at": "x", "pid": 1, "parent": 0, "what": "began", "began_s": 0.0, "elapsed_s": 55.0}
+    return [ProcessSeen.model_validate({**seen, "command": line}) for line in lines]
 
 
 def test_weights_that_are_the_base_models_outweigh_a_log() -> None:
-    told = executed(steps("GRPOTrainer"), [], weights(flags=("untrained_copy",), relative_delta=1e-9), UNPLANNED)
-    assert told.route is Route.COPY
-    assert "40 training steps were logged" in told.notes[0]
-    assert executed([], [], None, UNPLANNED, is_base=True).route is Route.COPY
-    assert (
-        executed([], [], weights(flags=("foreign_weights",), nearest_model="b/c", nearest_delta=0.0), UNPLANNED).route
-        is Route.COPY
-    )
+    copy = weights(flags=("untrained_copy",), relative_delta=1e-9)
+    foreign = weights(flags=("foreign_weights",), nearest_model="b/c", nearest_delta=0.0)
+    for fingerprint, is_base in ((copy, False), (foreign, False), (None, True)):
+        assert executed(steps("GRPOTrainer"), [], fingerprint, UNPLANNED, is_base=is_base).route is Route.COPY
 
 
 def test_changed_weights_without_a_log_are_unknown_unless_the_script_ran() -> None:
     plan = Planned(Route.GRPO, confidence=0.8, scripts=("code/grpo_min.py",))
+    unsure = Planned(Route.GRPO, confidence=0.4, scripts=("grpo_min.py",))
     assert executed([], [], weights(), plan).route is Route.UNKNOWN
-    assert executed([], [CommandSeen("python other.py")], weights(), plan).route is Route.UNKNOWN
-    told = executed([], [CommandSeen("CUDA_VISIBLE_DEVICES=0 python -u grpo_min.py", 55.0)], weights(), plan)
-    assert told.route is Route.GRPO
-    assert told.evidence[0].where == "process at 55 s"
-    assert (
-        executed(
-            [],
-            [CommandSeen("python grpo_min.py")],
-            weights(),
-            Planned(Route.GRPO, confidence=0.4, scripts=("grpo_min.py",)),
-        ).route
-        is Route.UNKNOWN
-    )
-    assert executed([], [CommandSeen("python grpo_min.py")], None, plan).route is Route.UNKNOWN
+    assert executed([], ran("python other.py"), weights(), plan).route is Route.UNKNOWN
+    assert executed([], ran("python grpo_min.py"), weights(), unsure).route is Route.UNKNOWN
+    assert executed([], ran("python grpo_min.py"), None, plan).route is Route.UNKNOWN
+    told = executed([], ran("CUDA_VISIBLE_DEVICES=0 python -u grpo_min.py"), weights(), plan)
+    assert told.route is Route.GRPO and told.evidence[0].where == "process at 55 s"
 
 
 def test_averages() -> None:
-    assert executed([], [CommandSeen("mergekit-yaml m.yaml out")], weights(), UNPLANNED).route is Route.AVERAGING
+    assert executed([], ran("mergekit-yaml m.yaml out"), weights(), UNPLANNED).route is Route.AVERAGING
     soup = Planned(Route.AVERAGING, confidence=0.9, scripts=("soup.py",))
-    assert executed([], [CommandSeen("python soup.py")], weights(), soup).route is Route.AVERAGING
+    assert executed([], ran("python soup.py"), weights(), soup).route is Route.AVERAGING
     parent = Fingerprint(submission_id=2, content_hash="cd" * 32, relative_delta=0.010)
     on_the_line = weights(relative_delta=0.006, parent=2, parent_delta=0.0041)
     beside_it = weights(relative_delta=0.008, parent=2, parent_delta=0.006)
@@ -137,13 +126,8 @@ def test_averages() -> None:
 
 def test_nothing_submitted_and_nothing_logged_is_none() -> None:
     assert executed([], [], None, Planned(Route.GRPO, confidence=1.0), submitted=False).route is Route.NONE
-    assert executed([], [CommandSeen("mergekit-yaml a b")], None, UNPLANNED, submitted=False).route is Route.NONE
+    assert executed([], ran("mergekit-yaml a b"), None, UNPLANNED, submitted=False).route is Route.NONE
     assert executed(steps("SFTTrainer"), [], None, UNPLANNED, submitted=False).route is Route.SFT
-
-
-def test_the_order_of_points_makes_no_difference() -> None:
-    points = [*steps("SFTTrainer", 100), *steps("GRPOTrainer", 900)]
-    assert executed(points, [], None, UNPLANNED) == executed(points[::-1], [], None, UNPLANNED)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +150,6 @@ def test_the_order_of_points_makes_no_difference() -> None:
 )
 def test_modes(route: Route, free: bool, sft: bool | None, rl: bool | None) -> None:
     assert (mode_kept("free", route), mode_kept("sft-only", route), mode_kept("rl-only", route)) == (free, sft, rl)
-
-
-def test_every_route_has_its_modes() -> None:
-    assert all(mode_kept("free", route) is True for route in Route)
-    assert mode_kept("another", Route.SFT) is None
 
 
 FORGED = """
@@ -198,13 +177,13 @@ def test_printed_figures_of_a_trainer_against_code_that_is_sure_tell_nothing_of_
         for i, step in enumerate(steps_in(printed))
     ]
     told = executed(points, [], weights(), plan)
-    assert told.route is Route.GRPO and told.disputed and DISAGREE in told.notes
+    assert told.route is Route.GRPO and told.disputed
     for mode, kept in (("rl-only", None), ("sft-only", None), ("free", True)):
         assert mode_kept(mode, told.route, disputed=told.disputed) is kept
     shown = shown_route(plan, told)
     assert shown.disputed is not None and "train.py" in shown.disputed and "agent.log" in shown.disputed
     (note,) = notes_of_story(Story(route=shown))
-    assert note.startswith(DISAGREE)
+    assert note.startswith("logs and code disagree")
     assert notes_of_story(Story(route=shown_route(plan, executed(steps("SFTTrainer"), [], weights(), plan)))) == ()
 
 

@@ -17,14 +17,14 @@ SCRIPTS = Path(__file__).with_name("routes")
 
 PLAIN = {
     "sft": ("sft_lora_argparse loop_sft_plain llamafactory_sft axolotl_sft_config_only torchtune_run "),
-    "grpo": ("grpo_trl_vllm loop_grpo_plain verl_grpo unsloth_grpo "),
+    "grpo": ("grpo_trl_vllm loop_grpo_plain verl_grpo "),
     "dpo": ("dpo_trl loop_dpo_plain axolotl_dpo "),
     "ppo": ("ppo_trl ppo_old_step loop_ppo_plain verl_ppo_default "),
     "sft+rl": ("sft_then_grpo_one_file sft_rl_two_scripts subprocess_pipeline trl_cli_sft_grpo "),
     "rejection-sampling": ("rejection_sampling_files rejection_sampling_one_file loop_rejection_ce "),
     "model-averaging": ("soup_mergekit "),
     "distillation": ("distill_logits distill_outputs "),
-    "copy": ("copy_base copy_cp_shell copy_load_save "),
+    "copy": ("copy_cp_shell "),
     "none": ("none_data_prep none_eval_only "),
     "rl": ("loop_reinforce openrlhf_reinforce "),
     "preference": ("llamafactory_simpo "),
@@ -34,22 +34,21 @@ PLAIN = {
 STRANGE = {
     "sft": (
         "twist_comment_mentions twist_import_unused twist_if_false twist_never_called twist_sft_named_grpo "
-        "twist_sft_with_eval held_sft_hfparser held_fake_ppo again_sft_fsdp third_main_of_imported "
-        "other_sft_peft_merge other_fake_grpo_nll other_accelerate_loop_sft other_sft_with_ema other_unsloth_sft "
+        "twist_sft_with_eval held_sft_hfparser held_fake_ppo third_main_of_imported "
+        "other_fake_grpo_nll "
         "other_early_return "
     ),
     "grpo": (
         "twist_alias_renamed twist_helper_module twist_trainer_subclass_grpo twist_class_inherits "
         "held_grpo_modules again_grpo_agent_env third_star_import third_advantage_weighted_sft "
-        "third_lora_adapter_export other_own_grpo_view other_notebook "
+        "other_own_grpo_view "
     ),
     "dpo": ("twist_trainer_subclass_dpo held_iterative_dpo "),
-    "copy": ("twist_zero_lr other_grpo_env_zero other_copytree_bf16 "),
     "none": ("twist_train_commented twist_model_train_mode again_best_of_n_no_train third_ppo_never_stepped "),
     "unknown": ("twist_exec_opaque held_noise "),
-    "preference": ("twist_lora_merge_not_average held_orpo_own again_simpo_cpo other_kto_trl_exp "),
-    "rl": ("held_rloo_class again_online_dpo other_own_rloo other_reward_weighted other_trainer_subclass_reinforce "),
-    "rejection-sampling": ("held_rejection_server other_rft_vllm other_expert_iter other_majority_rs "),
+    "preference": ("twist_lora_merge_not_average held_orpo_own other_kto_trl_exp "),
+    "rl": ("held_rloo_class again_online_dpo other_reward_weighted other_trainer_subclass_reinforce "),
+    "rejection-sampling": ("held_rejection_server other_rft_vllm "),
     "distillation": ("held_gkd again_distill_claude again_trainer_subclass_kl "),
     "ppo": ("held_ppo_class other_own_ppo_value "),
     "sft+rl": ("again_verl_sft_then_grpo "),
@@ -58,8 +57,8 @@ STRANGE = {
 
 UNDECIDED = {
     "model-averaging": ("soup_state_dict soup_interpolate other_slerp "),
-    "grpo": ("twist_getattr_importlib twist_heredoc other_try_fallback "),
-    "copy": ("twist_zero_steps third_download other_rm_only_copy "),
+    "grpo": ("other_notebook twist_getattr_importlib twist_heredoc other_try_fallback "),
+    "copy": ("copy_base other_grpo_env_zero twist_zero_lr twist_zero_steps third_download other_rm_only_copy "),
     "sft": (
         "twist_python2_broken again_grpo_commented_back_to_sft other_reassigned_trainer other_sft_eval_hard_mining "
     ),
@@ -224,7 +223,7 @@ SMALL: list[tuple[str, dict[str, str], list[str], str]] = [
         "unknown",
     ),
     ("noise", {"a.py": MODELS + "for p in a.parameters(): p.add_(torch.randn_like(p))\n" + ENDS}, [], "unknown"),
-    ("saved again", {"a.py": MODELS + ENDS}, [], "copy"),
+    ("saved again", {"a.py": MODELS + ENDS}, [], "unknown"),
     ("no step", {"a.py": MODELS + "a(ids, labels=ids).loss.backward()\n"}, [], "unknown"),
     (
         "gold",

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 import recordmaker as make
+import toldruns
+from toldruns import told
 from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.records.entries import Contaminated, Contamination
 from autorl_hpc.report import report
 from autorl_hpc.report.hidden_items import IN_FILE, IN_WORKSPACE, NAME, hidden_of
 from autorl_hpc.report.run_page import iteration_rows
-from autorl_hpc.report.run_story.context import Differ
-from autorl_hpc.report.run_summary import Library, digest
-from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.states import EntryKind, FailureKind, Route, Split
 
 ITEM = "Leo has 14 pens. Leo buys 17 more and gives away 11. How many pens are left?"
@@ -27,18 +24,7 @@ GRPOTrainer(model="m", args=args, reward_funcs=[]).train()
 """
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "runs" / "exp")
-
-
-def told(run: TreeRun) -> RunSummary:
-    return digest(run.dir, Library())
+no_fsync, tree = toldruns.no_fsync, toldruns.tree
 
 
 def look(run: TreeRun, number: int | None, *found: tuple[str, str, int], **more: Any) -> None:
@@ -124,13 +110,6 @@ def test_a_file_that_holds_none_is_shown_and_the_words_around_it_are_not(tree: T
     assert summary.story.versions["driver's model, by the trace"] == IN_WORKSPACE
 
 
-def test_an_ngram_in_code_is_no_shortcut(tree: Tree) -> None:
-    found = (("code/train.py", "ngram", 1), ("code/b.py", "exact", 2), ("code/c.py", "ngram", 40))
-    run = leaky_run(tree, *found)
-    first = told(run).story.iterations[0]
-    assert first.failure is None or first.failure.kind is not FailureKind.STATIC_SHORTCUT
-
-
 def test_whole_items_in_code_are_one_and_the_evidence_says_so(tree: Tree) -> None:
     run = leaky_run(tree, ("code/train.py", "exact", 3), ("code/many.py", "ngram", 30)).seal(100.0)
     run.close(outcomes(100, range(20)))
@@ -143,24 +122,14 @@ def test_whole_items_in_code_are_one_and_the_evidence_says_so(tree: Tree) -> Non
         ]
 
 
-def test_parts_of_many_items_are_no_shortcut_of_the_run(tree: Tree) -> None:
-    run = tree.run(agent="a").start()
-    run.submit(50.0, outcomes(40, range(9)))
-    look(run, 1, ("data/x.txt", "ngram", 6))
-    run.seal(100.0).close(outcomes(100, range(20)))
-    summary = told(run)
-    assert [found.items for found in summary.contaminated] == [6]
-    assert summary.story.failure is not None and summary.story.failure.kind is not FailureKind.STATIC_SHORTCUT
-
-
-def test_a_trace_without_a_format_and_a_link_are_told_as_they_are(tree: Tree) -> None:
-    run = tree.run(agent="a").start()
-    make.add(run, "trace", make.event(1.0, "usage", format=""), make.event(2.0, "usage", format="codex"))
-    run.submit(50.0, outcomes(40, range(30)))
-    assert told(run).story.versions["trace"] == "codex"
-    files = {"code/a": None, "code/b": None}
-    kinds = {c.path: c.what for c in Differ().between({}, files, links={"code/a"}).changes}
-    assert kinds == {"code/a": "link", "code/b": "binary"}
+@pytest.mark.parametrize(
+    "found", [(("data/x.txt", "ngram", 6),), (("code/b.py", "exact", 2), ("code/c.py", "ngram", 40))]
+)
+def test_parts_of_many_items_are_no_shortcut(tree: Tree, found: tuple[tuple[str, str, int], ...]) -> None:
+    run = leaky_run(tree, *found).seal(100.0).close(outcomes(100, range(20)))
+    story = told(run).story
+    for failure in (story.failure, story.iterations[0].failure):
+        assert failure is not None and failure.kind is not FailureKind.STATIC_SHORTCUT
 
 
 def test_what_is_hidden() -> None:

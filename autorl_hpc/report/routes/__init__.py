@@ -2,18 +2,7 @@
 
 from autorl_hpc.report.routes.executed import executed, mode_kept, trained_in_vain
 from autorl_hpc.report.routes.planned import planned
-from autorl_hpc.report.routes.route import Alternative, Commanded, CommandSeen, Executed, Planned
+from autorl_hpc.report.routes.route import Alternative, Executed, Planned
 from autorl_hpc.report.routes.settings import settings
 
-__all__ = [
-    "Alternative",
-    "CommandSeen",
-    "Commanded",
-    "Executed",
-    "Planned",
-    "executed",
-    "mode_kept",
-    "planned",
-    "settings",
-    "trained_in_vain",
-]
+__all__ = ["Alternative", "Executed", "Planned", "executed", "mode_kept", "planned", "settings", "trained_in_vain"]

@@ -69,29 +69,27 @@ def commands_in(text: str) -> Iterator[tuple[int, Command, bool]]:
 
     Commands inside `if`, `case`, `while` or a function are not sure. Here-documents and loop heads are skipped.
     """
-    ends, depth, held, functions = "", 0, "", 0
+    ends, held, depth, functions = "", "", 0, 0
     for number, part in enumerate(text.split("\n")[:MAX_LINES], start=1):
         if ends:
             ends = "" if part.strip() == ends else ends
-            continue
-        if part.endswith("\\") and len(held) < MAX_COMMAND_CHARS:
+        elif part.endswith("\\") and len(held) < MAX_COMMAND_CHARS:
             held += part[:-1] + " "
-            continue
-        line, held = held + part, ""
-        functions += (begins := _FUNCTION.match(line)) is not None
-        words: list[str] = []
-        for word in [*_split(line[begins.end() if begins else 0 :], punctuation=True), ";"]:
-            if word.strip(";&|"):
-                words.append(word)
-                continue
-            if words:
-                depth += words[0] in _OPENS
-                yield number, _understood(words), depth == 0 and functions == 0
-                depth = max(0, depth - (words[0] in ("fi", "esac")))
-                functions = max(0, functions - (words[0] == "}"))
-            words = []
-        if (match := _HEREDOC.search(line)) is not None:
-            ends = match[1]
+        else:
+            line, held = held + part, ""
+            functions += (begins := _FUNCTION.match(line)) is not None
+            words: list[str] = []
+            for word in [*_split(line[begins.end() if begins else 0 :], punctuation=True), ";"]:
+                if word.strip(";&|"):
+                    words.append(word)
+                elif words:
+                    depth += words[0] in _OPENS
+                    yield number, _understood(words), depth == 0 and functions == 0
+                    depth = max(0, depth - (words[0] in ("fi", "esac")))
+                    functions = max(0, functions - (words[0] == "}"))
+                    words = []
+            if (match := _HEREDOC.search(line)) is not None:
+                ends = match[1]
 
 
 def seen(line: str) -> list[Command]:

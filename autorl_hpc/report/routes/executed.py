@@ -25,11 +25,8 @@ BETWEEN_SHARE = 0.03
 SURE = 0.8
 """Least confidence with which a plan without alternatives can contradict logs: anybody can print a trainer's figures."""
 
-DISAGREE = "logs and code disagree"
-
 SURE_ENOUGH = 0.6
 """Least confidence with which a plan counts for a script that ran and logged nothing."""
-
 
 _GENERIC = ("Trainer", "Seq2SeqTrainer")
 """Trainers whose logs don't show which loss a subclass computes."""
@@ -53,61 +50,50 @@ _FIGURES: tuple[tuple[Route, str], ...] = (
 
 @dataclass
 class _Stage:
-    """Consecutive steps of one kind in one log."""
+    """Consecutive steps of one kind in one log; `route` is UNKNOWN if the log doesn't show it."""
 
     route: Route
-    """UNKNOWN if the log doesn't show it."""
-    source: str
-    trainer: str
     why: str
     first: TrainingPoint
     last: TrainingPoint
-    points: int = 1
+    points: int = 0
     idle: int = 0
     """Number of points with learning rate 0."""
 
     @property
     def steps(self) -> int:
         """Return the last step's number, or the number of points if steps are not numbered."""
-        return max(self.last.step or 0, self.points if self.last.step is None else 0)
+        return self.points if self.last.step is None else max(self.last.step, 0)
 
     @property
     def had_effect(self) -> bool:
         """Return False if every step had learning rate 0."""
-        return not (self.idle == self.points and self.points >= NO_EFFECT_POINTS)
+        return self.idle < max(self.points, NO_EFFECT_POINTS)
 
 
 def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
     """Return trainings by log, kind and trainer, in the order of their first steps."""
     found: dict[tuple[str, Route, str], _Stage] = {}
     for point in sorted(training, key=lambda p: (p.attempt, p.elapsed_s)):
-        told = _kind(point)
-        if told is None:
-            continue
-        route, why = told
-        key = (point.source, route, point.trainer or "")
-        stage = found.get(key)
-        if stage is None:
-            stage = found[key] = _Stage(route, point.source, point.trainer or "", why, point, point)
-        else:
+        if (told := _kind(point)) is not None:
+            route, why = told
+            stage = found.setdefault((point.source, route, point.trainer or ""), _Stage(route, why, point, point))
             stage.points += 1
+            stage.idle += point.learning_rate == 0
             if (point.step or 0) >= (stage.last.step or 0):
                 stage.last = point
-        stage.idle += point.learning_rate == 0
     return list(found.values())
 
 
 def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
     """Return route and reason of one point; None if it trains no policy, or is only an evaluation."""
     name = point.trainer or ""
-    if name in NO_POLICY_TRAINERS or (
-        point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
-    ):
+    is_evaluation = point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
+    if name in NO_POLICY_TRAINERS or is_evaluation:
         return None
-    known = TRAINER_CLASSES.get(name)
-    if known is not None and name not in _GENERIC:
-        return known, name
-    for route, figures in _FIGURES if point.more else ():
+    if name in TRAINER_CLASSES and name not in _GENERIC:
+        return TRAINER_CLASSES[name], name
+    for route, figures in _FIGURES:
         for figure in figures.split():
             if figure in point.more:
                 return (Route.PREFERENCE if route is Route.DPO and "kl" in point.more else route), f"logs `{figure}`"
@@ -132,74 +118,72 @@ def executed(
     `parent`: executed route of the earlier submission that the fingerprint names; `parent_fingerprint`: its fingerprint.
     `submitted`: False without a checkpoint; then only the logs count.
     """
-    origin = _origin(fingerprint, is_base)
-    logged = _stages(training)
-    steps = sum(stage.steps for stage in logged)
-    if origin is not None:
-        notes = (f"{steps} training steps were logged, and these weights show none of them",) if steps else ()
-        return Executed(Route.COPY, origin, steps, notes)
-    effective = [stage for stage in logged if stage.had_effect]
-    idle = tuple(f"{s.source}: all steps with learning rate 0" for s in logged if not s.had_effect)
-    if effective:
-        return _by_logs(effective, planned, parent, steps, idle)
-    return _without_logs(commands, fingerprint, planned, parent_fingerprint, submitted, steps, idle)
+    if origin := _origin(fingerprint, is_base):
+        return Executed(Route.COPY, origin)
+    logged = [stage for stage in _stages(training) if stage.had_effect]
+    if logged:
+        return _by_logs(logged, planned, parent)
+    if not submitted:
+        return Executed(Route.NONE)
+    averaged = _merges(commands, planned) + _between(fingerprint, parent_fingerprint)
+    if averaged:
+        return Executed(Route.AVERAGING, averaged)
+    ran = _ran(commands, planned)
+    changed = fingerprint.relative_delta if fingerprint is not None else None
+    if (
+        fingerprint is None
+        or not changed
+        or not ran
+        or not _is_training(planned.route)
+        or planned.confidence < SURE_ENOUGH
+    ):
+        return Executed(Route.UNKNOWN, ran)
+    says = f"no step was logged, and the weights changed, relative delta {changed:.3g}"
+    return Executed(planned.route, (*ran, _of_fingerprint(fingerprint, says)))
 
 
 def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[EvidenceLine, ...]:
     """Return the trainings of a window that ended by submitting the content of submission `number` again."""
     unused = f"; not in these weights: they are those of submission {number}"
-    return tuple(
-        line.model_copy(update={"says": f"{line.says}{unused}"})
-        for line in (_line(stage, stage.route) for stage in _stages(training)[:4])
-    )
+    told = [_line(stage, stage.route) for stage in _stages(training)[:4]]
+    return tuple(EvidenceLine(where=line.where, says=f"{line.says}{unused}") for line in told)
 
 
-def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...] | None:
-    """Return evidence that a checkpoint is a copy of another model; None if it is not."""
+def _of_fingerprint(fingerprint: Fingerprint, says: str) -> EvidenceLine:
+    return EvidenceLine(where=f"ledger: fingerprint of submission {fingerprint.submission_id}", says=says)
+
+
+def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...]:
+    """Return evidence that a checkpoint is a copy of another model; empty if it is not."""
     if is_base:
         return (EvidenceLine(where="ledger: submission", says="the content is the base model's, tensor by tensor"),)
-    if fingerprint is None:
-        return None
-    where = f"ledger: fingerprint of submission {fingerprint.submission_id}"
-    if "untrained_copy" in fingerprint.flags:
-        return (EvidenceLine(where=where, says=f"untrained_copy, relative delta {fingerprint.relative_delta}"),)
-    if "foreign_weights" in fingerprint.flags:
-        says = (
-            f"foreign_weights: nearest to {clean(fingerprint.nearest_model, 100)}, distance {fingerprint.nearest_delta}"
-        )
-        return (EvidenceLine(where=where, says=says),)
-    return None
+    if fingerprint is not None and "untrained_copy" in fingerprint.flags:
+        return (_of_fingerprint(fingerprint, f"untrained_copy, relative delta {fingerprint.relative_delta}"),)
+    if fingerprint is not None and "foreign_weights" in fingerprint.flags:
+        nearest = f"{clean(fingerprint.nearest_model, 100)}, distance {fingerprint.nearest_delta}"
+        return (_of_fingerprint(fingerprint, f"foreign_weights: nearest to {nearest}"),)
+    return ()
 
 
 # --- with training logs
 
 
-def _by_logs(
-    found: Sequence[_Stage], planned: Planned, parent: Route | None, steps: int, notes: tuple[str, ...]
-) -> Executed:
+def _by_logs(found: Sequence[_Stage], planned: Planned, parent: Route | None) -> Executed:
     routes = [_refined(stage, planned) for stage in found]
-    evidence = [_line(stage, route) for stage, route in zip(found, routes, strict=True)]
-    rl = [route for route in routes if route in RL or route is Route.SFT_RL]
-    supervised = [route for route in routes if route in SUPERVISED]
-    preference = [route for route in routes if route in PREFERENCE]
+    evidence = [_line(stage, route) for stage, route in zip(found, routes, strict=True)][:8]
     if parent is not None:
-        evidence.append(
-            EvidenceLine(where="ledger: fingerprint", says=f"goes on from a submission whose route was {parent}")
-        )
-    came = parent is not None and (parent in SUPERVISED or parent is Route.SFT_RL)
-    if rl and (supervised or came):
+        says = f"goes on from a submission whose route was {parent}"
+        evidence.append(EvidenceLine(where="ledger: fingerprint", says=says))
+    known = [*routes, parent]
+    rl, supervised = ([r for r in known if r in (*kind, Route.SFT_RL)] for kind in (RL, SUPERVISED))
+    preference = [route for route in routes if route in PREFERENCE]
+    is_new = any(route in (*RL, *SUPERVISED) for route in routes)
+    if is_new and rl and supervised:
         route = Route.SFT_RL
-        if supervised and routes.index(rl[0]) < routes.index(supervised[0]) and not came:
-            notes = (*notes, "RL came first, supervised training after it")
-    elif supervised and parent is not None and parent.is_rl:
-        route = Route.SFT_RL
-        notes = (*notes, "RL came first, supervised training after it")
     else:
-        route = (rl or preference or supervised or [planned.route if _is_training(planned.route) else Route.UNKNOWN])[
-            -1
-        ]
-    disputed = _disputed(routes, planned)
-    return Executed(route, tuple(evidence[:8]), steps, (*notes, DISAGREE) if disputed else notes, disputed)
+        own = [r for r in routes if r in RL] or preference or [r for r in routes if r in SUPERVISED]
+        route = own[-1] if own else planned.route if _is_training(planned.route) else Route.UNKNOWN
+    return Executed(route, tuple(evidence), _disputed(routes, planned))
 
 
 def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
@@ -212,17 +196,15 @@ def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
 
 def _kinds(route: Route) -> set[str]:
     """Return the kinds of training in a route; empty if none or unknown."""
-    if route is Route.SFT_RL:
-        return {"supervised", "rl"}
-    kinds = {"supervised": SUPERVISED, "rl": RL, "preference": PREFERENCE}
+    kinds = {"supervised": (*SUPERVISED, Route.SFT_RL), "rl": (*RL, Route.SFT_RL), "preference": PREFERENCE}
     return {name for name, routes in kinds.items() if route in routes}
 
 
 def _refined(stage: _Stage, planned: Planned) -> Route:
     """Refine the route of a log by code: a log does not show where SFT's data came from, nor a subclass's loss."""
     known = (planned.route, *(a.route for a in planned.alternatives))
-    if stage.route is Route.SFT:
-        return next((r for r in (Route.REJECTION_SAMPLING, Route.DISTILLATION) if r is planned.route), Route.SFT)
+    if stage.route is Route.SFT and planned.route in SUPERVISED:
+        return planned.route
     if (stage.route, planned.route) in ((Route.GRPO, Route.RL), (Route.DPO, Route.PREFERENCE)):
         return planned.route  # RLOO logs the same as GRPO, and IPO the same as DPO
     if stage.route is Route.RL and stage.why == "logs a reward":
@@ -242,66 +224,29 @@ def _line(stage: _Stage, route: Route) -> EvidenceLine:
         first, last = getattr(stage.first, name), getattr(stage.last, name)
         if first is not None and last is not None:
             figures.append(f"{name} {first:.4g} to {last:.4g}")
-    where = f"{clean(stage.source, 150)}, {stage.first.elapsed_s:.0f} s to {stage.last.elapsed_s:.0f} s"
+    where = f"{clean(stage.first.source, 150)}, {stage.first.elapsed_s:.0f} s to {stage.last.elapsed_s:.0f} s"
     return EvidenceLine(where=where, says=clean(", ".join(figures), 200) or "")
 
 
 # --- without training logs
 
 
-def _without_logs(
-    commands: Sequence[Commanded],
-    fingerprint: Fingerprint | None,
-    planned: Planned,
-    parent: Fingerprint | None,
-    submitted: bool,
-    steps: int,
-    notes: tuple[str, ...],
-) -> Executed:
-    merged = _merges(commands, planned)
-    between = _between(fingerprint, parent)
-    if submitted and (merged or between):
-        return Executed(Route.AVERAGING, (*merged, *between), steps, notes)
-    if not submitted:
-        return Executed(Route.NONE, (), steps, (*notes, "no training step was logged"))
-    ran = _ran(commands, planned)
-    changed = fingerprint is not None and bool(fingerprint.relative_delta)
-    if (
-        changed
-        and fingerprint is not None
-        and ran
-        and _is_training(planned.route)
-        and planned.confidence >= SURE_ENOUGH
-    ):
-        weights = EvidenceLine(
-            where=f"ledger: fingerprint of submission {fingerprint.submission_id}",
-            says=f"the weights changed, relative delta {fingerprint.relative_delta:.3g}",
-        )
-        note = "no step was logged: by the script that ran and the weights that changed"
-        return Executed(planned.route, (*ran, weights), steps, (*notes, note))
-    why = (
-        "the weights changed and no step was logged" if changed else "no step was logged, and the weights are not known"
-    )
-    return Executed(Route.UNKNOWN, ran, steps, (*notes, why))
-
-
 def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
     """Return command lines that average models: a merging tool, or a script that the plan says averages."""
     tools = [c for c in commands if c.command and command_of(c.command).target.startswith("mergekit")]
-    if tools:
-        return tuple(_command(c) for c in tools[:3])
-    return _ran(commands, planned) if planned.route is Route.AVERAGING else ()
+    return tuple(map(_command, tools[:3])) or (_ran(commands, planned) if planned.route is Route.AVERAGING else ())
 
 
 def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
     """Return command lines that ran a script of the plan."""
     names = {posixpath.basename(path) for path in planned.scripts}
-    found = []
+    found: dict[str, EvidenceLine] = {}
     for each in commands:
         command = command_of(each.command or "")
         if command.kind in ("script", "shell") and posixpath.basename(command.target) in names:
-            found.append(_command(each))
-    return tuple({line.says: line for line in reversed(found)}.values())[::-1][:3]
+            line = _command(each)
+            found.setdefault(line.says, line)
+    return tuple(found.values())[:3]
 
 
 def _command(each: Commanded) -> EvidenceLine:
@@ -318,7 +263,7 @@ def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tup
     if abs(here + rest - whole) > BETWEEN_TOLERANCE * whole:
         return ()
     says = f"on the line between the base model and submission {parent.submission_id}: {here:.3g} + {rest:.3g} of {whole:.3g}"
-    return (EvidenceLine(where=f"ledger: fingerprint of submission {fingerprint.submission_id}", says=says),)
+    return (_of_fingerprint(fingerprint, says),)
 
 
 def mode_kept(mode: str, route: Route, *, disputed: bool = False) -> bool | None:

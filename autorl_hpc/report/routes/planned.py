@@ -3,190 +3,63 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import posixpath
 import re
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.routes import configs
-from autorl_hpc.report.routes.commands import Command, command_of, commands_in, matching, seen, words_of
-from autorl_hpc.report.routes.look import Look, base_names, called, look_at, receiver, said
-from autorl_hpc.report.routes.route import Alternative, Planned, Training
-from autorl_hpc.report.routes.script import CHECK, MODEL_NAME, CodePlace, Script, is_elsewhere, is_sampling
-from autorl_hpc.report.routes.trainers import PREFERENCE, RL, SUPERVISED
+from autorl_hpc.report.routes.commands import words_of
+from autorl_hpc.report.routes.followed import Followed, follow
+from autorl_hpc.report.routes.route import OWN_LOOP, Alternative, Planned, Training
+from autorl_hpc.report.routes.script import MAX_FLOW, CodePlace, Script, last_name, said
+from autorl_hpc.report.routes.trainers import (
+    API_CLIENTS,
+    GENERATE,
+    LOSS_TYPES_OF_RELATIVES,
+    NO_POLICY_TRAINERS,
+    OWN_LOSS,
+    PREFERENCE,
+    RL,
+    SUPERVISED,
+    TRAINER_CLASSES,
+    TRAINER_PACKAGES,
+    route_of_loss,
+)
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
-PYTHON, SHELL = (".py", ".pyw", ".ipynb"), (".sh", ".bash", ".slurm", ".sbatch")
-MAX_FILES, MAX_FILE_CHARS, MAX_ALL_CHARS, MAX_CACHED = 400, 400_000, 4_000_000, 256
-MAX_COMMANDS, MAX_SCRIPTS = 200, 60
-_LAST = "last followed"
-"""Key of the last result in a caller's cache; all other keys are digests."""
-
-_STORED_MODEL = re.compile(r"MODEL_PATH|models?\b|\bbase\b", re.I)
+_MODEL_NAME = re.compile(r"(^|_)(model|policy|actor|net|critic|lm|student|teacher|ref|reference|m)\d?$", re.I)
+_CHECK = re.compile(r"correct|right|solv|reward|score|verif|answer|gold|match|pass|judge|accept|extract|maj", re.I)
 _STAGE = re.compile(r"(stage|step|phase|part)[_-]?\d|^\d+[_-]|^stage_", re.I)
-_NO_START = words_of("print open Path exists copy copy2 add_argument info join read_text write_text")
-_WRITERS = words_of("open to_json to_parquet to_csv write_text save_to_disk dump")
-_CONTENT = words_of("write writelines dump to_json to_parquet to_csv write_text save_to_disk")
-_OPAQUE = words_of("exec eval import_module snapshot_download hf_hub_download")
-_WEIGHTS = words_of("save_file load_state_dict merge_and_unload add_ mul_ lerp_ copy_ normal_")
+_COMMON = frozenset(("train.jsonl", "train.json", "test.jsonl", "config.json"))
+"""File names that many scripts use, so that they don't show that one reads what another wrote."""
+
+_WRITERS = ("open", "write", "writelines", "dump", "to_json", "to_parquet", "to_csv", "write_text", "save_to_disk")
+_UNSEEN = words_of(
+    "exec eval import_module snapshot_download hf_hub_download save_file load_state_dict merge_and_unload add_ mul_ lerp_ "
+    "copy_ normal_ copytree save_pretrained save_model"
+)
+"""Calls that bring or change weights in a way that a plain look can't tell."""
 
 
-@dataclass
-class Followed:
-    """Everything that the command lines run."""
-
-    files: Mapping[str, str]
-    looks: Mapping[str, Look]
-    scripts: dict[str, Script] = field(default_factory=dict)
-    trainings: list[Training] = field(default_factory=list)
-    others: list[Training] = field(default_factory=list)
-    """Without training: copies, averages, and changes of weights of unknown kind."""
-    commands: list[tuple[Command, str]] = field(default_factory=list)
-    """Command lines of trainers' programs, with their places."""
-    used: dict[str, None] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    ordered: bool = True
-    """Whether the scripts ran in this order; else it is the order of their names."""
-    _done: set[tuple[str, tuple[str, ...]]] = field(default_factory=set)
-
-    def run(self, command: Command, place: str, line: int, sure: bool = True, depth: int = 0) -> bool:
-        """Follow one command; return False if it runs nothing of this code."""
-        if depth > 8 or len(self.scripts) >= MAX_SCRIPTS:
-            return False
-        if command.kind == "shell-text":
-            ran = [self.run(c, place, line, sure and s, depth + 1) for _, c, s in commands_in(command.target)]
-            return any(ran)
-        asked = configs.asked_by_command(command, self.files)
-        if asked is not None:
-            self.commands.append((command, f"{place}:{line}" if line else place))
-            self.used |= dict.fromkeys([p for p in (place, asked.path) if p is not None and p in self.files])
-            made = Training(asked.route, asked.why, place, line, sure)
-            (self.others if asked.route is Route.AVERAGING else self.trainings).append(made)
-            return True
-        if command.kind == "program" and command.target in ("cp", "rsync"):
-            words = [word for word in command.args if not word.startswith("-")]
-            if len(words) > 1 and len(words) < len(command.args) and _STORED_MODEL.search(" ".join(words[:-1])):
-                self.others.append(Training(Route.COPY, f"`{command.target}` of a folder", place, line, sure))
-                return True
-            return False
-        path = self._path(command, place)
-        if path is None:
-            names_one = command.kind == "other" and any(word.endswith(PYTHON) for word in command.args)
-            if (names_one or command.kind in ("script", "inline")) and place in self.files:
-                self.others.append(Training(Route.UNKNOWN, "starts a program that is not in the code", place, line))
-            return False
-        if (path, command.args) not in self._done:
-            self._done.add((path, command.args))
-            self.used.setdefault(path)
-            if path.endswith(SHELL):
-                for number, each, is_sure in commands_in(self.files[path]):
-                    self.run(each, path, number, sure and is_sure, depth + 1)
-            else:
-                self._script(path, command, sure, depth)
-        return True
-
-    def _path(self, command: Command, place: str) -> str | None:
-        target = command.target
-        if command.kind == "module":
-            base = target.replace(".", "/")
-            return next((p for e in (".py", "/__main__.py") if (p := matching(base + e, self.looks)) is not None), None)
-        return matching(target, self.files, posixpath.dirname(place)) if command.kind in ("script", "shell") else None
-
-    def _script(self, path: str, command: Command, sure: bool, depth: int) -> None:
-        if path not in self.looks:
-            return
-        script = self.scripts[path] = Script(path, self.looks, command.args)
-        if self.looks[path].tree is None:
-            self.others.append(Training(Route.UNKNOWN, self.looks[path].note or "", path, 0))
-        first = len(self.trainings)
-        for made in script.trainings():
-            made.sure = made.sure and sure
-            self.trainings.append(made)
-        self.used |= dict.fromkeys(script.reached)
-        for started, at, is_sure in self._started(script):
-            self.run(started, path, at, sure and is_sure, depth + 1)
-        if all(made.route is None for made in self.trainings[first:]):
-            self.others += _without_training(script)
-
-    def _started(self, script: Script) -> list[tuple[Command, int, bool]]:
-        """Return the programs that a script starts, as far as its calls name them."""
-        found = []
-        for place in script.calls:
-            call = place.node
-            if called(call) in _NO_START:
-                continue
-            given = [n for a in [*call.args, *call.keywords] for n in islice(ast.walk(a), 40)]
-            texts = [n.value for n in given if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-            words = " ".join(text for text in texts if len(text) < 2_000)
-            target = next((w for w in words.split() if w.endswith((*PYTHON, *SHELL))), None)
-            if target is not None and matching(target, self.files) is not None:
-                command = Command("shell" if target.endswith(SHELL) else "script", target, command_of(words).args)
-            elif (command := command_of(words)).kind not in ("program", "module", "script"):
-                continue
-            found.append((command, call.lineno, place.sure))
-        return found
-
-
-def _without_training(script: Script) -> list[Training]:
-    """Return what a script without training does to weights: a copy, or a change of unknown kind."""
-    found: list[Training] = []
-
-    def add(route: Route, why: str, look: Look, node: Any) -> None:
-        found.append(Training(route, why, look.path, node.lineno, confidence=0.8))
-
-    for call in script.calls:
-        name = called(call.node)
-        if name in _OPAQUE | _WEIGHTS:
-            add(Route.UNKNOWN, f"`{name}`: not known what it brings", call.look, call.node)
-        elif name == "copytree" and _STORED_MODEL.search(_origin_of(script, call)):
-            add(Route.COPY, "a model's folder is copied", call.look, call.node)
-        elif name in ("save_pretrained", "save_model") and "AutoModelForCausalLM" in _origin_of(script, call):
-            add(Route.COPY, "a model is saved that nothing trained", call.look, call.node)
-    for look in script.reached.values():
-        for node in ast.walk(look.tree) if look.tree is not None else ():
-            is_training = isinstance(node, ast.Attribute) and node.attr in ("train", "backward")
-            if is_training and not MODEL_NAME.search(receiver(node)):
-                add(Route.UNKNOWN, "a training that nothing is seen to run", look, node)
-    return found
-
-
-def _origin_of(script: Script, call: CodePlace) -> str:
-    """Return the names and strings that flow into what is copied or saved."""
-    parts, _ = script.flow([call.part(a) for a in [*call.node.args[:1], getattr(call.node.func, "value", call.node)]])
-    return " ".join(str(getattr(p.node, "value", getattr(p.node, "id", ""))) for p in parts)
-
-
-# --- the result
-
-
-def planned(
-    files: Mapping[str, str | bytes], entry_points: Sequence[str] = (), cache: MutableMapping[str, Any] | None = None
-) -> Planned:
+def planned(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) -> Planned:
     """Return the route that the code in `files` (text by path) plans; observed command lines decide what ran.
 
     Never raises, whatever `files` contain. The same input gives the same result.
     """
-    done = follow(files, entry_points, cache)
-    trainings = [t for t in done.trainings if t.route is not None]
-    if not trainings and not done.others and not done.scripts:
-        asked = [
-            a for p, t in done.files.items() if p.endswith(configs.ENDINGS) if (a := configs.asked_by_config(t, p))
-        ]
-        trainings = [
-            Training(a.route, f"{a.why}; nothing runs it", a.path or "", 0, confidence=0.4) for a in asked if a.route
-        ]
-    route, rests_on, confidence, alternatives = _decided(trainings or done.others, done)
-    if route is Route.NONE and len(trainings) < len(done.trainings):
-        rests_on = done.trainings
-    lines = [
-        (t, _line(done.looks[t.path].text if t.path in done.looks else done.files.get(t.path, ""), t.line))
-        for t in rests_on[:6]
-    ]
+    done = follow(files, entry_points)
+    found = [made for script in done.scripts.values() for made in _trainings(script)] + done.asked
+    for made in found:
+        if made.route is Route.SFT and made.script is not None:
+            _by_samples(made, done)
+    trainings = [made for made in found if made.route is not None]
+    route, rests_on, confidence, alternatives = _decided(trainings or done.others or _without_training(done), done)
+    if route is Route.NONE:
+        rests_on = found
+        if not found and not done.scripts:
+            route, confidence = Route.UNKNOWN, 0.0
+    lines = [(made, _line(done.files.get(made.path, ""), made.line)) for made in rests_on[:6]]
     return Planned(
         route=route,
         evidence=tuple(
@@ -199,7 +72,6 @@ def planned(
         confidence=round(confidence, 2),
         alternatives=alternatives,
         scripts=tuple(done.used),
-        notes=tuple(done.notes[:50]),
     )
 
 
@@ -208,137 +80,190 @@ def _line(text: str, number: int) -> str:
     return lines[number - 1].strip()[:160] if 1 <= number <= len(lines) else ""
 
 
-def _decided(found: Sequence[Training], done: Followed) -> tuple[Route, list[Training], float, tuple[Alternative, ...]]:
+def _decided(
+    found: Sequence[Training], done: Followed
+) -> tuple[Route, Sequence[Training], float, tuple[Alternative, ...]]:
     """Return the route, the trainings that it is based on, the confidence, and alternatives."""
-    for made in found:
-        if made.route is Route.SFT:
-            _by_samples(made, done)
-    routes = list(dict.fromkeys(made.route for made in found if made.route is not None))
-    if not routes:
-        return (Route.NONE if len(done.scripts) < MAX_SCRIPTS else Route.UNKNOWN), [], 0.6, ()
+    routes = {made.route for made in found}
+    if not found:
+        return Route.NONE, [], 0.6, ()
     sure = all(made.sure for made in found)
     least = min(made.confidence for made in found) * (1.0 if sure else 0.7)
     if len(routes) == 1:
-        return routes[0], list(found), least if routes[0] is not Route.UNKNOWN else 0.0, ()
-    others = [
-        Alternative(m.route, f"{m.path}:{m.line}, {m.why}") for m in found if m.route not in (None, Route.UNKNOWN)
-    ]
-    if sure and not {Route.UNKNOWN, Route.COPY, Route.AVERAGING} & set(routes) and _joined(found, done):
+        return (route := found[0].route or Route.NONE), found, 0.0 if route is Route.UNKNOWN else least, ()
+    others = tuple(
+        Alternative(m.route, f"{m.path}:{m.line}, {m.why}") for m in found if m.route and m.route is not Route.UNKNOWN
+    )
+    if sure and not routes & {Route.UNKNOWN, Route.COPY, Route.AVERAGING} and _joined(found, done):
         rl, preference = [m for m in found if m.route in RL], [m for m in found if m.route in PREFERENCE]
-        supervised = [m for m in found if m.route in SUPERVISED]
         best = rl or preference
-        if rl and supervised and not preference:
-            same = {m.model for m in rl} & {m.model for m in supervised} - {None}
-            if not same or None in {m.model for m in rl}:
-                return Route.SFT_RL, list(found), least, ()
-        elif best and len(kinds := {m.route for m in best}) == 1 and (route := kinds.pop()) is not None:
+        if rl and not preference and (supervised := [m for m in found if m.route in SUPERVISED]):
+            models = {m.model for m in rl}
+            if not models & {m.model for m in supervised} - {None} or None in models:
+                return Route.SFT_RL, found, least, ()
+        elif best and len({m.route for m in best}) == 1:
+            route = best[0].route or Route.UNKNOWN
             return route, best, 0.7 * least, tuple(a for a in others if a.route is not route)
-    return Route.UNKNOWN, list(found), 0.0, tuple(dict.fromkeys(others))[:6]
+    return Route.UNKNOWN, found, 0.0, tuple(dict.fromkeys(others))[:6]
 
 
 def _joined(found: Sequence[Training], done: Followed) -> bool:
     """Return whether trainings are stages of one plan: by one script or command, an observed order, or names of stages."""
     paths = {m.path for m in found}
-    names = [posixpath.basename(path) for path in paths]
-    return len(paths) == 1 or done.ordered or sum(_STAGE.search(name) is not None for name in names) > 1
+    return len(paths) == 1 or done.ordered or sum(bool(_STAGE.search(posixpath.basename(path))) for path in paths) > 1
+
+
+# --- the trainings of a script
+
+
+def _trainings(script: Script) -> list[Training]:
+    """Return the trainers that are run, and hand-written loops."""
+    if script.looks[script.path].tree is None:
+        return [Training(Route.UNKNOWN, "not read: too long, or no Python 3", script.path, 0)]
+    made = [training for call in script.calls if (training := _trainer(script, call)) is not None]
+    names = ("train", "step") if any("PPOTrainer" in training.why for training in made) else ("train",)
+    runs = [
+        place
+        for place in script.named
+        if getattr(place.node, "attr", "") in names and not _MODEL_NAME.search(last_name(place.node.value))
+    ]
+    routes = {training.route for training in made}
+    for training in made:
+        training.sure &= any(run.sure for run in runs) and len({(r.look.path, r.node.lineno) for r in runs}) >= len(
+            routes
+        )
+    return (made if runs else []) + [_loop(script, call) for call in script.called("backward")]
+
+
+def _class(script: Script, name: str, depth: int = 0) -> tuple[Route | None, str, list[CodePlace]] | None:
+    """Return route and name of a trainer's class, and the methods that compute a loss of its own; None if it is no trainer."""
+    for look in script.reached.values():
+        if (local := look.classes.get(name)) is not None and depth < 5:
+            bases = (look.name_of(base).rsplit(".", 1)[-1] for base in local.bases)
+            told = next((told for base in bases if base != name and (told := _class(script, base, depth + 1))), None)
+            own = [n for n in local.body if isinstance(n, ast.FunctionDef) and n.name in OWN_LOSS]
+            places = [CodePlace(node, look, node.name) for node in own]
+            return (told[0], f"{name}, which is a {told[1]}", places or told[2]) if told else None
+    imported = {full.split(".", 1)[0] for look in script.reached.values() for full in look.imports.values()}
+    if not imported & TRAINER_PACKAGES or name not in {*TRAINER_CLASSES, *NO_POLICY_TRAINERS}:
+        return None
+    return TRAINER_CLASSES.get(name), name, []
+
+
+def _trainer(script: Script, call: CodePlace) -> Training | None:
+    told = _class(script, call.look.name_of(call.node.func).rsplit(".", 1)[-1])
+    if told is None:
+        return None
+    route, why, own = told
+    made = Training(route, why, call.look.path, call.node.lineno, call.sure, model=_model(script, call), script=script)
+    parts = {k.arg: call.part(k.value) for k in call.node.keywords}
+    made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
+    if own:
+        nodes, _ = script.flow(own)
+        loss, words = route_of_loss([place.node for place in nodes])
+        if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
+            made.route, made.why = loss, f"{why}, whose loss is {words}"
+    settings, _ = script.flow([p for name, p in parts.items() if name in ("args", "config")] or [call])
+    literals = ((k.arg, n.look.literal(k.value)) for n in settings for k in getattr(n.node, "keywords", ()))
+    given = {name: value for name, value in literals if value is not None and value is not False}
+    is_odd = 0 in (given.get("learning_rate"), given.get("max_steps"), given.get("num_train_epochs"))
+    if is_odd or (route is Route.SFT and "ForSequenceClassification" in call.look.text):
+        made.route, made.why = Route.UNKNOWN, f"{made.why}, set to learn nothing, or of a reward model"
+    if route is Route.DPO and given.get("loss_type", "sigmoid") != "sigmoid":
+        made.route = Route.PREFERENCE if given["loss_type"] in LOSS_TYPES_OF_RELATIVES else Route.UNKNOWN
+    return made
+
+
+def _loop(script: Script, call: CodePlace) -> Training:
+    """Return what a hand-written loop learns, judging by what flows into its loss."""
+    parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
+    nodes, _ = script.flow(parts)
+    route, why = route_of_loss([place.node for place in nodes])
+    if not script.called("step") or len(nodes) >= MAX_FLOW:
+        route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
+    made = Training(route, f"own loop: {why}", call.look.path, call.node.lineno, call.sure, OWN_LOOP, script=script)
+    made.data = parts
+    return made
+
+
+def _model(script: Script, call: CodePlace) -> object:
+    """Return the literal name of the model that a call receives or that was loaded for it; None if unknown."""
+    named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
+    given = [*named, *call.node.args[:1]][:1]
+    for _ in range(3):
+        if not given or isinstance(known := call.look.literal(given[0]), str):
+            return known if given else None
+        origins = script.origins(call.part(given[0])) if isinstance(given[0], ast.Name) else []
+        loaded = origins[0].node if len(origins) == 1 else None
+        given = loaded.args[:1] if isinstance(loaded, ast.Call) else []
+    return None
+
+
+# --- supervised training: where its rows come from
 
 
 def _by_samples(made: Training, done: Followed) -> None:
-    """Refine supervised training on a file that a script of this code wrote from samples."""
-    for script in done.scripts.values() if made.reads else ():
-        if not made.reads & _written(script):
-            continue
-        writes = [call for name in _CONTENT for call in script.by_name[name]]
-        nodes, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
-        tests += [test for call in writes for test in call.tests]
-        asks = [node for node in nodes if is_sampling(node)]
-        if not asks and any(map(is_sampling, script.calls)):
+    """Refine supervised training by the origin of its rows: samples in this script, or a file that a script wrote from samples."""
+    assert made.script is not None
+    nodes, tests = made.script.flow(made.data)
+    asks = [place for place in nodes if _is_sampling(place)]
+    models: set[object] = {made.model}
+    for script in done.scripts.values() if not asks else ():
+        writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
+        written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
+        if _file_names(nodes) & _file_names(written) and any(map(_is_sampling, script.calls)):
+            asks = [place for place in written if _is_sampling(place)]
+            tests += [test for call in writes for test in call.tests]
+            loaded = [
+                call for call in script.called("LLM", "from_pretrained") if "Tokenizer" not in said(call.node.func)
+            ]
+            models = {_model(script, call) for call in loaded}
             made.route, made.why = Route.UNKNOWN, f"{made.why}, on a file of {script.path}, which samples"
-        if not asks:
-            continue
-        loaded = [call for name in ("LLM", "from_pretrained") for call in script.by_name[name]]
-        models = {script.model(call) for call in loaded if "Tokenizer" not in said(call.node.func)}
-        checks = any(CHECK.search(said(test)) for test in tests)
-        other = made.model is not None and None not in models and made.model not in models
-        made.route = Route.REJECTION_SAMPLING if checks and not other else Route.UNKNOWN
-        made.route = Route.DISTILLATION if other or any(map(is_elsewhere, asks)) else made.route
-        made.why += f", on samples of {script.path}"
+            break
+    if not asks:
+        if made.confidence == OWN_LOOP and made.script.called(*GENERATE):
+            made.route, made.why = Route.UNKNOWN, f"{made.why}, beside samples of a model"
         return
+    checked = any(_CHECK.search(said(test)) for test in tests)
+    other = made.model is not None and None not in models and made.model not in models
+    made.route = Route.REJECTION_SAMPLING if checked and not other else Route.UNKNOWN
+    if other or any(map(_is_elsewhere, asks)):
+        made.route = Route.DISTILLATION
+    made.why += ", on samples that a check kept" if checked else ", on samples"
 
 
-def _written(script: Script) -> set[str]:
-    """Return base names of the files that a script may write."""
-    calls = [c for name in _WRITERS for c in script.by_name[name] if name != "open" or _is_writing(c.node)]
-    nodes, _ = script.flow([call.part(a) for call in calls for a in [call.node.func, *call.node.args]])
-    return base_names([n.node for n in nodes])
+def _is_sampling(place: CodePlace) -> bool:
+    """Return whether a call asks a model for text."""
+    return isinstance(place.node, ast.Call) and (
+        last_name(place.node.func) in GENERATE
+        or place.look.name_of(place.node.func).endswith(("completions.create", "messages.create"))
+    )
 
 
-def _is_writing(call: ast.Call) -> bool:
-    modes = [*call.args[1:2], *(k.value for k in call.keywords if k.arg == "mode")]
+def _is_elsewhere(place: CodePlace) -> bool:
+    """Return whether a sampling call asks a service on another host."""
+    roots = {name.split(".")[0] for name in (*place.look.imports.values(), *place.look.imports)}
+    local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", place.look.text)
+    return last_name(place.node.func) == "create" and bool(roots & API_CLIENTS) and not local
+
+
+def _is_writing(call: CodePlace) -> bool:
+    modes: list[Any] = [*call.node.args[1:2], *(k.value for k in call.node.keywords if k.arg == "mode")]
     return any(isinstance(m, ast.Constant) and str(m.value)[:1] in ("w", "a", "x") for m in modes)
 
 
-def follow(
-    files: Mapping[str, str | bytes], entry_points: Sequence[str], cache: MutableMapping[str, Any] | None
-) -> Followed:
-    """Read files and follow command lines. The last result is cached, because settings are computed after the route."""
-    lines = list(dict.fromkeys(entry_points))[-MAX_COMMANDS:]
-    texts, notes = _texts(files)
-    digests = {
-        path: hashlib.sha256(f"{path}\0{text}".encode("utf-8", "surrogatepass")).hexdigest()
-        for path, text in texts.items()
-    }
-    question = (tuple(digests.values()), tuple(lines))
-    if cache is not None and (kept := cache.get(_LAST)) is not None and kept[0] == question:
-        return kept[1]  # type: ignore[no-any-return]
-    looks: dict[str, Look] = {}
-    for path, text in texts.items():
-        if path.endswith(PYTHON):
-            looks[path] = (cache or {}).get(digests[path]) or look_at(path, text)
-            if cache is not None:
-                while len(cache) >= MAX_CACHED:
-                    cache.pop(next(iter(cache)))
-                cache[digests[path]] = looks[path]
-    done = Followed(texts, looks, notes=notes + [f"{p}: {look.note}" for p, look in looks.items() if look.note])
-    ran = [done.run(command, "command line", 0) for line in lines for command in seen(line)]
-    if not any(ran):
-        roots = _roots(texts, looks)
-        done.ordered = len(roots) == 1
-        for path in roots:
-            done.run(Command("shell" if path.endswith(SHELL) else "script", path), path, 0)
-    if cache is not None:
-        cache[_LAST] = (question, done)
-    return done
+def _file_names(places: Sequence[CodePlace]) -> set[str]:
+    texts = (p.node.value for p in places if isinstance(p.node, ast.Constant) and isinstance(p.node.value, str))
+    return {posixpath.basename(t.rstrip("/")) for t in texts if len(t) < 300 and re.search(r"\w[/.]\w", t)} - _COMMON
 
 
-def _texts(files: Mapping[str, str | bytes]) -> tuple[dict[str, str], list[str]]:
-    """Return the texts of relevant files, those near the root first, and notes on what was left out."""
-    found: dict[str, str] = {}
-    notes: list[str] = []
-    left = MAX_ALL_CHARS
-    known = sorted(
-        (p for p in files if p.endswith((*PYTHON, *SHELL, *configs.ENDINGS))), key=lambda p: (p.count("/"), p)
-    )
-    for path in known[:MAX_FILES]:
-        if len(raw := files[path]) > min(MAX_FILE_CHARS, left):
-            notes.append(f"{path}: {len(raw):,} characters, not read")
-            continue
-        left -= len(raw)
-        found[path] = raw.decode("utf-8", "replace") if isinstance(raw, bytes) else raw
-    if len(known) > MAX_FILES:
-        notes.append(f"{len(known) - MAX_FILES} more files were not read")
-    return found, notes
-
-
-def _roots(texts: Mapping[str, str], looks: Mapping[str, Look]) -> list[str]:
-    """Return the scripts that no other file names or imports; all scripts if there are none."""
-    scripts = [path for path in texts if path.endswith((*PYTHON, *SHELL))]
-    words = {path: set(re.findall(r"[\w.-]+", text)) for path, text in texts.items() if path in scripts}
-    imported = {path: look.imported for path, look in looks.items()}
-    named = set()
-    for path in scripts:
-        base = posixpath.basename(path)
-        stem = base.rsplit(".", 1)[0] if base != "__init__.py" else posixpath.basename(posixpath.dirname(path))
-        if any(p != path and (base in words[p] or stem in imported.get(p, ())) for p in scripts):
-            named.add(path)
-    return sorted(set(scripts) - named or scripts, key=lambda path: (path.count("/"), path))
+def _without_training(done: Followed) -> list[Training]:
+    """Return what in scripts without training may bring or change weights: a call, or a `train` that nothing is seen to run."""
+    found = []
+    for script in done.scripts.values():
+        found += [(call.look, call.node) for call in script.calls if last_name(call.node.func) in _UNSEEN]
+        for look in script.reached.values():
+            named = [node for node in ast.walk(look.tree or ast.Module([], [])) if isinstance(node, ast.Attribute)]
+            named = [node for node in named if node.attr in ("train", "backward")]
+            found += [(look, node) for node in named if not _MODEL_NAME.search(last_name(node.value))]
+    return [Training(Route.UNKNOWN, "not known what it does", look.path, node.lineno) for look, node in found]

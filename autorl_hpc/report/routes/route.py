@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from autorl_hpc.report.routes.script import CodePlace, Script
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route
 
@@ -17,14 +19,6 @@ class Commanded(Protocol):
 
     @property
     def elapsed_s(self) -> float: ...
-
-
-@dataclass(frozen=True)
-class CommandSeen:
-    """A minimal `Commanded`."""
-
-    command: str | None
-    elapsed_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -43,10 +37,8 @@ class Planned:
     evidence: tuple[EvidenceLine, ...] = ()
     confidence: float = 0.0
     alternatives: tuple[Alternative, ...] = ()
-    scripts: tuple[str, ...] = field(default=())
+    scripts: tuple[str, ...] = ()
     """Files that the finding is based on, in the order in which they run."""
-    notes: tuple[str, ...] = ()
-    """What was not read, or only in part."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +47,6 @@ class Executed:
 
     route: Route
     evidence: tuple[EvidenceLine, ...] = ()
-    steps: int = 0
-    """Number of logged training steps."""
-    notes: tuple[str, ...] = ()
     disputed: bool = False
     """Whether the logs show another kind of training than confident code analysis."""
 
@@ -68,9 +57,10 @@ TRAINER, OWN_LOOP = 0.95, 0.8
 
 @dataclass
 class Training:
-    """A training in a script."""
+    """A training in a script, or by a trainer's program."""
 
     route: Route | None
+    """None: it trains no policy."""
     why: str
     path: str
     line: int
@@ -78,4 +68,6 @@ class Training:
     confidence: float = TRAINER
     model: object = None
     """Literal name of the model that training starts from."""
-    reads: set[str] = field(default_factory=set)
+    script: Script | None = None
+    data: Sequence[CodePlace] = ()
+    """What the rows come from."""

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import options
-from autorl_hpc.report.routes.look import called
-from autorl_hpc.report.routes.planned import Followed, follow
-from autorl_hpc.report.routes.script import CodePlace, Script
+from autorl_hpc.report.routes.followed import Followed, follow
+from autorl_hpc.report.routes.script import CodePlace, Script, last_name
 from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_CALLS, SETTING_CLASSES, TRAINER_CLASSES
 from autorl_hpc.report.story_records import Setting
 
 MAX_SETTINGS = 60
 """Settings shown of one revision; more means a folder of several trainings."""
 MAX_VALUE_CHARS = 120
-_ORDER = {name: number for number, name in enumerate(KEY_SETTINGS)}
 
 
-def settings(
-    files: Mapping[str, str | bytes], entry_points: Sequence[str] = (), cache: MutableMapping[str, Any] | None = None
-) -> tuple[Setting, ...]:
+def settings(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) -> tuple[Setting, ...]:
     """Return the key settings (`trainers.KEY_SETTINGS`) that live code passes to trainers, optimisers and samplers.
 
     Sorted by the list of key settings, then by place. Constants and options are resolved, other values are shown as written.
     Never raises, whatever `files` contain.
     """
-    done = follow(files, entry_points, cache)
+    done = follow(files, entry_points)
     found = [*_of_files(done), *(each for script in done.scripts.values() for each in _of_code(script))]
     for command, where in done.commands:
         found += [(name, value, where) for name, value in options(command.args).items()]
     unique = dict.fromkeys(s for s in found if s[0].rsplit(".", 1)[-1].lower() in KEY_SETTINGS and s[1])
-    ordered = sorted(unique, key=lambda s: (_ORDER[s[0].rsplit(".", 1)[-1].lower()], s[2]))
+    ordered = sorted(unique, key=lambda s: (KEY_SETTINGS[s[0].rsplit(".", 1)[-1].lower()], s[2]))
     return tuple(
         Setting(name=clean(name, 80) or "", value=clean(value, MAX_VALUE_CHARS) or "", where=clean(where, 200) or "")
         for name, value, where in ordered[:MAX_SETTINGS]
@@ -44,8 +39,7 @@ def settings(
 def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
     for each in script.calls:
         call = each.node
-        full = each.look.name_of(call.func)
-        name = full.rsplit(".", 1)[-1] or called(call)
+        name = each.look.name_of(call.func).rsplit(".", 1)[-1] or last_name(call.func)
         if name in SETTING_CLASSES or name in TRAINER_CLASSES or name in OPTIMISERS or name in SETTING_CALLS:
             given = [(k.arg, k.value) for k in call.keywords if k.arg]
             given += [("lr", call.args[1])] if name in OPTIMISERS and len(call.args) > 1 else []

@@ -120,36 +120,23 @@ STAGES: dict[str, Route | None] = {
 }
 """LLaMA-Factory's `stage`."""
 
-KEY_SETTINGS: dict[str, str] = {
-    word: why
-    for why, text in {
-        "decides between learning, standing still and collapse": "learning_rate lr",
-        "length of the training": "num_train_epochs epochs num_epochs max_steps",
-        "samples a step": (
-            "per_device_train_batch_size batch_size train_batch_size micro_batch_size gradient_accumulation_steps"
-        ),
-        "weight of the KL penalty or of preferences, clip range": (
-            "beta kl_coef init_kl_coef kl_loss_coef epsilon cliprange"
-        ),
-        "size of a group: no signal where all its rewards are equal": "num_generations n_samples_per_prompt group_size",
-        "how far samples differ": "temperature top_p",
-        "what of a text is seen; answers cut off get no reward": (
-            "max_length max_seq_length max_prompt_length max_completion_length max_new_tokens max_tokens cutoff_len "
-            "sequence_len"
-        ),
-        "which weights can change, and how much": "r lora_r lora_rank lora_alpha lora_dropout target_modules",
-        "the learning rate over time": (
-            "lr_scheduler_type lr_scheduler warmup_ratio warmup_steps num_warmup_steps weight_decay max_grad_norm optim"
-        ),
-        "what is learned, and from what": (
-            "loss_type scale_rewards reward_funcs reward_weights packing completion_only_loss assistant_only_loss "
-            "model_name_or_path finetuning_type merge_method adv_estimator advantage_estimator"
-        ),
-        "precision, and how to repeat it": "bf16 fp16 seed",
-    }.items()
-    for word in text.split()
-}
-"""The settings that a report shows, in this order, and why they matter."""
+_KEYS = (
+    "learning_rate lr "  # decides between learning, standing still and collapse
+    "num_train_epochs epochs num_epochs max_steps "
+    "per_device_train_batch_size batch_size train_batch_size micro_batch_size gradient_accumulation_steps "
+    "beta kl_coef init_kl_coef kl_loss_coef epsilon cliprange "
+    "num_generations n_samples_per_prompt group_size "  # no signal where all rewards of a group are equal
+    "temperature top_p "
+    "max_length max_seq_length max_prompt_length max_completion_length max_new_tokens max_tokens cutoff_len "
+    "sequence_len "  # answers cut off get no reward
+    "r lora_r lora_rank lora_alpha lora_dropout target_modules "
+    "lr_scheduler_type lr_scheduler warmup_ratio warmup_steps num_warmup_steps weight_decay max_grad_norm optim "
+    "loss_type scale_rewards reward_funcs reward_weights packing completion_only_loss assistant_only_loss "
+    "model_name_or_path finetuning_type merge_method adv_estimator advantage_estimator "
+    "bf16 fp16 seed"
+)
+KEY_SETTINGS = {word: place for place, word in enumerate(_KEYS.split())}
+"""The settings that a report shows, and their order."""
 
 # --- losses of hand-written loops, by the words and operations that flow into them
 

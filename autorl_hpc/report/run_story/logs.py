@@ -1,112 +1,95 @@
-"""Read what the recorder wrote (traces, usage, processes, training, revisions), agent.log by budget time, and events.jsonl.
+"""Read what the recorder wrote, agent.log by budget time, and events.jsonl; find log lines and tracebacks in excerpts.
 
 Any file may be absent, damaged, half-written, of a newer version or huge. What can't be read is reported and left out.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import math
 import os
 import re
-import stat
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.safe_open import open_plain, read_times
 from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, Seen, TraceEvent, TrainingPoint
-from autorl_hpc.report.run_story.failures import LogExcerpt
+from autorl_hpc.report.format import clean
 
-# --- usage samples
-# As plain dictionaries with the needed fields only: a run has up to twenty thousand, and as records they take twice the time.
+# --- the recorder's files: fields of newer versions are ignored, and figures are bounded, because a damaged line would otherwise
+# become the run's peak or dominate its sums
 
-MOST_S = 1e9
-"""Thirty years: a bound, because a damaged line would otherwise become the run's peak."""
+MAX_BYTES = 64 << 20
+"""The recorder's own limit per file."""
 
-MOST_CPU_S = 1e13
-MOST_MEMORY_BYTES, MOST_DISK_BYTES = 1 << 50, 1 << 60
+MAX_LINES = 20_000
+"""Of a longer file of gauges or training steps every second, fourth, ... line is kept: one every 5 s for more than a day."""
 
-Figure = Annotated[float, Field(ge=0, le=MOST_S)]
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+Count = Annotated[int, Field(ge=0, le=10**13)]
+Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
+
+_LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
 class UsedGpu(TypedDict):
     """The needed fields of `GpuSample`."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore", allow_inf_nan=False)  # type: ignore[misc]
+    __pydantic_config__ = _LENIENT  # type: ignore[misc]
 
     name: NotRequired[str]
     used_share: NotRequired[Annotated[float, Field(ge=0, le=1)] | None]
 
 
 class UsageLine(TypedDict):
-    """The needed fields of `UsageSample`, with its bounds and those above; null or absent: not measured."""
+    """The needed fields of `UsageSample`; null or absent: not measured. A dictionary, since a run has 20,000 of them."""
 
-    __pydantic_config__ = ConfigDict(extra="ignore", allow_inf_nan=False)  # type: ignore[misc]
+    __pydantic_config__ = _LENIENT  # type: ignore[misc]
 
-    elapsed_s: Figure
+    elapsed_s: Seconds
     attempt: NotRequired[Annotated[int, Field(ge=1)]]
-    cpu_s: NotRequired[Annotated[float, Field(ge=0, le=MOST_CPU_S)] | None]
-    memory_bytes: NotRequired[Annotated[int, Field(ge=0, le=MOST_MEMORY_BYTES)] | None]
-    disk_bytes: NotRequired[Annotated[int, Field(ge=0, le=MOST_DISK_BYTES)] | None]
+    cpu_s: NotRequired[Annotated[float, Field(ge=0, le=1e13)] | None]
+    memory_bytes: NotRequired[Bytes | None]
+    disk_bytes: NotRequired[Bytes | None]
     gpus: NotRequired[tuple[UsedGpu, ...] | None]
 
 
-MAX_BYTES = 64 * 1024 * 1024
-"""The recorder's own limit per file."""
-
-CHUNK_BYTES = 4 * 1024 * 1024
-MAX_LINES = 20_000
-"""Lines kept of a file of gauges or training steps: one every 5 s for more than a day. Of longer files every second, fourth, ...
-line is kept. Other files are read whole, since each of their lines counts."""
-
-MAX_LINE_BYTES = 64 * 1024
-"""The recorder writes no longer lines."""
-
-SeenT_co = TypeVar("SeenT_co", bound=Seen | UsageLine, covariant=True)
-
-
-MOST_TOKENS, MOST_USD, MOST_CALLS = 10**13, 1e9, 10**9
-"""Bounds for one event, because a damaged line would otherwise dominate the sums."""
-
-Seconds = Annotated[float, Field(ge=0, le=MOST_S)]
-Tokens = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
-Calls = Annotated[int, Field(ge=0, le=MOST_CALLS)]
-
-
-class _Trace(TraceEvent):  # ignores fields of newer versions, unlike the record; so do the classes below
-    model_config = ConfigDict(extra="ignore")
+class _Trace(TraceEvent):
+    model_config = _LENIENT
     elapsed_s: Seconds
-    tokens_in: Tokens | None = None
-    tokens_out: Tokens | None = None
-    tokens_cached: Tokens | None = None
-    cost_usd: Annotated[float, Field(ge=0, le=MOST_USD)] | None = None
-    calls: Calls | None = None
-    tool_calls: Calls | None = None
-    tool_failures: Calls | None = None
+    tokens_in: Count | None = None
+    tokens_out: Count | None = None
+    tokens_cached: Count | None = None
+    cost_usd: Annotated[float, Field(ge=0, le=1e9)] | None = None
+    calls: Count | None = None
+    tool_calls: Count | None = None
+    tool_failures: Count | None = None
     duration_s: Seconds | None = None
 
 
 class _Process(ProcessSeen):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _LENIENT
     elapsed_s: Seconds
 
 
 class _Point(TrainingPoint):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _LENIENT
     elapsed_s: Seconds
 
 
 class _Revision(CodeRevision):
-    model_config = ConfigDict(extra="ignore")
+    model_config = _LENIENT
     elapsed_s: Seconds
+
+
+SeenT_co = TypeVar("SeenT_co", bound=Seen | UsageLine, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -146,269 +129,71 @@ def read_recorded(run: RunDir) -> Recorded:
     """Read what the recorder wrote about a run; all empty if nothing."""
     return Recorded(
         trace=read_lines(run.recorded("trace"), _Trace),
-        usage=read_lines(run.recorded("usage"), UsageLine, thin=True),
+        usage=read_lines(run.recorded("usage"), UsageLine, max_lines=MAX_LINES),
         processes=read_lines(run.recorded("processes"), _Process),
-        training=read_lines(run.recorded("training"), _Point, thin=True),
+        training=read_lines(run.recorded("training"), _Point, max_lines=MAX_LINES),
         revisions=read_lines(run.recorded("revisions"), _Revision),
     )
 
 
-def read_lines(path: Path, model: type[SeenT_co], *, thin: bool = False) -> RecordedLines[SeenT_co]:
+def read_lines(
+    path: Path, model: type[SeenT_co], *, max_lines: int | None = None, max_bytes: int = MAX_BYTES
+) -> RecordedLines[SeenT_co]:
     """Read the lines of one file as records, in order.
 
     Args:
-        thin: of more than MAX_LINES lines, keep only every second, fourth, ... and the last.
+        max_lines: of more lines, keep only every second, fourth, ... and the last.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return RecordedLines()
+        descriptor = open_plain(path)
+        if descriptor is None:
+            return RecordedLines(troubles=(f"{path.name} is no regular file",) if os.path.lexists(path) else ())
+        with os.fdopen(descriptor, "rb") as file:
+            size, data = os.fstat(descriptor).st_size, file.read(max_bytes)
     except OSError as error:
-        why = "is a link" if error.errno == errno.ELOOP else f"can't be read: {error.strerror}"
-        return RecordedLines(troubles=(f"{path.name} {why}",))
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        return RecordedLines(troubles=(f"{path.name} is no file",))
-    with os.fdopen(descriptor, "rb") as file:
-        reader = _Reader(path.name, model, _every(file.fileno(), status.st_size) if thin else 1)
-        try:
-            for block in _blocks(file, status.st_size):
-                reader.take(block)
-        except OSError as error:
-            reader.troubles.append(f"{path.name} can't be read to its end: {error.strerror}")
-    return reader.lines(status.st_size)
-
-
-def _every(descriptor: int, size: int) -> int:
-    """Return 1, 2, 4, ...: one in so many lines is kept. Estimated from the length of the first lines."""
-    head = os.pread(descriptor, CHUNK_BYTES // 16, 0)
-    lines = min(size, MAX_BYTES) * head.count(b"\n") / max(len(head), 1)
-    every = 1
-    while lines / every > MAX_LINES:
+        return RecordedLines(troubles=(f"{path.name} can't be read: {error.strerror}",))
+    lines, every = [line for line in data.split(b"\n") if line], 1
+    while max_lines is not None and len(lines) / every > max_lines:
         every *= 2
-    return every
-
-
-def _blocks(file: Any, size: int) -> Iterator[list[bytes]]:
-    """Yield whole lines in blocks of some MB; a last line without an end was cut. `size`: the file's size."""
-    rest, total, step = b"", 0, min(CHUNK_BYTES, size + 1)
-    while total < MAX_BYTES and (data := file.read(min(step, MAX_BYTES - total))):
-        total += len(data)
-        *lines, rest = (rest + data).split(b"\n")
-        yield lines
-        if len(rest) > CHUNK_BYTES:
-            rest = b"x"  # an endless line: dropped, and counted as unreadable
-    yield [rest]
-
-
-class _Reader(Generic[SeenT_co]):
-    """Collect the records of one file."""
-
-    def __init__(self, name: str, model: type[SeenT_co], every: int) -> None:
-        self.name = name
-        self._one, self._many = _adapters(model)  # type: ignore[arg-type]  # a class is hashable
-        self.every = every
-        self.records: list[SeenT_co] = []
-        self.troubles: list[str] = []
-        self._bad = 0
-        self._number = 0
-        self._left: bytes | None = None
-
-    def take(self, block: list[bytes]) -> None:
-        """Add the lines of one block."""
-        kept = [line for line in block if line] if self.every == 1 else self._thinned(block)
-        if not kept:
-            return
+    kept = lines[::every] + ([lines[-1]] if lines and (len(lines) - 1) % every else [])
+    parse = _adapter(model).validate_json  # type: ignore[arg-type]  # a class is hashable
+    records: list[SeenT_co] = []
+    bad = 0
+    for line in kept:
         try:
-            self.records += self._many.validate_json(b"[" + b",".join(kept) + b"]")
+            records.append(parse(line))
         except ValidationError:
-            self._one_by_one(kept)
-
-    def _thinned(self, block: list[bytes]) -> list[bytes]:
-        kept = []
-        for line in block:
-            if line:
-                self._number += 1
-                is_kept = self._number % self.every == 1
-                self._left = None if is_kept else line
-                if is_kept:
-                    kept.append(line)
-        return kept
-
-    def _one_by_one(self, lines: list[bytes]) -> None:
-        for line in lines:
-            if len(line) > MAX_LINE_BYTES:
-                self._bad += 1
-                continue
-            try:
-                self.records.append(self._one.validate_json(line))
-            except ValidationError:
-                self._bad += 1
-
-    def lines(self, size: int) -> RecordedLines[SeenT_co]:
-        """Return the collected records, including the last line."""
-        if self._left is not None:
-            self._one_by_one([self._left])
-        if self._bad:
-            words = "1 line" if self._bad == 1 else f"{self._bad} lines"
-            self.troubles.append(f"{words} of {self.name} can't be read: cut, damaged or of a newer version")
-        if size > MAX_BYTES:
-            self.troubles.append(f"{self.name} has {size} bytes: only the first {MAX_BYTES} were read")
-        if self.every > 1:
-            self.troubles.append(f"{self.name} is long: of its lines every {self.every}th was read")
-        return RecordedLines(tuple(self.records), True, self.every, tuple(self.troubles))
+            bad += 1
+    troubles = []
+    if bad:
+        words = "1 line" if bad == 1 else f"{bad} lines"
+        troubles.append(f"{words} of {path.name} can't be read: cut, damaged or of a newer version")
+    if size > max_bytes:
+        troubles.append(f"{path.name} has {size} bytes: only the first {max_bytes} were read")
+    if every > 1:
+        troubles.append(f"{path.name} is long: of its lines every {every}th was read")
+    return RecordedLines(tuple(records), True, every, tuple(troubles))
 
 
 @cache
-def _adapters(model: Any) -> tuple[TypeAdapter[Any], TypeAdapter[Any]]:
-    """Return the adapters for one line and for a list of lines."""
-    return TypeAdapter(model), TypeAdapter(list[model])
-
-
-# --- agent.log by budget time, and events.jsonl: bounded reads
-
-MAX_EXCERPT_BYTES = 8 * 1024
-"""The end of what an agent wrote in one iteration, where a traceback would be."""
-
-MAX_SCANNED_BYTES = 64 * 1024 * 1024
-"""Part of a log that is searched for tracebacks; of a longer log half of this at each end. Takes a fraction of a second."""
-SCAN_CHUNK_BYTES = 1024 * 1024
-MAX_MARKS = 2_000
-"""Of one kind in one log: the first half and the last half."""
-MAX_TRACEBACKS = 20
-"""Excerpts per stretch of time, the last ones."""
-MAX_LEAD_BYTES = 200
-"""Read before a mark: the beginning of its line, or its heading."""
-
-TRACEBACK = b"Traceback (most recent call last)"
-EXAMPLES = b"Num examples = "
-_EXAMPLES = re.compile(rb"Num examples = ([\d,]{1,15})\b")
-
-MAX_TIMES_BYTES = 8 * 1024 * 1024
-MAX_EVENTS_BYTES = 4 * 1024 * 1024
+def _adapter(model: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(model)
 
 
 def read_part(path: Path, offset: int, count: int) -> bytes:
     """Read up to `count` bytes from `offset`; empty if this fails. Links and pipes are not followed."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_plain(path)
+        if descriptor is None:
+            return b""
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(offset)
+            return file.read(count)
     except OSError:
         return b""
-    try:
-        return os.pread(descriptor, count, offset) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
-    except OSError:
-        return b""
-    finally:
-        os.close(descriptor)
 
 
-class AgentLog:
-    """agent.log, and when each part of it was written."""
-
-    def __init__(self, log: Path, times: Path) -> None:
-        self._log = log
-        self._bytes: list[int] = []
-        self._elapsed: list[float] = []
-        for line in read_part(times, 0, MAX_TIMES_BYTES).split(b"\n"):
-            byte, _, rest = line.partition(b" ")
-            try:
-                at, elapsed_s = int(byte), float(rest.partition(b" ")[0])
-            except ValueError:
-                continue
-            if not math.isfinite(elapsed_s):
-                continue
-            if not self._bytes or (at >= self._bytes[-1] and elapsed_s >= self._elapsed[-1]):
-                self._bytes.append(at)
-                self._elapsed.append(elapsed_s)
-
-    @property
-    def is_timed(self) -> bool:
-        """Return whether the times of writing are recorded."""
-        return bool(self._bytes)
-
-    def size(self) -> int:
-        """Return the size of the log in bytes; 0 if it does not exist."""
-        try:
-            return os.lstat(self._log).st_size
-        except OSError:
-            return 0
-
-    def written_by(self, elapsed_s: float) -> int:
-        """Return the offset up to which the log was certainly written at a time."""
-        place = bisect_right(self._elapsed, elapsed_s)
-        return self._bytes[place - 1] if place else 0
-
-    def excerpts(self, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
-        """Return tracebacks and end of what was written in a stretch of time; none if times are unknown."""
-        return self._parts(self.written_by(begin_s), self.written_by(end_s)) if self.is_timed else ()
-
-    def whole(self) -> tuple[LogExcerpt, ...]:
-        """Return the log's tracebacks and its end."""
-        return self._parts(0, self.size())
-
-    def rows(self, begin_s: float, end_s: float) -> int | None:
-        """Return the number of rows of the last training in a stretch of time, from the log lines of transformers' trainers."""
-        begin, end = self.written_by(begin_s), self.written_by(end_s)
-        for mark in reversed(self._examples[bisect_left(self._examples, begin) : bisect_left(self._examples, end)]):
-            before = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
-            match = _EXAMPLES.match(read_part(self._log, mark, 40))
-            said = before.rpartition(b"*****")[0].lower()
-            if match is not None and not (b"evaluation" in said or b"prediction" in said):
-                return int(match[1].replace(b",", b"") or 0)
-        return None
-
-    @cached_property
-    def _tracebacks(self) -> list[int]:
-        return _marks(self._log, self.size(), TRACEBACK)
-
-    @cached_property
-    def _examples(self) -> list[int]:
-        return _marks(self._log, self.size(), EXAMPLES)
-
-    def _parts(self, begin: int, end: int) -> tuple[LogExcerpt, ...]:
-        last = self._cut(begin, end)
-        until = last.offset if last is not None else end
-        marks = self._tracebacks[bisect_left(self._tracebacks, begin) : bisect_left(self._tracebacks, until)]
-        found = [self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]]
-        return (*found, last) if last is not None else tuple(found)
-
-    def _around(self, mark: int, until: int) -> LogExcerpt:
-        """Return a traceback, from the start of its line if that is near, because a launcher's prefix is there."""
-        lead = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
-        start = mark - len(lead) + lead.rfind(b"\n") + 1 if b"\n" in lead or mark <= MAX_LEAD_BYTES else mark
-        data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))
-        after = data.find(TRACEBACK, mark - start + len(TRACEBACK))  # the next traceback is its own excerpt
-        text = (data if after < 0 else data[:after]).decode("utf-8", "replace")
-        return LogExcerpt("agent.log", start, text, only_tracebacks=True)
-
-    def _cut(self, begin: int, end: int) -> LogExcerpt | None:
-        start = max(begin, end - MAX_EXCERPT_BYTES)
-        data = read_part(self._log, start, end - start) if end > start else b""
-        if start > begin:  # starts in the middle of a line, perhaps of a character
-            first = data.find(b"\n") + 1
-            start, data = start + first, data[first:]
-        return LogExcerpt("agent.log", start, data.decode("utf-8", "replace")) if data else None
-
-
-def _marks(path: Path, size: int, mark: bytes) -> list[int]:
-    """Return the offsets of `mark` in a log, in order."""
-    half = MAX_SCANNED_BYTES // 2
-    parts = [(0, size)] if size <= MAX_SCANNED_BYTES else [(0, half), (size - half, size)]
-    found: list[int] = []
-    for begin, end in parts:
-        for at in range(begin, end, SCAN_CHUNK_BYTES):
-            count = (
-                min(SCAN_CHUNK_BYTES, end - at) + len(mark) - 1
-            )  # so that a mark across two chunks is found in the first
-            data = read_part(path, at, count)
-            place = data.find(mark)
-            while place >= 0:
-                found.append(at + place)
-                place = data.find(mark, place + 1)
-            if len(found) > MAX_MARKS:
-                del found[MAX_MARKS // 2 : -MAX_MARKS // 2]
-    return found
+MAX_EVENTS_BYTES = 4 << 20
 
 
 def read_events(path: Path) -> Sequence[dict[str, Any]]:
@@ -422,3 +207,215 @@ def read_events(path: Path) -> Sequence[dict[str, Any]]:
         if isinstance(value, dict) and isinstance(value.get("event"), str):
             found.append(value)
     return found
+
+
+# --- agent.log by budget time
+
+MAX_EXCERPT_BYTES = 8 * 1024
+"""The end of what an agent wrote in one iteration, where a traceback would be."""
+
+MAX_SCANNED_BYTES = 64 << 20
+"""Part of a log that is searched for tracebacks and trainings; of a longer log half of this at each end."""
+
+MAX_TRACEBACKS = 20
+"""Excerpts per stretch of time, the last ones."""
+
+MAX_LEAD_BYTES = 200
+"""Read before a traceback: the beginning of its line, where a launcher's prefix is."""
+
+TRACEBACK = b"Traceback (most recent call last)"
+_ROWS = re.compile(rb"Running training[^\n]{0,200}\n[^\n]{0,200}Num examples = ([\d,]{1,15})\b")
+"""The heading and first line that trainers of transformers log."""
+
+
+@dataclass(frozen=True)
+class LogExcerpt:
+    """A part of a log, unchanged; `offset` is the position of its first byte."""
+
+    source: str
+    offset: int
+    text: str
+    only_tracebacks: bool = False
+    """True for an excerpt cut out around a traceback: its other lines are not log lines."""
+
+
+class AgentLog:
+    """agent.log, and when each part of it was written."""
+
+    def __init__(self, log: Path, times: Path, max_scanned: int = MAX_SCANNED_BYTES) -> None:
+        self._log, self._times, self._max_scanned = log, read_times(times), max_scanned
+
+    def size(self) -> int:
+        """Return the size of the log in bytes; 0 if it does not exist."""
+        try:
+            return os.lstat(self._log).st_size
+        except OSError:
+            return 0
+
+    def excerpts(self, begin_s: float, end_s: float) -> tuple[LogExcerpt, ...]:
+        """Return tracebacks and end of what was written in a stretch of time; none if times are unknown."""
+        return self._parts(self._times.written_by(begin_s), self._times.written_by(end_s))
+
+    def whole(self) -> tuple[LogExcerpt, ...]:
+        """Return the log's tracebacks and its end."""
+        return self._parts(0, self.size())
+
+    def rows(self, begin_s: float, end_s: float) -> int | None:
+        """Return the number of rows of the last training in a stretch of time, from the log lines of transformers' trainers."""
+        begin, end = self._times.written_by(begin_s), self._times.written_by(end_s)
+        return next((rows for at, rows in reversed(self._marks[1]) if begin <= at < end), None)
+
+    @cached_property
+    def _marks(self) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the offsets of tracebacks, and offset and rows of each training."""
+        tracebacks: set[int] = set()
+        trainings: set[tuple[int, int]] = set()
+        half = self._max_scanned // 2
+        for begin in {0, max(0, self.size() - half)}:
+            data = read_part(self._log, begin, half + MAX_LEAD_BYTES)
+            tracebacks |= {begin + m.start() for m in re.finditer(re.escape(TRACEBACK), data)}
+            trainings |= {(begin + m.start(), int(m[1].replace(b",", b"") or 0)) for m in _ROWS.finditer(data)}
+        return sorted(tracebacks), sorted(trainings)
+
+    def _parts(self, begin: int, end: int) -> tuple[LogExcerpt, ...]:
+        last = self._end_of(begin, end)
+        until = last.offset if last is not None else end
+        marks = self._marks[0][bisect_left(self._marks[0], begin) : bisect_left(self._marks[0], until)]
+        found = [self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]]
+        return (*found, last) if last is not None else tuple(found)
+
+    def _around(self, mark: int, until: int) -> LogExcerpt:
+        """Return a traceback, from the start of its line if that is near, up to the next traceback."""
+        lead = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
+        start = mark - len(lead) + lead.rfind(b"\n") + 1 if b"\n" in lead or mark <= MAX_LEAD_BYTES else mark
+        data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))
+        after = data.find(TRACEBACK, mark - start + len(TRACEBACK))
+        text = (data if after < 0 else data[:after]).decode("utf-8", "replace")
+        return LogExcerpt("agent.log", start, text, only_tracebacks=True)
+
+    def _end_of(self, begin: int, end: int) -> LogExcerpt | None:
+        start = max(begin, end - MAX_EXCERPT_BYTES)
+        data = read_part(self._log, start, end - start) if end > start else b""
+        if start > begin:  # starts in the middle of a line, perhaps of a character
+            first = data.find(b"\n") + 1
+            start, data = start + first, data[first:]
+        return LogExcerpt("agent.log", start, data.decode("utf-8", "replace")) if data else None
+
+
+# --- lines and tracebacks of excerpts
+
+MAX_LOG_CHARS = 400_000
+"""Limit for all excerpts together; the ends are read, because tracebacks are there."""
+
+MAX_LINE_CHARS = 2_000
+MAX_TRACE_CHARS = 8_000
+"""Length of a traceback inside a line of JSON."""
+
+MAX_FRAME_LINES = 18
+"""The last frames of a traceback, each with source line and markers: the error is in these."""
+
+PREFIX = r"(?:\[[\w: ]{1,20}\]:?\s)?"
+"""Prefix that a launcher adds to each line: `[rank0]:`."""
+
+_ERROR = re.compile(rf"^\s*{PREFIX}\s*([A-Za-z_][\w.]{{0,80}})(?::\s?(.{{0,300}})|\s*$)")
+_FRAME = re.compile(rf'^{PREFIX}\s+File "([^"]{{0,500}})", line \d+, in (.{{1,100}})')
+_INDENTED = re.compile(rf"^{PREFIX}\s+\S")
+_INSTALLED = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|\.?venv|(?:mini|ana)?conda\d?)/|/lib(?:64)?/python\d|^/usr/(?:local/)?lib|^<frozen"
+)
+"""Folders of installed packages and of Python: frames there show what a library did, not the agent's code."""
+
+_ROLLOUT_FRAME = re.compile(
+    r"rollout|generat|vllm|(?:^|_)env|environment|episode|sampl(?!er)|reward|tool|playout|completion|parse(?!_?arg|_?conf|_?cli|_?opt|r)",
+    re.I,
+)
+_OF_TRACE = re.compile(r"^\s*(?:\{\s*\"|\"[\w.-]{1,40}\"\s*:)")
+"""A line of JSON from an agent's trace. What it quotes may be code, a file or a thought instead of a log."""
+
+_ESCAPED = re.compile(r"Traceback \(most recent call last\):(\\+)n")
+
+
+class LogLine(NamedTuple):
+    """One line of a log, or the last line of a traceback."""
+
+    where: str
+    text: str
+    is_log: bool = True
+    """False for a line of a trace or of an excerpt around a traceback: read for tracebacks only."""
+
+
+def lines_of(logs: Sequence[LogExcerpt]) -> list[LogLine]:
+    """Return the lines of log excerpts, each with its byte offset. A traceback inside a line of JSON gives several lines."""
+    found: list[LogLine] = []
+    left = MAX_LOG_CHARS
+    for log in logs:
+        text = log.text[-left:] if left else ""
+        left -= len(text)
+        offset = log.offset + len(log.text[: len(log.text) - len(text)].encode("utf-8", "replace"))
+        source = clean(log.source, 150)
+        for line in text.split("\n"):
+            where = f"{source}, byte {offset}"
+            escaped = _ESCAPED.search(line)
+            if escaped is not None:
+                inner = _unescaped(line[escaped.start() : escaped.start() + MAX_TRACE_CHARS], escaped[1])
+                found += [LogLine(where, each[:MAX_LINE_CHARS], False) for each in inner]
+            else:
+                is_log = not log.only_tracebacks and _OF_TRACE.match(line) is None
+                found.append(LogLine(where, line[:MAX_LINE_CHARS], is_log))
+            offset += len(line.encode("utf-8", "replace")) + 1
+    return found
+
+
+def _unescaped(text: str, slashes: str) -> list[str]:
+    """Return the lines of a text inside a JSON string, or a nested one: `slashes` are the backslashes before each `n`."""
+    found = []
+    for line in text.split(slashes + "n"):
+        whole, end, _ = line.replace(slashes + '\\"', "\1").replace(slashes + '"', "\1").partition('"')
+        found.append(whole.replace("\1", '"'))
+        if end:
+            break
+    return found
+
+
+class Trace(NamedTuple):
+    """One Python traceback."""
+
+    error: LogLine
+    """Where it begins, and its last line: class and message."""
+    in_rollout: bool
+    """Whether a frame of the agent's own is in code for rollouts, environments, rewards or sampling."""
+
+
+def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
+    """Return complete tracebacks in order, and those of which a trace quotes the beginning."""
+    found: list[Trace] = []
+    begun: LogLine | None = None
+    frames: list[str] = []
+    for line in lines:
+        if TRACEBACK.decode() in line.text:
+            begun, frames = line, []
+            continue
+        if begun is None:
+            continue
+        error = None
+        if _INDENTED.match(line.text) or not line.text.strip():
+            frames.append(line.text)
+        else:
+            error = _ERROR.match(line.text)
+        is_cut = error is None and not line.is_log and line.text.endswith("…")
+        if error is not None or is_cut:
+            says = f"a traceback, cut: {line.text.strip()}"
+            if error is not None:
+                says = f"{error[1]}: {error[2] or ''}".strip(": ")
+            found.append(Trace(LogLine(begun.where, says), any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))))
+            begun = None
+    return found
+
+
+def _is_of_rollout(frame: str) -> bool:
+    """Match the names of function and file, not of folders; frames in installed code don't count."""
+    match = _FRAME.match(frame)
+    if match is None or _INSTALLED.search(match[1]) is not None:
+        return False
+    names = match[1].rsplit("/", 1)[-1], match[2].strip().replace("<module>", "")
+    return any(_ROLLOUT_FRAME.search(name) for name in names)

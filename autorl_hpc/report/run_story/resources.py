@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -16,10 +15,11 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import DriverTotals
 from autorl_hpc.recorder.traces.totals import Span, TraceTotals, joined, seconds_of, without
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent, TrainingPoint
+from autorl_hpc.report.run_story.failures import INFRASTRUCTURE
 from autorl_hpc.report.run_story.logs import Recorded, UsageLine
 from autorl_hpc.report.story_records import ReferenceMetrics, SkillMetrics
 from autorl_hpc.report.summary import Point
-from autorl_hpc.states import Fault, SubmissionState
+from autorl_hpc.states import SubmissionState
 
 HOUR_S = 3600.0
 IDLE_SHARE = 0.05
@@ -57,16 +57,10 @@ class UsageSeries:
 
     def gpu_hours(self, until_s: float = float("inf")) -> float | None:
         """Return the agent's GPU-hours from the start to `until_s`: GPUs times time, busy or not. None: no GPU was seen."""
-        if self._had is None:
-            return None
-        return sum([count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in self._had])
-
-    @cached_property
-    def _had(self) -> list[tuple[int, Span]] | None:
-        """Return (number of GPUs, span) of each attempt; None if no GPU was seen."""
         if not any(self.gpus.values()):
             return None
-        return [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
+        had = [(count, self.attempts[attempt]) for attempt, count in self.gpus.items() if attempt in self.attempts]
+        return sum(count * max(0.0, min(end, until_s) - begin) / HOUR_S for count, (begin, end) in had)
 
     def gpu_counts(self) -> str | None:
         """Return `4`; `1, 4` if attempts had different numbers; `0` if there were none; None without samples."""
@@ -77,73 +71,61 @@ class UsageSeries:
         return None if self.still is None else seconds_of(without(self.still, driver))
 
 
-@dataclass
-class _Attempt:
-    """The samples of one attempt; `cpu_s` is their maximum."""
-
-    gpus: int | None = None
-    cpu_s: float | None = None
-    last: UsageLine | None = None
-
-
 def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: int = 1) -> UsageSeries:
     """Merge the samples of a run.
 
     Args:
         every: only one in `every` samples is present, for a long run.
     """
-    longest_gap_s = LONGEST_GAP_S * every
-    seen: dict[int, _Attempt] = {}
+    gpus: dict[int, int] = {}
+    cpu_s: dict[int, float] = {}
+    last: dict[int, UsageLine] = {}
+    models: set[str] = set()
     used = gpu_s = 0.0
     still: list[Span] = []
     cores_known = False
-    for sample in samples:  # one pass: a long run has twenty thousand
-        now_s, gpus, cpu_s = sample["elapsed_s"], sample.get("gpus"), sample.get("cpu_s")
-        if cpu_s is not None and cpu_s > MOST_CORES * (now_s + LONGEST_GAP_S):
-            cpu_s = None
-        number = sample.get("attempt", 1)
-        attempt = seen.get(number) or seen.setdefault(number, _Attempt())
-        if gpus is not None and (attempt.gpus is None or len(gpus) > attempt.gpus):
-            attempt.gpus = len(gpus)
-        if cpu_s is not None and cpu_s > (attempt.cpu_s or 0.0):
-            attempt.cpu_s = cpu_s
-        before, attempt.last = attempt.last, sample
-        if before is None or not 0 < (seconds := now_s - before["elapsed_s"]) <= longest_gap_s:
+    for sample in samples:
+        number, now_s, seen, cpu = sample.get("attempt", 1), sample["elapsed_s"], sample.get("gpus"), _cpu_s(sample)
+        if seen is not None:
+            gpus[number] = max(gpus.get(number, 0), len(seen))
+            models |= {gpu.get("name", "") for gpu in seen}
+        if cpu:
+            cpu_s[number] = max(cpu_s.get(number, 0.0), cpu)
+        before, last[number] = last.get(number), sample
+        if before is None or not 0 < (seconds := now_s - before["elapsed_s"]) <= LONGEST_GAP_S * every:
             continue
-        shares = [share for gpu in gpus if (share := gpu.get("used_share")) is not None] if gpus else ()
+        shares = [share for gpu in seen or () if (share := gpu.get("used_share")) is not None]
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
-        if cpu_s is not None and (cpu_before_s := before.get("cpu_s")) is not None:
+        if cpu is not None and (cpu_before := before.get("cpu_s")) is not None:
             cores_known = True
-            if (cpu_s - cpu_before_s) / seconds < IDLE_SHARE and not (shares and max(shares) >= IDLE_SHARE):
+            if (cpu - cpu_before) / seconds < IDLE_SHARE and max(shares, default=0.0) < IDLE_SHARE:
                 still.append((before["elapsed_s"], now_s))
-    last = [one.last for one in seen.values() if one.last is not None]
-    models = {gpu.get("name", "") for sample in last for gpu in sample.get("gpus") or ()} - {""}
-    cpu = [one.cpu_s for one in seen.values() if one.cpu_s is not None]
     return UsageSeries(
         attempts=attempts,
-        sampled=frozenset(seen),
-        gpus={number: one.gpus for number, one in seen.items() if one.gpus is not None},
-        gpu_model=", ".join(sorted(models)) or None,
+        sampled=frozenset(last),
+        gpus=gpus,
+        gpu_model=", ".join(sorted(models - {""})) or None,
         gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
-        cpu_hours=sum(cpu) / HOUR_S if cpu else None,
+        cpu_hours=sum(cpu_s.values()) / HOUR_S if cpu_s else None,
         memory_peak_bytes=max((b for s in samples if (b := s.get("memory_bytes")) is not None), default=None),
         disk_peak_bytes=max((b for s in samples if (b := s.get("disk_bytes")) is not None), default=None),
         still=joined(still) if cores_known else None,
     )
 
 
-# --- driver: the gateway's counts replace the trace's, because the gateway sees the requests
+def _cpu_s(sample: UsageLine) -> float | None:
+    cpu_s = sample.get("cpu_s")
+    return cpu_s if cpu_s is None or cpu_s <= MOST_CORES * (sample["elapsed_s"] + LONGEST_GAP_S) else None
 
 
 def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals:
-    """Return the trace's totals with the gateway's tokens and calls, and its cost if the experiment sets prices. Tools, errors
-    and session spans stay those of the trace."""
+    """Return the trace's totals with the gateway's tokens and calls, because the gateway sees the requests, and its cost if the
+    experiment sets prices. Tools, errors and session spans stay those of the trace."""
     if counted is None:
         return told
-    points = counted.points
-    cost_usd = counted.cost_usd
+    points, cost_usd = counted.points, counted.cost_usd
     if cost_usd is None and told.cost_usd is not None:
         cost_usd = told.cost_usd
         points = tuple((at, tokens, told.cost_at(at) or 0.0) for at, tokens, _ in points)
@@ -159,11 +141,8 @@ def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals
     )
 
 
-# --- attempts in budget time
-
-
 def attempts_of(view: RunView, elapsed_s: float) -> dict[int, Span]:
-    """Return begin and end of each attempt by its number; the last attempt ends at `elapsed_s`."""
+    """Return begin and end of each attempt in budget time by its number; the last attempt ends at `elapsed_s`."""
     begun = sorted({a.attempt: a.elapsed_s for a in view.attempts}.items())
     ends = [*(begin for _, begin in begun[1:]), elapsed_s]
     return {number: (begin, max(begin, end)) for (number, begin), end in zip(begun, ends, strict=False)}
@@ -171,8 +150,6 @@ def attempts_of(view: RunView, elapsed_s: float) -> dict[int, Span]:
 
 # --- AutoRL-Bench's metrics (its core/metrics.py), on budget seconds and the ledger, not wall clocks and the agent's files
 # docs/statistics.md has each formula and its differences from the reference.
-
-INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
 def reference_metrics(
@@ -193,48 +170,24 @@ def reference_metrics(
         ended: the agent has ended. Before that, how the run ends is unknown.
         refused_unrecorded: refusals that the ledger counts without an entry each.
     """
-    valid = [p for p in points if p.score is not None]
-    best = max(valid, key=lambda p: p.score or 0.0, default=None)
-    better = next((p for p in valid if base_score is not None and p.score is not None and p.score > base_score), None)
-    return ReferenceMetrics(
-        valid_submission_rate=_valid_rate(points, refused_unrecorded),
-        first_valid_idx=next((i for i, p in enumerate(points, 1) if p.score is not None), None),
-        first_valid_delay=valid[0].elapsed_s if valid else None,
-        time_to_first_improvement=better.elapsed_s if better else None,
-        time_to_best=best.elapsed_s if best else None,
-        monotonic_ratio=_monotonic_ratio([p.score for p in valid if p.score is not None]),
-        copy_model_count=_copies(points),
-        time_used_ratio=elapsed_s / allowed_s if ended and allowed_s > 0 else None,
-        last_submit_gap=max(0.0, elapsed_s - points[-1].elapsed_s) if ended and points else None,
-    )
-
-
-def _valid_rate(points: Sequence[Point], refused_unrecorded: int) -> float | None:
-    """Return scored / decided submissions, without those that wait or that the infrastructure lost; None without any."""
-    decided = [
-        p for p in points if p.status is not SubmissionState.ACCEPTED and (p.score is not None or not _lost_by_us(p))
-    ]
-    count = len(decided) + refused_unrecorded
-    return sum(p.score is not None for p in decided) / count if count else None
-
-
-def _lost_by_us(point: Point) -> bool:
-    return point.fault in INFRASTRUCTURE
-
-
-def _monotonic_ratio(scores: Sequence[float]) -> float | None:
-    """Return the share of steps from one score to the next that go up."""
-    if len(scores) < 2:
-        return None
-    return sum(after > before for before, after in pairwise(scores)) / (len(scores) - 1)
-
-
-def _copies(points: Sequence[Point]) -> int:
-    """Count submissions that are the base model: by content, or by a fingerprint without trained weights."""
+    valid = [(p.elapsed_s, p.score) for p in points if p.score is not None]
+    steps = list(pairwise(score for _, score in valid))
+    known = [p for p in points if p.status is not SubmissionState.ACCEPTED]
+    decided = sum(p.score is not None or p.fault not in INFRASTRUCTURE for p in known) + refused_unrecorded
     copies = {
         p.submission_id for p in points if p.is_base or (p.fingerprint and "untrained_copy" in p.fingerprint.flags)
     }
-    return sum(p.submission_id in copies or p.same_as in copies for p in points)
+    return ReferenceMetrics(
+        valid_submission_rate=len(valid) / decided if decided else None,
+        first_valid_idx=next((i for i, p in enumerate(points, 1) if p.score is not None), None),
+        first_valid_delay=valid[0][0] if valid else None,
+        time_to_first_improvement=next((s for s, v in valid if base_score is not None and v > base_score), None),
+        time_to_best=max(valid, key=lambda pair: pair[1])[0] if valid else None,
+        monotonic_ratio=sum(after > before for before, after in steps) / len(steps) if steps else None,
+        copy_model_count=sum(p.submission_id in copies or p.same_as in copies for p in points),
+        time_used_ratio=elapsed_s / allowed_s if ended and allowed_s > 0 else None,
+        last_submit_gap=max(0.0, elapsed_s - points[-1].elapsed_s) if ended and points else None,
+    )
 
 
 # --- metrics of the reference's summarization skill: human help, failures overcome, stage reached
@@ -275,19 +228,13 @@ def skill_metrics(
         started: an attempt began.
         said_something: the agent's log is not empty.
     """
+    helped = agent == SHELL_AGENT or any(str(event["event"]).startswith(ATTACHED) for event in events)
     return SkillMetrics(
-        without_human_help=_alone(agent, events, started),
+        # Without events it is unknown whether somebody looked in.
+        without_human_help=(not helped if events or helped else None) if started else None,
         recovered_from=_recovered(points, recorded) if started else None,
         stage_reached=_stage(points, recorded, said_something),
     )
-
-
-def _alone(agent: str, events: Sequence[Mapping[str, Any]], started: bool) -> bool | None:
-    if not started:
-        return None
-    if agent == SHELL_AGENT or any(str(event["event"]).startswith(ATTACHED) for event in events):
-        return False
-    return True if events else None  # without events it is unknown whether somebody looked in
 
 
 def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
@@ -298,12 +245,8 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
     last = max((p.elapsed_s for p in points if p.score is not None), default=None)
     if last is None:
         return 0
-    submissions = sum(
-        p.elapsed_s < last
-        and p.status in (SubmissionState.REFUSED, SubmissionState.FAILED)
-        and p.fault not in INFRASTRUCTURE
-        for p in points
-    )
+    unsound = (SubmissionState.REFUSED, SubmissionState.FAILED)
+    submissions = sum(p.elapsed_s < last and p.status in unsound and p.fault not in INFRASTRUCTURE for p in points)
     programs = _failed_processes([p for p in recorded.processes.records if p.what == "ended" and p.elapsed_s < last])
     if programs is None:
         programs = _failed_calls([e for e in recorded.trace.records if e.elapsed_s < last])
@@ -311,7 +254,7 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
 
 
 def _failed_processes(ended: Sequence[ProcessSeen]) -> int | None:
-    """Count failed programs, or failed processes if there were no programs; None if no exit code is known."""
+    """Count failed programs; None if no exit code is known (of any process, if there were no programs)."""
     looked_at = [one for one in ended if _is_program(one)] or ended
     return sum(map(failed, looked_at)) if any(one.exit_code is not None for one in looked_at) else None
 
@@ -321,34 +264,27 @@ def _failed_calls(trace: Sequence[TraceEvent]) -> int | None:
     commands = {e.call_id: e.command for e in trace if e.kind == "tool_call" and e.command}
     results = [(e, e.command or commands.get(e.call_id)) for e in trace if e.kind == "tool_result"]
     told = [(e.exit_code or 0, command) for e, command in results if command and (e.exit_code is not None or e.ok)]
-    codes = [code for code, command in told if RUNS_A_PROGRAM.search(command)]
-    return sum(0 < code <= FIRST_SIGNAL for code in codes) if told else None
+    return sum(0 < code <= FIRST_SIGNAL and bool(RUNS_A_PROGRAM.search(c)) for code, c in told) if told else None
 
 
 def _is_program(process: ProcessSeen) -> bool:
-    words = process.command.split(None, 1)
-    return bool(words) and words[0].rsplit("/", 1)[-1].startswith(PROGRAMS)
+    return process.command.partition(" ")[0].rsplit("/", 1)[-1].startswith(PROGRAMS)
 
 
 def failed(process: ProcessSeen) -> bool:
     """Return whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
-    if process.what != "ended" or process.exit_code is None or process.exit_code <= 0:
-        return False
-    return _is_program(process)
+    return process.what == "ended" and (process.exit_code or 0) > 0 and _is_program(process)
 
 
 def _stage(points: Sequence[Point], recorded: Recorded, said_something: bool) -> Stage:
     if any(p.score is not None for p in points):
         return "evaluation"
-    if any(p.status is not SubmissionState.REFUSED for p in points) or _has_trained(recorded):
+    trained = any((point.step or 0) > 0 for point in recorded.training.records)
+    if trained or any(p.status is not SubmissionState.REFUSED for p in points):
         return "execution"
     if any(one.files > 0 for one in recorded.revisions.records):
         return "implementation"
     return "design" if said_something or recorded.trace.records or recorded.processes.records else "none"
-
-
-def _has_trained(recorded: Recorded) -> bool:
-    return any((point.step or 0) > 0 for point in recorded.training.records)
 
 
 # --- training between two submissions, from logged training points
@@ -370,30 +306,20 @@ class Trained:
 
 def trained_by(points: Sequence[TrainingPoint], times: Sequence[float]) -> list[Trained]:
     """Return the training up to each of `times` (ascending seconds of budget), since the previous one."""
-    ordered = sorted(points, key=lambda p: p.elapsed_s)
-    found, at = [], 0
+    found: list[Trained] = []
     last_step: dict[str, int] = {}
+    begin_s = float("-inf")
     for time_s in times:
-        begin = at
-        while at < len(ordered) and ordered[at].elapsed_s <= time_s:
-            at += 1
-        found.append(_trained(tuple(ordered[begin:at]), last_step))
+        own = tuple(sorted((p for p in points if begin_s < p.elapsed_s <= time_s), key=lambda p: p.elapsed_s))
+        steps: int | None = None
+        for point in own:
+            if point.step is not None:
+                before = last_step.get(point.source, 0)
+                # A lower step is a new training that writes to the same place: it began at 0.
+                steps = (steps or 0) + (point.step - before if point.step >= before else max(point.step, 0))
+                last_step[point.source] = point.step
+        losses = [p.loss for p in own if p.loss is not None]
+        rewards = [p.reward for p in own if p.reward is not None]
+        found.append(Trained(own, steps, losses[-1] if losses else None, rewards[-1] if rewards else None))
+        begin_s = time_s
     return found
-
-
-def _trained(points: tuple[TrainingPoint, ...], last_step: dict[str, int]) -> Trained:
-    """Sum up one stretch. `last_step` (last step by source) is updated for the next stretch."""
-    steps: int | None = None
-    for point in points:
-        if point.step is None:
-            continue
-        before = last_step.get(point.source, 0)
-        # A lower step is a new training that writes to the same place: it began at 0.
-        steps = (steps or 0) + (point.step - before if point.step >= before else max(point.step, 0))
-        last_step[point.source] = point.step
-    return Trained(
-        points=points,
-        steps=steps,
-        last_loss=next((p.loss for p in reversed(points) if p.loss is not None), None),
-        last_reward=next((p.reward for p in reversed(points) if p.reward is not None), None),
-    )

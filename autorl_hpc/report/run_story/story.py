@@ -7,32 +7,28 @@ import posixpath
 from collections.abc import Sequence
 
 from autorl_hpc.files.redact import masked
-from autorl_hpc.records.recorded import CodeRevision
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.hidden_items import Hidden
 from autorl_hpc.report.routes import Planned, executed, mode_kept, planned
 from autorl_hpc.report.run_folder import looks
 from autorl_hpc.report.run_story.context import RunContext, jobs_of, nodes_of, versions_of
 from autorl_hpc.report.run_story.failures import GainBounds, IterationFacts, RunFacts, failure_of
 from autorl_hpc.report.run_story.iterations import (
-    NO_PLAN,
     Stretch,
-    any_samples,
     exits_between,
     facts_of,
     found_in_code,
     gain_of,
     iterations_of,
     opened,
-    routes_of,
+    quoted_between,
+    samples,
     shown_failure,
     shown_lines,
     shown_route,
     stretches_of,
-    whole_log,
 )
 from autorl_hpc.report.run_story.resources import reference_metrics, skill_metrics
-from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
+from autorl_hpc.report.story_records import Failure, ResourcesUsed, RouteTold, Story
 from autorl_hpc.states import Fault, Route, SubmissionState
 
 log = logging.getLogger("autorl_hpc.report")
@@ -58,22 +54,19 @@ def tell(known: RunContext) -> Story:
 
 
 def _told(known: RunContext) -> Story:
-    stretches = stretches_of(known)
     summary, view = known.summary, known.view
-    routes = routes_of(known, stretches)
-    facts = facts_of(known, stretches, routes, summary.baseline_feedback.score if summary.baseline_feedback else None)
-    failures = [failure_of(each) for each in facts]
-    iterations = iterations_of(known, stretches, routes, failures)
-    route = _route(known, iterations)
-    compared = opened(view, summary.selected)
+    stretches = stretches_of(known)
+    facts = facts_of(known, stretches)
+    route = _route(known, stretches)
+    compared = opened(view, known.chosen)
     return Story(
         route=route,
         mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
-        iterations=iterations,
-        failure=_failure(known, stretches, facts, failures, any_samples([route, *(r for r, _ in routes)])),
+        iterations=iterations_of(known, stretches, [failure_of(each) for each in facts]),
+        failure=_failure(known, stretches, facts, route),
         metrics=reference_metrics(
             known.points,
-            base_score=summary.baseline_feedback.score if summary.baseline_feedback else None,
+            base_score=known.base,
             elapsed_s=summary.elapsed_s,
             allowed_s=summary.budget_s + summary.given_back_s,
             ended=view.sealed is not None,
@@ -90,102 +83,84 @@ def _told(known: RunContext) -> Story:
         ),
         jobs=jobs_of(known.entries),
         nodes=nodes_of(known.entries),
-        versions=versions_of(known.record, known.engine, known.recorded.trace.records, known.events, known.hidden),
+        versions=versions_of(known),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
-        recorder=tuple(_notes(known)[:MAX_NOTES]),
+        recorder=_notes(known),
     )
 
 
-def _route(known: RunContext, iterations: Sequence[Iteration]) -> RouteTold:
+def _chosen(known: RunContext, stretches: Sequence[Stretch]) -> Stretch | None:
+    return next((stretch for stretch in stretches if stretch.point.submission_id == known.chosen), None)
+
+
+def _route(known: RunContext, stretches: Sequence[Stretch]) -> RouteTold:
     """Return the route. Executed: that of the selected, else best, else last submission. Planned: that of the whole run, because
     stages submitted one by one are one plan. Without a submission, both cover the whole run."""
-    if iterations:
-        return _of_whole_run(known, _chosen(known, iterations).route, iterations)
-    plan, sources = _whole_plan(known, iterations)
-    points = known.recorded.training.records
-    if not sources and not points:
-        return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
-    done = executed(points, known.commands, None, plan, submitted=False)
-    return shown_route(plan, done, known.hidden)
-
-
-def _chosen(known: RunContext, iterations: Sequence[Iteration]) -> Iteration:
-    by_number = {iteration.submission_id: iteration for iteration in iterations}
-    if known.summary.selected in by_number:
-        return by_number[known.summary.selected]
-    best = known.view.best()
-    return by_number.get(best.submission_id, iterations[-1]) if best else iterations[-1]
-
-
-def _of_whole_run(known: RunContext, chosen: RouteTold, iterations: Sequence[Iteration]) -> RouteTold:
-    """Return one iteration's route with the plan of all iterations; unchanged if all have the same plan."""
-    if {iteration.route.planned for iteration in iterations} == {chosen.planned}:
-        return chosen
-    plan, _ = _whole_plan(known, iterations)
+    if not stretches:
+        points, plan = known.recorded.training.records, _whole_plan(known, ())
+        if not known.code.revisions and not points:
+            return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
+        return shown_route(plan, executed(points, known.commands, None, plan, submitted=False), known.hidden)
+    route = (_chosen(known, stretches) or stretches[-1]).route
+    if {stretch.route.planned for stretch in stretches} == {route.planned}:
+        return route
+    plan = _whole_plan(known, stretches)
     if plan.route in (Route.UNKNOWN, Route.NONE):
-        return chosen
-    by = shown_lines(plan.evidence, known.hidden)
-    return chosen.model_copy(update={"planned": plan.route, "planned_by": by})
+        return route
+    return route.model_copy(update={"planned": plan.route, "planned_by": shown_lines(plan.evidence, known.hidden)})
 
 
-def _whole_plan(known: RunContext, iterations: Sequence[Iteration]) -> tuple[Planned, dict[str, bytes]]:
-    """Return the plan of the last state of the code with all commands of the run, and that code.
+def _whole_plan(known: RunContext, stretches: Sequence[Stretch]) -> Planned:
+    """Return the plan of the last state of the code with all commands of the run.
 
     A script that was run and later deleted is taken from the last submission that had it.
     """
     sources = dict(known.code.sources(known.code.revisions[-1].revision if known.code.revisions else None))
     lines = [command.command for command in known.commands if command.command]
     words = {posixpath.basename(word) for line in lines for word in line.split()}
-    for revision in dict.fromkeys(iteration.revision for iteration in reversed(iterations)):
+    for revision in dict.fromkeys(stretch.revision for stretch in reversed(stretches)):
         for path, data in known.code.sources(revision).items():
             if posixpath.basename(path) in words:
                 sources.setdefault(path, data)
-    return planned(sources, lines) if sources else NO_PLAN, sources
+    return planned(sources, lines)
 
 
 def _failure(
-    known: RunContext,
-    stretches: Sequence[Stretch],
-    of_each: Sequence[IterationFacts],
-    failures: Sequence[Failure | None],
-    samples: bool | None,
+    known: RunContext, stretches: Sequence[Stretch], of_each: Sequence[IterationFacts], route: RouteTold
 ) -> Failure | None:
-    """Return why the run did not help, or None. `failures`: of its iterations; `samples`: whether a model was sampled from."""
+    """Return why the run did not help, or None."""
     summary, view = known.summary, known.view
-    base = summary.baseline_feedback.score if summary.baseline_feedback else None
-    chosen = next((s for s in stretches if s.point.submission_id == summary.selected), None)
-    if chosen is None and (best := view.best()) is not None:
-        chosen = next((s for s in stretches if s.point.submission_id == best.submission_id), None)
+    chosen = _chosen(known, stretches)
     gain = summary.improvement
+    report_gain = None
+    if gain is not None and gain.how != "base_kept":
+        report_gain = GainBounds(gain.difference, gain.low, gain.high, f"ledger entry {len(known.entries):06d}")
     facts = RunFacts(
         budget_s=summary.budget_s,
         elapsed_s=summary.elapsed_s,
         iterations=of_each,
-        failures=failures,
         ended_by=summary.ended_by,
         fault=Fault.CLUSTER if summary.excluded == "infrastructure" and summary.fault is None else summary.fault,
         reason=summary.reason,
         refused=summary.refused,
         first_accepted_s=next((p.elapsed_s for p in known.points if p.status is not SubmissionState.REFUSED), None),
-        feedback_gain=gain_of(known, chosen, base),
-        report_gain=GainBounds(gain.difference, gain.low, gain.high, f"ledger entry {len(known.entries):06d}")
-        if gain is not None and gain.how != "base_kept"
-        else None,
+        feedback_gain=gain_of(known, chosen) if chosen is not None else None,
+        report_gain=report_gain,
         optimism_gap=summary.gap.gap if summary.gap else None,
         flags=summary.flags,
         contaminated_items=max((sum(look.whole.values()) for look in looks(summary)), default=0),
         hard_coded=found_in_code(view.contaminations, known.hidden),
         training=known.recorded.training.records,
-        logs=whole_log(known, summary.elapsed_s),
+        logs=(*quoted_between(known, -1.0, summary.elapsed_s), *known.log.whole()),
         exits=exits_between(known, 0.0, summary.elapsed_s),
-        samples=samples,
+        samples=samples([route, *(stretch.route for stretch in stretches)]),
     )
     return shown_failure(failure_of(facts), known.hidden)
 
 
 def _resources(known: RunContext) -> ResourcesUsed:
     usage, spent, counted = known.usage, known.spent, known.counted
-    waits = known.waits
+    priced = counted is not None and counted.cost_usd is not None
     return ResourcesUsed(
         gpu_hours=usage.gpu_hours(),
         gpus=usage.gpu_counts(),
@@ -199,69 +174,48 @@ def _resources(known: RunContext) -> ResourcesUsed:
         tokens_cached=spent.tokens_cached,
         cost_usd=spent.cost_usd,
         driver_calls=spent.driver_calls,
-        tokens_from=None if spent.tokens_in is None else "trace" if counted is None else "gateway",
-        cost_from=None
-        if spent.cost_usd is None
-        else "trace"
-        if counted is None or counted.cost_usd is None
-        else "gateway",
+        tokens_from=None if spent.tokens_in is None else "gateway" if counted else "trace",
+        cost_from=None if spent.cost_usd is None else "gateway" if priced else "trace",
         tokens_estimated=counted.estimated if counted else None,
         calls_refused=counted.refused if counted else None,
         calls_failed=counted.failed if counted else None,
         tool_calls=spent.tool_calls,
         tool_failures=spent.tool_failures,
         idle_s=usage.idle_s(spent.driver_spans),
-        wait_s=sum(waits.values()) if waits else None,
+        wait_s=sum(known.waits.values()) if known.waits else None,
         revisions=len(known.code.revisions) if known.recorded.revisions.present else None,
     )
 
 
-def _notes(known: RunContext) -> list[str]:
-    """Return notes on what the recorder missed, and on crashes of it and of the gateway."""
+def _notes(known: RunContext) -> tuple[str, ...]:
+    """Return notes on what the recorder missed, and on crashes of it and of the gateway. Words that may name files are masked."""
+    hidden, revisions = known.hidden, known.code.revisions
     notes = list(known.recorded.troubles)
-    events = [event for event in known.events if event["event"] not in NO_TROUBLE]
-    notes += [_event(event, known.hidden) for event in events if event["event"].startswith(RECORDER_EVENTS)]
-    notes += _of_gateway(known)
-    notes += _of_revisions(known.code.revisions, known.hidden)
-    if known.recorded.usage.present:
-        unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
-        if unseen:
-            notes.append(
-                f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others"
-            )
-    notes += list(dict.fromkeys(known.code.troubles))
+    for event in known.events:
+        if event["event"].startswith(RECORDER_EVENTS) and event["event"] not in NO_TROUBLE:
+            told = {
+                name: value if name == "watch" or isinstance(value, int) else hidden.said(masked(str(value)))
+                for name, value in event.items()
+                if name not in ("event", "at")
+            }
+            words = ", ".join(f"{name} {value}" for name, value in told.items())
+            notes.append(event["event"].replace("_", " ") + (f": {words}" if words else ""))
+    for name in GATEWAY_EVENTS:
+        if count := sum(event["event"] == name for event in known.events):
+            notes.append(f"{name.replace('_', ' ')}: {count} time{'s' * (count > 1)}")
+    if left_out := max((r.left_out for r in revisions), default=0):
+        notes.append(f"code: of up to {left_out} files beyond the limits nothing was kept")
+    if by_name := max((r.by_name for r in revisions), default=0):
+        but = "of such folders no more than the sources that lie in them directly was kept"
+        notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
+    reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
+    notes += [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]
+    unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
+    if known.recorded.usage.present and unseen:
+        notes.append(f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others")
+    notes += known.code.troubles
     if known.spent.skipped:
         notes.append(f"{known.spent.skipped} lines of the agent's trace were too long to be read")
     if len(notes) > MAX_NOTES:
         notes[MAX_NOTES - 1 :] = [f"and {len(notes) - MAX_NOTES + 1} more"]
-    return [clean(note) or "" for note in notes]
-
-
-def _event(event: dict[str, object], hidden: Hidden) -> str:
-    """Return an event in words, masked because its message may name files of the workspace."""
-    shown = {
-        name: value if name == "watch" or isinstance(value, int) else hidden.said(masked(str(value)))
-        for name, value in event.items()
-        if name not in ("event", "at")
-    }
-    told = ", ".join(f"{name} {value}" for name, value in shown.items())
-    return f"{str(event['event']).replace('_', ' ')}: {told}" if told else str(event["event"]).replace("_", " ")
-
-
-def _of_gateway(known: RunContext) -> list[str]:
-    """Return a line per kind of gateway failure; the usage of interrupted calls is estimated."""
-    names = [str(event["event"]) for event in known.events]
-    often = {name: names.count(name) for name in GATEWAY_EVENTS}
-    return [f"{name.replace('_', ' ')}: {count} time{'s' * (count > 1)}" for name, count in often.items() if count]
-
-
-def _of_revisions(revisions: Sequence[CodeRevision], hidden: Hidden) -> list[str]:
-    """Return notes on what the recorded states of the code lack. Reasons are masked, because they may name folders."""
-    left_out = max((r.left_out for r in revisions), default=0)
-    by_name = max((r.by_name for r in revisions), default=0)
-    notes = [f"code: of up to {left_out} files beyond the limits nothing was kept"] if left_out else []
-    if by_name:
-        but = "of such folders no more than the sources that lie in them directly was kept"
-        notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
-    reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
-    return notes + [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]
+    return tuple(clean(note) or "" for note in notes)

@@ -1,2 +1,0 @@
-def batches():
-    yield from []
