@@ -13,8 +13,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -244,43 +245,47 @@ class Cluster:
             env["PYTHONPATH"] = str(self.code)
         return env
 
-    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, check: bool = True, cold: bool = False) -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
-        done = subprocess.run(
-            [*PYTHON, *arguments],
-            env=self.env,
-            cwd=self.root.path,  # not a checkout: `python -m` looks for the package there first
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
+        return self._finish(*PYTHON[1:], *arguments, check=check, cold=cold)
+
+    def _finish(self, *arguments: str, check: bool = True, cold: bool = False) -> subprocess.CompletedProcess[str]:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            process = self._launch(arguments, out, err, cold)
+            try:
+                code = process.wait(PATIENCE_S)
+            finally:
+                process.kill()
+            out.seek(0)
+            err.seek(0)
+            done = subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
         if check:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def start(self, *arguments: str, cold: bool = True) -> Any:
-        """Starts a command in a session of its own; unless `cold`, as a fork of a process that has imported torch."""
+    def start(self, *arguments: str, cold: bool = False) -> Any:
+        """Starts a command in a session of its own; unless `cold`, as a fork of a process that has imported all of it."""
         role = arguments[1] if len(arguments) > 1 else arguments[0]
         return self.begin(role, *PYTHON[1:], *arguments, cold=cold)
 
-    def begin(self, role: str, *arguments: str, cold: bool = True) -> Any:
+    def begin(self, role: str, *arguments: str, cold: bool = False) -> Any:
         """Starts a Python in a session of its own; `role` is in the name of its log."""
         with open(self.root.path / f"log-{len(self.processes)}-{role}.txt", "wb") as log:
-            if not cold and warm.may_fork(arguments, self.env, self.code):
-                self.processes.append(warm.start(arguments, self.env, self.root.path, log))
-                return self.processes[-1]
-            process = subprocess.Popen(
-                [sys.executable, *arguments],
-                env=self.env,
-                cwd=self.root.path,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.processes.append(process)
-        return process
+            self.processes.append(self._launch(arguments, log, log, cold))
+        return self.processes[-1]
+
+    def _launch(self, arguments: Sequence[str], out: Any, err: Any, cold: bool) -> Any:
+        if not cold and warm.may_fork(arguments, self.env, self.code):
+            return warm.start(arguments, self.env, self.root.path, out, err)
+        return subprocess.Popen(
+            [sys.executable, *arguments],
+            env=self.env,
+            cwd=self.root.path,  # not a checkout: `python -m` looks for the package there first
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            start_new_session=True,
+        )
 
     def spec(self, agents: list[str], **changes: Any) -> Path:
         """Writes an experiment file."""
@@ -311,16 +316,7 @@ class Cluster:
             "from autorl_hpc.launch.plan import prepare; _, r = prepare(Path(sys.argv[1]), Root(Path(sys.argv[2])));"
             "print('\\n'.join(r.runs))"
         )
-        done = subprocess.run(
-            [sys.executable, "-c", script, str(self.spec(agents, **changes)), str(self.root.path)],
-            env=self.env,
-            cwd=self.root.path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
+        return self._finish("-c", script, str(self.spec(agents, **changes)), str(self.root.path)).stdout.split()
 
     def sealed_run(self, script: str = SUBMITS_ONE, agent: dict[str, Any] | None = None, **changes: Any) -> str:
         """Prepares an experiment of one run and lets its agent work to the end; returns the run id.
@@ -357,8 +353,8 @@ class Cluster:
     def grader(self, cold: bool = False) -> Any:
         return self.start("job", "grader", str(self.experiment.path), cold=cold)
 
-    def supervisor(self, run_id: str) -> subprocess.Popen[bytes]:
-        return self.start("job", "agent", str(self.experiment.path), run_id)
+    def supervisor(self, run_id: str, cold: bool = False) -> Any:
+        return self.start("job", "agent", str(self.experiment.path), run_id, cold=cold)
 
     def run_dir(self, run_id: str) -> RunDir:
         return self.experiment.run(run_id)

@@ -1,19 +1,22 @@
-"""Start `python -m autorl_hpc ...` as a fork of a process that has torch and transformers loaded. For tests only.
+"""Start `python -m autorl_hpc ...`, or `python -c ...`, as a fork of a process that has the package, torch and transformers loaded. For tests only.
 
-A grader needs seconds of CPU for its imports, a fork of this server none. The child is as if started cold: session, files, folder,
-environment, search path, arguments and what /proc shows of them are its own, and `autorl_hpc` is imported by the child alone.
+A grader needs seconds of CPU for its imports, each other command half a second or more, a fork of this server none. The child
+is as if started cold: session, files, folder, environment, search path, arguments and what /proc shows of them are its own.
+A test's unchanged copy of the package counts as the package: the paths that modules hold are those of the copy.
 What differs: its parent is the server, which reaps it at once and tells its status.
 """
 
 from __future__ import annotations
 
 import array
+import atexit
 import contextlib
 import ctypes
 import gc
 import importlib
 import json
 import os
+import pkgutil
 import random
 import runpy
 import select
@@ -23,6 +26,8 @@ import struct
 import subprocess
 import sys
 import threading
+import traceback
+import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -39,15 +44,27 @@ HEAVY = (
     "aiohttp",
     "jinja2",
     "pydantic",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
     "rich.console",
+    "rich.live",
+    "scipy.special",
+    "scipy.stats",
     "typer",
     "yaml",
     "zstandard",
 )
-"""What children find imported. Never anything of autorl_hpc: a test's copy of the package may come before it."""
+"""What children find imported, besides all of autorl_hpc."""
+
+REPO = Path(__file__).resolve().parent.parent
+PACKAGE = "autorl_hpc"
 
 ROOM = 1 << 16
 """Bytes that the server's command line and environment hold for those of its children."""
+
+NOT_IMPORTED = ("__main__", "vllm_extension", "vllm_worker", "program_child", "own_child")
+"""Modules that are started as programs of their own, or need what is not here."""
 
 AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "CUDA", "LD_", "PYTHON", "LANG", "LC_", "TZ")
 """Variables that libraries or Python read once: a process for which they differ from the server's starts cold."""
@@ -122,11 +139,11 @@ class Server:
                 start_new_session=True,
             )
 
-    def fork(self, args: Sequence[str], env: Mapping[str, str], cwd: Path, log: Any) -> WarmProcess:
+    def fork(self, args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any) -> WarmProcess:
         read, write = os.pipe()
         try:
             request = json.dumps({"args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
-            rights = array.array("i", [log.fileno(), write])
+            rights = array.array("i", [out.fileno(), err.fileno(), write])
             self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             answer = self.ours.recv(64)
             if not answer:
@@ -140,22 +157,38 @@ class Server:
 
 
 def may_fork(args: Sequence[str], env: Mapping[str, str], code: Path | None) -> bool:
-    """Tell whether a fork would be as a cold start: nothing that is read at import differs, no stand-in comes first."""
+    """Tell whether a fork would be as a cold start: nothing that is read at import differs, no stand-in comes first.
+
+    Args:
+        code: a test's copy of the repository, from which the package is imported.
+    """
     named = {name for name in {*env, *_ENVIRON} if name.startswith(AT_IMPORT) and name != "PYTHONPATH"}
     same = all(env.get(name) == _ENVIRON.get(name) for name in named - {"PYTHONDONTWRITEBYTECODE"})
-    here = None if code is None else str(code)
-    return same and args[:2] == ("-m", "autorl_hpc") and env.get("PYTHONPATH") in (_ENVIRON.get("PYTHONPATH"), here)
+    if not same or not (args[0] == "-c" or tuple(args[:2]) == ("-m", PACKAGE)):
+        return False
+    if code is not None and env.get("PYTHONPATH") == str(code):
+        return _stamps(code) == _stamps(REPO)
+    return env.get("PYTHONPATH") == _ENVIRON.get("PYTHONPATH")
 
 
-def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, log: Any) -> WarmProcess:
-    """Fork `python ARGS`, which must begin with `-m autorl_hpc`; its output goes to the open file `log`."""
+def _stamps(repository: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of each file of a package's code; a copy keeps both."""
+    stamps = {}
+    for path in (repository / PACKAGE).rglob("*.py"):
+        found = path.stat()
+        stamps[str(path.relative_to(repository))] = (found.st_size, found.st_mtime_ns)
+    return stamps
+
+
+def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any) -> WarmProcess:
+    """Fork `python ARGS`, which must be `-m autorl_hpc ...` or `-c SCRIPT ...`; its output goes to the open files `out` and `err`."""
     global _SERVER  # noqa: PLW0603 - one for each worker of pytest
     with _LOCK:
         for last in (False, True):
             if _SERVER is None or _SERVER.process.poll() is not None:
                 _SERVER = Server()
             try:
-                return _SERVER.fork(args, env, cwd, log)
+                return _SERVER.fork(args, env, cwd, out, err)
             except OSError:  # it was killed, as agents of tests do
                 _SERVER.process.kill()
                 _SERVER.process.wait()
@@ -168,7 +201,9 @@ def serve(ours: socket.socket) -> list[str]:
     """Fork a child for each request until the client ends; return in the child, with its arguments."""
     for name in HEAVY:
         importlib.import_module(name)
-    assert not any(name.partition(".")[0] == "autorl_hpc" for name in sys.modules)
+    for module in pkgutil.walk_packages([str(REPO / PACKAGE)], f"{PACKAGE}."):
+        if not module.name.endswith(NOT_IMPORTED):
+            importlib.import_module(module.name)
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe()
@@ -185,17 +220,18 @@ def serve(ours: socket.socket) -> list[str]:
             reap(tell)
         if ours not in ready:
             continue
-        request, passed, _, _ = socket.recv_fds(ours, 4 * ROOM, 2)
+        request, passed, _, _ = socket.recv_fds(ours, 4 * ROOM, 3)
         if not request:
             os._exit(0)
         told = json.loads(request)
-        log, status = passed
+        out, err, status = passed
         pid = os.fork()
         if pid == 0:
-            become(told, log, ours)
+            become(told, (out, err), ours)
             return list(told["args"])
         tell[pid] = status
-        os.close(log)
+        os.close(out)
+        os.close(err)
 
 
 def reap(tell: dict[int, int]) -> None:
@@ -208,14 +244,14 @@ def reap(tell: dict[int, int]) -> None:
             os.close(status)
 
 
-def become(told: Mapping[str, Any], log: int, ours: socket.socket) -> None:
+def become(told: Mapping[str, Any], files: tuple[int, int], ours: socket.socket) -> None:
     """Turn this fork into the process that was asked for."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    os.dup2(files[0], 1)
+    os.dup2(files[1], 2)
     os.chdir(told["cwd"])
     os.environ.clear()
     show([sys.executable, *told["args"]], told["env"])
@@ -227,8 +263,29 @@ def become(told: Mapping[str, Any], log: int, ours: socket.socket) -> None:
     before = told["env"].get("PYTHONPATH", "")
     sys.path[:] = [told["cwd"], *filter(None, before.split(os.pathsep)), *sys.path[1:]]
     sys.path_importer_cache.clear()
+    if before:
+        move_package(REPO, Path(before.split(os.pathsep)[0]))
     random.seed()
     sys.modules["numpy"].random.seed()
+
+
+def move_package(old: Path, new: Path) -> None:
+    """Let the loaded package say that it was imported from a copy."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == PACKAGE:
+            for key, value in list(vars(module).items()):
+                setattr(module, key, moved(value, old, new))
+            if module.__spec__ is not None:
+                module.__spec__.origin = moved(module.__spec__.origin, old, new)
+
+
+def moved(value: Any, old: Path, new: Path) -> Any:
+    """Return a path, or a list of paths, of one folder as one of another; anything else as it is."""
+    if isinstance(value, list):
+        return [moved(each, old, new) for each in value]
+    if isinstance(value, (str, Path)) and Path(value).is_relative_to(old):
+        return type(value)(new / Path(value).relative_to(old))
+    return value
 
 
 def show(args: Sequence[str], env: Mapping[str, str]) -> None:
@@ -243,7 +300,33 @@ def show(args: Sequence[str], env: Mapping[str, str]) -> None:
         ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
+def run_to_end(arguments: Sequence[str]) -> int:
+    """Run `-m MODULE ...` or `-c SCRIPT ...` to the end of its threads and exit functions; return its status."""
+    sys.argv[:] = [arguments[0], *arguments[2:]]
+    status: Any = 0
+    try:
+        if arguments[0] == "-m":
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(arguments[1], "<string>", "exec"), vars(main))
+    except SystemExit as end:
+        status = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return int(status or 0)
+
+
 if __name__ == "__main__":
-    arguments = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.argv[:] = ["-m", *arguments[2:]]
-    runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    os._exit(run_to_end(serve(socket.socket(fileno=int(sys.argv[1])))))  # to take all modules apart takes 0.2 s

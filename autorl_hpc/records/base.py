@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 class Strict(BaseModel):
     """A part of a record: unknown fields are errors, values don't change, NaN is no number."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
     def canonical(self) -> bytes:
         """The bytes that hashes of this record are taken over."""

@@ -42,7 +42,7 @@ def test_a_warm_process_is_as_a_cold_one_and_outlives_its_server(tmp_path: Path)
 
     def begin(*arguments: str) -> warm.WarmProcess:
         with open(tmp_path / "log", "wb") as log:
-            return warm.start(["-m", *arguments], {"A": "b"}, tmp_path, log)
+            return warm.start(["-m", *arguments], {"A": "b"}, tmp_path, log, log)
 
     assert begin("autorl_hpc", "--version").wait(PATIENCE_S) == 0 and b"autorl-hpc" in (tmp_path / "log").read_bytes()
     assert begin("autorl_hpc", "job", "grader", "/nowhere").wait(PATIENCE_S) == 2
