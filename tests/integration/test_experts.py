@@ -112,6 +112,7 @@ def online(place: Workplace, script: str, out: str, iterations: int, processes: 
     )
 
 
+@pytest.mark.soak
 def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on(game: Workplace) -> None:
     told = online(game, "seldom", "one", 2, 1)
     assert "'mixed_groups'" in told and "'epoch': 2" in told
@@ -134,6 +135,7 @@ def _base(place: Workplace) -> dict[str, Any]:
     return dict(load_file(place.model / "model.safetensors"))
 
 
+@pytest.mark.soak
 def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: Workplace) -> None:
     (game.path / "killed.py").write_text(KILLED_ONCE)
     rows = [{"goal": "g", "reward": 1.0, "ids": [5 + n, 6, 7, 8, 9 + n], "own": [0, 0, 1, 0, 1]} for n in range(24)]
@@ -150,6 +152,7 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
     assert not same(game.weights("broken"), _base(game), 1e-4)
 
 
+@pytest.mark.soak
 def test_rounds_of_corrections_teach_what_the_expert_says_and_go_on_after_an_interruption(game: Workplace) -> None:
     (game.path / "told.py").write_text(TOLD)
     (game.path / "output" / "few").mkdir(parents=True)
@@ -170,6 +173,7 @@ def test_rounds_of_corrections_teach_what_the_expert_says_and_go_on_after_an_int
     assert "only the household expert can say how to go on" in told
 
 
+@pytest.mark.soak
 def test_supervised_training_on_two_processes_is_that_of_one_with_twice_the_batch(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "arithmetic", "sft")
     for out, processes in (("one", "1"), ("two", "2")):
@@ -191,6 +195,7 @@ def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path:
     assert again.count("finished before, kept") == 3
 
 
+@pytest.mark.soak
 def test_rejection_sampling_keeps_what_is_right_and_learns_from_it(tmp_path: Path) -> None:
     place = Workplace(tmp_path, "arithmetic", "rejection-sampling", left_s=(60.0 * SLOW,))
     told = place.start()

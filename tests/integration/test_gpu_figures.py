@@ -53,6 +53,7 @@ def measured(tmp_path: Path, *options: str) -> tuple[dict[tuple[str, str], dict[
     return {(figure["of"], figure["what"]): figure for figure in value["figures"]}, done.stdout
 
 
+@pytest.mark.soak
 @pytest.mark.xdist_group("gpu_figures")
 def test_every_part_comes_to_its_end(tmp_path: Path) -> None:
     found, printed = measured(tmp_path)
