@@ -211,7 +211,9 @@ def _by_samples(made: Training, done: Followed) -> None:
     for script in done.scripts.values() if not asks else ():
         writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
         written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
-        if _file_names(nodes) & _file_names(written) and any(map(_is_sampling, script.calls)):
+        named = [call for call in writes if last_name(call.node.func) not in ("write", "writelines")]
+        places, _ = script.flow([call.part(a) for call in named for a in [call.node.func, *call.node.args]])
+        if _file_names(nodes) & _file_names(places) and any(map(_is_sampling, script.calls)):
             asks = [place for place in written if _is_sampling(place)]
             tests += [test for call in writes for test in call.tests]
             loaded = [
