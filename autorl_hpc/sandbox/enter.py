@@ -21,7 +21,6 @@ from autorl_hpc.sandbox import linux
 FAILED = 126
 """Exit code if the sandbox could not be made; the agent did not run."""
 
-USER_AND_MORE = linux.CLONE_NEWUSER | linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -41,7 +40,7 @@ def main() -> None:
 
 
 def _landlock(job: dict[str, Any]) -> None:
-    from autorl_hpc.sandbox import forward
+    from autorl_hpc.sandbox import seccomp
     from autorl_hpc.sandbox.sandbox_plan import carved
 
     # Resolve links before hidden folders are cut out: a link (/bin) would allow what is hidden under its real name (/usr/bin).
@@ -60,18 +59,12 @@ def _landlock(job: dict[str, Any]) -> None:
     spans = job["ports"]
     linux.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
     if spans is not None:
-        forward.only_tcp()
+        seccomp.only_tcp()
 
 
 def _namespaces(job: dict[str, Any]) -> None:
     os.environ["TMPDIR"] = "/tmp"
-    user, group = os.geteuid(), os.getegid()
-    flags = USER_AND_MORE | (0 if job["open"] else linux.CLONE_NEWNET)
-    linux.call("unshare", flags)
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-    for path, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        with open(f"/proc/self/{path}", "w", encoding="ascii") as file:
-            file.write(text)
+    linux.unshare(os.geteuid(), os.getegid(), network=not job["open"])
     first = os.fork()
     if first:
         _outside(first)
@@ -126,9 +119,7 @@ def _loopback() -> None:
 def _mount(job: dict[str, Any]) -> None:
     """Replace the machine's file system by the sandbox's own."""
     mount, bind = linux.mount, linux.bind
-    quiet = linux.MS_NOSUID | linux.MS_NODEV
-    mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE, None)
-    root = job["root"]
+    quiet, root = linux.QUIET, job["root"]
     mount("tmpfs", root, "tmpfs", quiet, "size=4m,mode=755")
     for name in ("proc", "dev", "run", "var", "tmp"):
         os.mkdir(f"{root}/{name}")
@@ -145,13 +136,8 @@ def _mount(job: dict[str, Any]) -> None:
         os.symlink("pts/ptmx", f"{root}/dev/ptmx")
     except OSError:
         pass  # no terminals inside
-    for name, target in (
-        ("fd", "/proc/self/fd"),
-        ("stdin", "/proc/self/fd/0"),
-        ("stdout", "/proc/self/fd/1"),
-        ("stderr", "/proc/self/fd/2"),
-    ):
-        os.symlink(target, f"{root}/dev/{name}")
+    for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
+        os.symlink(f"/proc/self/fd{target}", f"{root}/dev/{name}")
     for device in job["devices"]:
         bind(device, root + device, read_only=False)
     for kind, source, target in job["steps"]:
@@ -165,17 +151,9 @@ def _mount(job: dict[str, Any]) -> None:
         else:
             bind(source, where, read_only=kind == "readable")
     os.symlink("/tmp", f"{root}/var/tmp")
-    mount(
-        "none",
-        f"{root}/dev",
-        None,
-        linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID,
-        None,
-    )
-    mount("none", root, None, linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | quiet, None)
-    os.chdir(root)
-    linux.call("pivot_root", b".", b".")
-    linux.call("umount2", b".", linux.MNT_DETACH)
+    read_only = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY
+    mount("none", f"{root}/dev", None, read_only | linux.MS_NOSUID, None)
+    linux.enter_root(root)
 
 
 if __name__ == "__main__":

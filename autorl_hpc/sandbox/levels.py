@@ -1,68 +1,164 @@
-"""Sandbox levels, strongest first, behind one Protocol; the levels `namespaces`, `landlock` and `none` are here."""
+"""Sandbox levels, strongest first: each makes the command that runs an agent with nothing but its plan."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import shutil
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from autorl_hpc.sandbox import apptainer, bwrap, linux, sandbox_plan
-from autorl_hpc.sandbox.sandbox_plan import HOST, SETTINGS, TORCH_PORTS, SandboxPlan, handed_out, inner_command
+from autorl_hpc.sandbox import linux, sandbox_plan, seccomp
+from autorl_hpc.sandbox.sandbox_plan import (
+    DEVICES,
+    HOST,
+    INSIDE,
+    SETTINGS,
+    TORCH_PORTS,
+    SandboxPlan,
+    handed_out,
+    inner_command,
+    inside_script,
+)
 from autorl_hpc.states import Network, SandboxLevel
+
+
+class Level(ABC):
+    """One way to enforce an agent's plan."""
+
+    name: SandboxLevel
+
+    def why_not(self, plan: SandboxPlan) -> str | None:
+        """Return why it can't be tried on this node; None if it can, which does not mean that it works."""
+        return None
+
+    def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
+        """Return what it can't stop by design, in addition to what a trial finds."""
+        return ()
+
+    @abstractmethod
+    def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
+        """Return the command that runs `command` inside. It holds no secrets; the environment is inherited."""
+
+
+class Apptainer(Level):
+    """The image of a run's environment, with its own software and nothing of the machine but the plan's folders."""
+
+    name = SandboxLevel.APPTAINER
+
+    def why_not(self, plan: SandboxPlan) -> str | None:
+        if plan.image is None:
+            return "the run's environment is no image"
+        return None if _apptainer() else "no apptainer here"
+
+    def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
+        assert plan.image is not None
+        made = [
+            _apptainer() or "apptainer",
+            "--silent",
+            "exec",
+            "--contain",
+            "--pid",
+            "--ipc",
+            "--uts",
+            "--no-home",
+            "--no-privs",
+        ]
+        made += ["--workdir", plan.tmp, "--pwd", plan.workspace, "--env", "TMPDIR=/tmp"]
+        if any(os.path.basename(device).startswith("nvidia") for device in plan.devices):
+            made.append("--nv")
+        if plan.network is not Network.OPEN:
+            made += ["--net", "--network", "none"]
+        binds = [(plan.workspace, plan.workspace, "rw"), *((source, target, "ro") for source, target in plan.placed)]
+        if plan.socket_folder is not None:
+            binds += [(plan.socket_folder, INSIDE, "ro"), (inside_script(), f"{INSIDE}-inside.py", "ro")]
+        for source, target, how in binds:
+            if set(":,\\") & {*source, *target}:
+                raise OSError(f"apptainer can't bind a path with a colon or comma: {source}")
+            made += ["--bind", f"{source}:{target}:{how}"]
+        return [*made, plan.image, *inner_command(plan, command, "python3")]
+
+
+def _apptainer() -> str | None:
+    return shutil.which("apptainer") or shutil.which("singularity")
+
+
+class Bwrap(Level):
+    """Bubblewrap with options of version 0.4. Needs user namespaces or bwrap's setuid bit."""
+
+    name = SandboxLevel.BWRAP
+
+    def why_not(self, plan: SandboxPlan) -> str | None:
+        return None if shutil.which("bwrap") else "no bwrap here"
+
+    def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
+        made = [
+            shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+            "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", HOST,
+        ]  # fmt: skip
+        if plan.network is not Network.OPEN:
+            made.append("--unshare-net")
+        made += ["--proc", "/proc"]
+        for path in SETTINGS:  # root can write them without capabilities, and `core_pattern` runs a program
+            made += ["--ro-bind", path, path] if os.path.exists(path) else []
+        made += ["--dev", "/dev", "--tmpfs", "/dev/shm", "--dir", "/run", "--dir", "/var"]
+        for device in plan.devices:
+            if os.path.dirname(device) != "/dev" or os.path.basename(device) not in DEVICES:
+                made += ["--dev-bind", device, device]
+        for step in sandbox_plan.steps(plan):
+            option = {"link": "--symlink", "empty": "--tmpfs", "writable": "--bind", "readable": "--ro-bind"}[step.kind]
+            made += [option, *([] if step.kind == "empty" else [step.source]), step.target]
+        made += ["--symlink", "/tmp", "/var/tmp", "--setenv", "TMPDIR", "/tmp", "--chdir", plan.workspace]
+        return [*made, "--", *inner_command(plan, command, sys.executable)]
+
 
 # --- `namespaces` and `landlock`: by system calls alone (enter.py), so they need no program and no privileges
 
 WRITABLE_DEVICES = ("/dev/shm", "/dev/pts", "/dev/ptmx")
 
 
-class Namespaces:
+class Namespaces(Level):
     """User, mount, process, IPC and network namespaces without bwrap."""
 
     name = SandboxLevel.NAMESPACES
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """Return None if this level can be tried."""
         return None if sys.platform == "linux" else "not Linux"
 
-    def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Return no holes beyond those that a trial finds."""
-        return ()
-
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """See the Protocol `Level`."""
-        job: dict[str, object] = {
-            "level": "namespaces",
-            "root": _mount_point(),
-            "host": HOST,
-            "settings": list(SETTINGS),
-            "open": plan.network is Network.OPEN,
-            "devices": list(plan.devices),
-            "steps": sandbox_plan.steps(plan),
-            "workspace": plan.workspace,
-            "command": inner_command(plan, command, sys.executable),
-        }
-        return _enter(job)
+        # An empty folder as mount point. It stays empty outside, so all sandboxes share it.
+        root = Path(tempfile.gettempdir()) / f"autorl-root-{os.getuid()}"
+        root.mkdir(mode=0o700, exist_ok=True)
+        return _enter(
+            level="namespaces",
+            root=str(root),
+            host=HOST,
+            settings=SETTINGS,
+            open=plan.network is Network.OPEN,
+            devices=plan.devices,
+            steps=sandbox_plan.steps(plan),
+            workspace=plan.workspace,
+            command=inner_command(plan, command, sys.executable),
+        )
 
 
-class Landlock:
+class Landlock(Level):
     """Rules of the kernel's Landlock on this process and its children, for hosts without user namespaces."""
 
     name = SandboxLevel.LANDLOCK
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """Return what this kernel's Landlock can't do of the plan."""
         try:
             version = linux.version()
         except OSError as error:
             return f"no Landlock in this kernel: {error.strerror}"
         if plan.network is not Network.OPEN and version < 4:
             return f"Landlock of version {version} knows no network; Linux 6.7 does"
-        if plan.network is not Network.OPEN and platform.machine() not in ("x86_64", "aarch64"):
+        if plan.network is not Network.OPEN and platform.machine() not in seccomp.ARCHITECTURES:
             return f"no list of system calls for {platform.machine()}"
         return None
 
@@ -74,77 +170,42 @@ class Landlock:
         return (f"TCP leads out to ports {free[0]} to {free[-1]}, which NCCL and gloo need on the node itself",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """See the Protocol `Level`."""
-        job: dict[str, object] = {
-            "level": "landlock",
-            "readable": list(plan.readable),
-            "hidden": [*plan.hidden, *plan.masked],
-            "placed": [source for source, _ in plan.placed],
-            "writable": [plan.workspace, plan.tmp, *plan.devices, *WRITABLE_DEVICES],
-            "ports": None if plan.network is Network.OPEN else _spans(plan),
-            "tmp": plan.tmp,
-            "workspace": plan.workspace,
-            "command": list(command),
-        }
-        return _enter(job)
+        spans = [(0, 0), *((port, port) for port, _ in plan.ways)]  # port 0 requests a free one
+        spans += [(ports[0], ports[-1]) for ports in (TORCH_PORTS, handed_out())]
+        return _enter(
+            level="landlock",
+            readable=plan.readable,
+            hidden=[*plan.hidden, *plan.masked],
+            placed=[source for source, _ in plan.placed],
+            writable=[plan.workspace, plan.tmp, *plan.devices, *WRITABLE_DEVICES],
+            ports=None if plan.network is Network.OPEN else spans,
+            tmp=plan.tmp,
+            workspace=plan.workspace,
+            command=list(command),
+        )
 
 
-def _spans(plan: SandboxPlan) -> list[tuple[int, int]]:
-    """Return first and last port of each allowed span; port 0 requests a free port."""
-    free = handed_out()
-    return [(0, 0), *((port, port) for port, _ in plan.ways), (TORCH_PORTS[0], TORCH_PORTS[-1]), (free[0], free[-1])]
-
-
-def _enter(job: dict[str, object]) -> list[str]:
+def _enter(**job: object) -> list[str]:
     # -B: with the agent's environment it would write compiled code into the frozen folder, which no hash covers.
     return [sys.executable, "-I", "-B", str(Path(__file__).with_name("enter.py")), json.dumps(job)]
 
 
-def _mount_point() -> str:
-    """Return an empty folder as mount point of sandbox roots. It stays empty outside, so all sandboxes share it."""
-    path = Path(tempfile.gettempdir()) / f"autorl-root-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    return str(path)
-
-
-class Level(Protocol):
-    """One way to enforce an agent's plan."""
-
-    @property
-    def name(self) -> SandboxLevel: ...
-
-    def why_not(self, plan: SandboxPlan) -> str | None:
-        """Return why it can't be tried on this node; None if it can, which does not mean that it works."""
-        ...
-
-    def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Return what it can't stop by design, in addition to what a trial finds."""
-        ...
-
-    def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """Return the command that runs `command` inside. It holds no secrets; the environment is inherited."""
-        ...
-
-
-class Nothing:
+class Nothing(Level):
     """Level `none`: the agent has all rights of the user."""
 
     name = SandboxLevel.NONE
 
     def why_not(self, plan: SandboxPlan) -> str | None:
-        """Return None, unless the network must be closed."""
         return None if plan.network is Network.OPEN else "nothing closes the network"
 
     def known_holes(self, plan: SandboxPlan) -> tuple[str, ...]:
-        """Return everything."""
         return ("everything that the user may do",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        """Return the command itself."""
         return list(command)
 
 
-LEVELS: tuple[Level, ...] = (apptainer, bwrap, Namespaces(), Landlock(), Nothing())
+LEVELS: tuple[Level, ...] = (Apptainer(), Bwrap(), Namespaces(), Landlock(), Nothing())
 
 
 def level(name: SandboxLevel) -> Level:

@@ -2,7 +2,7 @@
 
 A warm interpreter (`main`) forks a checker per program. The checker is trusted: it forks and confines the candidate, then reads
 the test, runs its `check` and reports the outcome. The test is read after the fork, and no other process of the user can read
-the checker's memory. Also here: the pipe protocol (`encode`, `read`, `write`) and the measurement of idle time.
+the checker's memory.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ import random
 import resource
 import select
 import signal
+import socket
 import sys
 import time
 import types
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
 
 from autorl_hpc.sandbox import linux
 from autorl_hpc.sandbox.program_limits import confine
-
-if TYPE_CHECKING:
-    from autorl_hpc.sandbox.program_limits import Plan
 
 # --- protocol between checker and candidate: JSON in frames with a length
 # Reading runs no code and creates no object of the sender's choice: an answer arrives as None, a bool, number, text, bytes or a
 # container of these; anything else as an object that equals nothing. A subclass arrives as its plain base type, so that its
 # own `__eq__` has no effect.
+
+Message = dict[str, Any]
 
 HEAD_BYTES = 4
 JSON_SAFE = 1 << 53
@@ -60,70 +62,64 @@ class _Drawn:
         return iter(self._items)
 
 
-def encode(value: object, *, whole: bool = False) -> object:
-    """Encode `value` in JSON's types.
+def _each(items: Any) -> list[object]:
+    return [encode(item) for item in items]
 
-    Args:
-        whole: refuse what is not plain data; otherwise it arrives as `Opaque`.
+
+def _pairs(items: dict[Any, Any]) -> list[object]:
+    return [[encode(key), encode(item)] for key, item in items.items()]
+
+
+KINDS: tuple[tuple[str, type | tuple[type, ...], Callable[[Any], object], Callable[[Any], object]], ...] = (
+    ("i", int, hex, lambda text: int(text, 16)),
+    ("f", float, float.hex, float.fromhex),
+    ("c", complex, lambda c: [c.real.hex(), c.imag.hex()], lambda parts: complex(*map(float.fromhex, parts))),
+    ("b", (bytes, bytearray), lambda data: data.hex(), bytes.fromhex),
+    ("t", tuple, _each, lambda items: tuple(map(_decode, items))),
+    ("s", set, _each, lambda items: set(map(_decode, items))),
+    ("z", frozenset, _each, lambda items: frozenset(map(_decode, items))),
+    ("d", dict, _pairs, lambda pairs: {_decode(key): _decode(item) for key, item in pairs}),
+    ("r", range, lambda r: [r.start, r.stop, r.step], lambda parts: range(*parts)),
+    ("D", Decimal, str, Decimal),
+    (
+        "F",
+        Fraction,
+        lambda f: [hex(f.numerator), hex(f.denominator)],
+        lambda parts: Fraction(*(int(p, 16) for p in parts)),
+    ),
+    ("n", (), _each, lambda items: _Drawn([_decode(item) for item in items])),
+    ("o", (), lambda _: 0, lambda _: Opaque()),
+)
+"""A letter, the types that it stands for, and how they are written and read."""
+_DECODERS = {letter: read_kind for letter, _, _, read_kind in KINDS}
+OPAQUE: Message = {"o": 0}
+
+
+def encode(value: object) -> object:
+    """Encode `value` in JSON's types; what is not plain data arrives as `Opaque`.
 
     Raises:
-        NotPlain: it is nested too deeply, contains itself, or is not plain data although `whole`.
+        RecursionError: it is nested too deeply, or contains itself.
     """
-    try:
-        encoded = _encode(value)
-    except RecursionError:
-        raise NotPlain("nested too deeply") from None
-    if whole and _holds_opaque(encoded):
-        raise NotPlain("no plain data")
-    return encoded
-
-
-def _encode(value: object) -> object:
-    if value is None or value is True or value is False:
+    if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
         return str.__str__(value)
-    if isinstance(value, int):
-        number = int.__int__(value)
-        return number if -JSON_SAFE < number < JSON_SAFE else {"i": hex(number)}
-    if isinstance(value, float):
-        return {"f": float.hex(value)}
-    if isinstance(value, complex):
-        return {"c": [float.hex(value.real), float.hex(value.imag)]}
-    if isinstance(value, (bytes, bytearray)):
-        return {"b": value.hex()}
+    if isinstance(value, int) and -JSON_SAFE < value < JSON_SAFE:
+        return int(value)
     if isinstance(value, list):
-        return [_encode(item) for item in value]
-    for kind, letter in ((tuple, "t"), (set, "s"), (frozenset, "z")):
-        if isinstance(value, kind):
-            return {letter: [_encode(item) for item in value]}
-    if isinstance(value, dict):
-        return {"d": [[_encode(key), _encode(item)] for key, item in value.items()]}
-    if isinstance(value, range):
-        return {"r": [_encode(part) for part in (value.start, value.stop, value.step)]}
-    return _encode_rare(value)
-
-
-def _encode_rare(value: object) -> object:
-    kind = (type(value).__module__, type(value).__qualname__)
-    if kind == ("decimal", "Decimal"):
-        return {"D": str(value)}
-    if kind == ("fractions", "Fraction"):
-        return {"F": [hex(getattr(value, name)) for name in ("numerator", "denominator")]}
+        return _each(value)
+    for letter, kinds, written, _ in KINDS:
+        if isinstance(value, kinds):
+            return {letter: written(value)}
     if isinstance(value, Iterator):
         items = []
         for item in value:
-            items.append(_encode(item))
+            items.append(encode(item))
             if len(items) > MOST_DRAWN:
-                return {"o": 0}
+                return OPAQUE
         return {"n": items}
-    return {"o": 0}
-
-
-def _holds_opaque(encoded: object) -> bool:
-    if isinstance(encoded, list):
-        return any(map(_holds_opaque, encoded))
-    return isinstance(encoded, dict) and ("o" in encoded or any(map(_holds_opaque, encoded.values())))
+    return OPAQUE
 
 
 def decode(value: object) -> object:
@@ -134,8 +130,6 @@ def decode(value: object) -> object:
     """
     try:
         return _decode(value)
-    except NotPlain:
-        raise
     except Exception as error:  # a forged frame can be wrong in any way
         raise NotPlain(type(error).__name__) from None
 
@@ -147,41 +141,6 @@ def _decode(value: object) -> object:
         return value
     ((letter, inside),) = value.items()
     return _DECODERS[letter](inside)
-
-
-def _decimal(text: str) -> object:
-    from decimal import Decimal
-
-    return Decimal(text)
-
-
-def _fraction(parts: list[str]) -> object:
-    from fractions import Fraction
-
-    numerator, denominator = (int(part, 16) for part in parts)
-    return Fraction(numerator, denominator)
-
-
-def _range(parts: list[object]) -> object:
-    start, stop, step = (int(_decode(part)) for part in parts)  # type: ignore[call-overload]  # otherwise it raises
-    return range(start, stop, step)
-
-
-_DECODERS: dict[str, Callable[..., object]] = {
-    "i": lambda text: int(text, 16),
-    "f": float.fromhex,
-    "c": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
-    "b": bytes.fromhex,
-    "t": lambda items: tuple(map(_decode, items)),
-    "s": lambda items: set(map(_decode, items)),
-    "z": lambda items: frozenset(map(_decode, items)),
-    "d": lambda pairs: {_decode(key): _decode(item) for key, item in pairs},
-    "r": _range,
-    "D": _decimal,
-    "F": _fraction,
-    "n": lambda items: _Drawn([_decode(item) for item in items]),
-    "o": lambda _: Opaque(),
-}
 
 
 def framed(message: object) -> bytes:
@@ -197,13 +156,12 @@ def framed(message: object) -> bytes:
     return len(data).to_bytes(HEAD_BYTES, "big") + data
 
 
-def write(pipe: int, message: object) -> None:
-    """Write one frame.
+def send(pipe: int, data: bytes) -> None:
+    """Write a frame.
 
     Raises:
-        Ended, NotPlain: the other side is gone; it can't be written as JSON.
+        Ended: the other side is gone.
     """
-    data = framed(message)
     try:
         while data:
             data = data[os.write(pipe, data) :]
@@ -211,43 +169,24 @@ def write(pipe: int, message: object) -> None:
         raise Ended from None
 
 
-def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: None) -> object:
+def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: None) -> Message:
     """Read one frame and no byte of the next.
 
     Args:
         wait: called with the pipe before each read that may block.
 
     Raises:
-        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes` or not JSON.
+        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes`, or no object in JSON.
     """
     following = int.from_bytes(_read(pipe, HEAD_BYTES, wait), "big")
     if following > most_bytes:
         raise NotPlain("too long")
-    return _loaded(_read(pipe, following, wait))
-
-
-def length(data: bytes) -> int:
-    """Return the length of the whole frame that begins with these bytes."""
-    return HEAD_BYTES + int.from_bytes(data[:HEAD_BYTES], "big")
-
-
-def unframed(data: bytes) -> dict[str, object]:
-    """Return the object in the bytes of one frame.
-
-    Raises:
-        NotPlain: they are not one frame with an object.
-    """
-    value = _loaded(data[HEAD_BYTES:])
-    if not isinstance(value, dict) or len(data) != length(data):
-        raise NotPlain("no frame")
-    return value
-
-
-def _loaded(data: bytes) -> object:
     try:
-        value: object = json.loads(data)
+        value = json.loads(_read(pipe, following, wait))
     except (ValueError, RecursionError, MemoryError):
         raise NotPlain("no JSON") from None
+    if not isinstance(value, dict):
+        raise NotPlain("no object")
     return value
 
 
@@ -268,174 +207,83 @@ def _read(pipe: int, missing: int, wait: Callable[[int], None]) -> bytes:
 
 MODULE = "program"
 MOST_REQUEST_BYTES = 64 * 1024 * 1024
-SYNTAX, RAISED, UNDEFINED, NOT_PLAIN = "syntax", "raised", "undefined", "not_plain"
+RAISED = "raised"
+CONFINED, REFUSED = "confined", "refused"
+REASONS_OF_FAILURE = {"syntax": "syntax", "undefined": "undefined", "not_plain": "answer"}
+"""By the candidate's word: the reason."""
+
+
+def _be_candidate(plan: Message, output: int, requests: int, answers: int) -> None:
+    """Run the child's part; never returns."""
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        try:
+            confine(plan, output=output, requests=requests, answers=answers)
+        except OSError as error:
+            send(answers, framed({REFUSED: str(error)}))
+            os._exit(1)
+        send(4, framed({CONFINED: True}))
+        serve(plan["source"], plan["entry_point"], 3, 4)
+    finally:
+        os._exit(0)
 
 
 def serve(source: str, entry_point: str, requests: int, answers: int) -> None:
-    """Define the program and answer `[arguments, named]` with `{"value": ...}` or `{"raised": name}`.
+    """Define the program and answer `{"call": [arguments, named]}` with `{"value": ...}` or `{"raised": name}`.
 
     The first answer is `{"ready": true}` or says why not. Returns when the pipe closes.
     """
     random.seed(1)  # a program's random numbers are the same every time, too
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
+    first: Message = {"ready": True}
     try:
         code = compile(source, "<program>", "exec", dont_inherit=True)
     except MemoryError:
-        return write(answers, {RAISED: "MemoryError"})
+        first = {RAISED: "MemoryError"}
     except Exception:
-        return write(answers, {SYNTAX: True})
-    try:
-        exec(code, module.__dict__)
-    except BaseException as error:
-        return write(answers, {RAISED: type(error).__name__})
-    if entry_point not in module.__dict__:
-        return write(answers, {UNDEFINED: True})
-    function = module.__dict__[entry_point]
-    write(answers, {"ready": True})
-    while True:
+        first = {"syntax": True}
+    else:
+        try:
+            exec(code, module.__dict__)
+        except BaseException as error:
+            first = {RAISED: type(error).__name__}
+        else:
+            if entry_point not in module.__dict__:
+                first = {"undefined": True}
+    send(answers, framed(first))
+    while "ready" in first:
         try:
             request = read(requests, MOST_REQUEST_BYTES)
         except Ended:
-            return None
-        write(answers, _answer(function, request))
+            return
+        send(answers, _answer(module.__dict__[entry_point], request["call"]))
 
 
-def _answer(function: Callable[..., object], request: object) -> object:
+def _answer(function: Callable[..., object], call: object) -> bytes:
     try:
-        arguments, named = decode(request)  # type: ignore[misc]
+        arguments, named = decode(call)  # type: ignore[misc]
         value = function(*arguments, **named)  # type: ignore[has-type]
-        return {"value": encode(value)}
-    except NotPlain:
-        return {NOT_PLAIN: True}
-    except BaseException as error:
-        return {RAISED: type(error).__name__}
-
-
-# --- idle time of a candidate: neither on a core nor waiting for one
-# A limit on CPU time never ends a sleeping program, and a limit on wall time must be long so that machine load decides nothing.
-# Idle time is the time waited minus the candidate's CPU time, its time on the run queue (/proc/PID/schedstat, or its state if
-# there is no such file) and disk waits. Machine load does not lengthen it.
-
-LOOK_S = 0.1
-"""Interval between two looks."""
-
-IN_LINE, DISK = "R", "D"
-"""States in /proc/PID/stat: running or runnable; in an uninterruptible wait, as for an uncached file."""
-
-
-class Idleness:
-    """Idle time of one candidate and its children.
-
-    Args:
-        pid: of the candidate's forked process.
-        limit_s: allowed idle time.
-    """
-
-    def __init__(self, pid: int, limit_s: float) -> None:
-        self._pid = pid
-        self._limit_s = limit_s
-        self._waited_s = self._excused_s = 0.0
-        self._from: float | None = None
-        self._next_look_s = limit_s
-        self._last = 0.0
-        self.idle_s = 0.0
-        """As of the last look."""
-
-    def begin(self) -> None:
-        """Begin a wait for an answer."""
-        self._from = self._last = time.monotonic()
-
-    def end(self) -> bool:
-        """End the wait; return whether the candidate's total idle time exceeds the limit."""
-        if self._from is not None:
-            self._waited_s += time.monotonic() - self._from
-            self._from = None
-        return self._waited_s > self._next_look_s and self._is_over(self._waited_s)
-
-    def goes_on(self) -> bool:
-        """Check during a wait, about every `LOOK_S`; return whether the candidate's idle time exceeds the limit."""
-        now = time.monotonic()
-        begun = now if self._from is None else self._from
-        passed_s, self._last = now - self._last, now
-        states = _states(_family(self._pid))
-        if DISK in states or (IN_LINE in states and not _has_schedstat()):
-            self._excused_s += passed_s
-        if IN_LINE in states:
-            return False  # its time on the run queue is counted once it gets a core
-        return self._is_over(self._waited_s + now - begun)
-
-    def _is_over(self, waited_s: float) -> bool:
-        idle_s = waited_s - self._excused_s - _busy_s(_family(self._pid))
-        self.idle_s = idle_s
-        # Idle time can't exceed the time waited, so no look is needed until then.
-        self._next_look_s = waited_s + max(0.0, self._limit_s - idle_s)
-        return idle_s > self._limit_s
-
-
-def _family(pid: int) -> list[int]:
-    """Return the process and its descendants; with namespaces the candidate is a child of the forked process."""
-    found = [pid]
-    for parent in found:
         try:
-            with open(f"/proc/{parent}/task/{parent}/children") as file:
-                found += [int(child) for child in file.read().split()]
-        except OSError:
-            continue
-    return found
+            return framed({"value": encode(value)})
+        except (RecursionError, NotPlain):
+            return framed({"not_plain": True})
+    except BaseException as error:
+        return framed({RAISED: type(error).__name__})
 
 
-def _states(pids: list[int]) -> set[str]:
-    return {fields[0] for pid in pids if (fields := _stat(pid))}
-
-
-def _busy_s(pids: list[int]) -> float:
-    """Return CPU time plus run queue time of all threads; CPU time alone if the kernel doesn't report the latter."""
-    total = 0.0
-    for pid in pids:
-        if _has_schedstat():
-            try:
-                threads = os.listdir(f"/proc/{pid}/task")
-            except OSError:
-                continue
-            for thread in threads:
-                try:
-                    with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
-                        on_core_ns, in_line_ns, _ = file.read().split()
-                except OSError:
-                    continue
-                total += (int(on_core_ns) + int(in_line_ns)) / 1e9
-        elif fields := _stat(pid):
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
-
-
-def _has_schedstat() -> bool:
-    return os.path.exists("/proc/self/schedstat")
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
+# --- the checker
 
 MOST_INPUT_BYTES = 256 * 1024 * 1024
 KILL_ROUNDS = 500
 PATIENT_ROUNDS = 20
 ROUND_PAUSE_S = 0.002
-ROOM_S = 0.5
-"""A candidate idle for this long gives its core to another; otherwise thousands of sleeping programs would take hours."""
-IDLE = "idle"
-"""The message that reports this; the outcome follows it."""
-CONFINED, REFUSED = "confined", "refused"
+LOOK_S = 0.1
+"""Interval between two looks at a candidate that does not answer."""
+GRACE_S = 10.0
+"""Extra time for a checker that exceeds its own limit, because it hangs in one comparison of the program's answer."""
 NEARLY_S = 0.5
 """If a process was killed within this of its CPU limit, the limit killed it."""
-
-Message = dict[str, object]
 
 
 class Stop(BaseException):
@@ -453,14 +301,14 @@ class ProgramRaised(Exception):
 class Checker:
     """One program with its test."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Message) -> None:
         self.plan = plan
         self.detail = ""  # for `refused` and `defect`, in the checker's own words
         self._raised = ""  # name of the exception that ended the last call, from the program
         self._output = os.memfd_create("output")  # limited by RLIMIT_FSIZE like files; no reader needed
         self._pid = 0
-        self._told = False  # whether idleness was reported
-        self._idleness: Idleness | None = None  # set when the program may start to run
+        self._confined = False
+        self._idle_s = 0.0
         self._requests = self._answers = -1
 
     def start(self) -> None:
@@ -483,7 +331,7 @@ class Checker:
         if CONFINED not in told:
             self.detail = str(told.get(REFUSED, ""))
             raise Stop(REFUSED)
-        self._idleness = Idleness(self._pid, self.plan["idle_s"])
+        self._confined = True
 
     def check(self, test: str) -> None:
         """Run the test; return if it passes.
@@ -497,7 +345,7 @@ class Checker:
                 self._not_an_answer(told)
             except Exception:
                 raise Stop("raised") from None
-        names: dict[str, object] = {"__name__": "test"}
+        names: dict[str, Any] = {"__name__": "test"}
         random.seed(0)  # forking has reseeded it; tests draw the same inputs every time
         try:
             exec(compile(self.plan["helpers"], "<helpers>", "exec", dont_inherit=True), names)
@@ -508,7 +356,7 @@ class Checker:
             self.detail = type(error).__name__  # without its message, which may hold expected answers
             raise Stop("defect") from None
         try:
-            check(self.call)  # type: ignore[operator]
+            check(self.call)
         except Exception as error:
             passed_on = self._raised and not isinstance(error, AssertionError)
             raise Stop(("memory" if self._raised == "MemoryError" else "raised") if passed_on else "wrong") from None
@@ -519,12 +367,16 @@ class Checker:
         """Call the program's function on behalf of the test."""
         self._raised = ""
         try:
-            write(self._requests, encode([list(arguments), dict(named)], whole=True))
-        except Ended:
-            raise Stop(self._why_ended()) from None
-        except NotPlain:
+            request = framed({"call": encode([list(arguments), dict(named)])})
+            if framed(OPAQUE)[HEAD_BYTES:] in request:
+                raise NotPlain("it hands over what is no plain data")
+        except (RecursionError, NotPlain):
             self.detail = "it hands over what is no plain data"
             raise Stop("defect") from None
+        try:
+            send(self._requests, request)
+        except Ended:
+            raise Stop(self._why_ended()) from None
         told = self._read()
         if "value" not in told:
             self._not_an_answer(told)
@@ -554,48 +406,38 @@ class Checker:
 
     def _read(self) -> Message:
         try:
-            told = read(self._answers, self.plan["answer_bytes"], self._wait)
+            return read(self._answers, self.plan["answer_bytes"], self._wait)
         except Ended:
             raise Stop(self._why_ended()) from None
         except NotPlain:
             raise Stop("answer") from None
-        if not isinstance(told, dict):
-            raise Stop("answer")
-        return told
 
     def _wait(self, pipe: int) -> None:
-        idle = self._idleness
-        if idle is not None:
-            idle.begin()
-        # Also check the private folder if it is on a disk.
+        """Wait for the candidate, and count the time in which it sleeps. It is idle if neither it nor a child of it is runnable
+        or waits for a disk; so the machine's load makes no program idle."""
         while not select.select([pipe], [], [], LOOK_S)[0]:
-            self._look()
-            if idle is not None and idle.goes_on():
-                raise Stop("time")
-            if idle is not None and idle.idle_s > ROOM_S and not self._told:
-                self._told = True
-                write(1, {IDLE: True})
-        if idle is not None and idle.end():
-            raise Stop("time")
+            self._check_folder()
+            if self._confined and not any(
+                _stat(pid)[:1] in (["R"], ["D"]) for pid in (self._pid, *_children(self._pid))
+            ):
+                self._idle_s += LOOK_S
+                if self._idle_s > self.plan["idle_s"]:
+                    raise Stop("time")
 
-    def _look(self) -> None:
+    def _check_folder(self) -> None:
         """Check the size of the private folder, if no file system of its own limits it."""
-        used, files = 0, 0
         try:
             with os.scandir(self.plan["folder"]) as entries:
-                for entry in entries:
-                    used += entry.stat(follow_symlinks=False).st_size
-                    files += 1
+                sizes = [entry.stat(follow_symlinks=False).st_size for entry in entries]
         except OSError:
             return
-        if used > self.plan["folder_bytes"] or files > self.plan["files"]:
+        if sum(sizes) > self.plan["folder_bytes"] or len(sizes) > self.plan["files"]:
             raise Stop("output")
 
     def _not_an_answer(self, told: Message) -> None:
         """Raise what the candidate's message means; only the messages listed here are accepted."""
         if RAISED not in told:
-            known = {SYNTAX: "syntax", UNDEFINED: "undefined", NOT_PLAIN: "answer"}
-            raise Stop(next((reason for word, reason in known.items() if word in told), "answer"))
+            raise Stop(next((reason for word, reason in REASONS_OF_FAILURE.items() if word in told), "answer"))
         self._raised = str(told[RAISED])[:100]
         if self._raised == "MemoryError":
             raise Stop("memory")
@@ -610,41 +452,38 @@ class Checker:
 
     def _why_ended(self) -> str:
         _, status, used = os.wait4(self._pid, 0)
-        cpu_s = used.ru_utime + used.ru_stime
-        if cpu_s > self.plan["cpu_s"] - NEARLY_S:
+        if used.ru_utime + used.ru_stime > self.plan["cpu_s"] - NEARLY_S:
             return "time"
         return "killed" if os.waitstatus_to_exitcode(status) in (-signal.SIGKILL, 256 - signal.SIGKILL) else "ended"
 
 
-def _be_candidate(plan: Plan, output: int, requests: int, answers: int) -> None:
-    """Run the child's part; never returns."""
+def _children(pid: int) -> list[int]:
     try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        try:
-            confine(plan, output=output, requests=requests, answers=answers)
-        except OSError as error:
-            write(answers, {REFUSED: str(error)})
-            os._exit(1)
-        write(4, {CONFINED: True})
-        serve(plan["source"], plan["entry_point"], 3, 4)
-    finally:
-        os._exit(0)
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except OSError:
+        return []
 
 
 def _descendants(root: int) -> list[int]:
+    """Return all descendants, also on kernels that list no children."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    rest = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            children.setdefault(int(rest[1]), []).append(int(name))
-    found = list(children.get(root, []))
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if fields := _stat(int(name)):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found = [root]
     for pid in found:
         found += children.get(pid, [])
-    return found
+    return found[1:]
 
 
 def _out_of_time(*_: object) -> None:
@@ -655,54 +494,52 @@ def check_one() -> None:
     """Run one program: read plan, program and test from descriptor 0, write the outcome to descriptor 1."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
-    plan: Plan = _message(0)  # type: ignore[assignment]  # written by the package
+    plan = read(0, MOST_INPUT_BYTES)
     resource.setrlimit(resource.RLIMIT_AS, (2 * plan["memory_bytes"],) * 2)  # answers can be large
+    cpu_s, hard = int(max(plan["cpu_s"], plan["wall_s"]) + GRACE_S), resource.getrlimit(resource.RLIMIT_CPU)[1]
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s if hard < 0 else min(cpu_s, hard), hard))
     checker = Checker(plan)
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.setitimer(signal.ITIMER_REAL, plan["wall_s"])
     try:
         checker.start()
-        checker.check(str(_message(0)["test"]))
+        checker.check(str(read(0, MOST_INPUT_BYTES)["test"]))
         reason = "passed"
     except Stop as stop:
         reason = stop.reason
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
     checker.end()
-    write(1, {"reason": reason, "detail": checker.detail})
-
-
-def _message(pipe: int) -> Message:
-    told = read(pipe, MOST_INPUT_BYTES)
-    assert isinstance(told, dict)
-    return told
+    send(1, framed({"reason": reason, "detail": checker.detail}))
 
 
 # --- warm interpreter that forks a checker per program; it never runs any program or test itself
-# The package starts one per worker with a socket as descriptors 0 and 1. A byte announces a program; the checker reads the rest
-# and writes the outcome while this process waits for it.
-
-NEXT = b"\1"
-"""Sent before each program."""
 
 
 def main() -> None:
-    """Serve until the other end of the socket is closed."""
+    """Serve until the other end of descriptor 0 is closed. Each byte from there comes with a socket for one checker."""
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.path[:] = [entry for entry in sys.path if not os.path.isdir(os.path.join(entry, "autorl_hpc"))]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # checkers need not be waited for
     gc.freeze()
-    while os.read(0, 1) == NEXT:
-        child = os.fork()
+    control = socket.socket(fileno=0)
+    while True:
+        data, sockets, *_ = socket.recv_fds(control, 1, 1)
+        if not data:
+            return
+        try:
+            child = os.fork()
+        except OSError:
+            child = -1  # its socket is closed, which says so
         if child == 0:
-            code = 1
             try:
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (0, 1):
+                    os.dup2(sockets[0], number)
+                os.closerange(3, 256)
                 check_one()
-                code = 0
             finally:
-                os._exit(code)
-        _, status = os.waitpid(child, 0)
-        if status:
-            write(1, {"reason": "lost", "detail": f"its checker ended with {os.waitstatus_to_exitcode(status)}"})
-            return  # because the socket still holds the rest of that program
+                os._exit(0)
+        os.close(sockets[0])

@@ -9,35 +9,10 @@ import resource
 import sys
 import sysconfig
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from autorl_hpc.sandbox import linux
+from autorl_hpc.sandbox import linux, seccomp
 from autorl_hpc.states import StrEnum
-
-if TYPE_CHECKING:
-    from typing import TypedDict
-
-    class Plan(TypedDict):
-        """One program and its confinement, sent from the package to the checker as JSON. The test is sent separately."""
-
-        source: str
-        entry_point: str
-        helpers: str
-        layers: list[str]
-        folder: str
-        roots: list[str]
-        readable: list[str]
-        listable: list[str]
-        hidden: list[str]
-        cpu_s: int
-        wall_s: float
-        idle_s: float
-        memory_bytes: int
-        answer_bytes: int
-        file_bytes: int
-        folder_bytes: int
-        files: int
-
 
 MIB = 1024 * 1024
 
@@ -66,7 +41,7 @@ class ProgramLimits:
         cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness allows 3 s of wall
             time, which a loaded machine shortens.
         wall_s: seconds from start to end; long, so that load decides nothing.
-        idle_s: seconds in which it neither works nor waits for a core (`Idleness`), for sleeping programs: a grader may get
+        idle_s: seconds in which it neither works nor waits for a core or disk, for sleeping programs: a grader may get
             thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
         memory_bytes: address space.
         file_bytes: of its output, and of each file.
@@ -208,29 +183,29 @@ LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
 MAX_OPEN_FILES = 32
 MOST_DESCRIPTORS = 256
 """The checker starts with three and opens a few more."""
-DIE_WITH_PARENT = 9
+NOBODY = 65534
+PRIVATE = "/private"
 
 
-def confine(plan: Plan, *, output: int, requests: int, answers: int) -> None:
+def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -> None:
     """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed.
 
-    With the layer `namespaces`, a child of the calling process continues.
+    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it did.
 
     Raises:
         OSError: a layer can't be applied. The process must end then.
     """
     os.setsid()
-    linux.prctl(linux.PR_SET_PDEATHSIG, DIE_WITH_PARENT)
+    linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written
     nothing = os.open(os.devnull, os.O_RDONLY)
     _descriptors(nothing, output, output, requests, answers)
     _limits(plan)
     private = plan["folder"]
     if NAMESPACES in plan["layers"]:
-        bounds = plan["folder_bytes"], plan["files"]
-        private = linux.enter(private, plan["roots"], plan["hidden"], *bounds)
-    else:
-        os.chdir(private)
+        _namespaces(plan)
+        private = PRIVATE
+    os.chdir(private)
     os.environ.clear()
     os.environ.update({"HOME": private, "TMPDIR": private, "LC_ALL": "C.UTF-8", "PATH": "/nowhere"})
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
@@ -240,7 +215,30 @@ def confine(plan: Plan, *, output: int, requests: int, answers: int) -> None:
     # Forbids forking, however many processes the user has. Does not bind root.
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if SECCOMP in plan["layers"]:
-        linux.restrict_calls(may_write=NAMESPACES in plan["layers"] or LANDLOCK in plan["layers"])
+        seccomp.restrict_calls(may_write=NAMESPACES in plan["layers"] or LANDLOCK in plan["layers"])
+
+
+def _namespaces(plan: dict[str, Any]) -> None:
+    """Continue in a child that sees only a small read-only file system with the interpreter's libraries and one folder in
+    memory, no network and no other process."""
+    linux.unshare(NOBODY, NOBODY, network=True)  # an unprivileged id, so that no rights can be regained inside
+    child = os.fork()
+    if child:
+        os.closerange(0, 1024)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+    linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
+    mount, folder = linux.mount, plan["folder"]
+    mount("tmpfs", folder, "tmpfs", linux.QUIET, "size=1m,nr_inodes=1024,mode=755")
+    for root in plan["roots"]:
+        linux.bind(root, folder + root)
+    for path in plan["hidden"]:
+        if os.path.isdir(folder + path):
+            mount("tmpfs", folder + path, "tmpfs", linux.MS_RDONLY | linux.QUIET, "size=4k,mode=755")
+    os.mkdir(folder + PRIVATE)
+    size = f"size={plan['folder_bytes']},nr_inodes={plan['files']},mode=700"
+    mount("tmpfs", folder + PRIVATE, "tmpfs", linux.QUIET, size)
+    linux.enter_root(folder)
 
 
 def _descriptors(*kept: int) -> None:
@@ -251,7 +249,7 @@ def _descriptors(*kept: int) -> None:
     os.closerange(len(kept), MOST_DESCRIPTORS)
 
 
-def _limits(plan: Plan) -> None:
+def _limits(plan: dict[str, Any]) -> None:
     for kind, value in (
         (resource.RLIMIT_CPU, plan["cpu_s"]),
         (resource.RLIMIT_AS, plan["memory_bytes"]),

@@ -1,12 +1,16 @@
-"""Runs untrusted programs against their tests, many at once (`run_programs`), and finds out what confines them on this host."""
+"""Run programs of a model against their tests, confined, several at once. `run_programs` is what scorers call.
+
+One warm interpreter forks a checker for each program (program_child.py). What confines programs on this host is found by trying
+to break out from behind each layer (`isolation`).
+"""
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import math
 import os
-import queue
 import shutil
 import socket
 import stat
@@ -14,15 +18,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
-from autorl_hpc.sandbox import program_child
-from autorl_hpc.sandbox.program_child import IDLE, NEXT
+from autorl_hpc.sandbox.program_child import GRACE_S, HEAD_BYTES, framed
 from autorl_hpc.sandbox.program_limits import (
     LAYERS,
     Isolation,
@@ -34,144 +37,37 @@ from autorl_hpc.sandbox.program_limits import (
 )
 from autorl_hpc.states import Fault
 
-if TYPE_CHECKING:
-    from autorl_hpc.sandbox.program_limits import Plan
-
-GRACE_S = 10.0
-"""Extra time for a checker that exceeds its own limit, because it hangs in one comparison of the program's answer."""
-IDLERS = 8
-"""Programs in progress per core; sleeping ones need no core."""
 LOST = "lost"
 REASONS = frozenset(str(reason) for reason in Reason)
 HONEST = Program(source="def f(x):\n    return x\n", test="def check(f):\n    assert f(1) == 1\n", entry_point="f")
 _BOOTSTRAP = "import sys; sys.path[0] = {!r}; from autorl_hpc.sandbox.program_child import main; main()"
+_CORES = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
+"""This process's cores, so that what a program takes by the clock does not depend on how many ratings are under way."""
 
 
-class Nursery:
-    """A warm interpreter that forks checkers (program_child.py), as the package sees it."""
-
-    def __init__(self) -> None:
-        self._socket, other = socket.socketpair()
-        with other:
-            self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-B", "-c", _BOOTSTRAP.format(str(Path(__file__).resolve().parents[2]))],
-                stdin=other.fileno(),
-                stdout=other.fileno(),
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env=_environment(),
-                start_new_session=True,
-            )
-
-    def ask(self, words: bytes, timeout_s: float, idle: Callable[[], None]) -> dict[str, object] | None:
-        """Return a new checker's message about one program; None after the timeout. End the nursery then, and after `lost`.
-
-        Args:
-            idle: called if the program is idle, so that another can use its core.
-        """
-        self._socket.settimeout(timeout_s)
-        try:
-            self._socket.sendall(NEXT + words)
-            said = b""
-            while True:
-                while len(said) < program_child.HEAD_BYTES or len(said) < program_child.length(said):
-                    part = self._socket.recv(65536)
-                    if not part:
-                        return {"reason": LOST, "detail": "its checker's parent ended"}
-                    said += part
-                told, said = (
-                    program_child.unframed(said[: program_child.length(said)]),
-                    said[program_child.length(said) :],
-                )
-                if IDLE not in told:
-                    return told
-                idle()
-        except TimeoutError:
-            return None
-        except OSError as error:
-            return {"reason": LOST, "detail": str(error)}
-
-    def kill(self) -> None:
-        """Kill it at once. Its checker and candidate die with it (PR_SET_PDEATHSIG); a waiting thread notices."""
-        self._process.kill()
-
-    def end(self) -> None:
-        """End it; it exits by itself if it is idle."""
-        self._socket.close()
-        try:
-            self._process.wait(1.0)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self._process.wait()
-
-
-class _Cores:
-    """This process's cores, shared by all crews, so that a program's time does not depend on how many are rated."""
-
-    def __init__(self) -> None:
-        self._given_back = threading.Condition()
-        self._taken = 0
-
-    def take(self, workers: int) -> None:
-        """Wait until fewer than `workers` are taken, and take one."""
-        with self._given_back:
-            self._given_back.wait_for(lambda: self._taken < workers)
-            self._taken += 1
-
-    def give_back(self) -> None:
-        with self._given_back:
-            self._taken -= 1
-            self._given_back.notify_all()  # crews may wait for different numbers
-
-
-_CORES = _Cores()
-
-
-class _Core:
-    """A core that a program has until it ends or is idle."""
-
-    def __init__(self, workers: int) -> None:
-        _CORES.take(workers)
-        self._mine = True
-
-    def leave(self) -> None:
-        """Release the core for another program."""
-        if self._mine:
-            self._mine = False
-            _CORES.give_back()
-
-
-class Crew:
-    """Nurseries with their checkers. On exit all are ended, including busy ones."""
+class ProgramRunner:
+    """The interpreter that forks checkers, as the package sees it. On exit it is ended, with all programs."""
 
     def __init__(self, limits: ProgramLimits) -> None:
         self._limits = limits
-        self._workers = 1
-        self._idle: queue.SimpleQueue[Nursery] = queue.SimpleQueue()
-        self._all: set[Nursery] = set()
         self._lock = threading.Lock()
+        self._server: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         self._over = False
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> ProgramRunner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for nursery in self._all:
-            nursery.end()
+        self._end()
 
     def run(self, programs: Sequence[Program], found: Isolation, workers: int) -> list[ProgramVerdict]:
         """See `run_programs`."""
-        if not programs:
-            return []
-        self._workers = max(1, workers)
-        pool = ThreadPoolExecutor(max(1, min(IDLERS * workers, len(programs))), thread_name_prefix="program")
+        pool = ThreadPoolExecutor(workers, thread_name_prefix="program")
         try:
-            with ended_by(self._stop):
+            with ended_by(self._end):
                 return list(pool.map(lambda program: self.verdict(program, found), programs))
-        except BaseException:
-            self._stop()
-            raise
         finally:
+            self._end()
             pool.shutdown(cancel_futures=True)
 
     def verdict(self, program: Program, found: Isolation) -> ProgramVerdict:
@@ -205,80 +101,81 @@ class Crew:
         """Return a `Reason`, or `refused`, `defect` or `lost` (the checker died), with details."""
         folder = tempfile.mkdtemp(prefix="autorl-program-")
         try:
-            plan = _plan(program, layers, self._limits, folder)
-            told = self._ask(program_child.framed(plan) + program_child.framed({"test": program.test}))
+            plan = {
+                **asdict(self._limits),
+                **libraries()._asdict(),
+                "source": program.source,
+                "entry_point": program.entry_point,
+                "helpers": program.helpers,
+                "layers": list(layers),
+                "folder": folder,
+            }
+            with _CORES:
+                return self._ask(framed(plan) + framed({"test": program.test}))
         finally:
             _remove(folder)
-        return (Reason.TIME, "") if told is None else (str(told["reason"]), str(told["detail"]))
 
-    def _ask(self, words: bytes) -> dict[str, object] | None:
-        core = _Core(self._workers)
+    def _ask(self, words: bytes) -> tuple[str, str]:
+        """Give a new checker its program and return what it says until it ends."""
+        ours, its = socket.socketpair()
         try:
-            return self._ask_on(core, words)
-        finally:
-            core.leave()
+            with ours:
+                with its:
+                    socket.send_fds(self._control(), [b"\0"], [its.fileno()])
+                ours.settimeout(self._limits.wall_s + GRACE_S)
+                ours.sendall(words)
+                told = b"".join(iter(lambda: ours.recv(65536), b""))
+            value = json.loads(told[HEAD_BYTES:])
+            return str(value["reason"]), str(value["detail"])
+        except TimeoutError:
+            return Reason.TIME, ""
+        except (OSError, ValueError) as error:
+            return LOST, str(error)
 
-    def _ask_on(self, core: _Core, words: bytes) -> dict[str, object] | None:
-        nursery = self._take()
-        told = None
-        try:
-            told = nursery.ask(words, self._limits.wall_s + GRACE_S, core.leave)
-        finally:
-            if told is None or told["reason"] == LOST:
-                nursery.kill()
-                nursery.end()
-                with self._lock:
-                    self._all.discard(nursery)
-            else:
-                self._idle.put(nursery)
-        return told
-
-    def _take(self) -> Nursery:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            pass
+    def _control(self) -> socket.socket:
+        """Return the socket to the interpreter, which is started if there is none or it died."""
         with self._lock:
             if self._over:
-                raise RuntimeError("programs were stopped")
-            nursery = Nursery()
-            self._all.add(nursery)
-            return nursery
+                raise OSError("programs were stopped")
+            if self._server is None or self._server[0].poll() is not None:
+                ours, its = socket.socketpair()
+                with its:
+                    process = subprocess.Popen(
+                        [
+                            sys.executable,
+                            "-s",
+                            "-S",
+                            "-B",
+                            "-c",
+                            _BOOTSTRAP.format(str(Path(__file__).resolve().parents[2])),
+                        ],
+                        stdin=its.fileno(),
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        cwd="/",
+                        env=_environment(),
+                        start_new_session=True,
+                    )
+                if self._server is not None:
+                    self._server[1].close()
+                self._server = process, ours
+            return self._server[1]
 
-    def _stop(self) -> None:
+    def _end(self) -> None:
+        """Kill the interpreter. Its checkers and candidates die with it (PR_SET_PDEATHSIG); waiting threads notice."""
         with self._lock:
             self._over = True
-            for nursery in self._all:
-                nursery.kill()  # the thread that waits for it does the rest
+            if self._server is not None:
+                process, control = self._server
+                control.close()
+                process.kill()
+                process.wait()
 
 
 def _environment() -> dict[str, str]:
     # A fixed hash seed gives sets one order, so that verdicts don't depend on it. Keep the path of the interpreter's libraries.
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
     return {**kept, "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8"}
-
-
-def _plan(program: Program, layers: Sequence[str], limits: ProgramLimits, folder: str) -> Plan:
-    needed = libraries()
-    return {
-        "source": program.source,
-        "entry_point": program.entry_point,
-        "helpers": program.helpers,
-        "layers": list(layers),
-        "folder": folder,
-        "roots": needed.roots,
-        "hidden": needed.hidden,
-        "readable": needed.readable,
-        "listable": needed.listable,
-        "cpu_s": limits.cpu_s,
-        "wall_s": limits.wall_s,
-        "idle_s": limits.idle_s,
-        "memory_bytes": limits.memory_bytes,
-        "file_bytes": limits.file_bytes,
-        "folder_bytes": limits.folder_bytes,
-        "files": limits.files,
-        "answer_bytes": limits.answer_bytes,
-    }
 
 
 def _remove(folder: str) -> None:
@@ -332,18 +229,18 @@ def attempt(name, *arguments):
 @functools.cache
 def isolation() -> Isolation:
     """Return what works on this host: tries each layer alone, then the working ones together. Once per process."""
-    with Crew(ProgramLimits()) as crew:
-        working = tuple(layer for layer in LAYERS if _works(crew, (layer,)))
-        while working and not _works(crew, working):
+    with ProgramRunner(ProgramLimits()) as runner:
+        working = tuple(layer for layer in LAYERS if _works(runner, (layer,)))
+        while working and not _works(runner, working):
             working = working[1:]
-        found = Isolation(working, open_to(crew, working))
+        found = Isolation(working, open_to(runner, working))
     log.info(
         "programs are confined by %s; open to: %s", found.name, ", ".join(sorted(found.open_to)) or "nothing tried"
     )
     return found
 
 
-def open_to(crew: Crew, layers: tuple[str, ...]) -> frozenset[str]:
+def open_to(runner: ProgramRunner, layers: tuple[str, ...]) -> frozenset[str]:
     """Return what a program can do behind these layers, by letting one try."""
     with (
         tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder,
@@ -359,22 +256,22 @@ def open_to(crew: Crew, layers: tuple[str, ...]) -> frozenset[str]:
             "fork": [],
             "signal": [os.getpid()],
         }
-        return frozenset(thing for thing, given in arguments.items() if not _fails(crew, layers, [thing, *given]))
+        return frozenset(thing for thing, given in arguments.items() if not _fails(runner, layers, [thing, *given]))
 
 
-def _works(crew: Crew, layers: tuple[str, ...]) -> bool:
+def _works(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
     for _ in range(TRIES):
-        reason, detail = crew.outcome(HONEST, layers)
+        reason, detail = runner.outcome(HONEST, layers)
         if reason == Reason.PASSED:
             return True
     log.info("no %s for programs: %s %s", "+".join(layers), reason, detail)
     return False
 
 
-def _fails(crew: Crew, layers: tuple[str, ...], attempt: list[object]) -> bool:
+def _fails(runner: ProgramRunner, layers: tuple[str, ...], attempt: list[object]) -> bool:
     """Return whether an attempt was made and failed; if unknown, it counts as succeeded."""
     test = f"def check(attempt):\n    assert not attempt(*{attempt!r})\n"
-    reason, detail = crew.outcome(Program(_ATTEMPTS, test, "attempt"), layers)
+    reason, detail = runner.outcome(Program(_ATTEMPTS, test, "attempt"), layers)
     if reason not in (Reason.PASSED, Reason.WRONG):
         log.info("whether programs can %s can't be told: %s %s", attempt[0], reason, detail)
     return reason == Reason.PASSED
@@ -410,8 +307,8 @@ def run_programs(
             next_step="grade on nodes with a newer kernel, or set the option `unconfined: true` in the recipe",
             exit_code=Exit.ENVIRONMENT,
         )
-    with Crew(limits) as crew:
-        return crew.run(programs, found, _at_once(workers))
+    with ProgramRunner(limits) as runner:
+        return runner.run(programs, found, _at_once(workers))
 
 
 def longest_s(programs: int, workers: int, limits: ProgramLimits) -> float:

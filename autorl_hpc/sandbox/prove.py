@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,11 +59,9 @@ class Outside:
     word: str
     tcp: int
     udp: socket.socket
-    abstract: str
     unix: str
     target: subprocess.Popen[bytes]
     clock: str
-    shm: Path | None
 
 
 def cuda_works() -> bool:
@@ -71,13 +69,9 @@ def cuda_works() -> bool:
     if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/dxg"):
         return False
     code = "import ctypes, sys; sys.exit(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+    command = [sys.executable, "-I", "-c", code]
     try:
-        return (
-            subprocess.run(
-                [sys.executable, "-I", "-c", code], check=False, capture_output=True, timeout=TRIAL_S
-            ).returncode
-            == 0
-        )
+        return subprocess.run(command, check=False, capture_output=True, timeout=TRIAL_S).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False
 
@@ -99,33 +93,28 @@ def probe(
         return TrialFindings((), level.known_holes(plan))
     with _waiting_outside() as outside, _echoes(plan):
         try:
-            value, start_s = _try(level, plan, env, outside, secret, programs)
+            job = _job(level, plan, outside, secret, programs)
+            value, start_s = _try(level, plan, env, job)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             return TrialFindings((str(error)[:MAX_SAID] or type(error).__name__,))
-        found = _judge(value, plan, outside, start_s)
-        return TrialFindings(found.failures, (*found.holes, *level.known_holes(plan)), found.start_s)
+        holes = (*_holes(value, outside), *level.known_holes(plan))
+        return TrialFindings(tuple(_failures(value, plan, outside)), holes, start_s)
 
 
-def _try(
-    level: Level,
-    plan: SandboxPlan,
-    env: Mapping[str, str],
-    outside: Outside,
-    secret: Sequence[str],
-    programs: Sequence[str],
-) -> tuple[dict[str, Any], float]:
-    python = "python3" if plan.image is not None and level.name is SandboxLevel.APPTAINER else sys.executable
+def _job(
+    level: Level, plan: SandboxPlan, outside: Outside, secret: Sequence[str], programs: Sequence[str]
+) -> dict[str, Any]:
     inside = level.name is not SandboxLevel.LANDLOCK
-    job = {
+    placed = [target if inside else source for source, target in plan.placed]
+    return {
         "hidden": [path for path in plan.hidden if os.path.isdir(path)],
         "secret": list(secret),
-        "read_only": [target if inside else source for source, target in plan.placed] + [sys.prefix],
-        "placed": [target if inside else source for source, target in plan.placed],
+        "read_only": [*placed, sys.prefix],
+        "placed": placed,
         "workspace": plan.workspace,
         "tcp": outside.tcp,
         "udp": outside.udp.getsockname()[1],
         "word": outside.word,
-        "abstract": outside.abstract,
         "sockets": [outside.unix, *(path for path in MUNGE if os.path.exists(path))],
         "pid": outside.target.pid,
         "backwards": outside.clock[::-1],
@@ -134,56 +123,52 @@ def _try(
         "cuda": cuda_works(),
         "ways": [port for port, _ in _ways(plan)] if inside else [],
     }
+
+
+def _try(level: Level, plan: SandboxPlan, env: Mapping[str, str], job: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    def run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+        argv, null = level.argv(plan, command), subprocess.DEVNULL
+        return subprocess.run(
+            argv, check=False, env=dict(env), cwd=plan.workspace, stdin=null, capture_output=True, timeout=TRIAL_S
+        )
+
+    python = "python3" if level.name is SandboxLevel.APPTAINER else sys.executable
     script = Path(__file__).with_name("trial.py").read_text(encoding="utf-8")
-    done = _run(level.argv(plan, [python, "-I", "-c", script, json.dumps(job)]), env, plan)
+    done = run([python, "-I", "-c", script, json.dumps(job)])
     value = json.loads(done.stdout) if done.returncode == 0 else None
     if not isinstance(value, dict):
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise OSError(f"exit code {done.returncode}" + (f": {said[-1]}" if said else ""))
     started = time.monotonic()
-    _run(level.argv(plan, ["true"]), env, plan)
+    run(["true"])
     return value, time.monotonic() - started
 
 
-def _run(argv: list[str], env: Mapping[str, str], plan: SandboxPlan) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        argv,
-        check=False,
-        env=dict(env),
-        cwd=plan.workspace,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=TRIAL_S,
-    )
-
-
-def _judge(value: dict[str, Any], plan: SandboxPlan, outside: Outside, start_s: float) -> TrialFindings:
-    bad = [f"{path} can be listed: {name}" for path, name in _shown(value["listed"], plan)]
-    bad += [f"{path} can be read" for path, how in value["read"].items() if how is True]
-    bad += [f"{path} can be written to" for path, how in value["written"].items() if how is True]
-    bad += [f"{path} can't be read: {how}" for path, how in value["placed"].items() if how is not True]
+def _failures(value: dict[str, Any], plan: SandboxPlan, outside: Outside) -> Iterator[str]:
+    placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
+    for path, names in value["listed"].items():
+        for name in names:
+            if not any(
+                below(each, os.path.join(path, name)) for each in placed
+            ):  # it leads to nothing that the plan shows
+                yield f"{path} can be listed: {name}"
+                break
+    yield from (f"{path} can be read" for path, how in value["read"].items() if how is True)
+    yield from (f"{path} can be written to" for path, how in value["written"].items() if how is True)
+    yield from (f"{path} can't be read: {how}" for path, how in value["placed"].items() if how is not True)
     for name in ("workspace", "tmp", "shm"):
         if value[name] is not True:
-            bad.append(f"the agent's {name} can't be written to: {value[name]}")
+            yield f"the agent's {name} can't be written to: {value[name]}"
     if value["cuda"] not in (None, True):
-        bad.append(f"CUDA does not start inside: {value['cuda']}")
-    bad += [f"the way out at port {p} does not work: {how}" for p, how in value["ways"].items() if how is not True]
+        yield f"CUDA does not start inside: {value['cuda']}"
+    yield from (f"the way out at port {p} does not work: {how}" for p, how in value["ways"].items() if how is not True)
     if plan.network is not Network.OPEN:
         if value["tcp"] is True:
-            bad.append("TCP leads out")
-        if _arrived(outside):
-            bad.append("UDP leads out")
-    return TrialFindings(tuple(bad), _holes(value, outside), start_s)
-
-
-def _shown(listed: dict[str, list[str]], plan: SandboxPlan) -> Iterator[tuple[str, str]]:
-    """Yield what is visible in hidden folders and does not lead to something that the plan places there."""
-    placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
-    for path, names in listed.items():
-        for name in names:
-            if not any(below(each, os.path.join(path, name)) for each in placed):
-                yield path, name
-                break
+            yield "TCP leads out"
+        outside.udp.settimeout(0.2)
+        with suppress(OSError):
+            if outside.word.encode() in outside.udp.recv(256):
+                yield "UDP leads out"
 
 
 def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
@@ -202,21 +187,11 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
     return tuple(hole for hole, there in found.items() if there)
 
 
-def _arrived(outside: Outside) -> bool:
-    outside.udp.settimeout(0.2)
-    try:
-        return outside.word.encode() in outside.udp.recv(256)
-    except OSError:
-        return False
-
-
 def _server() -> socket.socket:
     """Open a listener at a port outside the ephemeral range, which level landlock leaves open."""
     for port in random.sample(range(20000, 29000), 50):
-        try:
+        with suppress(OSError):
             return socket.create_server(("127.0.0.1", port))
-        except OSError:
-            continue
     raise OSError("no free port for a trial")
 
 
@@ -236,14 +211,11 @@ def _waiting_outside() -> Iterator[Outside]:
         target = subprocess.Popen(["sleep", clock], env={"WORD": word}, stdin=subprocess.DEVNULL)
         stack.callback(target.wait)
         stack.callback(target.kill)
-        shm: Path | None = Path("/dev/shm") / word
-        try:
-            assert shm is not None
+        with suppress(OSError):
+            shm = Path("/dev/shm") / word
             shm.touch(mode=0o600)
             stack.callback(shm.unlink)
-        except OSError:
-            shm = None
-        yield Outside(word, tcp.getsockname()[1], udp, word, f"{folder}/s", target, clock, shm)
+        yield Outside(word, tcp.getsockname()[1], udp, f"{folder}/s", target, clock)
 
 
 def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:
@@ -258,36 +230,21 @@ def _echoes(plan: SandboxPlan) -> Iterator[None]:
         for _, name in _ways(plan):
             path = Path(plan.socket_folder or "") / name
             if not path.exists():
-                stack.enter_context(_echo(path))
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                listener.bind(str(path))
+                listener.listen()
+                threading.Thread(target=_echo, args=(listener,), name="trial", daemon=True).start()
+                stack.callback(path.unlink, missing_ok=True)
+                stack.callback(listener.shutdown, socket.SHUT_RDWR)
         yield
 
 
-@contextmanager
-def _echo(path: Path) -> Iterator[None]:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen()
-
-        def answer() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    try:
-                        client.sendall(client.recv(5))
-                    except OSError:
-                        pass
-
-        thread = threading.Thread(target=answer, name="trial", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            listener.shutdown(socket.SHUT_RDWR)
-            path.unlink(missing_ok=True)
-            thread.join(2.0)
+def _echo(listener: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            client, _ = listener.accept()
+            with client, suppress(OSError):
+                client.sendall(client.recv(5))
 
 
 # --- choice of the level: the one demanded, else the strongest that works

@@ -25,9 +25,9 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import SandboxSpec
-from autorl_hpc.sandbox import apptainer, forward, sandbox_plan
+from autorl_hpc.sandbox import sandbox_plan, seccomp
 from autorl_hpc.sandbox import sandbox_plan as plans
-from autorl_hpc.sandbox.levels import LEVELS, Level, level
+from autorl_hpc.sandbox.levels import LEVELS, Apptainer, Level, level
 from autorl_hpc.sandbox.prove import TrialFindings, choose, probe
 from autorl_hpc.sandbox.sandbox_plan import (
     DRIVER_SOCKET_NAME,
@@ -391,9 +391,9 @@ def test_the_filter_for_sockets_refuses_all_but_tcp(plan: SandboxPlan) -> None:
         " tried(socket.AF_INET, socket.SOCK_STREAM, 132), tried(40, socket.SOCK_STREAM), tried(socket.AF_UNIX, socket.SOCK_DGRAM)]))"
     )
     assert json.loads(inside(found, plan, sys.executable, "-I", "-c", code).stdout) == [True, True, 1, 1, 1, 1, 1, True]
-    assert forward.instructions("aarch64") != forward.instructions("x86_64")
+    assert seccomp.socket_instructions("aarch64") != seccomp.socket_instructions("x86_64")
     with pytest.raises(OSError, match="no list of system calls"):
-        forward.instructions("riscv64")
+        seccomp.socket_instructions("riscv64")
 
 
 # --- apptainer, by a stand-in that understands the options that are used ---
@@ -443,15 +443,15 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_apptainer_gets_the_plan(plan: SandboxPlan, stand_in: Path) -> None:
     if not shutil.which("python3", path="/usr/bin"):
         needs.skip("apptainer", "the stand-in's image is this machine's /usr, which has no python3")
-    assert probe(apptainer, plan, environment(plan)).failures == ("the run's environment is no image",)
+    assert probe(Apptainer(), plan, environment(plan)).failures == ("the run's environment is no image",)
     of_image = SandboxPlan(**{**plan.__dict__, "image": str(stand_in)})
-    found = probe(apptainer, of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])
+    found = probe(Apptainer(), of_image, environment(plan), secret=[f"{plan.hidden[0]}/items"])
     # The stand-in leaves /proc as it is, which apptainer does not.
     assert found.failures == () and set(found.holes) <= {"root may change the node's settings in /proc/sys"}
     chosen = choose(SandboxSpec(), of_image, environment(plan), wanted=Network.NONE)
     assert chosen.level.name is SandboxLevel.APPTAINER
     with pytest.raises(OSError, match="colon or comma"):
-        apptainer.argv(SandboxPlan(**{**of_image.__dict__, "workspace": "/a:b"}), ["true"])
+        Apptainer().argv(SandboxPlan(**{**of_image.__dict__, "workspace": "/a:b"}), ["true"])
 
 
 # --- the choice ---

@@ -16,7 +16,6 @@ from judge_server import JudgeServer, Reply
 from autorl_hpc.files.processes import GivenUp
 from autorl_hpc.grading.background import RatingOverdue, under_way, within
 from autorl_hpc.records.experiment import JudgeSpec
-from autorl_hpc.sandbox.programs import IDLERS
 from autorl_hpc.scoring.judge_cache import JudgeCache
 from autorl_hpc.scoring.judges import HttpJudge
 from autorl_hpc.scoring.outcome import Context
@@ -67,7 +66,7 @@ def test_an_overdue_rating_of_programs_keeps_no_process_from_ending(tmp_path: Pa
 def test_ctrl_c_ends_what_is_being_rated_and_removes_its_folders(tmp_path: Path) -> None:
     process = busy(tmp_path, 900.0)
     try:
-        at_once = IDLERS * min(2, len(os.sched_getaffinity(0)))
+        at_once = min(2, len(os.sched_getaffinity(0)))
         wait_for(lambda: len(list(tmp_path.iterdir())) == at_once, what="programs")
     finally:
         process.send_signal(signal.SIGINT)

@@ -11,7 +11,7 @@ import pytest
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.sandbox import linux
+from autorl_hpc.sandbox import seccomp
 from autorl_hpc.scoring.humaneval import completion, opencompass_completion, pass_at_k
 from autorl_hpc.scoring.outcome import Context, Outcome
 from autorl_hpc.scoring.registry import scorer
@@ -246,45 +246,47 @@ def test_an_item_without_a_test_is_the_task_s_fault() -> None:
 # --- the filter of system calls, for the architecture that is not here too ---
 
 
-@pytest.mark.parametrize("machine", linux.ARCHITECTURES)
+@pytest.mark.parametrize("machine", seccomp.ARCHITECTURES)
 @pytest.mark.parametrize("may_write", [False, True])
 def test_the_filter_jumps_nowhere_and_lists_no_call_twice(machine: str, may_write: bool) -> None:
-    steps = linux.instructions(machine, may_write=may_write)
+    steps = seccomp.instructions(machine, may_write=may_write)
     for at, (code, yes, no, _) in enumerate(steps):
-        assert code == linux.RETURN or at + 1 + max(yes, no) < len(steps)
+        assert code == seccomp.RETURN or at + 1 + max(yes, no) < len(steps)
         assert max(yes, no) < 256
     numbers = [
-        int(row.split()[1 + linux.ARCHITECTURES[machine][1]].replace("-", "-1")) for row in linux.ALWAYS.split(",")
+        int(row.split()[1 + seccomp.ARCHITECTURES[machine][1]].replace("-", "-1")) for row in seccomp.ALWAYS.split(",")
     ]
     known = [number for number in numbers if number >= 0]
     assert len(set(known)) == len(known) and len(known) > 60
-    assert len(steps) < 4096 and steps[-1] == (linux.RETURN, 0, 0, linux.REFUSE)
+    assert len(steps) < 4096 and steps[-1] == seccomp.REFUSE
 
 
-def simulate(steps: list[tuple[int, int, int, int]], data: bytes) -> int:
+def simulate(steps: list[tuple[int, int, int, int]], data: bytes) -> tuple[int, int, int, int]:
     """What the kernel would return for a `struct seccomp_data`."""
     loaded, at = 0, 0
     while True:
         code, yes, no, value = steps[at]
         at += 1
-        if code == linux.RETURN:
-            return value
-        if code == linux.LOAD:
+        if code == seccomp.RETURN:
+            return steps[at - 1]
+        if code == seccomp.LOAD:
             loaded = int.from_bytes(data[value : value + 4], "little")
             continue
         holds = {
-            linux.EQUAL: loaded == value,
-            linux.AT_LEAST: loaded >= value,
-            linux.ANY_BIT: bool(loaded & value),
+            seccomp.EQUAL: loaded == value,
+            seccomp.AT_LEAST: loaded >= value,
+            seccomp.ANY_BIT: bool(loaded & value),
         }
         at += yes if holds[code] else no
 
 
-def returned(machine: str, number: int, *arguments: int, may_write: bool = True, audit: int | None = None) -> int:
-    words = [number, linux.ARCHITECTURES[machine][0] if audit is None else audit]
+def returned(
+    machine: str, number: int, *arguments: int, may_write: bool = True, audit: int | None = None
+) -> tuple[int, int, int, int]:
+    words = [number, seccomp.ARCHITECTURES[machine][0] if audit is None else audit]
     data = b"".join(word.to_bytes(4, "little") for word in words) + bytes(8)
     data += b"".join((arguments[n] if n < len(arguments) else 0).to_bytes(8, "little") for n in range(6))
-    return simulate(linux.instructions(machine, may_write=may_write), data)
+    return simulate(seccomp.instructions(machine, may_write=may_write), data)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +296,7 @@ def returned(machine: str, number: int, *arguments: int, may_write: bool = True,
 def test_what_the_filter_lets_through(
     machine: str, reads: int, clones: int, kills: int, opens: int, limits: int
 ) -> None:
-    allow, refuse = linux.ALLOW, linux.REFUSE
+    allow, refuse = seccomp.ALLOW, seccomp.REFUSE
     assert returned(machine, reads) == allow
     assert returned(machine, clones) == returned(machine, kills, 1, 9) == refuse
     assert returned(machine, opens, 0, 0, 0) == returned(machine, opens, 0, 0, 0, may_write=False) == allow
@@ -302,5 +304,5 @@ def test_what_the_filter_lets_through(
         assert returned(machine, opens, 0, 0, writing) == allow
         assert returned(machine, opens, 0, 0, writing, may_write=False) == refuse
     assert returned(machine, limits, 0, 7) == allow and returned(machine, limits, 4711, 7) == refuse
-    assert returned(machine, reads, audit=0x40000003) == linux.KILL, "calls of the 32-bit kind"
-    assert returned(machine, reads | linux.X32_BIT) == linux.KILL
+    assert returned(machine, reads, audit=0x40000003) == seccomp.KILL, "calls of the 32-bit kind"
+    assert returned(machine, reads | seccomp.X32_BIT) == seccomp.KILL
