@@ -159,7 +159,7 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
     parts = {k.arg: call.part(k.value) for k in call.node.keywords}
     made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
     if own:
-        nodes, _ = script.flow(own)
+        nodes, _ = script.flow(own, wide=True)
         loss, words = route_of_loss([place.node for place in nodes])
         if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
             made.route, made.why = loss, f"{why}, whose loss is {words}"
@@ -177,7 +177,7 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
 def _loop(script: Script, call: CodePlace) -> Training:
     """Return what a hand-written loop learns, judging by what flows into its loss."""
     parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
-    nodes, _ = script.flow(parts)
+    nodes, _ = script.flow(parts, wide=True)
     route, why = route_of_loss([place.node for place in nodes])
     if not script.called("step") or len(nodes) >= MAX_FLOW:
         route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
