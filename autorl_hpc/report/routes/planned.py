@@ -159,7 +159,7 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
     parts = {k.arg: call.part(k.value) for k in call.node.keywords}
     made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
     if own:
-        nodes, _ = script.flow(own)
+        nodes, _ = script.flow(own, wide=True)
         loss, words = route_of_loss([place.node for place in nodes])
         if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
             made.route, made.why = loss, f"{why}, whose loss is {words}"
@@ -177,7 +177,7 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
 def _loop(script: Script, call: CodePlace) -> Training:
     """Return what a hand-written loop learns, judging by what flows into its loss."""
     parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
-    nodes, _ = script.flow(parts)
+    nodes, _ = script.flow(parts, wide=True)
     route, why = route_of_loss([place.node for place in nodes])
     if not script.called("step") or len(nodes) >= MAX_FLOW:
         route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
@@ -208,6 +208,7 @@ def _by_samples(made: Training, done: Followed) -> None:
     nodes, tests = made.script.flow(made.data)
     asks = [place for place in nodes if _is_sampling(place)]
     models: set[object] = {made.model}
+    place = ""
     for script in done.scripts.values() if not asks else ():
         writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
         written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
@@ -220,8 +221,10 @@ def _by_samples(made: Training, done: Followed) -> None:
                 call for call in script.called("LLM", "from_pretrained") if "Tokenizer" not in said(call.node.func)
             ]
             models = {_model(script, call) for call in loaded}
-            made.route, made.why = Route.UNKNOWN, f"{made.why}, on a file of {script.path}, which samples"
-            break
+            place = f" of {script.path}"
+            if asks:
+                break
+            made.route, made.why = Route.UNKNOWN, f"{made.why}, on a file{place}, which samples"
     if not asks:
         if made.confidence == OWN_LOOP and made.script.called(*GENERATE):
             made.route, made.why = Route.UNKNOWN, f"{made.why}, beside samples of a model"
@@ -231,7 +234,7 @@ def _by_samples(made: Training, done: Followed) -> None:
     made.route = Route.REJECTION_SAMPLING if checked and not other else Route.UNKNOWN
     if other or any(map(_is_elsewhere, asks)):
         made.route = Route.DISTILLATION
-    made.why += ", on samples that a check kept" if checked else ", on samples"
+    made.why += f", on samples{place}" if place else ", on samples that a check kept" if checked else ", on samples"
 
 
 def _is_sampling(place: CodePlace) -> bool:

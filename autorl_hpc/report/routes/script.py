@@ -149,7 +149,7 @@ class Script:
     def _next(self) -> tuple[Look, Function, bool] | None:
         """Return a function to visit next; those that are surely called come first."""
         for wanted in (True, False):
-            for name, sure in self._wanted.items():
+            for name, sure in reversed(self._wanted.items()):
                 known = self._defined.get(name, ()) if sure is wanted else ()
                 # Of functions of one name, only one is meant; of a class, all its ways to be called are.
                 alone = len(known) < 2 or name in known[0][0].classes
@@ -234,12 +234,16 @@ class Script:
         if isinstance(node, ast.ImportFrom):
             names = [module, *(f"{module}.{name}".lstrip(".") for name in names)]
         ends = [f"/{name.replace('.', '/')}{end}" for name in names if name for end in (".py", "/__init__.py")]
-        yield from (look for path, look in self.looks.items() if f"/{path}".endswith(tuple(ends)))
+        yield from (look for end in ends for path, look in self.looks.items() if f"/{path}".endswith(end))
 
     # --- data flow
 
-    def flow(self, start: Sequence[CodePlace]) -> tuple[list[CodePlace], list[ast.expr]]:
-        """Return everything that flows into these expressions through names and calls, and the conditions that filter it."""
+    def flow(self, start: Sequence[CodePlace], *, wide: bool = False) -> tuple[list[CodePlace], list[ast.expr]]:
+        """Return everything that flows into these expressions through names and calls, and the conditions that filter it.
+
+        Args:
+            wide: a method of an unknown object may be any of that name; else only one of the same file.
+        """
         waiting, done = list(start), set[int]()
         nodes: list[CodePlace] = []
         tests: list[ast.expr] = []
@@ -255,8 +259,11 @@ class Script:
                 elif isinstance(part, ast.comprehension):
                     tests += part.ifs
                 elif isinstance(part, ast.Call):
-                    known = self._defined.get(last_name(part.func), ())[:4]
-                    waiting += [CodePlace(node, look, node.name) for look, node in known]
+                    is_known = (
+                        wide or isinstance(part.func, ast.Name) or place.look.name_of(part.func) != _dotted(part.func)
+                    )
+                    known = [k for k in self._defined.get(last_name(part.func), ()) if is_known or k[0] is place.look]
+                    waiting += [CodePlace(node, look, node.name) for look, node in known[:4]]
                 elif isinstance(part, ast.Name | ast.Attribute):
                     origins = self.origins(place.part(part))
                     waiting += origins
@@ -304,10 +311,12 @@ def _bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         if isinstance(func, ast.Attribute) and func.attr in ("append", "extend", "add", "update"):
             pairs = [(func.value, each) for each in call.args]
     for target, value in pairs:
-        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            pairs += zip(target.elts, value.elts, strict=True)
+        is_zip = isinstance(value, ast.Call) and last_name(value.func) == "zip"
+        parts: list[ast.expr] = getattr(value, "args" if is_zip else "elts", [])
+        if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
+            pairs += zip(target.elts, parts, strict=True)
             continue
-        names = {last_name(part) for part in ast.walk(target)} if target is not None else ()
+        names = [last_name(part) for part in ast.walk(target)] if target is not None else []
         yield from ((name, value) for name in names if name not in ("", "self") and value is not None)
 
 

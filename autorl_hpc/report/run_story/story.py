@@ -98,7 +98,7 @@ def _route(known: RunContext, stretches: Sequence[Stretch]) -> RouteTold:
     stages submitted one by one are one plan. Without a submission, both cover the whole run."""
     if not stretches:
         points, plan = known.recorded.training.records, _whole_plan(known, ())
-        if not known.code.revisions and not points:
+        if not points and not _last_sources(known):
             return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
         return shown_route(plan, executed(points, known.commands, None, plan, submitted=False), known.hidden)
     route = (_chosen(known, stretches) or stretches[-1]).route
@@ -115,7 +115,7 @@ def _whole_plan(known: RunContext, stretches: Sequence[Stretch]) -> Planned:
 
     A script that was run and later deleted is taken from the last submission that had it.
     """
-    sources = dict(known.code.sources(known.code.revisions[-1].revision if known.code.revisions else None))
+    sources = _last_sources(known)
     lines = [command.command for command in known.commands if command.command]
     words = {posixpath.basename(word) for line in lines for word in line.split()}
     for revision in dict.fromkeys(stretch.revision for stretch in reversed(stretches)):
@@ -123,6 +123,10 @@ def _whole_plan(known: RunContext, stretches: Sequence[Stretch]) -> Planned:
             if posixpath.basename(path) in words:
                 sources.setdefault(path, data)
     return planned(sources, lines)
+
+
+def _last_sources(known: RunContext) -> dict[str, bytes]:
+    return known.code.sources(known.code.revisions[-1].revision if known.code.revisions else None)
 
 
 def _failure(
