@@ -76,7 +76,7 @@ def parse_json(data: bytes, file: str) -> Any:
 _AGAIN = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
 
 
-def _broken(file: str, what: str, code: str = "header_broken") -> Refused:
+def _broken(code: str, file: str, what: str) -> Refused:
     return Refused(code, f"{file}: {what}", _AGAIN)
 
 
@@ -92,26 +92,31 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
     """
     size = os.fstat(fd).st_size
     if size < 8:
-        raise _broken(file, f"{size} bytes are no safetensors file")
+        raise _broken("header_broken", file, f"{size} bytes are no safetensors file")
     (length,) = struct.unpack("<Q", os.pread(fd, 8, 0))
     if length == 0 or length + 8 > size:
-        raise _broken(file, f"the header says {length} bytes, the file has {size}")
+        raise _broken("header_broken", file, f"the header says {length} bytes, the file has {size}")
     if length > max_header_bytes:
-        raise _broken(file, f"a header of {length} bytes; this model's needs less than {max_header_bytes}")
+        raise _broken(
+            "header_broken", file, f"a header of {length} bytes; this model's needs less than {max_header_bytes}"
+        )
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):
-        raise _broken(file, "the header is no JSON object")
+        raise _broken("header_broken", file, "the header is no JSON object")
     tensors = [_tensor(name, value, 8 + length, file) for name, value in header.items() if name != "__metadata__"]
     if not tensors:
-        raise _broken(file, "holds no tensor", "no_tensors")
+        raise _broken("no_tensors", file, "holds no tensor")
     position = 8 + length
     for tensor in sorted(tensors, key=lambda t: (t.begin, t.end)):
         if tensor.begin != position:
-            raise _broken(file, f"gap or overlap before tensor {tensor.name}")
+            raise _broken("header_broken", file, f"gap or overlap before tensor {tensor.name}")
         position = tensor.end
     if position != size:
-        code = "shard_truncated" if position > size else "trailing_bytes"
-        raise _broken(file, f"the header describes {position} bytes, the file has {size}", code)
+        raise _broken(
+            "shard_truncated" if position > size else "trailing_bytes",
+            file,
+            f"the header describes {position} bytes, the file has {size}",
+        )
     return tensors
 
 
@@ -121,15 +126,15 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
         numbers_ok = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
     except (TypeError, KeyError, ValueError):
-        raise _broken(file, f"{named} is not described as the format asks") from None
+        raise _broken("header_broken", file, f"{named} is not described as the format asks") from None
     if not numbers_ok or len(shape) > 8:
-        raise _broken(file, f"{named} has impossible numbers")
+        raise _broken("header_broken", file, f"{named} has impossible numbers")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         what = f"{file}: {named} is stored as {str(dtype)[:20]}; accepted are F32, BF16, F16"
         convert = "convert the model first: `model.to(torch.bfloat16).save_pretrained(...)`"
         raise Refused("dtype_unsupported", what, f"{convert}; quantised weights are not taken")
     if end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
-        raise _broken(file, f"{named} has {end - begin} bytes, its shape needs others")
+        raise _broken("header_broken", file, f"{named} has {end - begin} bytes, its shape needs others")
     return TensorSpec(name, dtype, shape, base + begin, base + end, file)
 
 

@@ -106,7 +106,11 @@ def refusals() -> set[str]:
     for folder in ("supervise", "files"):
         for path in (REPO / "autorl_hpc" / folder).glob("*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Refused", "_refused") and node.args:
+                if (
+                    isinstance(node, ast.Call)
+                    and getattr(node.func, "id", "") in ("Refused", "_refused", "_broken")
+                    and node.args
+                ):
                     found |= {
                         each.value
                         for each in ast.walk(node.args[0])

@@ -168,7 +168,7 @@ def test_no_torch_and_no_grader(tree: Tree) -> None:
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
         f"api.write_all(api.build([Path({str(tree.path)!r})]), None);"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'scipy', 'matplotlib') or "
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'matplotlib') or "
         "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
