@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import time
+import urllib.request
 from collections.abc import Callable, Mapping
 from urllib.parse import urlsplit
 
@@ -37,22 +38,16 @@ def wait_ready(
         AutorlError: it does not come up within its `patience_s`, or its job gave up; the cluster's fault.
     """
     watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
-    started = time.monotonic()
-    failed_since: float | None = None
+    started = next_word = failed_at = time.monotonic()
     failed: tuple[int, int] | None = None
-    next_word = started
     while not stop():
-        ready = watch.ready()
-        if ready is not None:
+        if (ready := watch.ready()) is not None:
             return ready
-        now = time.monotonic()
-        last = watch.last
-        if last is not None and last.state == "failed":
-            if failed != (last.generation, last.counter):
-                failed, failed_since = (last.generation, last.counter), now
-        else:
-            failed = failed_since = None
-        if failed_since is not None and now - failed_since > min(after_failure_s, spec.patience_s):
+        now, last = time.monotonic(), watch.last
+        failure = (last.generation, last.counter) if last is not None and last.state == "failed" else None
+        if failure != failed:
+            failed, failed_at = failure, now
+        if failed is not None and now - failed_at > min(after_failure_s, spec.patience_s):
             raise _not_there(name, "its job gave up", last, experiment)
         if now - started > spec.patience_s:
             raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
@@ -124,16 +119,11 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 
 def _passed_by(host: str, port: int | None, rule: str) -> bool:
     """Return whether NO_PROXY names the host: `*`, a name with its subdomains, an address, or a network."""
-    for entry in (part.strip().lower() for part in rule.split(",")):
-        if entry == "*":
-            return True
-        name, _, wanted = entry.rpartition(":") if entry.count(":") == 1 else (entry, "", "")
-        if wanted and wanted != str(port):
-            continue
-        name = name.lstrip(".")
-        if name and (host == name or host.endswith(f".{name}") or _within(host, name)):
-            return True
-    return False
+    entries = [entry.strip().lower() for entry in rule.split(",")]
+    named = urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]  # typeshed lacks it
+        host if port is None else f"{host}:{port}", {"no": rule}
+    )
+    return "*" in entries or bool(named) or any(_within(host, entry) for entry in entries)
 
 
 def _within(host: str, network: str) -> bool:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -46,8 +46,6 @@ MAX_LOG_BYTES = 64 * 1024 * 1024
 
 ASK_TIMEOUT_S = 10.0
 STOP_WAIT_S = 15.0
-STACKS_WAIT_S = 3.0
-POLL_S = 0.1
 MAX_WORDS = 300
 
 FOLLOWS = ("Engine core initialization failed", "See root cause above", "WorkerProc initialization failed")
@@ -112,28 +110,19 @@ class Server:
         except (OSError, ValueError, http.client.HTTPException):  # a broken server may send anything
             return None
 
-    def stop(self) -> None:
-        """End the server and every process it started: an engine left behind would hold the GPU."""
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the server and every process it started, as an engine left behind would hold the GPU. By SIGABRT each of its
+        Python processes writes its stack into the log."""
         if not self.died:
-            self._signal(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_WAIT_S
-            while not self.died and time.monotonic() < deadline:
-                time.sleep(POLL_S)
+            self._signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(STOP_WAIT_S)
         self._signal(signal.SIGKILL)
         self.process.wait()
 
     def _signal(self, number: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
-
-    def show_stacks(self) -> None:
-        """Have every Python process of the server write its stack into the log (faulthandler). This ends the server."""
-        self._signal(signal.SIGABRT)
-        deadline = time.monotonic() + STACKS_WAIT_S
-        while not self.died and time.monotonic() < deadline:
-            time.sleep(POLL_S)
 
     def last_words(self) -> str:
         """Return the last error line of this start that does not only follow another error; without one, the last line."""
@@ -233,24 +222,22 @@ def inner_port(spec: DriverSpec) -> int | None:
     return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
 
 
-def free_port(host: str) -> int:
+def free_port(host: str, handed: Container[int] | None = None) -> int:
     """Return a port that is free now. If another process takes it first, the server dies and the next start gets another one.
 
     Ports that agents at level landlock may connect to are avoided if possible, because some paths of the server need no key.
+
+    Args:
+        handed: the ports that the kernel hands out; None to ask it.
     """
-    handed = handed_out()
+    handed = handed_out() if handed is None else handed
     for wanted in (SERVED_PORTS, ANY_PORTS):
         ports = [port for port in wanted if port not in handed and port not in TORCH_PORTS]
-        for port in random.sample(ports, min(len(ports), PORT_TRIES)):
-            with contextlib.suppress(OSError):
-                return _bound(host, port)
-    return _bound(host, 0)
-
-
-def _bound(host: str, port: int) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, port))
-        return int(probe.getsockname()[1])
+        for port in [*random.sample(ports, min(len(ports), PORT_TRIES)), *([0] if wanted is ANY_PORTS else [])]:
+            with contextlib.suppress(OSError), socket.socket() as probe:
+                probe.bind((host, port))
+                return int(probe.getsockname()[1])
+    raise OSError("no free port")
 
 
 def reachable_name() -> str:
@@ -258,19 +245,13 @@ def reachable_name() -> str:
     name = socket.gethostname()
     try:
         socket.getaddrinfo(name, None, socket.AF_INET)
+        return name
     except OSError:
-        return _own_address()
-    return name
-
-
-def _own_address() -> str:
-    """Return the address of the interface for outward packets; none is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK
+        pass
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
+        probe.connect(("192.0.2.1", 9))  # no packet is sent
+        return str(probe.getsockname()[0])
+    return LOOPBACK
 
 
 # --- the runs that call a driver
@@ -282,32 +263,17 @@ class Users:
     def __init__(self, experiment: ExperimentDir, name: str) -> None:
         self.experiment = experiment
         self.name = name
-        self._driver_of: dict[str, str] = {}
-        self._ended: set[str] = set()
+        self._done: set[str] = set()
 
     def open(self) -> list[str]:
         """Return the runs that call the driver and are not sealed, also those of later launches."""
-        closed = set(reading.list_names(self.experiment.finished))
-        runs = read_experiment(self.experiment).runs
-        return [run for run in runs if run not in closed and self._calls(run) and not self._sealed(run)]
-
-    def _calls(self, run_id: str) -> bool:
-        if run_id not in self._driver_of:
-            try:
-                self._driver_of[run_id] = read_run(self.experiment.run(run_id)).science.driver
-            except (AutorlError, OSError):
-                return True
-        return self._driver_of[run_id] == self.name
-
-    def _sealed(self, run_id: str) -> bool:
-        if run_id not in self._ended:
-            try:
-                if RunView.of(Ledger(self.experiment.run(run_id)).read()).sealed is None:
-                    return False
-            except (AutorlError, OSError):
-                return False
-            self._ended.add(run_id)
-        return True
+        self._done |= set(reading.list_names(self.experiment.finished))
+        for run_id in set(read_experiment(self.experiment).runs) - self._done:
+            run = self.experiment.run(run_id)
+            with contextlib.suppress(AutorlError, OSError):
+                if read_run(run).science.driver != self.name or RunView.of(Ledger(run).read()).sealed is not None:
+                    self._done.add(run_id)
+        return [run_id for run_id in read_experiment(self.experiment).runs if run_id not in self._done]
 
     def signs(self, runs: list[str]) -> dict[str, object]:
         """Return values that change while an agent of these runs works or calls the driver."""
@@ -315,15 +281,9 @@ class Users:
         for run_id in runs:
             run = self.experiment.run(run_id)
             clock = reading.read_json_or_none(run.clock)
-            found[run_id] = (clock.get("counter") if isinstance(clock, dict) else None, _size(run.driver_log))
+            size = run.driver_log.stat().st_size if run.driver_log.exists() else 0
+            found[run_id] = (clock.get("counter") if isinstance(clock, dict) else None, size)
         return found
-
-
-def _size(path: os.PathLike[str]) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 log = logging.getLogger("autorl_hpc.drivers")
@@ -340,7 +300,6 @@ class Timing:
         hang_s: without an answer for this time, a server that had answered is restarted. A busy one answers late.
         pause_s: before a server that died is restarted; doubled with each further death, up to `max_pause_s`.
         failures: failed starts in a row before the job gives up.
-        progress_s: between two log lines on a starting server.
     """
 
     beat_s: float = 2.0
@@ -350,15 +309,12 @@ class Timing:
     pause_s: float = 2.0
     max_pause_s: float = 60.0
     failures: float = 4
-    progress_s: float = 30.0
 
     @classmethod
     def from_environment(cls) -> Timing:
         """Read `$AUTORL_DRIVER_TIMING`, such as `hang_s=5,pause_s=0.1`: for tests and unusual file systems."""
-        given = os.environ.get("AUTORL_DRIVER_TIMING", "")
-        pairs = [part.partition("=") for part in given.split(",") if part]
-        made = {name.strip(): float(value) for name, _, value in pairs}
-        return cls(**made)
+        pairs = [part.partition("=") for part in os.environ.get("AUTORL_DRIVER_TIMING", "").split(",") if part]
+        return cls(**{name.strip(): float(value) for name, _, value in pairs})
 
 
 @dataclass
@@ -448,7 +404,7 @@ class DriverJob:
 
     def _watch(self, server: Server, url: str) -> tuple[bool, str | None]:
         answered = False
-        begun = last_good = told_at = time.monotonic()
+        begun = last_good = time.monotonic()
         while self._reason_to_end() is None:
             if server.died:
                 words = server.last_words()
@@ -458,21 +414,14 @@ class DriverJob:
                 if not answered:
                     log.info("driver %s: answers after %.0f s at %s", self.name, now - begun, url)
                 answered, last_good = True, now
-                self._tell("ready", url)
-            elif now - last_good > (self.timing.hang_s if answered else self.timing.start_s):
-                server.show_stacks()
+            said = None if answered else server.last_line()
+            if now - last_good > (self.timing.hang_s if answered else self.timing.start_s):
                 words = server.last_line()
-                return answered, f"its server has not answered for {now - last_good:.0f} s" + (
-                    f"; it last said: {words}" if words else ""
-                )
-            else:  # a late answer: the server is still there for requests
-                said = None if answered else server.last_line()
-                self._tell("ready" if answered else "starting", url if answered else None, said=said)
-                if now - told_at > self.timing.progress_s:
-                    told_at = now
-                    log.info(
-                        "driver %s: no answer for %.0f s; its server last said: %s", self.name, now - last_good, said
-                    )
+                server.stop(signal.SIGABRT)
+                said = f": it last said: {words}" if words else ""
+                return answered, f"its server has not answered for {now - last_good:.0f} s{said}"
+            # After a late answer the server is still there for requests.
+            self._tell("ready" if answered else "starting", url if answered else None, said=said)
             self._pause(self.timing.beat_s)
         return answered, None
 

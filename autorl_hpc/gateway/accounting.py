@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import logging
@@ -268,27 +269,16 @@ class Books:
     def __init__(self, settings: Settings) -> None:
         earlier = add_up_calls(read_calls(settings.log))
         used = settings.used  # reported by an earlier gateway; the log may lack lines
-        totals = TokenTotals(
-            max(earlier.tokens_in, used.tokens_in),
-            max(earlier.tokens_out, used.tokens_out),
-            max(earlier.tokens_cached, used.tokens_cached),
-            max(earlier.cost_usd or 0.0, used.cost_usd or 0.0),
-            max(earlier.calls, used.calls),
-            max(earlier.refused, used.refused),
-        )
+        totals = TokenTotals()
+        for name in vars(totals):
+            setattr(totals, name, max(getattr(earlier, name) or 0, getattr(used, name) or 0))
         self.budget = TokenBudget(settings.limits or RunLimits(), settings.prices, totals)
         self._settings = settings
         self._last = earlier.last_number
         self._log = LogWriter(settings.log)
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "driver-log")
         self._refused_lines = 0
-        self._untold = False
         self.set_elapsed(settings.elapsed_s)
-
-    @property
-    def keeps_bodies(self) -> bool:
-        """Return whether request and answer bodies are stored."""
-        return self._settings.bodies is not None
 
     def number(self) -> int:
         """Return the next request's number."""
@@ -310,14 +300,10 @@ class Books:
         """Return how request `call` counts if it never ends: as output what came, but at least a typical answer's length or
         what the driver may have written in the time, and at most what was asked for."""
         usage = TokenUsage() if call.meter is None else dataclasses.replace(call.meter.usage)
-        may_be = max(DEFAULT_ANSWER_TOKENS, self._in_the_time(call) if call.reached else 0)
+        may_be = max(DEFAULT_ANSWER_TOKENS, int(call.since_sent_s * TOKENS_A_SECOND) if call.reached else 0)
         usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
         usage.tokens_out = max(_written(usage), min(wants.tokens_out, may_be))
         return usage
-
-    @staticmethod
-    def _in_the_time(call: CallRecord) -> int:
-        return int(call.since_sent_s * TOKENS_A_SECOND)
 
     def close(self, call: CallRecord) -> None:
         """Count a request that has ended in any way, log it and report to the supervisor."""
@@ -347,7 +333,7 @@ class Books:
         if not usage.out_is_told:
             written = _written(usage)
             if call.left and not usage.ended:
-                written = max(written, min(call.wants.tokens_out, self._in_the_time(call)))
+                written = max(written, min(call.wants.tokens_out, int(call.since_sent_s * TOKENS_A_SECOND)))
             usage.tokens_out, estimated = written, True
         return usage, estimated
 
@@ -360,32 +346,21 @@ class Books:
         *,
         under_way: bool = False,
     ) -> bytes:
-        line = DriverCall(
-            at=call.at,
-            elapsed_s=round(time.monotonic() - self._elapsed_from, 3),
-            attempt=self._settings.attempt,
-            number=call.number,
-            dialect=call.dialect,
-            path=self._clean(call.path),
-            model=call.model,
-            stream=call.stream,
-            status=call.status,
-            request_bytes=call.request_bytes,
-            answer_bytes=call.answer_bytes,
-            first_byte_s=None if call.first_byte_s is None else round(call.first_byte_s, 4),
-            total_s=round(time.monotonic() - call.began, 4),
-            tokens_in=usage.tokens_in if usage else None,
-            tokens_out=usage.tokens_out if usage else None,
-            tokens_cached=usage.tokens_cached if usage else None,
-            cost_usd=cost,
-            estimated=estimated,
-            refused=call.refused,
-            fault=call.fault,
-            error=None if call.error is None else self._clean(call.error),
-            tries=len(call.tries) + (call.first_byte_s is not None),
-            under_way=under_way,
-            left=call.left,
-        )
+        same = {name: getattr(call, name) for name in DriverCall.model_fields.keys() & vars(call).keys()}
+        counted = {name: getattr(usage, name, None) for name in ("tokens_in", "tokens_out", "tokens_cached")}
+        changed = {
+            "elapsed_s": round(time.monotonic() - self._elapsed_from, 3),
+            "attempt": self._settings.attempt,
+            "path": self._clean(call.path),
+            "first_byte_s": None if call.first_byte_s is None else round(call.first_byte_s, 4),
+            "total_s": round(time.monotonic() - call.began, 4),
+            "cost_usd": cost,
+            "estimated": estimated,
+            "error": None if call.error is None else self._clean(call.error),
+            "tries": len(call.tries) + (call.first_byte_s is not None),
+            "under_way": under_way,
+        }
+        line = DriverCall(**{**same, **counted, **changed})
         return json.dumps(line.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode(
             "utf-8", "replace"
         )
@@ -412,25 +387,10 @@ class Books:
         self._thread.shutdown(wait=True)
 
     def tell(self) -> None:
-        """Send the totals to the supervisor. If it doesn't read, `tell_again` sends them later."""
+        """Send the totals to the supervisor. If it doesn't read, the next request's totals hold them too."""
         told = dataclasses.asdict(self.budget.totals)
         told["cost_usd"] = round(told["cost_usd"], 6) if self._settings.prices is not None else None
-        self._untold = not say({**told, "exhausted": self.budget.exhausted})
-
-    def tell_again(self) -> None:
-        """Send totals that could not be sent."""
-        if self._untold:
-            self.tell()
-
-    def quoted(self, text: str) -> str:
-        """Return an error's message, or its beginning."""
-        try:
-            value = json.loads(text)
-            error = value.get("error", value) if isinstance(value, dict) else value
-            said: Any = error.get("message", error) if isinstance(error, dict) else error
-        except (ValueError, RecursionError):
-            said = text
-        return self._clean(said if isinstance(said, str) else json.dumps(said))
+        say({**told, "exhausted": self.budget.exhausted})
 
     def _clean(self, text: str) -> str:
         plain = " ".join(text[: 8 * MAX_SAID_CHARS].replace(self._settings.token, "***").split())
@@ -441,15 +401,10 @@ def _written(usage: TokenUsage) -> int:
     return max(usage.tokens_out or 0, usage.tokens_of_words)
 
 
-def say(value: dict[str, Any]) -> bool:
-    """Write one line to standard output, whole or not at all. Return False if it must be sent again."""
-    try:
+def say(value: dict[str, Any]) -> None:
+    """Write one line to standard output, whole or, if the supervisor does not read or is gone, not at all."""
+    with contextlib.suppress(OSError):
         os.write(1, json.dumps(value).encode() + b"\n")
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # the reader is gone
-    return True
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -63,7 +63,7 @@ class Settings(Strict):
         listening: descriptors of sockets that already listen, the port's first. They belong to the parent and outlive this
             process.
         token: what clients send as their key.
-        model: the only model that may be used; `aliases` are other names of it that the driver knows.
+        model: the only model that may be used.
         used: the run's use as last reported to the supervisor. It counts if `log` has less.
         log: driver.jsonl of the run.
         bodies: folder for request and answer bodies; None if they are not stored.
@@ -78,7 +78,6 @@ class Settings(Strict):
     token: str = Field(min_length=16, repr=False)
     upstream: Upstream
     model: str = Field(min_length=1)
-    aliases: tuple[str, ...] = ()
     prices: Prices | None = None
     limits: RunLimits | None = None
     used: DriverUse = DriverUse()

@@ -54,7 +54,6 @@ END_S: Final = 4.0
 """Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
 logged."""
 
-TELL_AGAIN_S: Final = 1.0
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
 MAX_SOCKET_PATH: Final = 100
@@ -231,23 +230,13 @@ async def _follow_commands(gateway: Gateway, books: Books) -> None:
     """Follow the supervisor's lines until it sends stop or closes the pipe."""
     reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    again = asyncio.create_task(_tell_again(books))
-    try:
-        while line := await reader.readline():
-            value = json.loads(line)
-            if "closed" in value:
-                gateway.close(str(value["closed"]))
-            if "elapsed_s" in value:
-                books.set_elapsed(float(value["elapsed_s"]))
-            if "ping" in value:
-                say({"pong": value["ping"]})
-            if value.get("stop"):
-                return
-    finally:
-        again.cancel()
-
-
-async def _tell_again(books: Books) -> None:
-    while True:
-        await asyncio.sleep(TELL_AGAIN_S)
-        books.tell_again()
+    while line := await reader.readline():
+        value = json.loads(line)
+        if "closed" in value:
+            gateway.close(str(value["closed"]))
+        if "elapsed_s" in value:
+            books.set_elapsed(float(value["elapsed_s"]))
+        if "ping" in value:
+            say({"pong": value["ping"]})
+        if value.get("stop"):
+            return

@@ -219,7 +219,7 @@ class Gateway:
         call.wants = asked(found.dialect, body, self._settings.max_output_tokens or DEFAULT_ANSWER_TOKENS)
         call.stream = call.wants.stream if found.stream is None else found.stream
         call.hides_usage = found.dialect == CHAT and call.stream and not call.wants.include_usage
-        if self._books.keeps_bodies:
+        if self._settings.bodies is not None:
             call.bodies = (data, bytearray())
         return asking(data, body) if call.hides_usage else data
 
@@ -229,9 +229,9 @@ class Gateway:
             if model not in (None, found.model, f"models/{found.model}"):
                 raise Refusal(400, "model", "the body names another model than the address")
             model = found.model
-        if not isinstance(model, str) or model not in (self._settings.model, *self._settings.aliases):
+        if model != self._settings.model:
             raise _no_model(model, self._settings.model)
-        return model
+        return self._settings.model
 
     async def _body(self, request: web.BaseRequest, call: CallRecord) -> bytes:
         given = request.headers

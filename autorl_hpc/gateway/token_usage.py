@@ -109,14 +109,10 @@ def _positive_count(fields: dict[str, Any], name: str, dialect: str) -> int | No
 
 def _names_stored(body: dict[str, Any]) -> bool:
     """Return whether a part of the input is stored at the provider, so that its length is unknown."""
-    if body.get("previous_response_id") is not None:
-        return True
     items = body.get("input")
-    return isinstance(items, list) and any(
-        isinstance(item, dict)
-        and item.get("type") in _STORED
-        and (item["type"] == "item_reference" or (item.get("id") and not item.get("encrypted_content")))
-        for item in items
+    return body.get("previous_response_id") is not None or any(
+        isinstance(item, dict) and item.get("type") in _STORED and not item.get("encrypted_content")
+        for item in (items if isinstance(items, list) else ())
     )
 
 

@@ -348,7 +348,7 @@ class Forwarder:
         text = body.decode("utf-8", "replace")
         shown = sent.without_key(text)
         made.body = body if shown == text else shown.encode()
-        call.error = f"the driver answered {response.status}: {self._books.quoted(shown)}"
+        call.error = f"the driver answered {response.status}: {shown[:1000]}"
         call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
         call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
         return made

@@ -98,12 +98,11 @@ class Isolation:
 
     Attributes:
         layers: those that work, outermost first.
-        open_to: what a program can still do: `read` a file of its user, `write` outside its folder, `connect`, `fork`,
-            `signal` another process.
+        may_write: a program can write files of its user outside its folder.
     """
 
     layers: tuple[str, ...]
-    open_to: frozenset[str]
+    may_write: bool = False
 
     @property
     def name(self) -> str:

@@ -1,7 +1,7 @@
 """Run programs of a model against their tests, confined, several at once. `run_programs` is what scorers call.
 
-One warm interpreter forks a checker for each program (program_child.py). What confines programs on this host is found by trying
-to break out from behind each layer (`isolation`).
+One warm interpreter forks a checker for each program (program_child.py). What confines programs on this host is found by running
+one behind each layer (`isolation`).
 """
 
 from __future__ import annotations
@@ -195,33 +195,11 @@ log = logging.getLogger(__name__)
 TRIES = 2
 """Tries per layer: a temporary lack of processes must not disable it for hours."""
 
-_ATTEMPTS = """
-import os, socket
-
-def read(path):
-    return open(path).read() == "secret"
-
-def write(path):
-    return open(path, "a").write("x") == 1
-
-def connect(port):
-    socket.create_connection(("127.0.0.1", port), timeout=5).close()
-    return True
-
-def fork():
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    return os.waitpid(child, 0)[0] == child
-
-def signal(pid):
-    os.kill(pid, 0)
-    return True
-
-def attempt(name, *arguments):
+_ATTEMPT = """
+def attempt(path):
     try:
-        return globals()[name](*arguments)
-    except BaseException:
+        return open(path, "a").write("x") == 1
+    except OSError:
         return False
 """
 
@@ -233,30 +211,9 @@ def isolation() -> Isolation:
         working = tuple(layer for layer in LAYERS if _works(runner, (layer,)))
         while working and not _works(runner, working):
             working = working[1:]
-        found = Isolation(working, open_to(runner, working))
-    log.info(
-        "programs are confined by %s; open to: %s", found.name, ", ".join(sorted(found.open_to)) or "nothing tried"
-    )
+        found = Isolation(working, may_write=not working or _may_write(runner, working))
+    log.info("programs are confined by %s", found.name)
     return found
-
-
-def open_to(runner: ProgramRunner, layers: tuple[str, ...]) -> frozenset[str]:
-    """Return what a program can do behind these layers, by letting one try."""
-    with (
-        tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder,
-        socket.create_server(("127.0.0.1", 0)) as server,
-    ):
-        secret = Path(folder, "secret")
-        secret.touch(mode=0o600)
-        secret.write_text("secret", encoding="ascii")
-        arguments: dict[str, list[object]] = {
-            "read": [str(secret)],
-            "write": [str(Path(folder, "written"))],
-            "connect": [server.getsockname()[1]],
-            "fork": [],
-            "signal": [os.getpid()],
-        }
-        return frozenset(thing for thing, given in arguments.items() if not _fails(runner, layers, [thing, *given]))
 
 
 def _works(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
@@ -268,13 +225,11 @@ def _works(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
     return False
 
 
-def _fails(runner: ProgramRunner, layers: tuple[str, ...], attempt: list[object]) -> bool:
-    """Return whether an attempt was made and failed; if unknown, it counts as succeeded."""
-    test = f"def check(attempt):\n    assert not attempt(*{attempt!r})\n"
-    reason, detail = runner.outcome(Program(_ATTEMPTS, test, "attempt"), layers)
-    if reason not in (Reason.PASSED, Reason.WRONG):
-        log.info("whether programs can %s can't be told: %s %s", attempt[0], reason, detail)
-    return reason == Reason.PASSED
+def _may_write(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
+    """Return whether a program behind these layers can write a file of its user, or whether that can't be told."""
+    with tempfile.TemporaryDirectory(prefix="autorl-probe-") as folder:
+        test = f"def check(attempt):\n    assert not attempt({str(Path(folder, 'written'))!r})\n"
+        return runner.outcome(Program(_ATTEMPT, test, "attempt"), layers)[0] != Reason.PASSED
 
 
 # --- running many programs
@@ -298,8 +253,8 @@ def run_programs(
     Raises:
         AutorlError: this host can't confine them, a checker can't be started, or a test is defective.
     """
-    found = isolation() if layers is None else Isolation(tuple(layers), frozenset())
-    if "write" in found.open_to and not unconfined:
+    found = isolation() if layers is None else Isolation(tuple(layers))
+    if found.may_write and not unconfined:
         raise AutorlError(
             "this host has nothing that keeps a model's programs from writing its user's files: no user namespaces, no "
             "Landlock, no seccomp filters",

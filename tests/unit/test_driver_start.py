@@ -7,14 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from helpers import PATIENCE_S, alive, wait_for
+from helpers import alive, wait_for
 
 from autorl_hpc.drivers import serve
-from autorl_hpc.drivers import serve as servers
 from autorl_hpc.drivers.serve import Server
 from autorl_hpc.records.driver import DriverSpec
-from autorl_hpc.sandbox.sandbox_plan import handed_out
+from autorl_hpc.sandbox.sandbox_plan import TORCH_PORTS, handed_out
 
 KEY = "key-0123456789"
 OUTER = {"PATH": "/bin", "PYTHONPATH": "/frozen:/site", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/home/x"}
@@ -35,6 +33,14 @@ def test_the_servers_variables() -> None:
     )
 
 
+def test_ports_are_none_that_landlock_leaves_open_as_long_as_there_are_others() -> None:
+    ports = {serve.free_port(serve.LOOPBACK) for _ in range(200)}
+    assert not {port for port in ports if port in handed_out() or port in TORCH_PORTS}
+    others = {serve.free_port(serve.LOOPBACK, range(15_000, 61_000)) for _ in range(200)}
+    assert not {port for port in others if 15_000 <= port < 61_000}
+    assert serve.free_port(serve.LOOPBACK, range(65_536))
+
+
 def test_its_own_processes_meet_where_agents_cant_go() -> None:
     assert serve.inner_port(spec()) not in handed_out()
     assert serve.inner_port(spec("--data-parallel-size=2")) is None
@@ -44,17 +50,13 @@ def started(folder: Path, program: str) -> Server:
     return Server([sys.executable, "-c", program], {"PYTHONFAULTHANDLER": "1"}, folder / "log", 1, "m", KEY, folder)
 
 
-def test_one_that_hangs_writes_where_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        servers, "STACKS_WAIT_S", PATIENCE_S
-    )  # on a busy machine it may take longer than a job would wait
+def test_one_that_hangs_writes_where_it_stands(tmp_path: Path) -> None:
     server = started(
         tmp_path,
         f"import time\ndef loads_weights():\n print('loading {KEY}', flush=True)\n time.sleep(900)\nloads_weights()",
     )
     wait_for(lambda: server.last_line() == "loading ***", "its first word")
-    server.show_stacks()
-    server.stop()
+    server.stop(signal.SIGABRT)
     assert server.process.returncode == -signal.SIGABRT and "in loads_weights" in (tmp_path / "log").read_text()
 
 
