@@ -27,7 +27,7 @@ class TableRow(NamedTuple):
     says: str = ""
 
 
-class Submitted(NamedTuple):
+class SubmissionRow(NamedTuple):
     """One submission, in words."""
 
     point: Point
@@ -47,7 +47,7 @@ class RunPage:
     """
 
     run: RunSummary
-    submissions: Sequence[Submitted]
+    submissions: Sequence[SubmissionRow]
     iterations: Sequence[tuple[Iteration, Sequence[TableRow]]]
     rest: Mapping[str, Any]
 
@@ -59,7 +59,9 @@ def shown(run: RunSummary) -> RunPage:
     return RunPage(
         run=run,
         submissions=[
-            Submitted(p, fmt.duration(p.elapsed_s), fmt.points(p.score), fmt.between(p.low, p.high), _status(p, run))
+            SubmissionRow(
+                p, fmt.duration(p.elapsed_s), fmt.points(p.score), fmt.between(p.low, p.high), _status(p, run)
+            )
             for p in run.trajectory
         ],
         iterations=[(one, iteration_rows(one)) for one in story.iterations] if recorded else [],
