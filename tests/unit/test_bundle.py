@@ -164,6 +164,24 @@ def test_a_killed_unpacking_is_run_again(root: Root, bundles: dict[str, Path], t
     assert not list(root.path.rglob(".tmp-*")), "what the killed one left was not removed"
 
 
+def test_a_file_that_changes_while_it_is_packed(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage(root, ["tiny"])
+    path = root.model("autorl/tiny") / "model.safetensors"
+    real = unbundle.check_space
+
+    def changes(*arguments: Any) -> None:
+        os.chmod(path, 0o600)
+        with open(path, "r+b") as file:
+            file.seek(1000)
+            file.write(b"x")
+        real(*arguments)
+
+    monkeypatch.setattr(unbundle, "check_space", changes)
+    with pytest.raises(AutorlError, match="was changed while it was packed"):
+        stage(root, ["tiny"], bundle=tmp_path / "b.tar")
+    assert not (tmp_path / "b.tar").exists()
+
+
 def test_a_full_disk_leaves_nothing(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Root(tmp_path / "root")
     small.path.mkdir()

@@ -19,6 +19,7 @@ from patients import ROOT, Fake, by_name, proc, profile, state
 from autorl_hpc.cluster import slurm
 from autorl_hpc.doctor import doctor, host, storage, trial_jobs
 from autorl_hpc.doctor.finding import Check, Finding, State, examine, from_json, ok, problem, unknown
+from autorl_hpc.errors import Exit
 
 fake = patients.fake
 
@@ -51,6 +52,13 @@ def test_findings_of_another_process_are_read_with_care(value: Any) -> None:
 
 
 # --- the page and the command ---
+
+
+def test_exit_codes() -> None:
+    good, bad, dark = ok("a", ""), problem("b", "", "", ""), unknown("c", "")
+    assert doctor.exit_code([good, dark]) == Exit.OK
+    assert doctor.exit_code([good, bad, dark]) == Exit.FAILED
+    assert doctor.exit_code([dark]) == doctor.exit_code([]) == Exit.ENVIRONMENT
 
 
 def test_the_page_keeps_to_80_columns() -> None:

@@ -81,6 +81,15 @@ def left(place: Path) -> list[str]:
     return sorted(name for name in os.listdir(place) if not name.endswith(".lock"))
 
 
+def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
+    with (
+        sources.alone(place / ".tmp-file.lock", "downloading this file"),
+        pytest.raises(AutorlError, match="another process is downloading this file"),
+    ):
+        get(server, place, whole(DATA))
+    get(server, place, whole(DATA))
+
+
 def test_what_is_there_is_not_fetched_again(server: LoopbackServer, place: Path) -> None:
     get(server, place, whole(DATA))
     address = HttpSource(server.url("/file"))
