@@ -263,8 +263,9 @@ def become(told: Mapping[str, Any], files: tuple[int, int], ours: socket.socket)
     before = told["env"].get("PYTHONPATH", "")
     sys.path[:] = [told["cwd"], *filter(None, before.split(os.pathsep)), *sys.path[1:]]
     sys.path_importer_cache.clear()
-    if before:
-        move_package(REPO, Path(before.split(os.pathsep)[0]))
+    copy = Path(before.split(os.pathsep)[0])
+    if before and (copy / PACKAGE).is_dir():
+        move_package(REPO, copy)
     random.seed()
     sys.modules["numpy"].random.seed()
 
