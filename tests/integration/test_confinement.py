@@ -252,6 +252,8 @@ def test_the_key_files_of_all_drivers_are_masked(tmp_path: Path, monkeypatch: py
 def test_what_a_level_stops(name: SandboxLevel, plan: SandboxPlan) -> None:
     found = probe(usable(name, plan), plan, environment(plan), secret=[f"{plan.hidden[0]}/items"], programs=plan.masked)
     assert not found.failures and found.start_s is not None
+    rights = inside(level(name), plan, "grep", "CapEff", "/proc/self/status").stdout.split()
+    assert rights == ["CapEff:", "0" * 16], "with root's rights it could mount"
     if name is not SandboxLevel.LANDLOCK:
         assert found.holes == ()
     else:
