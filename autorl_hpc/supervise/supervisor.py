@@ -296,7 +296,11 @@ def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
     """Run an agent job. Return its exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     deny_inspection()
-    return Supervisor(experiment, run_id).work()
+    try:
+        return Supervisor(experiment, run_id).work()
+    except Superseded:  # by an attempt that began at the same moment
+        log.warning("a newer attempt of this run has begun: stepping back")
+        return 0
 
 
 # --- seals for runs whose jobs are gone for good, in place of their supervisor
