@@ -10,6 +10,7 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import stat
 import zipfile
 import zlib
@@ -47,6 +48,9 @@ MIN_PRINTABLE = 0.55
 
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
 _ASCII = bytes(range(128))
+_CHARACTER = rb"(?:[\0\t\n\r\x20-\x7e]|[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})"
+_RUN = re.compile(rb"%b{16,}|\A%b+|%b+\Z" % (_CHARACTER, _CHARACTER, _CHARACTER))
+"""UTF-8 of at least the length of 8 words, or one that goes on in the next piece."""
 
 
 class Limit(Exception):
@@ -117,16 +121,20 @@ def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
         raise problem
 
 
-def opaque_bytes(chunk: bytes) -> int:
-    """Return how many of these bytes are not readable text (compressed, encrypted, weights), in steps of OPAQUE_BYTES."""
-    found = 0
+def readable(chunk: bytes) -> tuple[bytes, int]:
+    """Return a chunk in which pieces of OPAQUE_BYTES that are not text (compressed, encrypted, weights) are reduced to their
+    runs of characters, and how many bytes these pieces have."""
+    parts: list[bytes] = []
+    opaque = 0
     for at in range(0, len(chunk), OPAQUE_BYTES):
         piece = chunk[at : at + OPAQUE_BYTES]
         content = piece.replace(b"\0", b"")
         strange = len(content.translate(None, _TEXT))
         if strange > (1 - MIN_PRINTABLE) * len(content) and not looks_like_text(content):
-            found += len(piece)
-    return found
+            opaque += len(piece)
+            piece = b"\x7f".join(_RUN.findall(piece))
+        parts.append(piece)
+    return b"".join(parts), opaque
 
 
 def looks_like_text(sample: bytes) -> bool:

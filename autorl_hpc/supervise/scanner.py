@@ -44,7 +44,7 @@ from autorl_hpc.supervise.plaintext import (
     chunks,
     identity_of,
     list_files,
-    opaque_bytes,
+    readable,
 )
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
@@ -222,11 +222,9 @@ class Scanner:
             try:
                 for chunk in chunks(fd, meter):
                     taken += len(chunk)
-                    unread = opaque_bytes(chunk)
+                    text, unread = readable(chunk)
                     opaque += unread
-                    # Other readings are skipped if no part is text; n-grams in plain form are still found.
-                    ways = readings(chunk) if unread < len(chunk) else (chunk,)
-                    patterns += map(self.heldout.index.search, ways)
+                    patterns += map(self.heldout.index.search, readings(text))
             except Limit:
                 self._counts["bytes_scanned"] += taken - opaque
                 self._files[name] = self._found(patterns)

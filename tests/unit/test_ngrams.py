@@ -28,7 +28,7 @@ from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import plaintext
 from autorl_hpc.supervise.ngrams import NgramIndex, Text, readings, words
-from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, opaque_bytes
+from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, readable
 from autorl_hpc.supervise.scanner import FileContent, Heldout, Scanner
 
 LONG = (
@@ -458,5 +458,5 @@ def test_one_archive_in_another_is_said_to_be_skipped(tmp_path: Path) -> None:
     ],
     ids=["text", "chinese", "utf-16", "zeros", "base64", "random", "zlib", "half"],
 )
-def test_opaque_bytes(data: bytes, share: float) -> None:
-    assert opaque_bytes(data) == pytest.approx(share * len(data), abs=2 * 4096)
+def test_what_is_not_text_is_told(data: bytes, share: float) -> None:
+    assert readable(data)[1] == pytest.approx(share * len(data), abs=2 * 4096)
