@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -250,15 +249,7 @@ class Cluster:
         return self._finish(*PYTHON[1:], *arguments, check=check, cold=cold)
 
     def _finish(self, *arguments: str, check: bool = True, cold: bool = False) -> subprocess.CompletedProcess[str]:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            process = self._launch(arguments, out, err, cold)
-            try:
-                code = process.wait(PATIENCE_S)
-            finally:
-                process.kill()
-            out.seek(0)
-            err.seek(0)
-            done = subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
+        done = warm.run(arguments, self.env, self.root.path, PATIENCE_S, cold=cold, code=self.code)
         if check:
             assert done.returncode == 0, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -271,21 +262,10 @@ class Cluster:
     def begin(self, role: str, *arguments: str, cold: bool = False) -> Any:
         """Starts a Python in a session of its own; `role` is in the name of its log."""
         with open(self.root.path / f"log-{len(self.processes)}-{role}.txt", "wb") as log:
-            self.processes.append(self._launch(arguments, log, log, cold))
-        return self.processes[-1]
-
-    def _launch(self, arguments: Sequence[str], out: Any, err: Any, cold: bool) -> Any:
-        if not cold and warm.may_fork(arguments, self.env, self.code):
-            return warm.start(arguments, self.env, self.root.path, out, err)
-        return subprocess.Popen(
-            [sys.executable, *arguments],
-            env=self.env,
-            cwd=self.root.path,  # not a checkout: `python -m` looks for the package there first
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+            # Not in a checkout: `python -m` looks for the package there first.
+            process = warm.begin(arguments, self.env, self.root.path, log, log, cold=cold, code=self.code)
+        self.processes.append(process)
+        return process
 
     def spec(self, agents: list[str], **changes: Any) -> Path:
         """Writes an experiment file."""

@@ -25,7 +25,9 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
+import time
 import traceback
 import types
 from collections.abc import Mapping, Sequence
@@ -66,7 +68,7 @@ ROOM = 1 << 16
 NOT_IMPORTED = ("__main__", "vllm_extension", "vllm_worker", "program_child", "own_child")
 """Modules that are started as programs of their own, or need what is not here."""
 
-AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "CUDA", "LD_", "PYTHON", "LANG", "LC_", "TZ")
+AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH", "OMP_", "MKL_", "CUDA", "LD_", "PYTHON", "LANG", "LC_")
 """Variables that libraries or Python read once: a process for which they differ from the server's starts cold."""
 
 _ENVIRON = dict(os.environ)
@@ -197,6 +199,47 @@ def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err:
     raise AssertionError("unreachable")
 
 
+def run(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    limit_s: float,
+    *,
+    cold: bool = False,
+    code: Path | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGS` to its end in a session of its own: as a fork if `may_fork` and not `cold`."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = begin(args, env, cwd, out, err, cold=cold, code=code)
+        try:
+            status = process.wait(limit_s)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(args, status, out.read().decode(), err.read().decode())
+
+
+def begin(
+    args: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path,
+    out: Any,
+    err: Any,
+    *,
+    cold: bool = False,
+    code: Path | None = None,
+) -> Any:
+    """Start `python ARGS` in a session of its own: as a fork if `may_fork` and not `cold`."""
+    if not cold and may_fork(args, env, code):
+        return start(args, env, cwd, out, err)
+    command = [sys.executable, *args]
+    stdin = subprocess.DEVNULL
+    return subprocess.Popen(
+        command, env=dict(env), cwd=cwd, stdin=stdin, stdout=out, stderr=err, start_new_session=True
+    )
+
+
 def serve(ours: socket.socket) -> list[str]:
     """Fork a child for each request until the client ends; return in the child, with its arguments."""
     for name in HEAVY:
@@ -256,6 +299,7 @@ def become(told: Mapping[str, Any], files: tuple[int, int], ours: socket.socket)
     os.environ.clear()
     show([sys.executable, *told["args"]], told["env"])
     os.environ.update(told["env"])
+    time.tzset()
     ours.send(str(os.getpid()).encode())  # not before /proc shows what it is
     os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") < 1 << 16 else 1 << 16)
     sys.orig_argv[:] = [sys.executable, *told["args"]]

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import warm
+
 HERE = Path(__file__).resolve().parent
 REPO = HERE.parents[1]
 GOLDEN = HERE / "golden"
@@ -51,7 +53,7 @@ class Place:
 
     def run(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         """Run `autorl-hpc` in this folder and return how it ended. No Slurm of this machine is asked."""
-        kept = {name: os.environ[name] for name in ("LANG", "LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
+        kept = {name: value for name, value in os.environ.items() if name.startswith(warm.AT_IMPORT)}
         (self.path / "home").mkdir(exist_ok=True)
         full = {
             **kept,
@@ -61,16 +63,7 @@ class Place:
             **self.env,
             **(env or {}),
         }
-        return subprocess.run(
-            [sys.executable, "-m", "autorl_hpc", *map(str, arguments)],
-            env=full,
-            cwd=self.path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-            check=False,
-        )
+        return warm.run(["-m", "autorl_hpc", *map(str, arguments)], full, self.path, LIMIT_S)
 
     def facts(self, *arguments: str | Path, code: int = 0) -> Any:
         """Run a command with `--json` and return what it printed."""
