@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
-from pydantic import Field
-
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
@@ -34,27 +32,23 @@ class Side(Strict):
     kind: Kind
     runs: int
     counted: int
-    lost: int = Field(0, description="Runs lost to the infrastructure.")
+    lost: int = 0  # runs lost to the infrastructure
 
 
 class VersusTask(Strict):
     """Both sides on one task under equal conditions."""
 
-    leaderboard: int = Field(description="Of the report's leaderboards, from 1.")
+    leaderboard: int  # of the report's leaderboards, from 1
     task: str
-    what: str = Field(description="Mode, or agent with driver and mode: what is equal on both sides besides.")
-    imported: bool = Field(False, description="Scores as somebody else told them: no interval, no test.")
+    what: str  # mode, or agent with driver and mode: what is equal on both sides besides
+    imported: bool = False  # scores as somebody else told them: no interval, no test
     a: OverRuns
     b: OverRuns
-    difference: float | None = Field(None, description="Mean improvement of a less that of b; null: a side has no run.")
-    p_value: float | None = Field(
-        None, description="Permutation of runs, studentised; null below two runs a side, and of imported runs."
-    )
-    p_holm: float | None = Field(None, description="Adjusted for the number of tests of this comparison.")
+    difference: float | None = None  # mean improvement of a less that of b; null: a side has no run
+    p_value: float | None = None  # permutation of runs, studentised; null below two runs a side, and of imported runs
+    p_holm: float | None = None  # adjusted for the number of tests of this comparison
     p_least: float | None = None
-    probability_of_improvement: float | None = Field(
-        None, description="That a run of a beats one of b; null of imported runs."
-    )
+    probability_of_improvement: float | None = None  # that a run of a beats one of b; null of imported runs
 
 
 class VersusAll(TasksCompared):
@@ -62,9 +56,7 @@ class VersusAll(TasksCompared):
 
     leaderboard: int
     conditions: Conditions
-    ambiguous_tasks: tuple[str, ...] = Field(
-        (), description="Left out: both sides met under several recipes or splits."
-    )
+    ambiguous_tasks: tuple[str, ...] = ()  # left out: both sides met under several recipes or splits
 
 
 class Versus(Record):
@@ -264,7 +256,7 @@ def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[st
     if found is None:
         return None
     told = tuple(sorted(ambiguous))
-    return VersusAll(leaderboard=number, conditions=conditions, ambiguous_tasks=told, **found._asdict())
+    return VersusAll(leaderboard=number, conditions=conditions, ambiguous_tasks=told, **found.model_dump())
 
 
 def _notes(tasks: Sequence[VersusTask], ambiguous: set[str], unproven: set[int]) -> list[str]:

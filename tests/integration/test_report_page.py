@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
 from helpers import PATIENCE_S
 
-from autorl_hpc.report import leaderboard, pages, report
+from autorl_hpc.report import leaderboard, pages
 from autorl_hpc.report.summary import MergedReport, read_paper
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -72,7 +72,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
 
 @pytest.fixture(scope="module")
 def index(merged: MergedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write_all(merged, tmp_path_factory.mktemp("out"), figures=True)
+    return demotree.write_all(merged, tmp_path_factory.mktemp("out"), figures=True)
 
 
 def chromium(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:

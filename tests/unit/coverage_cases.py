@@ -19,7 +19,7 @@ from autorl_hpc.report.statistics import (
     against_zero,
     best_of_curve,
     bootstrap_mean,
-    clustered_interval,
+    clustered_intervals,
     over_tasks,
     paired_clusters,
     variance_of_mean,
@@ -70,7 +70,7 @@ def clustered(clusters: int, p: float, intraclass: float) -> Draw:
     def draw(rng: np.random.Generator) -> bool:
         names, chances = _clusters(rng, clusters, p, intraclass)
         outcomes = (rng.random(len(names)) < chances).astype(float).tolist()
-        found = clustered_interval(outcomes, names)
+        found = clustered_intervals([outcomes], names)[0]
         return holds(found.low, found.high, p)
 
     return draw

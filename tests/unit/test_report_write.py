@@ -43,11 +43,15 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def report(tree: Tree) -> Path:
-    return api.write_all(api.build([tree.path]), None)
+    return api.refresh([tree.path]).index
 
 
 def every_file(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("report/*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("report/*"))
+        if p.is_file() and p.name[0] != "."
+    }
 
 
 def test_files_and_same_bytes(tree: Tree) -> None:
@@ -72,7 +76,7 @@ def test_other_process_same_bytes(tree: Tree) -> None:
     first = every_file(tree.path)
     for path in list(tree.path.rglob("report/*")):
         path.unlink()
-    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_all(api.build([Path({str(tree.path)!r})]), None)"
+    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.refresh([Path({str(tree.path)!r})]).index"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -167,7 +171,7 @@ def test_terminal(tree: Tree, width: int) -> None:
 def test_no_torch_and_no_grader(tree: Tree) -> None:
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
-        f"api.write_all(api.build([Path({str(tree.path)!r})]), None);"
+        f"api.refresh([Path({str(tree.path)!r})]).index;"
         "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'matplotlib') or "
         "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
     )

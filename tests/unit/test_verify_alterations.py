@@ -33,7 +33,7 @@ class Place:
         self.run, self.other = self.tree.finished(seed=0, solved=60), self.tree.finished(seed=1, solved=30)
         for run in (self.run, self.other):
             (self.tree.experiment.finished / run.dir.run_id).touch()
-        report.write_all(report.build([path]), None)
+        report.refresh([path])
 
     def entry(self, number: int) -> Path:
         return self.run.dir.ledger / f"{number:06d}.json"
@@ -308,8 +308,7 @@ def test_a_figure_changed_in_a_table(place: Place, name: str, column: str | None
 def test_a_figure_changed_in_a_comparison(place: Place) -> None:
     third = place.tree.finished(seed=0, solved=50, agent="another")
     (place.tree.experiment.finished / third.dir.run_id).touch()
-    merged = report.build([place.tree.path])
-    report.write_all(merged, None)
+    merged = report.refresh([place.tree.path]).load()
     sides = sorted({run.agent for run in merged.runs})
     pages.write_versus(report.compare(merged, *sides), place.tree.experiment.report)
     assert place.shared() == [] and place.unseen() == []
@@ -407,7 +406,7 @@ def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.Monke
         for path in run.dir.report.iterdir():
             path.unlink()
     monkeypatch.setattr(pages, "_put_files", theirs)
-    report.write_all(report.build([place.tree.path]), None)
+    report.refresh([place.tree.path])
     assert place.problems() == [] and place.shared() == [] and place.unseen() == []
     summary = next(place.tree.experiment.report.glob("runs/*/summary.json"))
     place.edit(summary, elapsed_s=77.0)
@@ -425,7 +424,7 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path, monkeypa
     tree = Tree(tmp_path / "exp")
     tree.experiment.code.rmdir()
     run = tree.run().start().clock(30.0)
-    report.write_all(report.build([tree.path]), None)
+    report.refresh([tree.path])
     assert all(verdict.whole for verdict in verify_paths([run.dir.path]))
     run.clock(700.0)
     (verdict,) = verify_paths([run.dir.path])
@@ -451,7 +450,7 @@ def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> Non
     """What nobody can see without an anchor: so the verdict doesn't claim it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    report.write_all(report.build([place.tree.path]), None)
+    report.refresh([place.tree.path])
     assert place.problems() == [] and place.shared() == []
     text = "\n".join(as_lines(verify_paths([place.tree.path])))
     assert "0 anchored" in text and "whoever can write here can also write a new chain" in text
