@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from treemaker import ENGINE, Tree, TreeRun, outcomes
+from treemaker import ENGINE, Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
@@ -71,73 +71,63 @@ def test_it_gives_what_reading_all_gives_and_reads_what_changed(tree: Tree) -> N
     assert again(tree).merged is None
 
 
-def _base(run: TreeRun) -> None:
-    for path in run.tree.experiment.baselines.glob("*.json"):
+def in_place(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Other bytes in a file that keeps its length and time."""
+
+    def change(path: Path) -> None:
         path.chmod(0o644)
-        path.write_text(path.read_text().replace('"grader":"g"', '"grader":"h"'))
+        times, data = path.stat(), path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    return change
 
 
-def _forged(run: TreeRun) -> None:
-    path = run.dir.report / DIGEST_NAME
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"improvement":{"difference":', b'"improvement":{"difference":5'))
-    assert path.read_bytes() != data
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-def _last_in_place(run: TreeRun) -> None:
-    path = sorted(run.dir.ledger.iterdir())[-1]
-    path.chmod(0o644)
-    times = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"best_feedback", b"BEST_feedback"))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+def moved(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
 
 
-def _link(run: TreeRun) -> None:
-    (run.dir.report / DIGEST_NAME).rename(run.dir.report / "moved")
-    (run.dir.report / DIGEST_NAME).symlink_to("moved")
-
-
-def _fifo(run: TreeRun) -> None:
-    (run.dir.report / DIGEST_NAME).unlink()
-    os.mkfifo(run.dir.report / DIGEST_NAME)
-
-
-def _another_engine(run: TreeRun) -> None:
-    run.tree.baseline(run.science, Split.REPORT, ENGINE.model_copy(update={"dtype": "bfloat16"}))
-
-
-CHANGES: dict[str, tuple[Callable[[TreeRun], object], int]] = {
-    "an entry": (lambda run: run.submit(700.0), 1),
-    "run.json": (lambda run: run.dir.record.write_bytes(run.dir.record.read_bytes() + b"\n"), 1),
-    "items gone": (lambda run: (run.dir.items / "000002.report.jsonl.gz").unlink(), 1),
-    "sealed copy": (lambda run: run.dir.sealed_ledger.write_bytes(b"{}\n"), 1),
-    "an entry gone": (lambda run: (run.dir.ledger / "000003.json").unlink(), 1),
-    "the last entry in place": (_last_in_place, 1),
-    "what was recorded": (lambda run: run.dir.recorded("trace").write_text("{}\n"), 1),
-    "the clock": (lambda run: run.clock(77.0), 1),
-    "a page": (lambda run: (run.dir.report / "run.html").write_text("<p>99</p>"), 1),
-    "a page gone": (lambda run: (run.dir.report / "run.md").unlink(), 1),
-    "base model": (_base, 4),
-    "another engine": (_another_engine, 4),
-    "digest gone": (lambda run: (run.dir.report / DIGEST_NAME).unlink(), 1),
-    "digest empty": (lambda run: (run.dir.report / DIGEST_NAME).write_bytes(b""), 1),
-    "digest without end": (lambda run: (run.dir.report / DIGEST_NAME).write_bytes(b"x" * 10**6), 1),
-    "digest forged": (_forged, 1),
-    "digest a link": (_link, 1),
-    "digest a fifo": (_fifo, 1),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_whatever_changes_is_read_again(tree: Tree, name: str) -> None:
+def test_whatever_changes_is_read_again(tree: Tree) -> None:
+    """In a run, in what runs share, in pages and digests: and it is then what reading all gives."""
+    run = tree.runs[0].dir
+    digest, forged = run.report / DIGEST_NAME, b'"improvement":{"difference":'
+    bases = [p for p in tree.experiment.baselines.iterdir() if p.suffix == ".json"]
+    other_engine = ENGINE.model_copy(update={"dtype": "bfloat16"})
+    changes: list[tuple[str, Callable[[], object], int]] = [
+        ("run.json", lambda: run.record.write_bytes(run.record.read_bytes() + b"\n"), 1),
+        ("what was recorded", lambda: run.recorded("trace").write_text("{}\n"), 1),
+        ("the clock", lambda: tree.runs[0].clock(77.0), 1),
+        ("a page", lambda: (run.report / "run.html").write_text("<p>99</p>"), 1),
+        ("a page gone", (run.report / "run.md").unlink, 1),
+        ("base model", lambda: [in_place(b'"grader":"g"', b'"grader":"h"')(path) for path in bases], 4),
+        ("another engine", lambda: tree.baseline(tree.runs[0].science, Split.REPORT, other_engine), 4),
+        ("digest gone", digest.unlink, 1),
+        ("digest empty", lambda: digest.write_bytes(b""), 1),
+        ("digest without end", lambda: digest.write_bytes(b"x" * 10**6), 1),
+        ("digest forged", lambda: in_place(forged, forged + b"5")(tree.runs[1].dir.report / DIGEST_NAME), 1),
+        ("digest a link", lambda: moved(digest), 1),
+        ("digest a fifo", lambda: fifo(digest), 1),
+        ("an entry", lambda: tree.runs[3].submit(700.0), 1),
+        ("items gone", (tree.runs[1].dir.items / "000002.report.jsonl.gz").unlink, 1),
+        ("the last entry", lambda: in_place(b'"grader":"g"', b'"grader":"h"')(max(run.ledger.iterdir())), 1),
+        ("sealed copy", lambda: tree.runs[1].dir.sealed_ledger.write_bytes(b"{}\n"), 1),
+        ("an entry gone", (tree.runs[2].dir.ledger / "000003.json").unlink, 1),
+    ]
     again(tree)
-    change, count = CHANGES[name]
-    change(tree.runs[0])
-    done = again(tree)
-    assert done.merged is not None and done.read == count
-    kept = files(tree.path)
-    again(tree, fresh=True)
-    assert files(tree.path) == kept
+    for name, change, count in changes:
+        change()
+        done = again(tree)
+        assert done.merged is not None and done.read == count, name
+        kept = files(tree.path)
+        again(tree, fresh=True)
+        assert files(tree.path) == kept, name
 
 
 def test_digests_of_others_of_copies_and_of_other_code_are_not_used(
@@ -153,20 +143,17 @@ def test_digests_of_others_of_copies_and_of_other_code_are_not_used(
     assert again(tree).read == 4
 
 
-@pytest.mark.parametrize("name", ["index.html", "summary.json", "summary.csv", STATE_NAME])
-def test_a_merged_file_that_is_gone_is_written_again(tree: Tree, name: str) -> None:
+def test_a_merged_file_that_is_gone_is_written_again(tree: Tree) -> None:
+    """And a damaged state costs nothing but time."""
     again(tree)
-    first = files(tree.path)
-    (tree.path / "report" / name).unlink()
-    done = again(tree)
-    assert done.merged is not None and done.read == 0 and files(tree.path) == first
-
-
-@pytest.mark.parametrize("state", [b"", b"[]", b'{"key":1}', b"[" * 100_000, b"\xff"])
-def test_a_damaged_state_costs_nothing_but_time(tree: Tree, state: bytes) -> None:
-    again(tree)
-    (tree.path / "report" / STATE_NAME).write_bytes(state)
-    assert again(tree).merged is not None
+    first, state = files(tree.path), tree.path / "report" / STATE_NAME
+    for name in ("index.html", "summary.json", "summary.csv", STATE_NAME):
+        (tree.path / "report" / name).unlink()
+        done = again(tree)
+        assert done.merged is not None and done.read == 0 and files(tree.path) == first, name
+    for data in (b"", b"[]", b'{"key":1}', b"[" * 100_000, b"\xff"):
+        state.write_bytes(data)
+        assert again(tree).merged is not None, data[:9]
 
 
 def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> None:
