@@ -10,7 +10,6 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from statistics import NormalDist, fmean
 from typing import Any, NamedTuple
 
@@ -175,12 +174,9 @@ def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | Non
     if not errors:
         return None
     worst = max(errors)
-    return Noise(queries=len(errors), standard_error=worst, expected_maximum=worst * _standard_maximum(len(errors)))
-
-
-@cache
-def _standard_maximum(queries: int) -> float:
-    return stats.expected_max_noise(queries, 1.0)
+    return Noise(
+        queries=len(errors), standard_error=worst, expected_maximum=worst * stats.expected_max_noise(len(errors), 1.0)
+    )
 
 
 def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
@@ -190,12 +186,7 @@ def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
     n = base.n if base.clusters is None else base.clusters
     if items is not None and items.clusters is not None:
         n = stats.visible_of_clusters(list(Counter(items.clusters).values()))
-    return _visible_gain(n, base.score)
-
-
-@cache
-def _visible_gain(n: int, base_score: float) -> float | None:
-    return stats.smallest_visible_gain(n, min(1.0, max(0.0, base_score / POINTS)))
+    return stats.smallest_visible_gain(n, min(1.0, max(0.0, base.score / POINTS)))
 
 
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Point, ...]:
@@ -322,27 +313,26 @@ def gain(pair: PairedItems) -> Gain:
 
 
 def optimism(feedback: PairedItems, report: PairedItems) -> Gap | None:
-    """Return by how much the gain on the feedback split exceeds that on the report split; None for fewer than two items.
+    """Return by how much the gain on the feedback split exceeds that on the report split; None for fewer than two items or clusters.
 
-    No error where a split of clustered items has fewer than five clusters: their spread hardly tells one.
+    The squared standard error is the sum over splits of the variance of the mean difference: the splits share no item. No error
+    where a split of clustered items has fewer than five clusters: their spread hardly tells one.
     """
     if min(len(feedback.base.ids), len(report.base.ids)) < 2:
         return None
     if is_fitted(feedback.base, feedback.new, report.base, report.new):
         return _gap(*optimism_gap(judged_pairs(feedback.base, feedback.new), judged_pairs(report.base, report.new)))
-    if feedback.clusters is None and report.clusters is None:
-        four = (feedback.base, feedback.new, report.base, report.new)
-        return _gap(*stats.optimism_gap(*(items.outcomes for items in four)))
-    gains, squares, fewest = [], [], math.inf
+    gains, squares, known = [], [], True
     for pair in (feedback, report):
         differences = [new - old for old, new in zip(pair.base.outcomes, pair.new.outcomes, strict=True)]
-        clusters = pair.clusters or pair.base.ids
-        fewest = min(fewest, len(set(clusters)))
-        if fewest < 2:
-            return None
+        if pair.clusters is not None:
+            count = len(set(pair.clusters))
+            if count < 2:
+                return None
+            known &= count >= BOOTSTRAP_FROM_CLUSTERS
         gains.append(fmean(differences))
-        squares.append(variance_of_mean(differences, clusters))
-    return _gap(gains[0] - gains[1], math.sqrt(sum(squares)) if fewest >= BOOTSTRAP_FROM_CLUSTERS else 0.0)
+        squares.append(variance_of_mean(differences, pair.clusters or pair.base.ids))
+    return _gap(gains[0] - gains[1], math.sqrt(sum(squares)) if known else 0.0)
 
 
 def _gap(gap: float, error: float) -> Gap:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bigtree import BigTree
 from rich.console import Console
 from treemaker import Tree, outcomes
 
@@ -20,6 +21,7 @@ from autorl_hpc.evidence import verify
 from autorl_hpc.files import faults, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.report import report
+from autorl_hpc.report.run_folder import read_chain
 from autorl_hpc.report.summary import LeftOut, MergedReport, RunSummary
 from autorl_hpc.report.terminal import print_summary
 
@@ -123,6 +125,25 @@ def test_an_empty_ledger_and_none_at_all(tree: Tree) -> None:
         write(one.dir.sealed_ledger, b"")
     merged = report.build([tree.path])
     assert counted(merged) == [25] and [one.excluded for one in merged.runs[:2]] == ["damaged", "damaged"]
+
+
+def test_a_sealed_copy_that_says_more_or_less_is_damage(pristine: tuple[Path, Any], tmp_path: Path) -> None:
+    """And alone it is the whole chain."""
+    shutil.copytree(pristine[0], tmp_path / "exp")
+    run = RunDir(min(p.parent for p in (tmp_path / "exp").glob("*/run.json")))
+    whole, true = read_chain(run), run.sealed_ledger.read_bytes()
+    for data in (true + b"{}\n", true[:-5]):
+        write(run.sealed_ledger, data)
+        assert read_chain(run).damage is not None
+    write(run.sealed_ledger, true)
+    shutil.rmtree(run.ledger)
+    assert whole.damage is None and read_chain(run) == whole
+
+
+def test_big_trees_of_the_benchmarks_are_as_the_ledger_writes_them(tmp_path: Path) -> None:
+    BigTree(tmp_path / "runs", submissions=4, n_feedback=20, n_report=30).grow(12)
+    chains = [read_chain(RunDir(path)) for path in (tmp_path / "runs" / "exp000").glob("gsm8k*")]
+    assert len(chains) == 12 and all(chain.damage is None and chain.entries for chain in chains)
 
 
 def test_items_missing_cut_or_of_another(tree: Tree) -> None:
