@@ -15,10 +15,7 @@ from autorl_hpc.states import Fault
 
 def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> int:
     """Run `jobs/quickstart.yaml` under `place`, print the report and return the exit code. Raises AutorlError if a step fails."""
-    from rich.console import Console
-
     from autorl_hpc.report import report, status
-    from autorl_hpc.report.terminal import print_summary
     from autorl_hpc.stage.models import stage_model
     from autorl_hpc.stage.tasks import stage_task
     from autorl_hpc.tasks.loader import load_task
@@ -46,9 +43,7 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
             next_step="read the *.out files there; the same command goes on where it stopped",
             exit_code=Exit.FAILED,
         )
-    merged = report.build([planned.experiment.path])
-    where = report.write_all(merged, figures=True)
-    print_summary(merged, Console(), where)
+    report.show(report.bring_up_to_date([planned.experiment.path]))
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)
 

@@ -1,8 +1,6 @@
-"""The report's cache: a run's short summary (`.digest`) beside its pages, under one key of the run's files (`run_key`).
+"""The report's cache: a run's short summary (`.digest`) beside its pages, valid while the run's files have the same key.
 
-A digest that is damaged, of other code, of a changed run or of another user is made again. Keys hold inodes and times, so that
-none in a copied tree is used. Not seen: an older entry or an items file that was rewritten in place, or a change that an NFS client
-has not learned of. `report --fresh` reads everything; `verify` never uses the cache.
+Not noticed: an older entry or an items file that was rewritten in place. `report --fresh` reads everything; `verify` uses no cache.
 """
 
 from __future__ import annotations
@@ -48,10 +46,11 @@ def stamp(path: Path | str) -> Stamp:
 
 def stamps_key(paths: Iterable[Path]) -> str:
     """Return a hash of the paths and their stamps."""
-    return _hash([[os.fsencode(path).hex(), stamp(path)] for path in paths])
+    return hashed([[os.fsencode(path).hex(), stamp(path)] for path in paths])
 
 
-def _hash(value: object) -> str:
+def hashed(value: object) -> str:
+    """Return the hash of a value's JSON."""
     return hashlib.sha256(canonical_json(value)).hexdigest()
 
 
@@ -60,24 +59,7 @@ def code_stamp() -> str:
     """Hash the package's version, and names, sizes and times of the files that make a report."""
     folders = [*(PACKAGE / room for room in ROOMS), share("templates") / "report"]
     files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in MADE_OF)
-    return _hash([__version__, [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]])
-
-
-def run_key(run: RunDir, bases: str) -> str:
-    """Return the key of a run's present state: run.json, number, names and last of the ledger's entries, stamps of the rest.
-
-    Args:
-        bases: key of what the experiment's runs share, the base models' scores.
-
-    Raises:
-        OSError, ValueError: run.json or the ledger can't be read right now.
-    """
-    names = [name for name in reading.list_names(run.ledger) if name.endswith(".json")]
-    last = reading.read_bytes(run.ledger / names[-1]) if names else b""
-    contents = [hashlib.sha256(data).hexdigest() for data in (reading.read_bytes(run.record), last)]
-    ends = [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])]
-    others = [stamp(f"{run.path}/{name}") for name in _watched()]
-    return _hash([code_stamp(), os.fsencode(run.path).hex(), contents, len(names), ends, others, bases])
+    return hashed([__version__, [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]])
 
 
 @cache
@@ -92,7 +74,7 @@ def _watched() -> list[str]:
 def left_out_key(run: RunDir) -> str:
     """Return the key of a run that is left out (unreadable or a copy), so that a change is noticed."""
     paths = [run.path, run.ledger, run.record, run.sealed_ledger]
-    return _hash([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
+    return hashed([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
 
 
 def imports_key(found: ReferenceFolders) -> str:
@@ -100,12 +82,39 @@ def imports_key(found: ReferenceFolders) -> str:
     return stamps_key([*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables])
 
 
-class Kept(NamedTuple):
-    """A valid digest: the folder with the run's pages, the run's key, and the packed summary."""
+def with_entries(key: str, run: RunDir) -> str:
+    """Return the key of a damaged run, all of whose entries count, since they may be repaired in place."""
+    return hashed([key, stamps_key(run.ledger / name for name in reading.list_names(run.ledger))])
+
+
+class Digest(NamedTuple):
+    """A run's summary as it was kept: the folder of its pages, its key (None: not to be kept), the short summary as JSON."""
 
     folder: Path
-    key: str
+    key: str | None
     data: bytes
+    damaged: bool = False
+
+    def summary(self) -> RunSummary:
+        """Return the short summary. ValueError: the bytes are of another version."""
+        return RunSummary.model_validate_json(self.data).packed()
+
+    def keep(self) -> None:
+        """Write the digest beside the run's pages; if that fails, the next report reads the run again."""
+        if self.key is not None:
+            try:
+                head = self._seal() + (b" damaged" if self.damaged else b"")
+                atomic.write_bytes(self.folder / DIGEST_NAME, head + b"\n" + self.data, durable=False)
+            except OSError:
+                pass
+
+    def fits(self, seal: bytes) -> bool:
+        """Return whether `seal` is of this run, its pages as they are, and these bytes."""
+        return seal == self._seal()
+
+    def _seal(self) -> bytes:
+        pages = [stamp(f"{self.folder}/{name}") for name in RUN_FILES]
+        return hashed([self.key, pages, hashlib.sha256(self.data).hexdigest()]).encode()
 
 
 class Digests:
@@ -115,71 +124,42 @@ class Digests:
         self.out = out
         self._bases: dict[Path, str] = {}
 
-    def look(self, run: RunDir) -> Kept | None:
+    def look(self, run: RunDir) -> Digest | None:
         """Return a run's digest, or None if there is none or the run changed since."""
-        found = self._look(run, run.report)
-        if found is None and (self.out / BESIDE).is_dir():
+        folders = [run.report]
+        if (self.out / BESIDE).is_dir():
             try:
-                return self._look(run, elsewhere_of(self.out, genesis_of(run), run))
+                folders.append(elsewhere_of(self.out, genesis_of(run), run))
             except AutorlError:
                 return None
-        return found
-
-    def _look(self, run: RunDir, folder: Path) -> Kept | None:
-        try:
-            head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
-            sealed, _, damaged = head.decode().partition(" ")
-            key = self.key(run)
-            key = _deep(key, run) if damaged else key
-            return Kept(folder, key, data) if sealed == _seal(key, folder, data) else None
-        except (OSError, ValueError):
-            return None
+        for folder in folders:
+            try:
+                head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
+                seal, _, damaged = head.partition(b" ")
+                key = self.key(run)
+                found = Digest(folder, with_entries(key, run) if damaged else key, data)
+            except (OSError, ValueError):
+                continue
+            if found.fits(seal):
+                return found
+        return None
 
     def key(self, run: RunDir) -> str:
-        """Return the key of a run as it is now. Take it before reading the run: then it fits no later state.
+        """Return the key of a run as it is now: run.json, number, names and last of its entries, stamps of the rest.
 
-        Raises:
-            OSError, ValueError: the run can't be read right now.
+        Take it before reading the run: then it fits no later state. OSError, ValueError: the run can't be read right now.
         """
         home = run.path.parent
         if home not in self._bases:
             folder = ExperimentDir(home).baselines
             self._bases[home] = stamps_key(folder / name for name in reading.list_names(folder))
-        return run_key(run, self._bases[home])
-
-    def keep(self, folder: Path, key: str, run: RunDir, data: bytes, *, damaged: bool) -> str:
-        """Write a digest beside the run's pages; return its key. If it can't be written, the next report reads the run again."""
-        key = _deep(key, run) if damaged else key
-        head = _seal(key, folder, data) + (" damaged" if damaged else "")
-        try:
-            atomic.write_bytes(folder / DIGEST_NAME, head.encode() + b"\n" + data, durable=False)
-        except OSError:
-            pass
-        return key
-
-
-def _deep(key: str, run: RunDir) -> str:
-    """Return the key of a damaged run, which may be repaired in place."""
-    return _hash([key, stamps_key(run.ledger / name for name in reading.list_names(run.ledger))])
-
-
-def _seal(key: str, folder: Path, data: bytes) -> str:
-    """Return a hash of a run's key, its pages as they are, and its digest's bytes."""
-    return _hash([key, [stamp(f"{folder}/{name}") for name in RUN_FILES], hashlib.sha256(data).hexdigest()])
-
-
-def packed(short: RunSummary) -> bytes:
-    """Return a short summary as bytes for the cache."""
-    return short.model_dump_json().encode()
-
-
-def unpacked(data: bytes) -> RunSummary:
-    """Return the short summary that `packed` wrote.
-
-    Raises:
-        ValueError: the bytes are damaged or of another version.
-    """
-    return RunSummary.model_validate_json(data).packed()
+        names = [name for name in reading.list_names(run.ledger) if name.endswith(".json")]
+        last = reading.read_bytes(run.ledger / names[-1]) if names else b""
+        contents = [hashlib.sha256(data).hexdigest() for data in (reading.read_bytes(run.record), last)]
+        ends = [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])]
+        others = [stamp(f"{run.path}/{name}") for name in _watched()]
+        where = os.fsencode(run.path).hex()
+        return hashed([code_stamp(), where, contents, len(names), ends, others, self._bases[home]])
 
 
 def own_bytes(path: Path) -> bytes:

@@ -19,7 +19,7 @@ from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport, Spent
+from autorl_hpc.report.summary import Axis, Board, BoardCell, CellSummary, MergedReport, Spent
 
 # --- content of a figure, independent of drawing
 
@@ -38,26 +38,6 @@ class Series(NamedTuple):
     high: tuple[float | None, ...]
 
 
-class LinePanel(NamedTuple):
-    """Lines over one axis. `as_steps`: a value holds until the next point. `counts`: the axis counts something, from 1."""
-
-    title: str
-    series: tuple[Series, ...]
-    x_label: str
-    y_label: str
-    as_steps: bool = False
-    counts: bool = False
-
-
-class Bars(NamedTuple):
-    """Stacked bars: of each row a label, and its parts in the order of `kinds`."""
-
-    title: str
-    kinds: tuple[str, ...]
-    bars: tuple[tuple[str, tuple[float, ...]], ...]
-    x_label: str
-
-
 class Spot(NamedTuple):
     """A mean with its interval."""
 
@@ -69,14 +49,6 @@ class Spot(NamedTuple):
     faint: bool = False
 
 
-class Forest(NamedTuple):
-    """Means with intervals, one per row."""
-
-    title: str
-    spots: tuple[Spot, ...]
-    x_label: str
-
-
 class HeatCell(NamedTuple):
     """A value; `mark` labels the best and the worst, `clear` tells whether their intervals are disjoint."""
 
@@ -85,24 +57,27 @@ class HeatCell(NamedTuple):
     clear: bool = False
 
 
-class Heat(NamedTuple):
-    """Values by row and column; None without a run."""
+class Panel(NamedTuple):
+    """One chart: lines over an axis, a forest of means with intervals, stacked bars, or a table of values (heat).
 
+    Attributes:
+        rows: `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or cells) in the order of `columns`.
+        columns: kinds of the parts of bars, or the columns of a table.
+        as_steps: a line's value holds until the next point.
+        counts: the horizontal axis counts something, from 1.
+    """
+
+    kind: Literal["lines", "forest", "bars", "heat"]
     title: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    cells: tuple[tuple[HeatCell | None, ...], ...]
-
-
-Panel = LinePanel | Bars | Forest | Heat
+    rows: tuple[Any, ...]
+    x_label: str = ""
+    columns: tuple[str, ...] = ()
+    as_steps: bool = False
+    counts: bool = False
 
 
 class Figure(NamedTuple):
-    """One figure of one leaderboard, with a caption in sentences and a legend of labels and colours, if any.
-
-    Attributes:
-        name: of its files, without suffix.
-    """
+    """One figure of one leaderboard, with a caption in sentences and a legend of labels and colours, if any; `name` is of its files."""
 
     name: str
     title: str
@@ -145,7 +120,7 @@ def _improvement(board: Board, colours: dict[str, int]) -> Figure:
                 faint = over.interval != "t over runs"
                 spots.append(Spot(row.label, cell.improvement.mean, over.low, over.high, colour, faint))
         if spots:
-            panels.append(Forest(board.column(column), tuple(spots), "improvement on report, points"))
+            panels.append(Panel("forest", board.column(column), tuple(spots), "improvement on report, points"))
     caption = (
         "Mean improvement on the report split over counted runs with its 95 % t interval. Faint: fewer than three runs, "
         "the bar is the range of two or the interval of one run's items; or runs that are all equal, which have no interval."
@@ -165,7 +140,7 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             x, y, low, high = (tuple(getattr(p, field) for p in points) for field in ("x", "mean", "low", "high"))
             return Series(name, colours[name], tuple(one / unit for one in x), y, low, high) if points else None
 
-        panel = LinePanel("", (), label, "improvement, points", as_steps=True, counts=axis == "submissions")
+        panel = Panel("lines", "", (), label, ("improvement, points",), as_steps=True, counts=axis == "submissions")
         figure = Figure(f"scaling-{word}", f"Improvement over {label}", caption + _more(board), ())
         yield _with_lines(figure, panel, merged, board, colours, series)
 
@@ -183,14 +158,14 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
     )
-    panel = LinePanel("", (), "k runs", "best improvement, points", counts=True)
+    panel = Panel("lines", "", (), "k runs", ("best improvement, points",), counts=True)
     figure = Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), ())
     return _with_lines(figure, panel, merged, board, colours, series)
 
 
 def _with_lines(
     figure: Figure,
-    panel: LinePanel,
+    panel: Panel,
     merged: MergedReport,
     board: Board,
     colours: dict[str, int],
@@ -204,8 +179,8 @@ def _with_lines(
         known = [(row.label, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in rows]
         lines = [line for name, cell in known if cell is not None and (line := series(name, cell)) is not None]
         if lines:
-            panels.append(panel._replace(title=board.column(column), series=tuple(lines)))
-    legend = {line.label: line.colour for one in panels for line in one.series}
+            panels.append(panel._replace(title=board.column(column), rows=tuple(lines)))
+    legend = {line.label: line.colour for one in panels for line in one.rows}
     return figure._replace(panels=tuple(panels), legend=tuple(sorted(legend.items(), key=lambda one: one[1])))
 
 
@@ -213,22 +188,21 @@ def _modes(board: Board) -> Figure:
     modes = Counter((row.agent, row.driver, row.agent_hash) for row in board.rows)
     rows = [row for row in board.rows if modes[row.agent, row.driver, row.agent_hash] > 1]
     rows = sorted(rows, key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode))[:MAX_SPOTS]
-    cells = tuple(
-        tuple(
-            None
-            if cell is None or cell.improvement.mean is None
-            else HeatCell(cell.improvement.mean, cell.mark, cell.mark_clear)
-            for cell in row.cells
-        )
-        for row in rows
-    )
-    names = tuple(" · ".join([row.agent, *([row.driver] if row.driver != "none" else []), row.mode]) for row in rows)
-    heat = Heat("mean improvement, points", names, tuple(map(board.column, range(len(board.tasks)))), cells)
+    parts = [[row.agent, *([row.driver] if row.driver != "none" else []), row.mode] for row in rows]
+    table = tuple((" · ".join(name), tuple(map(_heat_cell, row.cells))) for name, row in zip(parts, rows, strict=True))
+    columns = tuple(map(board.column, range(len(board.tasks))))
+    heat = Panel("heat", "mean improvement, points", table, columns=columns)
     caption = (
         "Mean improvement on the report split by mode and task, for agents with more than one mode. Best and worst of "
         "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
     )
     return Figure("modes", "Mode by task", caption, (heat,) if rows else ())
+
+
+def _heat_cell(cell: BoardCell | None) -> HeatCell | None:
+    if cell is None or cell.improvement.mean is None:
+        return None
+    return HeatCell(cell.improvement.mean, cell.mark, cell.mark_clear)
 
 
 def _routes(board: Board) -> Figure:
@@ -255,9 +229,9 @@ def _failures(board: Board) -> Figure:
     return Figure("failures", "Failures", caption, panels, tuple((kind, place) for place, kind in enumerate(kinds)))
 
 
-def _stacked(title: str, rows: Sequence[tuple[str, dict[str, int]]], kinds: tuple[str, ...]) -> Bars:
+def _stacked(title: str, rows: Sequence[tuple[str, dict[str, int]]], kinds: tuple[str, ...]) -> Panel:
     bars = tuple((label, tuple(float(counts.get(kind, 0)) for kind in kinds)) for label, counts in rows)
-    return Bars(title, kinds, bars, "runs")
+    return Panel("bars", title, bars, "runs", kinds)
 
 
 def _cost(board: Board, colours: dict[str, int]) -> Figure:
@@ -275,7 +249,7 @@ def _cost(board: Board, colours: dict[str, int]) -> Figure:
                 high = None if spent.high is None else spent.high / unit
                 spots.append(Spot(row.label, spent.mean / unit, low, high, colours.get(row.label, -1), low is None))
         if spots:
-            panels.append(Forest(title, tuple(spots), title))
+            panels.append(Panel("forest", title, tuple(spots), title))
     caption = "Mean over counted runs with its 95 % t interval, cut at zero; of the runs whose cost was recorded."
     return Figure("cost", "What a run costs", caption, tuple(panels))
 
@@ -347,11 +321,16 @@ def draw(figure: Figure) -> Any:
         x, y = at.corner(place)
         left = _left(panel)
         width = at.width - left - RIGHT
-        box = (x + left, at.whole_height - y - at.height + BELOW, width, inside)
-        whole = (at.whole_width, at.whole_height) * 2
-        axis = picture.add_axes(tuple(part / all_ for part, all_ in zip(box, whole, strict=True)))  # type: ignore[arg-type]
+        bottom = at.whole_height - y - at.height + BELOW
+        wide, high = at.whole_width, at.whole_height
+        axis = picture.add_axes(((x + left) / wide, bottom / high, width / wide, inside / high))
         axis.set_title(panel.title, loc="left", gid="title")
-        _DRAW[type(panel)](axis, panel)
+        axis.set_xlabel(panel.x_label)
+        _DRAW[panel.kind](axis, panel)
+        if panel.kind != "lines":  # label the rows from top to bottom, as in the table
+            labels = _row_labels(panel)
+            axis.set_yticks(range(len(labels)), labels)
+            axis.set_ylim(len(labels) - 0.4, -0.6)
         if x:
             axis.set_ylabel("")
         axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside)
@@ -387,14 +366,11 @@ def on_page(figure: Figure, svg: str) -> tuple[str, ...]:
 
 
 def _height(panel: Panel) -> float:
-    return LINE_HEIGHT if isinstance(panel, LinePanel) else ABOVE + BELOW + ROW_HEIGHT * max(2, len(_row_labels(panel)))
+    return LINE_HEIGHT if panel.kind == "lines" else ABOVE + BELOW + ROW_HEIGHT * max(2, len(panel.rows))
 
 
 def _row_labels(panel: Panel) -> list[str]:
-    if isinstance(panel, LinePanel):
-        return []
-    rows = panel.rows if isinstance(panel, Heat) else panel.spots if isinstance(panel, Forest) else panel.bars
-    return fmt.shortened_apart([one if isinstance(one, str) else one[0] for one in rows], LABEL_CHARACTERS)
+    return [] if panel.kind == "lines" else fmt.shortened_apart([row[0] for row in panel.rows], LABEL_CHARACTERS)
 
 
 def _left(panel: Panel) -> float:
@@ -402,15 +378,13 @@ def _left(panel: Panel) -> float:
 
 
 def _width(panel: Panel) -> float:
-    inside = (
-        0.95 * len(panel.columns) if isinstance(panel, Heat) else 0.0 if isinstance(panel, LinePanel) else COLUMN - 1.1
-    )
+    inside = {"lines": 0.0, "heat": 0.95 * len(panel.columns)}.get(panel.kind, COLUMN - 1.1)
     return max(COLUMN, _left(panel) + inside + RIGHT)
 
 
-def _lines(axis: Any, panel: LinePanel) -> None:
+def _lines(axis: Any, panel: Panel) -> None:
     axis.axhline(0, color=SOFT, linewidth=0.6)
-    for series in panel.series:
+    for series in panel.rows:
         colour, dash = COLOURS[series.colour % MAX_SERIES], DASHES[series.colour % MAX_SERIES]
         points = list(zip(series.x, series.y, series.low, series.high, strict=True))
         if panel.as_steps:  # drop points where nothing changes
@@ -425,34 +399,29 @@ def _lines(axis: Any, panel: LinePanel) -> None:
         line = [p[0] for p in points], [p[1] for p in points]
         axis.plot(*line, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
         axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
-    axis.set_xlabel(panel.x_label)
-    axis.set_ylabel(panel.y_label)
+    axis.set_ylabel(panel.columns[0])
     axis.grid(axis="y", color=GRID, linewidth=0.5)
     if panel.counts:
         axis.locator_params(axis="x", integer=True, nbins=6)
 
 
-def _forest(axis: Any, panel: Forest) -> None:
+def _forest(axis: Any, panel: Panel) -> None:
     axis.axvline(0, color=SOFT, linewidth=0.6)
-    for place, spot in enumerate(panel.spots):
+    for place, spot in enumerate(panel.rows):
         colour = COLOURS[spot.colour] if spot.colour >= 0 else SOFT
         alpha = 0.45 if spot.faint else 1.0
         if spot.low is not None and spot.high is not None:
             axis.plot([spot.low, spot.high], [place, place], color=colour, linewidth=1.4, alpha=alpha)
         axis.plot([spot.mean], [place], color=colour, marker="o", markersize=4, alpha=alpha)
-    _label_rows(axis, panel)
-    axis.set_xlabel(panel.x_label)
     axis.grid(axis="x", color=GRID, linewidth=0.5)
 
 
-def _bars(axis: Any, panel: Bars) -> None:
-    left = [0.0] * len(panel.bars)
-    for kind in range(len(panel.kinds)):
-        parts = [parts[kind] for _, parts in panel.bars]
+def _bars(axis: Any, panel: Panel) -> None:
+    left = [0.0] * len(panel.rows)
+    for kind in range(len(panel.columns)):
+        parts = [parts[kind] for _, parts in panel.rows]
         axis.barh(range(len(parts)), parts, left=left, height=0.7, **_fill(kind))
         left = [a + b for a, b in zip(left, parts, strict=True)]
-    _label_rows(axis, panel)
-    axis.set_xlabel(panel.x_label)
     axis.locator_params(axis="x", integer=True, nbins=6)
 
 
@@ -461,9 +430,9 @@ def _fill(kind: int) -> dict[str, Any]:
     return {"color": COLOURS[kind % MAX_SERIES], "linewidth": 0, "alpha": 1.0 if kind < MAX_SERIES else 0.45}
 
 
-def _heat(axis: Any, panel: Heat) -> None:
+def _heat(axis: Any, panel: Panel) -> None:
     for c in range(len(panel.columns)):
-        column = [row[c] for row in panel.cells]
+        column = [cells[c] for _, cells in panel.rows]
         most = max((abs(cell.value) for cell in column if cell is not None), default=1.0) or 1.0
         for r, cell in enumerate(column):
             if cell is None:
@@ -477,17 +446,9 @@ def _heat(axis: Any, panel: Heat) -> None:
     axis.tick_params(length=0)
     for spine in axis.spines.values():
         spine.set_visible(False)
-    _label_rows(axis, panel)
 
 
-_DRAW: dict[type, Any] = {LinePanel: _lines, Forest: _forest, Bars: _bars, Heat: _heat}
-
-
-def _label_rows(axis: Any, panel: Panel) -> None:
-    """Label the rows from top to bottom, as in the table."""
-    labels = _row_labels(panel)
-    axis.set_yticks(range(len(labels)), labels)
-    axis.set_ylim(len(labels) - 0.4, -0.6)
+_DRAW: dict[str, Any] = {"lines": _lines, "forest": _forest, "bars": _bars, "heat": _heat}
 
 
 def _legend(picture: Any, figure: Figure, columns: int) -> None:
@@ -498,7 +459,7 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
     for text, place in figure.legend:
         label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
         line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
-        is_line = isinstance(figure.panels[0], LinePanel)
+        is_line = figure.panels[0].kind == "lines"
         handles.append(Line2D([], [], label=label, **line) if is_line else Patch(label=label, **_fill(place)))
     picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
 
@@ -507,7 +468,7 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
 
 FOLDER = "figures"
 INDEX = "index.json"
-DRAWN_BY = 3
+DRAWN_BY = 4
 """Raise this when the drawing changes, so that figures of an older version are drawn again."""
 
 MAX_BOARDS = 6
@@ -537,12 +498,7 @@ def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:
         with style() as version:
             for number, figure in _chosen(merged):
                 inputs = hashlib.sha256(repr((figure, version, DRAWN_BY)).encode()).hexdigest()
-                old = known.get(figure.name)
-                files = (
-                    _unchanged(folder, figure.name, old)
-                    if isinstance(old, dict) and old.get("inputs") == inputs
-                    else None
-                )
+                files = _unchanged(folder, figure.name, inputs, known.get(figure.name))
                 if files is None:
                     files = drawn(figure)
                     for suffix, data in files.items():
@@ -594,16 +550,15 @@ def _known(folder: Path) -> dict[str, Any]:
     """Return the index of an earlier report's figures; empty if there is none or it can't be read."""
     value = reading.read_json_or_none(folder / INDEX)
     figures = value.get("figures") if isinstance(value, dict) else None
-    return {name: one for name, one in figures.items() if _is_ours(name)} if isinstance(figures, dict) else {}
+    ours = figures.items() if isinstance(figures, dict) else ()
+    # a name of other characters could lead out of the folder
+    return {name: one for name, one in ours if name.isascii() and name.replace("-", "").isalnum()}
 
 
-def _is_ours(name: str) -> bool:
-    """Return whether a name may be one of our files: it can't lead out of the folder."""
-    return name.isascii() and name.replace("-", "").isalnum()
-
-
-def _unchanged(folder: Path, name: str, old: dict[str, Any]) -> dict[str, bytes] | None:
-    """Return the files of a figure if all have their recorded hash, else None."""
+def _unchanged(folder: Path, name: str, inputs: str, old: Any) -> dict[str, bytes] | None:
+    """Return the files of a figure if it was drawn from the same and all have their recorded hash, else None."""
+    if not isinstance(old, dict) or old.get("inputs") != inputs:
+        return None
     try:
         files = {suffix: reading.read_bytes(folder / f"{name}.{suffix}") for suffix in SUFFIXES}
     except (OSError, ValueError):

@@ -47,15 +47,13 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
     if len(roots) < 2:
         return {}
     begin, end = _common([root.parts for root in roots]), _common([root.parts[::-1] for root in roots])
-    found: dict[Path, str] = {}
     names: list[str] = []
     for root in roots:
         own = root.parts[begin : len(root.parts) - end] or root.parts[-1:]  # no part differs between `a` and `a/a`
-        name = clean("/".join(own), MAX_SITE_CHARS) or "(no name)"
-        same = names.count(name)  # after cutting
-        found[root] = f"{name} ({same + 1})" if same else name
-        names.append(name)
-    return found
+        names.append(clean("/".join(own), MAX_SITE_CHARS) or "(no name)")
+    same = [names[:place].count(name) for place, name in enumerate(names)]  # after cutting
+    numbered = [f"{name} ({count + 1})" if count else name for name, count in zip(names, same, strict=True)]
+    return dict(zip(roots, numbered, strict=True))
 
 
 def _common(several: Sequence[tuple[str, ...]]) -> int:
@@ -102,10 +100,6 @@ class FoundRuns:
             for path, run_id, why, next_step in self.said
         ]
 
-    def leave_out(self, experiment: Path, run_id: str, why: str, next_step: str) -> None:
-        """Record that a run is left out or, with an empty run_id, something about an experiment."""
-        self.said.append((experiment, run_id, why, next_step))
-
     def unreadable(self, run: RunDir, error: Exception) -> None:
         """Leave out a run that could not be read."""
         if isinstance(error, AutorlError):
@@ -115,7 +109,7 @@ class FoundRuns:
         else:
             why = f"reading it failed by a defect of autorl-hpc {__version__}: {type(error).__name__}: {error}"
             next_step = "run `autorl-hpc verify` on it, and report both"
-        self.leave_out(run.path.parent, run.run_id, why, next_step)
+        self.said.append((run.path.parent, run.run_id, why, next_step))
 
     def add_run(self, path: Path) -> None:
         """Add a run once, by whatever path it was reached."""
@@ -130,13 +124,13 @@ class FoundRuns:
             self.experiments.append(experiment)
         names, why = _look(path)
         if why is not None:
-            self.leave_out(path, "", f"can't be opened: {why}", PERMISSIONS)
+            self.said.append((path, "", f"can't be opened: {why}", PERMISSIONS))
         ours = {folder.name for folder in experiment.folders()[1:]}
         here = set()
         for name in names:
             inside, why = ([], None) if name in ours else _look(path / name)
             if why is not None:
-                self.leave_out(path, name, f"can't be opened: {why}", PERMISSIONS)
+                self.said.append((path, name, f"can't be opened: {why}", PERMISSIONS))
             elif RUN_FILE in inside:
                 self.add_run(path / name)
             else:
@@ -147,9 +141,9 @@ class FoundRuns:
             planned = read_experiment(experiment).runs
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
-            self.leave_out(path, "", why, "run `autorl-hpc verify` on it")
+            self.said.append((path, "", why, "run `autorl-hpc verify` on it"))
         for run_id in sorted(set(planned) - here):
-            self.leave_out(path, run_id, "run.json is missing", "launch the experiment again")
+            self.said.append((path, run_id, "run.json is missing", "launch the experiment again"))
 
     def add_reference(self, path: Path) -> None:
         """Add AutoRL-Bench results below `path` that are not ours."""
@@ -160,7 +154,7 @@ class FoundRuns:
             self.imports.append(there)
         if there.cut_short:
             why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
-            self.leave_out(path, "", why, "give the folder of the results")
+            self.said.append((path, "", why, "give the folder of the results"))
 
     def holds(self, path: Path) -> bool:
         """Return whether anything was found at or below `path`."""
@@ -275,8 +269,8 @@ def _longest(copies: Iterable[RunDir], found: FoundRuns) -> Iterator[ChosenRun]:
         if run.path != best[0].path:
             short = min(len(chain.hashes), len(best[1].hashes))
             same = chain.hashes[:short] == best[1].hashes[:short]
-            what = "a copy" if same else "another continuation"
-            found.leave_out(run.path.parent, run.run_id, f"{what} of a run that is in the report: counted once", COPIES)
+            what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
+            found.said.append((run.path.parent, run.run_id, what, COPIES))
     yield ChosenRun(*best)
 
 

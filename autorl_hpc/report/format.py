@@ -154,9 +154,6 @@ def shortened(label: str, most: int) -> str:
 MAX_CHARS = 500
 """Longer notes and reasons are cut."""
 
-SHORT_CHARS = 40
-"""Texts up to this length (states, numbers, names) are cached: a table repeats them."""
-
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboard
@@ -174,63 +171,49 @@ def clean(text: str | None, limit: int = MAX_CHARS) -> str | None:
     """Return one line without terminal escapes, control, direction and zero-width characters; None stays None."""
     if text is None:
         return None
-    if text.isascii() and text.isprintable() and len(text) <= limit:
-        return " ".join(text.split())
-    plain = _ESCAPE.sub("", text[: 20 * limit])
-    kept = []
-    for char in plain:
-        category = unicodedata.category(char)
-        if category in ("Cc", "Zl", "Zp"):
-            kept.append(" ")
-        elif category not in ("Cf", "Cs", "Co", "Cn"):
-            kept.append(char)
-    line = " ".join("".join(kept).split())
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    plain = text.isascii() and text.isprintable() and len(text) <= limit
+    return _cut(" ".join((text if plain else _visible(text[: 20 * limit])).split()), limit)
 
 
 def clean_code(text: str, limit: int = MAX_CHARS) -> str:
     """Clean a line of code or of a log as `clean` does, but keep its spaces; a tab becomes four."""
-    if text.isascii() and text.isprintable() and len(text) <= limit:
-        return text.rstrip()
+    plain = text.isascii() and text.isprintable() and len(text) <= limit
+    return _cut((text if plain else _visible(text[: 20 * limit], tab=4)).rstrip(), limit)
+
+
+def _visible(text: str, tab: int = 1) -> str:
     kept = []
-    for char in _ESCAPE.sub("", text[: 20 * limit]).expandtabs(4):
+    for char in _ESCAPE.sub("", text).expandtabs(tab):
         category = unicodedata.category(char)
         if category in ("Cc", "Zl", "Zp"):
             kept.append(" ")
         elif category not in ("Cf", "Cs", "Co", "Cn"):
             kept.append(char)
-    line = "".join(kept).rstrip()
+    return "".join(kept)
+
+
+def _cut(line: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def html(text: object) -> str:
     """Escape `text` for an HTML element or a quoted attribute, as the templates do."""
-    told = str(text)
-    return _short_html(told) if len(told) <= SHORT_CHARS else _html(told)
+    from markupsafe import escape
 
-
-def _html(text: str) -> str:
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text.replace("'", "&#39;").replace('"', "&#34;")
-
-
-_short_html = lru_cache(maxsize=10_000)(_html)
+    return str(escape(str(text)))
 
 
 def markdown(text: object) -> str:
     """Escape `text` so that Markdown shows it literally: no markup, no HTML, no automatic link."""
-    told = "" if text is None else str(text)
-    return _short_markdown(told) if len(told) <= SHORT_CHARS else _markdown(told)
+    return _markdown("" if text is None else str(text))
 
 
+@lru_cache(maxsize=10_000)
 def _markdown(text: str) -> str:
     shown = clean(text) or ""
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     shown = _MARKUP.sub(_escaped, shown)
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
-
-
-_short_markdown = lru_cache(maxsize=10_000)(_markdown)
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -18,6 +18,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +35,6 @@ OURS = ("submissions", "results", "run.json")
 """Names in our own workspaces, which have a run_meta.json too."""
 
 RECORDS = ("run.json", "experiment.json")
-"""Files of our own runs and experiments."""
-
 COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
 """Required columns of results.csv; without them it is another table."""
 
@@ -90,8 +89,7 @@ class ReferenceFolders:
 def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolders:
     """Find the reference's workspaces and tables at or below `path`; follows no links, skips the folders `skip`."""
     found = ReferenceFolders()
-    level = [path]
-    seen = 0
+    level, seen = [path], 0
     for _ in range(DEPTH + 1):
         below: list[Path] = []
         for folder in level:
@@ -110,9 +108,10 @@ def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
         with os.scandir(folder) as listing:
             entries = sorted(listing, key=lambda entry: entry.name)
         names = {entry.name for entry in entries}
-        if names & set(RECORDS) or (META in names and names & set(OURS)):
+        ours = names & set(OURS)
+        if names & set(RECORDS) or (META in names and ours):
             return []  # our own workspaces: what agents wrote there is not a result
-        if not names & set(OURS) and (SCORES in names or (META in names and names & set(LOGS))):
+        if not ours and (SCORES in names or (META in names and names & set(LOGS))):
             found.workspaces.append(folder)
             return []
         if RESULTS in names and _rows(folder / RESULTS) is not None:
@@ -161,12 +160,8 @@ def _rows(table: Path) -> list[dict[str, str]] | None:
         reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
         if not set(reader.fieldnames or ()) >= COLUMNS:
             return None
-        rows = []
-        for row in reader:
-            rows.append({str(name): value for name, value in row.items() if isinstance(value, str)})
-            if len(rows) == MAX_ROWS:
-                break
-        return rows
+        several = islice(reader, MAX_ROWS)
+        return [{str(name): value for name, value in row.items() if isinstance(value, str)} for row in several]
     except (OSError, ValueError, csv.Error):
         return None
 
@@ -211,24 +206,19 @@ def _one_of(rows: Sequence[dict[str, str]], task: str, troubles: list[str]) -> d
 
 def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:
     """Read a JSON file of one type; return value and bytes. None if absent or unusable, the latter with a trouble."""
+    data = b""
     try:
         data = reading.read_bytes(path)
-    except FileNotFoundError:
-        return None, b""
-    except (OSError, ValueError) as error:
-        troubles.append(
-            f"{path.name} can't be read: {getattr(error, 'strerror', None) or 'it is too large or no file'}"
-        )
-        return None, b""
-    try:
         value = json.loads(data)
-    except (ValueError, RecursionError):
-        troubles.append(f"{path.name} is not JSON: damaged, or cut off while it was written")
-        return None, data
-    if not isinstance(value, kind):
+        if isinstance(value, kind):
+            return value, data
         troubles.append(f"{path.name} holds something else than the reference writes")
-        return None, data
-    return value, data
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        why = f"can't be read: {getattr(error, 'strerror', None) or 'it is too large or no file'}"
+        troubles.append(f"{path.name} {'is not JSON: damaged, or cut off while it was written' if data else why}")
+    return None, data
 
 
 def _base_model(folder: Path) -> str | None:
@@ -256,6 +246,12 @@ def number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def _points_or_none(value: Any) -> float | None:
+    """Return a score from 0 to 100; None for anything else."""
+    found = number(value)
+    return found if found is not None and 0 <= found <= 100 else None
+
+
 # --- a reference run as RunSummary: in groups of its own, never ranked
 # Its score is the maximum on one split whose scores the agent saw without limit. Recipe, engine and items are unknown, so there
 # is no interval. The reference writes 0.0 for a failed evaluation; only newer versions add the error.
@@ -273,31 +269,31 @@ NAME_CHARS = 120
 
 def imported_summary(run: ReferenceRun) -> RunSummary:
     """Convert a reference run into a summary."""
-    points = _points(run)
+    began = _began(run)
+    points = tuple(_point(place, entry, began) for place, entry in enumerate(run.scores or (), 1))
     scored = [point for point in points if point.score is not None]
     best = max(scored, key=lambda point: point.score or 0.0) if scored else None
+    selected = None if best is None else best.submission_id
     baseline = _baseline(run)
     told = best.score if best is not None else _best_of_row(run)
     elapsed_s, budget_s = _times(run, points)
-    gain, excluded = _gain(run, baseline, told, points)
-    state = RunState.FINISHED if _over(run) else RunState.INTERRUPTED
-    score = None if told is None else ScoreSummary(split=Split.REPORT, score=told, submission_id=_id(best))
+    gain, excluded = _gain(run, baseline, told)
+    score = None if told is None else ScoreSummary(split=Split.REPORT, score=told, submission_id=selected)
     base = None if baseline is None else BaselineSummary(split=Split.REPORT, score=baseline, key=UNKNOWN)
+    unknown = ("agent_hash", "base_model_content_hash", "mode", "recipe_hash", "code_hash", "task_hash", "ledger_head")
     return RunSummary(
+        **dict.fromkeys(unknown, UNKNOWN),
         tool_version=__version__,
         run_id=_text(f"{run.task}-{run.name}"),
         experiment=SOURCE,
         imported=SOURCE,
         task=_text(run.task),
         agent=_text(run.agent),
-        agent_hash=UNKNOWN,
         driver=_text(run.row.get("driver_model")),
         base_model=_text(run.base_model),
-        base_model_content_hash=UNKNOWN,
-        mode=UNKNOWN,
         seed=0,
         protocol=Protocol.PAPER,
-        state=state,
+        state=RunState.FINISHED if _over(run) else RunState.INTERRUPTED,
         budget_s=budget_s,
         elapsed_s=elapsed_s,
         attempts=1,
@@ -305,7 +301,7 @@ def imported_summary(run: ReferenceRun) -> RunSummary:
         failed=sum(point.status is SubmissionState.FAILED for point in points),
         baseline_feedback=base,
         best_feedback=score,
-        selected=_id(best),
+        selected=selected,
         selected_by="best_feedback" if best is not None else None,
         report=score,
         baseline_report=base,
@@ -314,13 +310,8 @@ def imported_summary(run: ReferenceRun) -> RunSummary:
         excluded=excluded,
         ranked=False,
         trajectory=points,
-        recipe_hash=UNKNOWN,
-        engine_hash=None,
         split_hashes={},
-        code_hash=UNKNOWN,
-        task_hash=UNKNOWN,
         genesis=run.genesis,
-        ledger_head=UNKNOWN,
         ledger_entries=0,
         network="open",
         sandbox="none",
@@ -332,47 +323,31 @@ def _text(value: str | None) -> str:
     return clean(value, NAME_CHARS) or UNKNOWN
 
 
-def _id(point: Point | None) -> int | None:
-    return None if point is None else point.submission_id
-
-
 def _over(run: ReferenceRun) -> bool:
     return bool(run.row) or number(run.meta.get("end_time")) is not None
-
-
-def _points(run: ReferenceRun) -> tuple[Point, ...]:
-    began = _began(run)
-    return tuple(_point(place, entry, began) for place, entry in enumerate(run.scores or (), 1))
 
 
 def _point(place: int, entry: Any, began: dt.datetime | None) -> Point:
     """Convert one entry of scores.json. Its own number is not used, because concurrent submissions may share one."""
     fields = entry if isinstance(entry, dict) else {}
-    score, problem = number(fields.get("score")), fields.get("error")
+    score, problem, path = _points_or_none(fields.get("score")), fields.get("error"), fields.get("model_path")
     if not isinstance(entry, dict):
         problem = "this entry is damaged"
-    elif score is None or not 0 <= score <= 100:
+    elif score is None:
         problem = problem or "its score is no number from 0 to 100"
     failed = problem is not None and problem != ""
-    path = fields.get("model_path")
+    # the reference records when it answered and how long that took
+    answered, took_s = _local_time(fields.get("timestamp")), max(0.0, number(fields.get("elapsed_seconds")) or 0.0)
+    dropped_s = 0.0 if answered is None or began is None else (answered - began).total_seconds() - took_s
     return Point(
         submission_id=place,
         manifest_id="",
-        elapsed_s=_dropped_s(fields, began),
+        elapsed_s=max(0.0, dropped_s),
         status=SubmissionState.FAILED if failed else SubmissionState.SCORED,
         score=None if failed else score,
         model_path=clean(masked(path)) if isinstance(path, str) else None,
         reason=clean(masked(str(problem)[:2000])) if failed else None,
     )
-
-
-def _dropped_s(fields: dict[str, Any], began: dt.datetime | None) -> float:
-    """Return seconds from the start to a submission: the reference records when it answered and how long that took."""
-    answered = _local_time(fields.get("timestamp"))
-    if answered is None or began is None:
-        return 0.0
-    took_s = number(fields.get("elapsed_seconds")) or 0.0
-    return max(0.0, (answered - began).total_seconds() - max(0.0, took_s))
 
 
 def _began(run: ReferenceRun) -> dt.datetime | None:
@@ -402,21 +377,17 @@ def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
 def _baseline(run: ReferenceRun) -> float | None:
     """Return the base model's score of the first entry that has one, else of the row."""
     told = [entry.get("baseline_score") for entry in run.scores or () if isinstance(entry, dict)]
-    found = next((score for value in (*told, run.row.get("baseline")) if (score := number(value)) is not None), None)
-    return found if found is not None and 0 <= found <= 100 else None
+    return _points_or_none(next((one for one in (*told, run.row.get("baseline")) if number(one) is not None), None))
 
 
 def _best_of_row(run: ReferenceRun) -> float | None:
     """Return the row's best score if there is no scores.json. 0 in the row means none."""
     if run.scores is not None or not number(run.row.get("submissions")):
         return None
-    found = number(run.row.get("best_score"))
-    return found if found is not None and 0 < found <= 100 else None
+    return _points_or_none(run.row.get("best_score")) or None
 
 
-def _gain(
-    run: ReferenceRun, baseline: float | None, told: float | None, points: tuple[Point, ...]
-) -> tuple[Gain | None, Excluded | None]:
+def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tuple[Gain | None, Excluded | None]:
     """Return the improvement, and why it does not count (None if it does)."""
     if not _over(run):
         return None, "unfinished"
@@ -437,9 +408,7 @@ def _notes(run: ReferenceRun, points: tuple[Point, ...], baseline: float | None)
         notes.append(ZERO_BASE)
     if baseline is None:
         notes.append("the base model's score is unknown: there is no improvement")
-    zeros = sum(point.score == 0 for point in points)
-    if zeros:
-        notes.append(
-            f"{zeros} of {len(points)} submissions have the score 0.0 and no error: it may stand for an evaluation that failed"
-        )
+    if zeros := sum(point.score == 0 for point in points):
+        what = "have the score 0.0 and no error: it may stand for an evaluation that failed"
+        notes.append(f"{zeros} of {len(points)} submissions {what}")
     return notes

@@ -77,26 +77,20 @@ def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: S
 
 
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
-    """Yield the notes on the report as a whole."""
     ours = [run for run in runs if run.imported is None]
-    unranked = sum(run.sandbox in NEVER_RANKS for run in ours)
-    if unranked:
-        yield f"not ranked: {unranked} of {len(runs)} runs had no sandbox, so their agents could have read held-out items"
+    of = f"of {len(runs)} runs"
+    if unranked := sum(run.sandbox in NEVER_RANKS for run in ours):
+        yield f"not ranked: {unranked} {of} had no sandbox, so their agents could have read held-out items"
     for flag in UNRANKING:
-        flagged = sum(flag in run.flags for run in runs)
-        if flagged:
-            yield f"not ranked: the selected checkpoint of {flagged} of {len(runs)} runs is flagged {flag}"
-    if len(ours) < len(runs):
-        count = f"{len(runs) - len(ours)} of {len(runs)} runs"
-        yield f"imported: {count} are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
-    contaminated = sum(bool(run.contaminated) for run in runs)
-    if contaminated:
-        yield f"contamination: held-out items stood in the workspaces of {contaminated} of {len(runs)} runs"
-    paper = sum(run.protocol is states.Protocol.PAPER for run in ours)
-    if paper:
-        yield f"paper protocol: {paper} of {len(runs)} runs were scored on one split whose scores were told, maximum kept"
-    twice = sorted(run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1)
-    if twice:
+        if flagged := sum(flag in run.flags for run in runs):
+            yield f"not ranked: the selected checkpoint of {flagged} {of} is flagged {flag}"
+    if imported := len(runs) - len(ours):
+        yield f"imported: {imported} {of} are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
+    if contaminated := sum(bool(run.contaminated) for run in runs):
+        yield f"contamination: held-out items stood in the workspaces of {contaminated} {of}"
+    if paper := sum(run.protocol is states.Protocol.PAPER for run in ours):
+        yield f"paper protocol: {paper} {of} were scored on one split whose scores were told, maximum kept"
+    if twice := sorted(run_id for run_id, count in Counter(run.run_id for run in runs).items() if count > 1):
         were = "1 run was" if len(twice) == 1 else f"{len(twice)} runs were"
         yield f"{were} made more than once under the same conditions and seed; all are counted: {', '.join(twice[:5])}"
 
@@ -119,8 +113,8 @@ def limits_of(budget: Budget) -> dict[str, float]:
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
     """Return, for each run, what decides which runs it is compared with.
 
-    A run whose agent never started, or without any score, has no sandbox, GPU or engine of its own. It takes the value of
-    the otherwise equal runs if these all have the same.
+    A run that never started, or without any score, lacks a sandbox, GPU or engine of its own. It takes that of the otherwise
+    equal runs if these all have the same.
     """
     keys = [_comparable(run) for run in runs]
     keys = _like_others(keys, [run.sandbox == UNTRIED for run in runs], STARTED, {*STARTED, "engine_hash"})
@@ -144,32 +138,19 @@ def _like_others(
     ]
 
 
-def shared(comparable: Comparable) -> Conditions:
-    """Return the part that several tasks can share."""
-    return Conditions(**{name: getattr(comparable, name) for name in Conditions.model_fields})
-
-
 def _comparable(run: RunSummary) -> Comparable:
     # how imported runs were measured is unknown, so two folders are not comparable, nor two scores of the base model
     imported = run.imported is not None
     base = run.baseline_report if imported else None
+    same = {name: getattr(run, name) for name in Comparable.model_fields.keys() & RunSummary.model_fields.keys()}
     return Comparable(
-        imported=f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
-        base_score=base.score if base is not None else None,
-        task=run.task,
-        base_model=run.base_model,
-        base_model_content_hash=run.base_model_content_hash,
-        budget_s=run.budget_s,
-        limits=run.limits,
-        gpus=run.story.resources.gpus,
-        gpu_model=run.story.resources.gpu_model,
-        environment_hash=run.environment_hash,
-        protocol=run.protocol,
-        network=run.network,
-        sandbox=run.sandbox,
-        recipe_hash=run.recipe_hash,
-        engine_hash=run.engine_hash,
-        split_hashes=run.split_hashes,
+        **{
+            **same,
+            "imported": f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
+            "base_score": base.score if base is not None else None,
+            "gpus": run.story.resources.gpus,
+            "gpu_model": run.story.resources.gpu_model,
+        }
     )
 
 
@@ -266,23 +247,15 @@ _KINDS: dict[str, IntervalKind] = {
 def over_runs(
     values: Sequence[float], of_one: tuple[float | None, float | None] | None = None, *, bootstrap: bool = True
 ) -> OverRuns:
-    """Compute the mean over runs: t interval for three or more that differ, range for two, the items' interval for one
-    (labelled); from five on also a bootstrap."""
+    """Compute the mean over runs; of one run, its items' interval is given."""
     found = mean_t_interval(values)
     low, high, kind = found.low, found.high, _KINDS[found.kind]
     if found.n == 1 and of_one is not None and of_one[0] is not None:
         low, high = of_one
         kind = "items of one run, not over runs"
     boot = statistics.bootstrap_mean(values) if bootstrap else None
-    return OverRuns(
-        n=found.n,
-        mean=found.mean,
-        low=low,
-        high=high,
-        interval=kind,
-        bootstrap_low=boot.low if boot else None,
-        bootstrap_high=boot.high if boot else None,
-    )
+    drawn = {"bootstrap_low": boot.low, "bootstrap_high": boot.high} if boot else {}
+    return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind, **drawn)
 
 
 def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
@@ -315,42 +288,36 @@ def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
     """Return the places of the groups that share their conditions."""
     pools: dict[str, tuple[Conditions, list[int]]] = {}
     for place, group in enumerate(groups):
-        conditions = shared(group.comparable)
+        conditions = Conditions(**{name: getattr(group.comparable, name) for name in Conditions.model_fields})
         pools.setdefault(conditions.digest(), (conditions, []))[1].append(place)
     return list(pools.values())
 
 
 def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
     ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
-    tasks = tuple(_task(groups[place], place) for place in places)
+    pinned = ("task", "recipe_hash", "split_hashes", "base_score")
+    keys = [groups[place].comparable for place in places]
+    tasks = tuple(
+        BoardTask(group=place, **{name: getattr(key, name) for name in pinned})
+        for place, key in zip(places, keys, strict=True)
+    )
     names = Counter(task.task for task in tasks)
     summaries = {(cell_key(cell), c): cell for c, place in enumerate(places) for cell in groups[place].cells}
     cells = _board_cells(summaries, ranks, runs)
     order = sorted({key for key, _ in cells})
     rows = []
     for key in order:
-        mine = [cells.get((key, c)) for c in range(len(tasks))]
-        row = [summaries.get((key, c)) for c in range(len(tasks))]
-        clear = [_values(cell, runs) for cell, task in zip(row, tasks, strict=True) if names[task.task] == 1]
-        of_row = [runs[place] for cell in row if cell is not None for place in cell.places]
-        rows.append(_row(key, label(key, order), mine, _overall(clear), of_row))
+        of_row = [summaries.get((key, c)) for c in range(len(tasks))]
+        clear = [_values(cell, runs) for cell, task in zip(of_row, tasks, strict=True) if names[task.task] == 1]
+        mine = [runs[place] for cell in of_row if cell is not None for place in cell.places]
+        shown = [cells.get((key, c)) for c in range(len(tasks))]
+        rows.append(_row(key, label(key, order), shown, _overall(clear), mine))
     return Board(
         conditions=conditions,
         ambiguous_tasks=tuple(sorted(task for task, count in names.items() if count > 1)),
         ranks=ranks,
         tasks=tasks,
         rows=tuple(sorted(rows, key=_standing)),
-    )
-
-
-def _task(group: Group, place: int) -> BoardTask:
-    key = group.comparable
-    return BoardTask(
-        task=key.task,
-        recipe_hash=key.recipe_hash,
-        split_hashes=key.split_hashes,
-        base_score=key.base_score,
-        group=place,
     )
 
 
@@ -425,7 +392,7 @@ def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
 def _apart(high: OverRuns, low: OverRuns) -> bool:
     """Return whether one interval is wholly above the other: visible in a plot, and stricter than a test of the difference.
 
-    Runs without spread have no interval, so they are never apart from anything.
+    Runs without spread have no interval and are never apart from anything.
     """
     if not high.interval == low.interval == "t over runs":
         return False
@@ -472,8 +439,8 @@ def _row(
         planned=_counted([str(run.story.route.planned) for run in counted]),
         executed=_counted([str(run.story.route.executed) for run in counted]),
         turned=sum(_turned(run) for run in counted),
-        modes_kept=sum(one is True for one in kept),
-        modes_broken=sum(one is False for one in kept),
+        modes_kept=kept.count(True),
+        modes_broken=kept.count(False),
         failures=_counted([str(run.story.failure.kind) for run in counted if run.story.failure is not None]),
         costs=Costs(
             tokens=_spent(counted, [used(run, "tokens") for run in counted]),
@@ -494,13 +461,10 @@ def _counted(words: Sequence[str]) -> dict[str, int]:
 
 
 def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
-    """Return the mean of the tasks' means, with a t interval from the runs within tasks (Satterthwaite's degrees of freedom).
+    """Return the mean of the tasks' means of improvements, with a t interval from the runs within tasks.
 
     Source: B. L. Welch, Biometrika 34:28-35, 1947, for a sum of independent means. No interval if the runs of a task are all
     equal: their spread is unknown, not 0.
-
-    Args:
-        values: improvements of the counted runs, for each task with exactly one column.
     """
     if len(values) < 2 or any(len(one) < RUNS_TO_RANK for one in values):
         return None
@@ -560,6 +524,6 @@ def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskCompari
     }
     holm = statistics.holm_by({pair: found.p_value for pair, found in met.items()})
     return tuple(
-        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm[a, b], **found._asdict())
+        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm[a, b], **found.model_dump())
         for (a, b), found in met.items()
     )

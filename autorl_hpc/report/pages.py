@@ -21,7 +21,7 @@ from autorl_hpc.report import run_chart, run_page, tables
 from autorl_hpc.report import run_markdown as run_md_parts
 from autorl_hpc.report import run_page as run_html_parts
 from autorl_hpc.report.axes import limits_told
-from autorl_hpc.report.charts import MAX_SERIES, Figure, LinePanel
+from autorl_hpc.report.charts import MAX_SERIES, Figure
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.run_page import RunPage
@@ -134,7 +134,7 @@ def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
 
     legend = [(label, f"c{place % MAX_SERIES}", place >= MAX_SERIES) for label, place in figure.legend]
     drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
-    return {"figure": figure, "panels": drawn, "legend": legend, "lines": isinstance(figure.panels[0], LinePanel)}
+    return {"figure": figure, "panels": drawn, "legend": legend, "lines": figure.panels[0].kind == "lines"}
 
 
 def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, Any]]:

@@ -1,44 +1,41 @@
 """Make a report: `refresh` re-reads the runs that changed and takes the others from the digest cache.
 
-Also here: `build` and `write_all` without a cache, `show` on the terminal, `keep_heads` (heads.json), and `watch_report`.
+Also here: `build` (everything read, nothing written), `show` on the terminal, `keep_heads` (heads.json), and `watch_report`.
 """
 
 from __future__ import annotations
 
 import errno
 import gc
-import hashlib
-import io
 import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records import canonical_json
 from autorl_hpc.report.cache import (
+    Digest,
     Digests,
-    Kept,
-    Stamp,
     code_stamp,
+    hashed,
     imports_key,
     left_out_key,
     own_bytes,
-    packed,
     stamp,
-    unpacked,
+    with_entries,
 )
 from autorl_hpc.report.charts import write_figures
 from autorl_hpc.report.find import ChosenRun, FoundRuns, find_runs, imported_runs, runs_on_disk, shown, without_copies
@@ -53,7 +50,6 @@ from autorl_hpc.report.pages import (
     write_run,
     write_versus,
 )
-from autorl_hpc.report.run_folder import ReadableLedger
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
 from autorl_hpc.report.versus import compare
@@ -72,9 +68,9 @@ def build(paths: Sequence[Path]) -> MergedReport:
     library = Library()
 
     def read_all(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
-        for run, chain in runs:
+        for run, ledger in runs:
             try:
-                yield digest(run, library, chain)
+                yield digest(run, library, ledger)
             except Exception as error:
                 yield error
 
@@ -104,40 +100,17 @@ def _order(run: RunSummary) -> tuple[str | int, ...]:
     return run.task, run.base_model, run.agent, run.driver, run.mode, run.seed, run.experiment, run.run_id
 
 
-def write_all(merged: MergedReport, out: Path | None = None, *, figures: bool = False) -> Path:
-    """Write the pages of every run (all with whole summaries) and the merged report; return the path of index.html.
-
-    Args:
-        out: the folder; default: the report's own.
-        figures: draw the figures, on the page and as PNG and SVG files in `figures/`.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
-    out = (out or Path(merged.default_out)).absolute()
-    homes = map(Path, merged.run_folders)
-    folders = [write_run(run, RunDir(home), out) for run, home in zip(merged.runs, homes, strict=True)]
-    return write_merged(merged, folders, out, figures=write_figures(merged, out) if figures else None)
-
-
 def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
-    """Print the report's table, or the comparison of two sides, for this terminal. An unchanged report prints its cached text."""
+    """Print the report's table, or the comparison of two sides."""
     from rich.console import Console
 
     from autorl_hpc.report.terminal import print_comparison, print_summary
 
-    here = Console()
-
-    def render(merged: MergedReport) -> str:
-        text = io.StringIO()
-        page = Console(file=text, width=here.width, force_terminal=here.is_terminal, no_color=here.no_color)
-        if sides is None:
-            print_summary(merged, page, done.index)
-        else:
-            print_comparison(compare(merged, *sides), page, done.index.parent)
-        return text.getvalue()
-
-    sys.stdout.write(done.text(f"{here.width} {here.is_terminal} {here.no_color} {done.index} {sides}", render))
+    merged = done.load()
+    if sides is None:
+        print_summary(merged, Console(), done.index)
+    else:
+        print_comparison(compare(merged, *sides), Console(), done.index.parent)
 
 
 def keep_heads(experiment: ExperimentDir) -> list[str]:
@@ -165,7 +138,7 @@ def keep_heads(experiment: ExperimentDir) -> list[str]:
 # --- incremental refresh
 
 STATE_NAME = ".report"
-"""File beside the report: the key of its inputs, stamps of its files, and rendered texts."""
+"""File beside the report: the key of its inputs, stamps of its files, and counts."""
 
 OVER = (RunState.FINISHED, RunState.DAMAGED)
 OUTPUTS = (
@@ -204,52 +177,30 @@ class Refreshed:
 
     Attributes:
         index: the path of index.html.
-        merged: the report; None if nothing changed, because then it is not loaded.
+        merged: the report; None if nothing changed and nothing was written.
         read: number of runs that were read again.
-        state: as in the state file; if nothing is kept, without key.
+        live: number of runs that are not over.
+        left_out: number of things that are left out of the report.
+        folders: of the runs.
     """
 
     index: Path
     merged: MergedReport | None
     read: int
-    state: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def runs(self) -> int:
-        """Return the number of runs in the report."""
-        return len(self.state["folders"])
-
-    @property
-    def live(self) -> int:
-        """Return how many runs are not over."""
-        return int(self.state["live"])
-
-    @property
-    def left_out(self) -> int:
-        """Return how many things are left out of the report."""
-        return int(self.state["left_out"])
-
-    @property
-    def changed(self) -> bool:
-        """Return whether anything was written."""
-        return self.merged is not None
-
-    def text(self, name: str, render: Callable[[MergedReport], str]) -> str:
-        """Return a rendering of the report: the cached text of this name if nothing changed, else what `render` returns."""
-        texts = self.state["texts"]
-        if self.changed or not isinstance(texts.get(name), str):
-            texts[name] = render(self.merged or self._loaded())
-            _write_state(self.index.parent, self.state)
-        return str(texts[name])
+    live: int
+    left_out: int
+    folders: tuple[str, ...]
 
     def json_text(self, compared: bool = False) -> str:
         """Return the text of summary.json, or of compare.json if `compared`."""
         name = COMPARE_NAME if compared else SUMMARY_NAME
         return reading.read_bytes(self.index.parent / name, max_bytes=MAX_SUMMARY_BYTES).decode()
 
-    def _loaded(self) -> MergedReport:
-        folders = tuple(os.fsdecode(bytes.fromhex(path)) for path in self.state["folders"])
-        return MergedReport.model_validate_json(self.json_text()).model_copy(update={"run_folders": folders})
+    def load(self) -> MergedReport:
+        """Return the report, as it was written if nothing changed."""
+        if self.merged is not None:
+            return self.merged
+        return MergedReport.model_validate_json(self.json_text()).model_copy(update={"run_folders": self.folders})
 
 
 def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = Options()) -> Refreshed:
@@ -266,12 +217,13 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         _make_given(out)
     out = (out or found.out).absolute()
     digests = Digests(out)
-    kept: dict[Path, Kept] = {}
+    kept: dict[Path, Digest] = {}
     if not options.fresh:
         kept = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
-        before = _unchanged(out, _key(found, {path: one.key for path, one in kept.items()}, options))
+        keys = {path: one.key or "" for path, one in kept.items()}
+        before = _unchanged(out, _key(found, keys, options))
         if before is not None:
-            return Refreshed(out / INDEX, None, 0, before)
+            return before
 
     left_out = list(found.said)
     reader = _Reader(out, digests, kept)
@@ -279,7 +231,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         merged = merge(found, reader.summaries)
         homes = map(Path, merged.run_folders)
         folders = [
-            reader.folders.get(home) or write_run(run, RunDir(home), out)  # those of imported runs are written here
+            reader.made[home].folder if home in reader.made else write_run(run, RunDir(home), out)  # imported
             for run, home in zip(merged.runs, homes, strict=True)
         ]
         merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
@@ -289,13 +241,16 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         if versus is not None:
             write_versus(versus, out)
     live = sum(run.state not in OVER for run in merged.runs)
-    state: dict[str, Any] = {"left_out": len(merged.left_out), "live": live, "texts": {}}
-    state["folders"] = [os.fsencode(folder).hex() for folder in merged.run_folders]
-    if len(reader.keys) == len(reader.folders):
+    done = Refreshed(out / INDEX, merged, reader.read, live, len(merged.left_out), merged.run_folders)
+    keys = {path: one.key for path, one in reader.made.items() if one.key is not None}
+    if len(keys) == len(reader.made):  # else a run could not be kept, and the next report reads it again
         found.said = left_out
-        state |= {"key": _key(found, reader.keys, options), "outputs": _output_stamps(out)}
-    _write_state(out, state)
-    return Refreshed(out / INDEX, merged, reader.read, state)
+        paths_hex = [os.fsencode(folder).hex() for folder in done.folders]
+        state = {"live": live, "left_out": done.left_out, "folders": paths_hex, "outputs": _output_stamps(out)}
+        with suppress(OSError):
+            state["key"] = _key(found, keys, options)
+            atomic.write_bytes(out / STATE_NAME, canonical_json(state), durable=False)
+    return done
 
 
 def bring_up_to_date(paths: list[Path]) -> Refreshed:
@@ -321,38 +276,32 @@ def _make_given(out: Path) -> None:
 def _key(found: FoundRuns, keys: dict[Path, str], options: Options) -> str:
     """Return the key of a report's inputs, runs that are left out among them."""
     runs = [[os.fsencode(run.path).hex(), keys.get(run.path) or left_out_key(run)] for run in found.runs]
-    imports = [imports_key(place) for place in found.imports]
     left_out = [one.model_dump(mode="json") for one in found.left_out]
-    told = [code_stamp(), vars(replace(options, fresh=False)), runs, imports, left_out]
-    return hashlib.sha256(canonical_json(told)).hexdigest()
+    imports = [imports_key(place) for place in found.imports]
+    return hashed([code_stamp(), vars(replace(options, fresh=False)), runs, imports, left_out])
 
 
-def _unchanged(out: Path, key: str) -> dict[str, Any] | None:
-    """Return the state of the report in `out` if writing it now would give the same files, else None."""
+def _unchanged(out: Path, key: str) -> Refreshed | None:
+    """Return the report in `out` if writing it now would give the same files, else None."""
     try:
         state = json.loads(own_bytes(out / STATE_NAME))
-    except (OSError, ValueError, RecursionError):
+        if state["key"] != key or state["outputs"] != _output_stamps(out):
+            return None
+        folders = tuple(os.fsdecode(bytes.fromhex(path)) for path in state["folders"])
+        return Refreshed(out / INDEX, None, 0, int(state["live"]), int(state["left_out"]), folders)
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    kinds = {"left_out": int, "live": int, "texts": dict, "folders": list}
-    if not isinstance(state, dict) or any(type(state.get(name)) is not kind for name, kind in kinds.items()):
-        return None
-    return state if state.get("key") == key and state.get("outputs") == _output_stamps(out) else None
 
 
-def _output_stamps(out: Path) -> list[Stamp]:
+def _output_stamps(out: Path) -> list[list[int] | None]:
     beside = [out / BESIDE / name / RUN_PAGE for name in reading.list_names(out / BESIDE)]
     return [stamp(path) for path in (*(out / name for name in OUTPUTS), *beside)]
-
-
-def _write_state(out: Path, state: dict[str, Any]) -> None:
-    with suppress(OSError):
-        atomic.write_bytes(out / STATE_NAME, canonical_json(state), durable=False)
 
 
 # --- reading the runs that changed, on all cores; only one run is held in full at a time, of the others a short summary
 
 OBJECTS_BEFORE_COLLECTION = 200_000
-"""Records have no cycles; the default threshold (700) makes the collector take a third of the time."""
+"""Records have no cycles; with the default threshold (700) the collector takes a third of the time."""
 
 
 @contextmanager
@@ -365,22 +314,18 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-class _Made(NamedTuple):
-    """A run that was read: the folder of its pages, its key (None if it could not be taken), its packed summary."""
-
-    folder: Path
-    key: str | None
-    data: bytes
-
-
 class _Reader:
-    """Get runs' summaries from their digests, else by reading them and writing their pages."""
+    """Get runs' summaries from their digests, else by reading them and writing their pages.
 
-    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Kept]) -> None:
+    Attributes:
+        made: digest of each run that could be read.
+        read: number of runs that were read.
+    """
+
+    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Digest]) -> None:
         self.out, self.digests, self.kept = out, digests, kept
         self.library = Library()
-        self.folders: dict[Path, Path] = {}
-        self.keys: dict[Path, str] = {}
+        self.made: dict[Path, Digest] = {}
         self.read = 0
 
     def summaries(self, runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
@@ -389,64 +334,46 @@ class _Reader:
         Raises:
             AutorlError: the pages can't be written.
         """
-        shared = [run for run, chain in runs if chain is None and run.path not in self.kept]
-        here = set(shared[:1])  # read before the fork, so that the workers inherit what reading it imports and compiles
-        shared = shared[1:]
-        with ExitStack() as stack:
-            answers: Iterator[_Made | None] | None = None
-            for run, chain in runs:
-                if run.path in self.kept or chain is not None or run in here:
-                    yield self._taken(run, chain)
-                    continue
-                if answers is None:
-                    task = shared_out(lambda n: self._made(shared[n], None), len(shared), workers_for(len(shared)))
-                    answers = stack.enter_context(task)
-                made = next(answers)
-                yield self._taken(run, None) if made is None else self._noted(run, made)
+        changed = [run for run in runs if run.run.path not in self.kept]
+        first = [self._read(run) for run in changed[:1]]  # before the fork: workers inherit its imports and templates
+        others = max(0, len(changed) - 1)
+        with shared_out(lambda n: self._read(changed[n + 1]), others, workers_for(others)) as answers:
+            ready = chain(first, answers)
+            for run in runs:
+                kept = self.kept.pop(run.run.path, None)
+                with suppress(ValueError):
+                    if kept is not None:
+                        yield self._noted(run, kept, kept.summary())
+                        continue
+                made = next(ready) if kept is None else None
+                made = made or self._read(run)
+                if isinstance(made, Exception):
+                    yield made
+                else:
+                    self.read += 1
+                    yield self._noted(run, made, made.summary())
 
-    def _taken(self, run: RunDir, chain: ReadableLedger | None) -> RunSummary | Exception:
-        kept = self.kept.pop(run.path, None)
-        if kept is not None:
-            with suppress(ValueError):
-                self.folders[run.path], self.keys[run.path] = kept.folder, kept.key
-                return unpacked(kept.data)
-        try:
-            return self._noted(run, self._made(run, chain))
-        except _CannotWrite as error:
-            raise error.cause from None
-        except Exception as error:
-            return error
+    def _noted(self, run: ChosenRun, made: Digest, summary: RunSummary) -> RunSummary:
+        self.made[run.run.path] = made._replace(data=b"")
+        return summary
 
-    def _made(self, run: RunDir, chain: ReadableLedger | None) -> _Made:
-        """Read a run; write its pages and its digest."""
+    def _read(self, chosen: ChosenRun) -> Digest | Exception:
+        """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
+        run, ledger = chosen
         key = None
         with suppress(OSError, ValueError):
             key = self.digests.key(run)
-        whole = digest(run, self.library, chain)
         try:
-            folder = write_run(whole, run, self.out)
-        except AutorlError as error:
-            raise _CannotWrite(error) from error
-        data = packed(whole.short())
-        if key is not None:
-            with suppress(OSError):
-                key = self.digests.keep(folder, key, run, data, damaged=whole.damage is not None)
-        return _Made(folder, key, data)
-
-    def _noted(self, run: RunDir, made: _Made) -> RunSummary:
-        self.folders[run.path] = made.folder
-        if made.key is not None:
-            self.keys[run.path] = made.key
-        self.read += 1
-        return unpacked(made.data)
-
-
-class _CannotWrite(Exception):
-    """A run's pages can't be written, which is no reason to leave the run out."""
-
-    def __init__(self, cause: AutorlError) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+            whole = digest(run, self.library, ledger)
+        except Exception as error:
+            return error
+        folder = write_run(whole, run, self.out)
+        damaged = whole.damage is not None
+        if key is not None and damaged:
+            key = with_entries(key, run)
+        made = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
+        made.keep()
+        return made
 
 
 # --- worker processes: forked; what a worker fails at, or loses when it is killed, the first process does again
@@ -475,11 +402,10 @@ def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[Any]]
     Args:
         work: runs in a forked copy of this process, so its changes to memory are lost.
     """
-    if not min(workers, pieces):
+    if workers < 1:
         yield iter([None] * pieces)
         return
-    forks = multiprocessing.get_context("fork")
-    pool = ProcessPoolExecutor(min(workers, pieces), forks, _begin, (work,))
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (work,))
     asked: deque[Future[Any]] = deque()
     with suppress(BrokenExecutor):
         asked.extend(pool.submit(_answer, number) for number in range(pieces))
@@ -496,13 +422,14 @@ def _begin(work: Work) -> None:
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
 
 
-def _end_with(asking: Any) -> None:
-    asking.join()
+def _end_with(parent: Any) -> None:
+    parent.join()
     os._exit(1)
 
 
 def _answer(number: int) -> Any:
-    return _held[0](number)
+    found = _held[0](number)
+    return None if isinstance(found, Exception) else found  # exceptions may not survive the way between processes
 
 
 def _result(asked: deque[Future[Any]]) -> Any:
@@ -554,9 +481,9 @@ def watch_report(
 
 
 def _line(done: Refreshed) -> str:
-    read = f"{done.read} read again" if done.changed else "nothing changed"
+    read = f"{done.read} read again" if done.merged is not None else "nothing changed"
     left_out = f", {done.left_out} things left out" if done.left_out else ""
-    return f"{_now()}  {done.runs} runs, {done.live} not over, {read}{left_out}"
+    return f"{_now()}  {len(done.folders)} runs, {done.live} not over, {read}{left_out}"
 
 
 def _now() -> str:

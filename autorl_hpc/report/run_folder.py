@@ -9,6 +9,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from autorl_hpc.files.ledger import Ledger, Linked, sha256_hex
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.base import NewerVersion
-from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed, Submission
+from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.recorded import RECORDED
 from autorl_hpc.records.run import Science
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.hidden_items import Hidden, hidden_of
+from autorl_hpc.report.hidden_items import Hidden
 from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.states import SandboxLevel, Split
 
@@ -139,17 +140,16 @@ class Bases:
     """The baselines folder of an experiment, read once."""
 
     folder: Path
-    _known: dict[str, Baseline] | None = field(default=None)
     _digests: dict[str, str] = field(default_factory=dict)
 
     def by_engine(self, science: Science, split: Split, engine_hash: str) -> Baseline | None:
         """Return the base model's score on a split, measured by one engine; None if there is none."""
-        found = self._all().get(baseline_key(science, split, engine_hash))
+        found = self._known.get(baseline_key(science, split, engine_hash))
         return found if found is not None and _fits(found, science, split) else None
 
     def any_engine(self, science: Science, split: Split) -> Baseline | None:
         """Return the base model's score on a split if exactly one engine measured it, else None."""
-        engines = {b.evaluation.engine_hash for b in self._all().values() if b.evaluation.engine_hash}
+        engines = {b.evaluation.engine_hash for b in self._known.values() if b.evaluation.engine_hash}
         found = [b for engine in sorted(engines) if (b := self.by_engine(science, split, engine)) is not None]
         return found[0] if len(found) == 1 else None
 
@@ -163,13 +163,12 @@ class Bases:
         """Return the path of its items file."""
         return self.folder / f"{baseline.key}.items.jsonl.gz"
 
-    def _all(self) -> dict[str, Baseline]:
-        if self._known is None:
-            keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
-            read = [(key, read_baseline(self.folder, key)) for key in keys]
-            fits = [(key, one) for key, one in read if one is not None and one.key == key]
-            self._known = {key: one for key, one in fits if one.evaluation.engine_hash == one.engine.digest()}
-        return self._known
+    @cached_property
+    def _known(self) -> dict[str, Baseline]:
+        keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
+        read = [(key, read_baseline(self.folder, key)) for key in keys]
+        fits = [(key, one) for key, one in read if one is not None and one.key == key]
+        return {key: one for key, one in fits if one.evaluation.engine_hash == one.engine.digest()}
 
 
 def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
@@ -185,8 +184,6 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
 # --- items files (`items/<submission>.<split>.jsonl.gz`)
 
 _NOTHING: Mapping[str, Any] = {}
-"""One shared object, since most items have no facts."""
-
 SCORE_TOLERANCE = 1e-6
 """Points; summing the same outcomes in another order changes a mean by far less."""
 
@@ -254,23 +251,6 @@ class ItemsReader:
         return replace(items, lc_c=evaluation.metrics.get("lc_c"))
 
 
-def clusters_of(base: Items, new: Items) -> tuple[str, ...] | None:
-    """Return the clusters of the items that both models were scored on; None if there are none.
-
-    Raises:
-        Unusable: the two files disagree.
-    """
-    if base.clusters and new.clusters and base.clusters != new.clusters:
-        raise Unusable("the items of base model and checkpoint are not in the same clusters")
-    return base.clusters or new.clusters
-
-
-def same_items(base: Items, new: Items) -> None:
-    """Raise Unusable unless both have the same items in the same order."""
-    if base.ids != new.ids:
-        raise Unusable("the base model and the checkpoint were not scored on the same items")
-
-
 def _parse(path: Path, wanted: str) -> Items:
     try:
         data = reading.read_bytes(path)
@@ -330,21 +310,6 @@ def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:
         )
         for used in view.sandboxes
     )
-
-
-def fingerprint_of(view: RunView, submission: Submission) -> Fingerprint | None:
-    """Return a submission's fingerprint with texts cleaned; None if it has none."""
-    known = view.fingerprint_of(submission)
-    if known is None:
-        return None
-    names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
-    return known.model_copy(update={name: clean(getattr(known, name)) for name in names})
-
-
-def contamination_of(view: RunView, number: int | None, hidden: Hidden | None = None) -> Contamination | None:
-    """Return the first look at the workspace for submission `number` (None: the look at the run's end); None if there is none."""
-    known = next((one for one in view.contaminations if one.submission_id == number), None)
-    return None if known is None else shown_look(known, hidden or hidden_of(view.contaminations))
 
 
 def shown_look(known: Contamination, hidden: Hidden) -> Contamination:

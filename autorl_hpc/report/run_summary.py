@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
@@ -13,10 +15,11 @@ from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.entries import Evaluation, FingerprintFlag, Submission
+from autorl_hpc.records.entries import Contamination, Evaluation, FingerprintFlag, Submission
 from autorl_hpc.records.exchange import Baseline, Clock
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.format import clean
+from autorl_hpc.report.hidden_items import hidden_of
 from autorl_hpc.report.leaderboard import limits_of
 from autorl_hpc.report.run_folder import (
     Bases,
@@ -24,11 +27,11 @@ from autorl_hpc.report.run_folder import (
     ItemsReader,
     ReadableLedger,
     Unusable,
-    contamination_of,
     looks,
     ranks,
     read_chain,
     sandboxes,
+    shown_look,
     worst_found,
 )
 from autorl_hpc.report.run_story.context import RunContext
@@ -47,7 +50,7 @@ from autorl_hpc.report.scores import (
     score_summary,
     visible_gain,
 )
-from autorl_hpc.report.summary import UNTRIED, Excluded, Figures, Gain, Gap, RunSummary
+from autorl_hpc.report.summary import UNTRIED, Excluded, Figures, Gain, Gap, RunSummary, ScoreSummary
 from autorl_hpc.report.tables import notes_of, notes_of_story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
@@ -107,8 +110,8 @@ class _Digest:
         """Return the whole summary."""
         view, science, record, found = self.view, self.science, self.record, self.found
         closed, sealed = self.closed, self.sealed
-        feedback_base, report_base = self._base(self.feedback_split), self._base(Split.REPORT)
-        feedback_base, report_base = self._as_closed(feedback_base), self._as_closed(report_base)
+        feedback_base = self._as_closed(self._base(self.feedback_split))
+        report_base = self._as_closed(self._base(Split.REPORT))
         self._judge(feedback_base, report_base)
         feedback_items, report_items = self._base_items(feedback_base), self._base_items(report_base)
         intervals = self._intervals()
@@ -117,70 +120,44 @@ class _Digest:
         best_score = view.score_of(best) if best else None
         fault, reason = self._fault()
         sandbox, network = view.sandbox or (UNTRIED, science.network)
-        elapsed_s, given_back_s = self._used()
         count = Counter(point.status for point in points)
         summary = RunSummary(
+            **_fields(science, "task agent driver base_model base_model_content_hash seed protocol environment_hash"),
+            **_fields(record, "experiment agent_hash recipe_hash code_hash task_hash"),
+            **_fields(sealed, "starts reprompts ended_by exit_code"),
+            **_fields(closed, "selected selected_by"),
+            **_fields(found, "improvement gap excluded"),
+            **self._used(),
             tool_version=__version__,
             run_id=clean(record.run_id) or "",
-            experiment=record.experiment,
-            task=science.task,
-            agent=science.agent,
-            agent_hash=record.agent_hash,
-            driver=science.driver,
-            base_model=science.base_model,
-            base_model_content_hash=science.base_model_content_hash,
             mode=clean(science.mode) or "",
-            seed=science.seed,
-            protocol=science.protocol,
             state=RunState.DAMAGED if self.chain.damage else view.state,
             damage=clean(self.chain.damage),
             budget_s=science.budget.wall_clock_s,
             limits=limits_of(science.budget),
-            environment_hash=science.environment_hash,
-            elapsed_s=elapsed_s,
-            given_back_s=given_back_s,
-            used=_used_of(view),
-            starts=sealed.starts if sealed else 0,
-            reprompts=sealed.reprompts if sealed else 0,
             attempts=view.attempt,
             accepted=len(view.accepted()),
             refused=count[SubmissionState.REFUSED] + (sealed.refused_unrecorded if sealed else 0),
             failed=count[SubmissionState.FAILED],
             waiting=count[SubmissionState.ACCEPTED],
             baseline_feedback=baseline_summary(feedback_base, feedback_items) if feedback_base else None,
-            best_feedback=score_summary(
-                best_score.evaluation, best.submission_id, self._items_behind(best, best_score.evaluation)
-            )
-            if best and best_score
-            else None,
-            selected=closed.selected if closed else None,
-            selected_by=closed.selected_by if closed else None,
-            report=score_summary(report, closed.selected, self._items_behind(self.chosen, report))
-            if report and closed
-            else None,
+            best_feedback=self._score(best_score.evaluation, best) if best and best_score else None,
+            report=self._score(report, self.chosen) if report else None,
             baseline_report=baseline_summary(report_base, report_items) if report_base else None,
             figures=self._figures(feedback_base, report_base),
-            improvement=found.improvement,
-            gap=found.gap,
             noise=noise_of_queries(view, intervals),
             visible_gain_report=visible_gain(report_base.evaluation, report_items) if report_base else None,
             visible_gain_feedback=visible_gain(feedback_base.evaluation, feedback_items) if feedback_base else None,
             counted=found.excluded is None,
-            excluded=found.excluded,
             ranked=ranks(sandbox, self._flags()),
             flags=self._flags(),
-            contamination_end=contamination_of(view, None),
+            contamination_end=self._last_look(),
             fault=fault,
             reason=clean(reason),
-            ended_by=sealed.ended_by if sealed else None,
-            exit_code=sealed.exit_code if sealed else None,
             trajectory=points,
-            recipe_hash=record.recipe_hash,
             engine_hash=self._engine(report, report_base, feedback_base),
             feedback_of=science.splits[Split.FEEDBACK].n if science.feedback_part else None,
             split_hashes={str(name): science.split_hash(name) for name in sorted(science.splits)},
-            code_hash=record.code_hash,
-            task_hash=record.task_hash,
             genesis=self.chain.genesis,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
@@ -193,6 +170,16 @@ class _Digest:
         notes = notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)
         story = tell(self._context(summary.model_copy(update={"notes": notes}), feedback_base))
         return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
+
+    def _score(self, evaluation: Evaluation, submission: Submission | None) -> ScoreSummary:
+        """Return the score of a submission; None: of the base model."""
+        number = submission.submission_id if submission else None
+        return score_summary(evaluation, number, self._items_behind(submission, evaluation))
+
+    def _last_look(self) -> Contamination | None:
+        """Return the look at the workspace at the run's end, or None."""
+        last = next((look for look in self.view.contaminations if look.submission_id is None), None)
+        return last and shown_look(last, hidden_of(self.view.contaminations))
 
     def _context(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
         """Return the input of the run's story."""
@@ -326,15 +313,12 @@ class _Digest:
 
     def _base_items(self, base: Baseline | None) -> Items | None:
         """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
-        if base is None:
-            return None
-        return self._needed(self.bases.items_path(base), base.evaluation)
+        return None if base is None else self._needed(self.bases.items_path(base), base.evaluation)
 
     def _needed(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items | None:
-        try:
+        with suppress(Unusable):
             return self.items.read(path, evaluation, keep=keep) if needs_items(evaluation) else None
-        except Unusable:
-            return None
+        return None
 
     def _items_behind(
         self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
@@ -350,11 +334,10 @@ class _Digest:
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         """Return the intervals of feedback scores of clustered items; other scores need no items."""
-        scores = {number: score.evaluation for number, score in self.view.scores.items()}
         return intervals_of(
-            (number, evaluation, self._items_behind(self.view.submissions.get(number), evaluation, keep=False))
-            for number, evaluation in scores.items()
-            if evaluation.clusters is not None and evaluation.score is not None
+            (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation, keep=False))
+            for number, one in self.view.scores.items()
+            if one.evaluation.clusters is not None and one.evaluation.score is not None
         )
 
     def _figures(self, feedback_base: Baseline | None, report_base: Baseline | None) -> Figures:
@@ -383,33 +366,27 @@ class _Digest:
             return None, self.sealed.reason
         return None, self.view.ended[-1].reason if self.view.state is RunState.INTERRUPTED else None
 
-    def _used(self) -> tuple[float, float]:
-        """Return elapsed and given-back seconds: as sealed, else as last written by the supervisor."""
-        view = self.view
-        if self.sealed is not None:
-            return self.sealed.elapsed_s, self.sealed.given_back_s
-        told = [one.elapsed_s for one in view.attempts] + [one.elapsed_s for one in view.ended]
-        told += [one.elapsed_s for one in view.submissions.values()]
-        clock = None
-        if (raw := reading.read_json_or_none(self.run.clock)) is not None:
-            try:
+    def _used(self) -> dict[str, Any]:
+        """Return what was used of the budget: as sealed, else the seconds as last written by the supervisor."""
+        view, sealed = self.view, self.sealed
+        if sealed is not None:
+            driver = sealed.driver
+            parts = {
+                "max_submissions": len(view.contents()),
+                "gpu_hours": sealed.gpu_hours,
+                "tokens": driver.tokens if driver else None,
+                "cost_usd": driver.cost_usd if driver else None,
+            }
+            used = {name: float(value) for name, value in parts.items() if value is not None}
+            return {"elapsed_s": sealed.elapsed_s, "given_back_s": sealed.given_back_s, "used": used}
+        told = [one.elapsed_s for part in (view.attempts, view.ended, view.submissions.values()) for one in part]
+        with suppress(AutorlError):
+            if (raw := reading.read_json_or_none(self.run.clock)) is not None:
                 clock = parse_record(Clock, raw, self.run.clock)
-                told.append(clock.elapsed_s)
-            except AutorlError:
-                pass
-        return max(told, default=0.0), clock.given_back_s if clock else 0.0
+                return {"elapsed_s": max([*told, clock.elapsed_s]), "given_back_s": clock.given_back_s}
+        return {"elapsed_s": max(told, default=0.0)}
 
 
-def _used_of(view: RunView) -> dict[str, float]:
-    """Return how much of each limit besides time was used, by the budget's field names; empty before the seal."""
-    sealed = view.sealed
-    if sealed is None:
-        return {}
-    driver = sealed.driver
-    found = {
-        "max_submissions": len(view.contents()),
-        "gpu_hours": sealed.gpu_hours,
-        "tokens": None if driver is None else driver.tokens,
-        "cost_usd": None if driver is None else driver.cost_usd,
-    }
-    return {name: float(value) for name, value in found.items() if value is not None}
+def _fields(record: object, names: str) -> dict[str, Any]:
+    """Return fields of a record by name; none if there is no record, so that their defaults hold."""
+    return {} if record is None else {name: getattr(record, name) for name in names.split()}

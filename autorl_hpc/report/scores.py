@@ -10,21 +10,21 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
 from statistics import NormalDist, fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import Contamination, Evaluation, Submission
+from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, Submission
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import IN_WORKSPACE, NOTHING, Hidden, hidden_of
-from autorl_hpc.report.run_folder import Items, Unusable, clusters_of, fingerprint_of, same_items, shown_look
+from autorl_hpc.report.run_folder import Items, Unusable, shown_look
 from autorl_hpc.report.statistics import (
     BOOTSTRAP_FROM_CLUSTERS,
     TIE,
     ClusteredDifference,
+    ClusteredMean,
     ClusterTotals,
     bca,
     bca_of_mean,
@@ -66,22 +66,23 @@ def interval(evaluation: Evaluation, items: Items | None = None) -> ScoreInterva
 
 
 def intervals_of(scores: Iterable[tuple[int, Evaluation, Items | None]]) -> dict[int, ScoreInterval]:
-    """Return `interval` of several scores by submission; those on the same clustered items are resampled together.
-
-    Only outcomes are held, so that a run with thousands of submissions fits into memory.
-    """
+    """Return `interval` of several scores by submission; those on the same clustered items are resampled together."""
     found: dict[int, ScoreInterval] = {}
     together: dict[tuple[str, ...], dict[int, tuple[float, ...]]] = {}
     for number, evaluation, items in scores:
         if evaluation.score is None or evaluation.n == 0 or items is None or not items.clusters or is_fitted(items):
             found[number] = _alone(evaluation, items)
-        else:
+        else:  # only outcomes are held: a run may have thousands of submissions
             together.setdefault(items.clusters, {})[number] = items.outcomes
     for clusters, several in together.items():
         drawn = clustered_intervals(list(several.values()), clusters)
         for number, one in zip(several, drawn, strict=True):
-            found[number] = ScoreInterval(POINTS * one.low, POINTS * one.high, one.kind)
+            found[number] = _points(one, one.kind)
     return found
+
+
+def _points(found: Interval | ClusteredMean, kind: ItemsInterval) -> ScoreInterval:
+    return ScoreInterval(POINTS * found.low, POINTS * found.high, kind)
 
 
 def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
@@ -92,17 +93,10 @@ def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
         return _normal(items, evaluation.score)
     if evaluation.clusters is not None:
         wilson = wilson_of_clusters(evaluation.score / POINTS, evaluation.clusters, evaluation.clusters)
-        return ScoreInterval(POINTS * wilson.low, POINTS * wilson.high, "Wilson over clusters")
+        return _points(wilson, "Wilson over clusters")
     if evaluation.correct is not None and evaluation.correct <= evaluation.n:
-        return _wilson_points(evaluation.correct, evaluation.n)
+        return _points(stats.wilson(evaluation.correct, evaluation.n), "Wilson")
     return ScoreInterval() if items is None or not items.outcomes else _graded(items.outcomes)
-
-
-@lru_cache(maxsize=10_000)
-def _wilson_points(correct: int, n: int) -> ScoreInterval:
-    """Cached, because a report has the same counts again and again."""
-    low, high = stats.wilson(correct, n)
-    return ScoreInterval(POINTS * low, POINTS * high, "Wilson")
 
 
 def _normal(items: Items, score: float) -> ScoreInterval:
@@ -112,22 +106,19 @@ def _normal(items: Items, score: float) -> ScoreInterval:
     except ValueError:
         return ScoreInterval()
     half = Z95 * math.sqrt(float((moved**2).sum()))
-    if half <= 0:
-        return ScoreInterval()
-    return ScoreInterval(max(0.0, score - half), min(POINTS, score + half), "normal over items, length-controlled")
+    kind: ItemsInterval = "normal over items, length-controlled"
+    return ScoreInterval(max(0.0, score - half), min(POINTS, score + half), kind) if half > 0 else ScoreInterval()
 
 
 def _graded(outcomes: Sequence[float]) -> ScoreInterval:
-    """Return the t interval over items. If all are equal: Wilson's for their mean, the widest for outcomes in [0, 1]; if fewer
-    than ten differ from the others, the hull of both."""
+    """Return the t interval over items; of all equal ones Wilson's for their mean; if fewer than ten differ, the hull of both."""
     mean = stats.mean_t_interval(outcomes)
     found = stats.wilson_share(min(1.0, max(0.0, mean.mean or 0.0)), len(outcomes))
     if mean.kind != "t" or mean.low is None or mean.high is None:
-        return ScoreInterval(POINTS * found.low, POINTS * found.high, "Wilson")
+        return _points(found, "Wilson")
     student = Interval(max(0.0, mean.low), min(1.0, mean.high))
     few = vary_little(ClusterTotals(list(outcomes), [1] * len(outcomes)))
-    found = hull(student, found) if few else student
-    return ScoreInterval(POINTS * found.low, POINTS * found.high, "t over items")
+    return _points(hull(student, found) if few else student, "t over items")
 
 
 def needs_items(evaluation: Evaluation) -> bool:
@@ -138,18 +129,14 @@ def needs_items(evaluation: Evaluation) -> bool:
 def score_summary(evaluation: Evaluation, submission_id: int | None, items: Items | None = None) -> ScoreSummary:
     """Return a score with its interval."""
     found = interval(evaluation, items)
+    same = ("split", "score", "n", "truncated", "engine_hash", "fault")
     return ScoreSummary(
-        split=evaluation.split,
-        score=evaluation.score,
+        **{name: getattr(evaluation, name) for name in same},
         low=found.low,
         high=found.high,
         interval=found.kind,
-        n=evaluation.n,
         clusters=len(set(items.clusters)) if items is not None and items.clusters else evaluation.clusters,
-        truncated=evaluation.truncated,
         submission_id=submission_id,
-        engine_hash=evaluation.engine_hash,
-        fault=evaluation.fault,
         reason=clean(evaluation.reason),
     )
 
@@ -168,8 +155,8 @@ def baseline_summary(baseline: Baseline, items: Items | None = None) -> Baseline
 def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | None = None) -> Noise | None:
     """Return the expected maximum of noise over the distinct checkpoints with a score; None if there is none.
 
-    The standard error is the largest among the scores. It is taken from intervals, so it is not 0 at 0 or 100 points. Both
-    choices make the bound larger.
+    The standard error is the largest among the scores, taken from intervals, so that it is not 0 at 0 or 100 points. Both make
+    the bound larger.
 
     Args:
         intervals: by submission, for scores with items; for others each cluster counts as one item.
@@ -187,13 +174,9 @@ def noise_of_queries(view: RunView, intervals: Mapping[int, ScoreInterval] | Non
     if not errors:
         return None
     worst = max(errors)
-    return Noise(queries=len(errors), standard_error=worst, expected_maximum=worst * _standard_maximum(len(errors)))
-
-
-@cache
-def _standard_maximum(queries: int) -> float:
-    """Return the expected maximum of noise with standard error 1. Cached: it depends on the number of queries alone."""
-    return stats.expected_max_noise(queries, 1.0)
+    return Noise(
+        queries=len(errors), standard_error=worst, expected_maximum=worst * stats.expected_max_noise(len(errors), 1.0)
+    )
 
 
 def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
@@ -203,12 +186,7 @@ def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
     n = base.n if base.clusters is None else base.clusters
     if items is not None and items.clusters is not None:
         n = stats.visible_of_clusters(list(Counter(items.clusters).values()))
-    return _visible_gain(n, base.score)
-
-
-@cache
-def _visible_gain(n: int, base_score: float) -> float | None:
-    return stats.smallest_visible_gain(n, min(1.0, max(0.0, base_score / POINTS)))
+    return stats.smallest_visible_gain(n, min(1.0, max(0.0, base.score / POINTS)))
 
 
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Point, ...]:
@@ -235,10 +213,10 @@ def _point(
     score = view.score_of(submission) if submission.status == "accepted" else None
     evaluation = None if score is None else score.evaluation
     found = ScoreInterval() if score is None else intervals.get(score.submission_id) or interval(score.evaluation)
+    same = ("submission_id", "elapsed_s", "final", "is_base", "same_as")
     return Point(
-        submission_id=submission.submission_id,
+        **{name: getattr(submission, name) for name in same},
         manifest_id=clean(submission.manifest_id) or "",
-        elapsed_s=submission.elapsed_s,
         status=_status(submission, evaluation),
         score=None if evaluation is None else evaluation.score,
         low=found.low,
@@ -246,14 +224,18 @@ def _point(
         interval=found.kind,
         model_path=_said(submission.model_path, hidden),
         note=_said(submission.note, hidden),
-        final=submission.final,
-        is_base=submission.is_base,
-        same_as=submission.same_as,
         fault=submission.fault if evaluation is None else evaluation.fault,
         reason=_reason(submission, evaluation, hidden),
-        fingerprint=fingerprint_of(view, submission) if evaluation is not None else None,
+        fingerprint=_fingerprint(view, submission) if evaluation is not None else None,
         contamination=None if look is None else shown_look(look, hidden),
     )
+
+
+def _fingerprint(view: RunView, submission: Submission) -> Fingerprint | None:
+    """Return a submission's fingerprint with texts cleaned; None if it has none."""
+    known = view.fingerprint_of(submission)
+    names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
+    return known and known.model_copy(update={name: clean(getattr(known, name)) for name in names})
 
 
 def _said(text: str | None, hidden: Hidden) -> str | None:
@@ -282,23 +264,25 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
 
 @dataclass(frozen=True)
 class PairedItems:
-    """Base model and checkpoint on the same items.
+    """Base model and checkpoint on the same items, in the same order.
 
     Raises:
-        Unusable: they are not the same items.
+        Unusable: they are not the same items, or not in the same clusters.
     """
 
     base: Items
     new: Items
 
     def __post_init__(self) -> None:
-        same_items(self.base, self.new)
-        clusters_of(self.base, self.new)
+        if self.base.ids != self.new.ids:
+            raise Unusable("the base model and the checkpoint were not scored on the same items")
+        if self.base.clusters and self.new.clusters and self.base.clusters != self.new.clusters:
+            raise Unusable("the items of base model and checkpoint are not in the same clusters")
 
     @property
     def clusters(self) -> tuple[str, ...] | None:
         """Return what each item belongs to, where items are not independent."""
-        return clusters_of(self.base, self.new)
+        return self.base.clusters or self.new.clusters
 
 
 def gain(pair: PairedItems) -> Gain:
@@ -307,61 +291,48 @@ def gain(pair: PairedItems) -> Gain:
     Where items come in clusters, both kinds by sign flips and bootstrap of clusters. Length-controlled win rates are refitted.
     """
     base, new = pair.base.outcomes, pair.new.outcomes
-    if is_fitted(pair.base, pair.new):
-        judged = paired(*judged_pairs(pair.base, pair.new))
-        return _gain(judged, len(base), "length_controlled_items", interval="bootstrap over items")
-    told: dict[str, Any] = {}
+    more: dict[str, Any] = {}
     binary = pair.base.binary and pair.new.binary
-    if binary:
-        told = {"won": sum(map(operator.gt, new, base)), "lost": sum(map(operator.lt, new, base))}
-    if pair.clusters is not None:
+    found: GradedResult | ClusteredDifference | stats.PairedResult
+    if is_fitted(pair.base, pair.new):
+        found = paired(*judged_pairs(pair.base, pair.new))
+        more = {"how": "length_controlled_items", "interval": "bootstrap over items"}
+    elif pair.clusters is not None:
         found = paired_clusters(base, new, pair.clusters)
-        told |= {"clusters": found.clusters, "interval": found.kind}
-        return _gain(found, len(base), "clustered_items", **told)
-    if binary:
-        return _gain(stats.paired(base, new), len(base), "paired_items", interval="Tango", **told)
-    return _gain(paired_graded(base, new), len(base), "graded_items", interval="bootstrap over items")
-
-
-def _gain(
-    found: GradedResult | ClusteredDifference | stats.PairedResult,
-    n: int,
-    how: Literal["paired_items", "clustered_items", "graded_items", "length_controlled_items"],
-    **told: Any,
-) -> Gain:
-    return Gain(
-        difference=POINTS * found.difference,
-        low=POINTS * found.low,
-        high=POINTS * found.high,
-        p_value=found.p_value,
-        n=n,
-        how=how,
-        **told,
-    )
+        more = {"how": "clustered_items", "clusters": found.clusters, "interval": found.kind}
+    elif binary:
+        found = stats.paired(base, new)
+        more = {"how": "paired_items", "interval": "Tango"}
+    else:
+        found = paired_graded(base, new)
+        more = {"how": "graded_items", "interval": "bootstrap over items"}
+    if binary and not is_fitted(pair.base, pair.new):
+        more |= {"won": sum(map(operator.gt, new, base)), "lost": sum(map(operator.lt, new, base))}
+    low, high = POINTS * found.low, POINTS * found.high
+    return Gain(difference=POINTS * found.difference, low=low, high=high, p_value=found.p_value, n=len(base), **more)
 
 
 def optimism(feedback: PairedItems, report: PairedItems) -> Gap | None:
-    """Return by how much the gain on the feedback split exceeds that on the report split; None for fewer than two items.
+    """Return by how much the gain on the feedback split exceeds that on the report split; None for fewer than two items or clusters.
 
-    No error where a split of clustered items has fewer than five clusters: their spread hardly tells one.
+    The squared standard error is the sum over splits of the variance of the mean difference: the splits share no item. No error
+    where a split of clustered items has fewer than five clusters: their spread hardly tells one.
     """
     if min(len(feedback.base.ids), len(report.base.ids)) < 2:
         return None
     if is_fitted(feedback.base, feedback.new, report.base, report.new):
         return _gap(*optimism_gap(judged_pairs(feedback.base, feedback.new), judged_pairs(report.base, report.new)))
-    if feedback.clusters is None and report.clusters is None:
-        four = (feedback.base, feedback.new, report.base, report.new)
-        return _gap(*stats.optimism_gap(*(items.outcomes for items in four)))
-    gains, squares, fewest = [], [], math.inf
+    gains, squares, known = [], [], True
     for pair in (feedback, report):
         differences = [new - old for old, new in zip(pair.base.outcomes, pair.new.outcomes, strict=True)]
-        clusters = pair.clusters or pair.base.ids
-        fewest = min(fewest, len(set(clusters)))
-        if fewest < 2:
-            return None
+        if pair.clusters is not None:
+            count = len(set(pair.clusters))
+            if count < 2:
+                return None
+            known &= count >= BOOTSTRAP_FROM_CLUSTERS
         gains.append(fmean(differences))
-        squares.append(variance_of_mean(differences, clusters))
-    return _gap(gains[0] - gains[1], math.sqrt(sum(squares)) if fewest >= BOOTSTRAP_FROM_CLUSTERS else 0.0)
+        squares.append(variance_of_mean(differences, pair.clusters or pair.base.ids))
+    return _gap(gains[0] - gains[1], math.sqrt(sum(squares)) if known else 0.0)
 
 
 def _gap(gap: float, error: float) -> Gap:
@@ -402,8 +373,8 @@ def paired_graded(base: Sequence[float], new: Sequence[float]) -> GradedResult:
 # --- length-controlled win rates, by refits at a fixed penalty
 
 RESAMPLES = 2_000
-"""Fewer than for a mean: each is a regression, and 10,000 of them for two models take seven seconds a run. What 2,000 cost is
-noise in the ends of the interval: a standard deviation of about 3 % of its half width, where 10,000 would leave 1.4 %."""
+"""Fewer than for a mean, since each is a regression: the ends of the interval vary by 3 % of its half width."""
+
 REGROUPINGS = 1_000
 """Of the permutation test: each takes two regressions over both models' pairs. The least p is 0.001."""
 
@@ -474,19 +445,17 @@ def on_all_items(feedback: Items, report: Items) -> str | None:
 def paired(base: Sequence[JudgedPair], new: Sequence[JudgedPair], c_base: float, c_new: float) -> GradedResult:
     """Compare two length-controlled win rates on the same items: difference, BCa interval, permutation test.
 
-    The items are resampled, both models' with the same draw, and both are refitted at their own fixed penalty (2,000 times, seeded).
-    Test: of each item both models' pairs are exchanged or not (1,000 times, seeded), both sides are fitted at the base model's
-    penalty, p = (hits + 1) / (draws + 1).
+    Items are resampled, both models' with the same draw, and both are refitted at their own fixed penalty. Test: of each item both
+    models' pairs are exchanged or not, and both sides are fitted at the base model's penalty.
     ValueError unless both hold the same two or more items.
     """
     import numpy as np
 
     n = len(base)
-    if (
-        n != len(new)
-        or n < 2
-        or any((a.len_1, a.difficulty) != (b.len_1, b.difficulty) for a, b in zip(base, new, strict=False))
-    ):
+    same = n == len(new) and all(
+        (a.len_1, a.difficulty) == (b.len_1, b.difficulty) for a, b in zip(base, new, strict=True)
+    )
+    if n < 2 or not same:
         raise ValueError(f"{n} and {len(new)} pairs are not the same two or more items")
 
     def differences(counts: Any) -> Any:

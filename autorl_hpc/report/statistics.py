@@ -1,4 +1,4 @@
-"""Intervals and tests of a report: items and clusters of items (bootstrap, sign flips), runs (bootstrap, permutations), tasks as strata.
+"""Intervals and tests of a report: over items, clusters of items, runs, and tasks as strata. docs/statistics.md says what was measured.
 
 Resampling is scipy's where it has the method, always seeded: two reports over the same runs must not differ.
 """
@@ -14,6 +14,7 @@ from itertools import combinations
 from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
+from autorl_hpc.report.summary import TasksCompared
 from autorl_hpc.scoring.stats import LEVEL, Interval, t_outside, t_quantile, tango, wilson_share
 
 if TYPE_CHECKING:
@@ -59,24 +60,22 @@ def _chunks(n: int) -> list[int]:
 def expanded_tail(n: int) -> float:
     """Return the tail at which the percentiles of a bootstrap of n values end, so that few values give wide enough intervals.
 
-    A resampled mean varies by (n - 1) / n of what it should, and its percentiles are a normal's where Student's are due. Both
-    are corrected by the tail of the normal distribution beyond sqrt(n / (n - 1)) t, with t of n - 1 degrees of freedom.
+    It corrects for a resampled mean varying by (n - 1) / n of what it should, and for Student's t of n - 1 degrees of freedom.
     Source: T. Hesterberg, The American Statistician 69:371-386, 2015, "expanded percentile interval".
     """
     return NormalDist().cdf(-math.sqrt(n / (n - 1)) * t_quantile(n - 1))
 
 
 def bca_of_mean(sums: Sequence[float], sizes: Sequence[int]) -> Interval:
-    """Return the BCa interval of sum(sums) / sum(sizes), where pairs of sum and size are what is drawn; see `bca`.
+    """Return the BCa interval of sum(sums) / sum(sizes), where pairs of sum and size are what is drawn (items have size 1).
 
-    For items each size is 1. The interval of values that are all alike has no width: the caller says what it knows instead.
-    ValueError for fewer than two.
+    ValueError for fewer than two pairs. Values that are all alike give an interval without width.
     """
     return bca_of_means([sums], sizes)[0]
 
 
 def bca_of_means(several: Sequence[Sequence[float]], sizes: Sequence[int]) -> list[Interval]:
-    """Return `bca_of_mean` of each of several sums over the same things: what takes longest, drawing, is done once."""
+    """Return `bca_of_mean` of several sums over the same things, which are drawn once."""
     import numpy as np
 
     n = len(sizes)
@@ -92,10 +91,9 @@ def bca_of_means(several: Sequence[Sequence[float]], sizes: Sequence[int]) -> li
 def bca(
     statistic: Callable[[NDArray[np.float64]], NDArray[np.float64]], n: int, resamples: int = RESAMPLES
 ) -> list[Interval]:
-    """Return BCa intervals (B. Efron, JASA 82:171-185, 1987) of statistics of n things drawn with replacement; scipy's, seeded.
+    """Return BCa intervals (B. Efron, JASA 82:171-185, 1987) of statistics of n things drawn with replacement.
 
-    Percentiles are expanded (`expanded_tail`). Values nearer than `TIE` count as equal, so that rounding decides no bias. Where
-    BCa has no value, since the statistic hardly varies, percentiles stand for it.
+    Percentiles are expanded, and stand alone where BCa has no value because the statistic hardly varies.
 
     Args:
         statistic: from how often each thing was drawn, of shape (draws, n), to the values, of shape (statistics, draws).
@@ -110,21 +108,17 @@ def bca(
         return values if places.ndim > 1 else values[:, 0]
 
     tail = max(expanded_tail(n), SMALLEST_TAIL)
+    settings: Any = _settings(n, resamples) | {"confidence_level": 1 - 2 * tail, "vectorized": True}
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)
-        result = bootstrap(
-            (np.arange(n),),
-            drawn,
-            vectorized=True,
-            method="BCa",
-            n_resamples=resamples,
-            batch=max(1, CHUNK_CELLS // n),
-            confidence_level=1 - 2 * tail,
-            rng=generator(),
-        )
+        result = bootstrap((np.arange(n),), drawn, method="BCa", **settings)
     plain = np.quantile(result.bootstrap_distribution, (tail, 1 - tail), axis=-1)
     ends = np.where(np.isnan(result.confidence_interval), plain, result.confidence_interval)
     return [Interval(round(float(low), DIGITS), round(float(high), DIGITS)) for low, high in ends.T]
+
+
+def _settings(n: int, resamples: int = RESAMPLES) -> dict[str, Any]:
+    return {"n_resamples": resamples, "batch": max(1, CHUNK_CELLS // n), "rng": generator()}
 
 
 # --- the expected best improvement of k runs, from n runs seen (pass@k of an improvement)
@@ -136,7 +130,7 @@ LARGEST_K = 100
 """Nobody starts an agent more often to keep the best; with a thousand runs the curve would be most of the report."""
 
 LEAST_RESAMPLES = 500
-"""Where there are thousands of runs: a standard error is within 3 % with 500 resamples, and within 0.7 % with 10,000."""
+"""With thousands of runs: the standard error is then within 3 %."""
 
 
 class BestOf(NamedTuple):
@@ -160,9 +154,8 @@ def expected_best_of(values: Sequence[float], k: int) -> float:
 def best_of_curve(values: Sequence[float]) -> list[BestOf]:
     """Return the expected best of 1, 2, ... n runs (at most 100).
 
-    From five runs on with an interval for k up to 1 + sqrt(n): mean +- t (n - 1 degrees of freedom) times the bootstrap's standard
-    error over runs (seeded), times sqrt(n / (n - 1)). Percentiles cover far less, since no resample exceeds the best run seen;
-    docs/statistics.md has what was measured. Runs that are all equal have no interval.
+    From five runs that differ on with an interval for k up to 1 + sqrt(n): mean +- t (n - 1 degrees of freedom) times the bootstrap's
+    standard error over runs, times sqrt(n / (n - 1)). Percentiles cover far less, since no resample exceeds the best run seen.
     """
     n = len(values)
     means = [expected_best_of(values, k) for k in range(1, min(n, LARGEST_K) + 1)]
@@ -193,13 +186,9 @@ def _standard_errors(values: Sequence[float]) -> list[float]:
 
     n = len(values)
     shares = np.array([_shares(n, k) for k in range(1, min(n, LARGEST_K, 1 + math.isqrt(n)) + 1)]).T
+    settings: Any = _settings(n, max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)))
     errors = bootstrap(
-        (sorted(values),),
-        lambda drawn, axis: (np.sort(drawn, axis) @ shares).T,
-        method="percentile",
-        n_resamples=max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)),
-        batch=max(1, CHUNK_CELLS // n),
-        rng=generator(),
+        (sorted(values),), lambda drawn, axis: (np.sort(drawn, axis) @ shares).T, method="percentile", **settings
     ).standard_error
     return [round(math.sqrt(n / (n - 1)) * float(error), DIGITS) for error in errors]
 
@@ -210,8 +199,7 @@ def _standard_errors(values: Sequence[float]) -> list[float]:
 def sign_flip_p(values: Sequence[float]) -> float:
     """Return the two-sided p value of a mean of 0, by turning the signs of the values: of items, of clusters' sums, or of runs.
 
-    Zeros change nothing and are dropped. Up to 14 others all sign patterns are tried (p = hits / 2^n); beyond it 10,000 are
-    drawn, p = (hits + 1) / (draws + 1). Sums nearer than `TIE` count as equal. No value but 0: p = 1.
+    Zeros are dropped. Up to 14 others all sign patterns are tried; beyond it 10,000 are drawn, p = (hits + 1) / (draws + 1).
     """
     import numpy as np
 
@@ -243,11 +231,11 @@ BOOTSTRAP_FROM_CLUSTERS = 5
 """Fewer have so few distinct resamples that their quantiles say nothing."""
 
 FEW_VARY = 10
-"""Where fewer clusters or items than this differ from the others, resamples hold too little of what there might be: the interval
-is then at least as wide as a score interval of all-or-nothing outcomes. docs/statistics.md has what was measured."""
+"""Where fewer clusters or items than this differ from the others, the interval is at least as wide as a score interval of
+all-or-nothing outcomes."""
 
 ENOUGH_TO_TELL = 3
-"""Fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7, and for one there is none."""
+"""Fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7."""
 
 
 class ClusterTotals(NamedTuple):
@@ -299,17 +287,11 @@ def _groups(clusters: tuple[str, ...]) -> list[list[int]]:
     return [members[name] for name in sorted(members)]
 
 
-def clustered_interval(outcomes: Sequence[float], clusters: Sequence[str]) -> ClusteredMean:
-    """Return the interval of a score whose items come in clusters: BCa bootstrap over clusters.
-
-    Where every cluster has the same mean (all solved, none solved), or there are fewer than five, resamples say nothing:
-    `wilson_of_clusters` then, which is as wide as clusters can make it.
-    """
-    return clustered_intervals([outcomes], clusters)[0]
-
-
 def clustered_intervals(several: Sequence[Sequence[float]], clusters: Sequence[str]) -> list[ClusteredMean]:
-    """Return `clustered_interval` of several scores on the same items, which takes much less time than one by one."""
+    """Return the intervals of several scores on the same clustered items: BCa bootstrap over clusters, drawn once.
+
+    Where every cluster has the same mean (all solved, none solved), or there are fewer than five: `wilson_of_clusters`.
+    """
     every = [totals(outcomes, clusters) for outcomes in several]
     drawn = [found for found in every if not _says_nothing(found)]
     intervals = iter(bca_of_means([found.sums for found in drawn], drawn[0].sizes) if drawn else ())
@@ -335,13 +317,9 @@ def _says_nothing(found: ClusterTotals) -> bool:
 
 
 def wilson_of_clusters(mean: float, n: int, effective: float) -> Interval:
-    """Return Wilson's interval of n clusters that count as so many items, each as if it were solved as a whole.
+    """Return Wilson's interval of n clusters, each as if it were solved as a whole, counted as `effective_number` of items.
 
-    Of three or four, by Student's quantile (n - 1 degrees of freedom) in place of the normal one; of one or two, all that a score
-    can be.
-
-    Args:
-        effective: `effective_number`: of 97 items in one cluster and three alone hardly more than one is known.
+    Of three or four, by Student's quantile (n - 1 degrees of freedom); of one or two, all that a score can be.
     """
     if n < ENOUGH_TO_TELL:
         return Interval(0.0, 1.0)
@@ -356,8 +334,7 @@ def _level_of(n: int) -> float:
 def paired_clusters(base: Sequence[float], new: Sequence[float], clusters: Sequence[str]) -> ClusteredDifference:
     """Return the mean paired difference over items: BCa bootstrap over clusters, and the sign-flip test of the clusters' sums.
 
-    Where every cluster gained alike, or there are fewer than five, Tango's interval with clusters counted as items, unequal ones
-    as `effective_number` of them. ValueError unless both hold the same items.
+    Where every cluster gained alike, or there are fewer than five: Tango's interval. ValueError unless both hold the same items.
     """
     if len(base) != len(new):
         raise ValueError(f"{len(base)} and {len(new)} outcomes are not the same items")
@@ -432,9 +409,8 @@ def _as_items(found: ClusterTotals) -> Interval:
 
 
 # --- permutation tests: runs change sides within their task, in all ways where they are few, else in a seeded sample
-# What is compared is studentised: the difference over its standard error, which is estimated anew in each regrouping. A regrouped
-# task on which the sides lie far apart has a large spread within them; the bare difference would take that spread for chance, and
-# find nothing wherever the effects differ by task.
+# What is compared is the difference over its standard error, estimated anew in each regrouping: the bare difference would find
+# nothing wherever the effects differ by task.
 # Source: A. Janssen, Statistics & Probability Letters 36:9-21, 1997; E. Chung and J. P. Romano, Annals of Statistics 41:484-507, 2013.
 
 NO_VARIANCE = 1e-9
@@ -457,9 +433,8 @@ class Stratum(NamedTuple):
 def regrouping_p(strata: Sequence[Stratum]) -> float:
     """Return the two-sided p value of a weighted sum over tasks of differences of means that is 0, by its studentised value.
 
-    Exact if runs of both sides are drawn alike on every task; asymptotically so if only that sum is 0. All ways tried: the share
-    of regroupings at least as far apart as the one seen. Sampled: (hits + 1) / (draws + 1).
-    ValueError for no task, or an empty side.
+    Exact if runs of both sides are drawn alike on every task; asymptotically so if only that sum is 0. Sampled: (hits + 1) /
+    (draws + 1). ValueError for no task, or an empty side.
     """
     import numpy as np
 
@@ -558,12 +533,9 @@ TEST_FROM_RUNS = 3
 
 
 class CellTest(NamedTuple):
-    """Whether a cell's mean improvement differs from 0; all None below three runs.
+    """Whether a cell's mean improvement differs from 0, by t test and by sign flips; all None below three runs.
 
-    Attributes:
-        p_value: one-sample t test over runs; where all runs are equal, so that their spread is unknown, the sign-flip test's.
-        p_sign_flip: exact test that assumes only that improvements are symmetric about 0 if there is no mean improvement.
-        p_sign_flip_least: the least that so many runs can give: 0.25 for three, 0.03 for six.
+    The t test's p value is the sign-flip test's where all runs are equal. `p_sign_flip_least`: the least that so many runs can give.
     """
 
     p_value: float | None
@@ -582,15 +554,8 @@ def bootstrap_mean(values: Sequence[float]) -> Interval | None:
     import numpy as np
     from scipy.stats import bootstrap
 
-    means = bootstrap(
-        (sorted(values),),
-        np.mean,
-        method="percentile",
-        n_resamples=RESAMPLES,
-        batch=max(1, CHUNK_CELLS // n),
-        confidence_level=1 - 2 * expanded_tail(n),
-        rng=generator(),
-    )
+    settings: Any = _settings(n) | {"confidence_level": 1 - 2 * expanded_tail(n)}
+    means = bootstrap((sorted(values),), np.mean, method="percentile", **settings)
     return Interval(*map(float, means.confidence_interval))
 
 
@@ -626,32 +591,6 @@ DEGREES_FOR_INTERVAL = 4
 """Runs less their means: three against three on one task, or two against two on two tasks. With less, measured coverage is 80 %."""
 
 
-class OverTasks(NamedTuple):
-    """a against b over the tasks that both have runs on; intervals are 95 %, in the values' own unit.
-
-    Attributes:
-        tasks: those that are compared, sorted.
-        left_out: tasks, or parts of tasks, where one side has fewer than two runs.
-        difference: mean over tasks of (mean of a - mean of b); each task weighs the same.
-        low, high: stratified bootstrap over runs; None for too few runs.
-        p_value: stratified permutation of runs within each task, studentised.
-        p_least: the least p that so many runs can give.
-        probability_of_improvement: that a run of a beats one of b on the same task (Mann-Whitney), averaged over tasks.
-        probability_low, probability_high: its stratified bootstrap interval; None for too few runs.
-    """
-
-    tasks: tuple[str, ...]
-    left_out: tuple[str, ...]
-    difference: float
-    low: float | None
-    high: float | None
-    p_value: float
-    p_least: float
-    probability_of_improvement: float
-    probability_low: float | None
-    probability_high: float | None
-
-
 def tasks_met(a: Mapping[str, Sequence[float]], b: Mapping[str, Sequence[float]]) -> list[str]:
     """Return the tasks on which both sides have two runs, sorted."""
     return [name for name in sorted(a.keys() & b.keys()) if min(len(a[name]), len(b[name])) >= RUNS_ON_A_TASK]
@@ -661,21 +600,18 @@ def over_tasks(
     a: Mapping[str, Sequence[float]],
     b: Mapping[str, Sequence[float]],
     task_of: Mapping[str, str] | None = None,
-) -> OverTasks | None:
-    """Compare two agents' improvements by task, under conditions that are equal within each task.
+) -> TasksCompared | None:
+    """Compare two agents' improvements by task; None if on no task both sides have two runs.
 
     Interval: runs are drawn with replacement within each task and side, as R. Agarwal et al. do (NeurIPS 2021), the deviation of
     each mean from what was seen times sqrt(n / (n - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), and percentiles
     taken where Student's t has its tails, with Satterthwaite's degrees of freedom: few runs would give too narrow an interval
-    otherwise. Where on some task all runs of one side beat all of the other, resamples know no variation there: the interval of
-    the probability is then at least Wilson's for as many independent pairs of runs. The test is of the same mean difference.
+    otherwise. Where on some task all runs of one side beat all of the other, the interval of the probability is at least
+    Wilson's for as many independent pairs of runs.
 
     Args:
         a, b: of each task, or of each part of one, the improvements of the counted runs, in any order.
         task_of: the task of each part (a mode, say), where a task has several. A task's difference is the mean of its parts'.
-
-    Returns:
-        None if on no task both sides have two runs.
     """
     met = tasks_met(a, b)
     if not met:
@@ -689,7 +625,7 @@ def over_tasks(
     difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
     chance = math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata)
     interval, of_chance = _intervals(strata, difference, chance) or ((None, None), (None, None))
-    return OverTasks(
+    return TasksCompared(
         tasks=tuple(sorted(parts)),
         left_out=tuple(name for name in sorted({*a, *b}) if name not in met),
         difference=difference,

@@ -61,12 +61,11 @@ class JobsNow:
 
     def may_live(self, heartbeat: Mapping[str, object]) -> bool:
         """Return whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
-        if self.grader_ids is not None and not self.step:
-            return heartbeat.get("job_id") in self.grader_ids
-        if self.grader_ids is not None:  # the number of an array task differs from the array's: alive while any job is
-            return bool(self.roles)
-        pid = heartbeat.get("pid")
-        return heartbeat.get("host") != host_name() or (isinstance(pid, int) and process_start(pid) is not None)
+        if self.grader_ids is None:
+            pid = heartbeat.get("pid")
+            return heartbeat.get("host") != host_name() or (isinstance(pid, int) and process_start(pid) is not None)
+        # in a step, the number of an array task differs from the array's: alive while any job is
+        return bool(self.roles) if self.step else heartbeat.get("job_id") in self.grader_ids
 
 
 class Jobs:
@@ -127,6 +126,9 @@ def _stuck(alive: list[ListedJob]) -> str | None:
 
 # --- facts, as `status --json` prints them
 
+Row = dict[str, Any]
+Facts = dict[str, Any]
+
 BASELINE = "b"
 """First letter of the names of base models' queue entries."""
 
@@ -138,10 +140,10 @@ class StatusWatch:
         self.ledgers: dict[Path, Ledger] = {}
         self.jobs = Jobs()
 
-    def run(self, run: RunDir) -> dict[str, Any]:
+    def run(self, run: RunDir) -> Row:
         """Return one row: the present state of a run."""
         ledger = self.ledgers.setdefault(run.path, Ledger(run))
-        row: dict[str, Any] = {"run_id": run.run_id, "state": str(RunState.QUEUED), "fault": None, "reason": None}
+        row: Row = {"run_id": run.run_id, "state": str(RunState.QUEUED), "fault": None, "reason": None}
         try:
             science = read_run(run).science
             view = RunView.of(ledger.read())
@@ -186,7 +188,7 @@ class StatusWatch:
             row.update(reason=view.ended[-1].reason)
         return row
 
-    def experiment(self, experiment: ExperimentDir) -> dict[str, Any]:
+    def experiment(self, experiment: ExperimentDir) -> Facts:
         """Return the facts of one experiment: runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
         jobs = self.jobs.of(experiment)
@@ -221,7 +223,7 @@ def _files(folder: Path) -> list[Path]:
     return [folder / name for name in reading.list_names(folder)]
 
 
-def _with_trouble(row: dict[str, Any], troubles: Sequence[Trouble]) -> dict[str, Any]:
+def _with_trouble(row: Row, troubles: Sequence[Trouble]) -> Row:
     """Return a run's row with fault and reason of its most often failed entry, unless the run has a fault of its own."""
     own = [each for each in troubles if not each.entry.startswith(BASELINE) and run_of(each.entry) == row["run_id"]]
     if not own or row["fault"] is not None:
@@ -235,7 +237,7 @@ def _failed(failures: int, problem: str) -> str:
     return f"failed {times}, tried again: {problem.partition(chr(10))[0]}"
 
 
-def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
+def _head(experiment: ExperimentDir, rows: list[Row]) -> str | None:
     """Return the head over all chains; None if one is damaged."""
     if any(row.get("head") is None for row in rows):
         return None
@@ -243,7 +245,7 @@ def _head(experiment: ExperimentDir, rows: list[dict[str, Any]]) -> str | None:
     return heads_of(experiment, heads).head
 
 
-def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[dict[str, Any]]:
+def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[Facts]:
     """Return the facts of all experiments in `paths`."""
     keeper = watch or StatusWatch()
     return [keeper.experiment(experiment) for experiment in experiments_in(paths)]
@@ -264,8 +266,6 @@ ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 _HASH = re.compile(r"-[0-9a-f]{8}$")
 
-Row = dict[str, Any]
-Facts = dict[str, Any]
 Column = tuple[str, list[str]]
 """A column's name and its cells."""
 
@@ -309,23 +309,14 @@ class Screen:
         return dict(sorted(rooms.items()))
 
 
-def render(facts: list[Facts], *, fit: bool = False) -> Screen:
-    """Return the facts as a rich renderable. `fit`: limit it to the terminal's height, active runs first."""
-    return Screen(facts, fit)
-
-
 def _head_lines(facts: Facts) -> list[Any]:
     """Return an experiment's folder, the summary, and what needs a person's attention."""
     from rich.text import Text
 
     runs, jobs, drivers, over = facts["runs"], facts["jobs"], facts["drivers"], facts["over"]
     finished = sum(row["state"] == "finished" for row in runs)
-    lacks_grader = bool(
-        jobs
-        and not facts["graders_in_agents_jobs"]
-        and not any(role.startswith("grader-") for role in jobs)
-        and (facts["queue"] or finished < len(runs))
-    )
+    has_grader = facts["graders_in_agents_jobs"] or any(role.startswith("grader-") for role in jobs)
+    lacks_grader = bool(jobs and not has_grader and (facts["queue"] or finished < len(runs)))
     beating = [] if lacks_grader else facts["graders"]
     graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
     parts = [f"{finished} of {len(runs)} runs finished", f"queue {len(facts['queue'])}", f"graders: {graders}"]
@@ -393,9 +384,8 @@ def _columns(rows: list[Row], width: int) -> list[Column]:
         ("best", [_score(row.get("best_feedback")) for row in rows]),
         ("report", [_report(row) for row in rows]),
     ]
-    if _left_for_runs(columns, width) < LEAST_RUN_COLUMN:
-        columns = [column for column in columns if column[0] not in ("subs", "wait")]
-    return columns
+    narrow = _left_for_runs(columns, width) < LEAST_RUN_COLUMN
+    return [column for column in columns if not narrow or column[0] not in ("subs", "wait")]
 
 
 def _wide(column: Column) -> int:
@@ -467,7 +457,7 @@ def show(facts: list[Facts]) -> None:
     """Print the facts once."""
     from rich.console import Console
 
-    Console().print(render(facts))
+    Console().print(Screen(facts))
 
 
 def watch(paths: Sequence[Path]) -> None:
@@ -488,8 +478,8 @@ def watch(paths: Sequence[Path]) -> None:
     if console.is_terminal:
         with Live(console=console, refresh_per_second=4) as live:
             for last in changing():
-                live.update(render(last, fit=True))
-            live.update(render(last))  # the last, complete table stays in the terminal's history
+                live.update(Screen(last, fit=True))
+            live.update(Screen(last))  # the last, complete table stays in the terminal's history
     else:
         *_, last = changing()
-        console.print(render(last))
+        console.print(Screen(last))

@@ -4,120 +4,28 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
-from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.format import clean, csv_cell
 from autorl_hpc.report.run_folder import NEVER_RANKS, looks, selected_fingerprint
 from autorl_hpc.report.story_records import Story
-from autorl_hpc.report.summary import COLUMNS, Board, BoardRow, MergedReport, RunSummary, ScoreSummary
+from autorl_hpc.report.summary import COLUMNS, Board, BoardRow, Conditions, MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
 
 def as_csv(merged: MergedReport) -> str:
     """Return all runs as CSV with a header; text is escaped against spreadsheets that run formulas."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    names = sorted({name for run in merged.runs for name in run.figures.names()})
+    names = sorted({name for run in merged.runs for name, _ in run.figures.rows()})
     columns = [(name, column) for name in names for column in COLUMNS]
-    rows = [
-        {**row(run), **{f"{column}.{name}": run.figures.of(column).get(name) for name, column in columns}}
-        for run in merged.runs
-    ]
-    writer.writerow(rows[0])
-    for one in rows:
-        writer.writerow([csv_cell(value) for value in one.values()])
-    return out.getvalue()
-
-
-def row(run: RunSummary) -> dict[str, Any]:
-    """Return one run as named cells; scores and differences in points, other units in the names."""
-    gain, gap, noise = run.improvement, run.gap, run.noise
-    known = selected_fingerprint(run)
-    return {
-        "run_id": run.run_id,
-        "experiment": run.experiment,
-        "site": run.site,
-        "imported": run.imported,
-        "task": run.task,
-        "agent": run.agent,
-        "driver": run.driver,
-        "base_model": run.base_model,
-        "mode": run.mode,
-        "seed": run.seed,
-        "protocol": str(run.protocol),
-        "state": str(run.state),
-        "counted": run.counted,
-        "excluded": run.excluded,
-        "ranked": run.ranked,
-        "budget_s": run.budget_s,
-        "elapsed_s": round(run.elapsed_s, 3),
-        "given_back_s": round(run.given_back_s, 3),
-        "attempts": run.attempts,
-        "accepted": run.accepted,
-        "refused": run.refused,
-        "failed": run.failed,
-        **_score("base_feedback", run.baseline_feedback),
-        "base_feedback_noise": run.baseline_feedback.noise if run.baseline_feedback else None,
-        **_score("best_feedback", run.best_feedback),
-        "best_feedback_submission": run.best_feedback.submission_id if run.best_feedback else None,
-        "selected": run.selected,
-        "selected_by": run.selected_by,
-        **_score("report", run.report),
-        **_score("base_report", run.baseline_report),
-        "improvement": gain.difference if gain else None,
-        "improvement_low": gain.low if gain else None,
-        "improvement_high": gain.high if gain else None,
-        "improvement_p": gain.p_value if gain else None,
-        "improvement_how": gain.how if gain else None,
-        "improvement_interval": gain.interval if gain else None,
-        "items_won": gain.won if gain else None,
-        "items_lost": gain.lost if gain else None,
-        "optimism_gap": gap.gap if gap else None,
-        "optimism_gap_se": gap.standard_error if gap else None,
-        "feedback_queries": noise.queries if noise else 0,
-        "expected_maximum_of_noise": noise.expected_maximum if noise else None,
-        "flags": " ".join(run.flags),
-        "relative_delta": known.relative_delta if known else None,
-        "nearest_model": known.nearest_model if known else None,
-        "parent": known.parent if known else None,
-        "commonest_output_share": known.commonest_output_share if known else None,
-        "looks_at_workspace": run.looks,
-        **{f"contaminated_{split}": _found(run, split) for split in Split},
-        "smallest_visible_gain_report": run.visible_gain_report,
-        **_of_story(run),
-        "fault": run.fault and str(run.fault),
-        "reason": run.reason,
-        "ended_by": run.ended_by and str(run.ended_by),
-        "exit_code": run.exit_code,
-        "network": run.network,
-        "sandbox": run.sandbox,
-        "recipe_hash": run.recipe_hash,
-        "engine_hash": run.engine_hash,
-        "ledger_head": run.ledger_head,
-        "notes": "; ".join(run.notes),
-    }
-
-
-def _of_story(run: RunSummary) -> dict[str, Any]:
-    """Return cells on what the run did and what it cost; empty if unknown."""
-    story, resources = run.story, run.story.resources
-    return {
-        "route_planned": str(story.route.planned),
-        "route_executed": str(story.route.executed),
-        "mode_kept": story.mode_kept,
-        "failure": str(story.failure.kind) if story.failure else None,
-        "tokens_in": resources.tokens_in,
-        "tokens_out": resources.tokens_out,
-        "tokens_from": resources.tokens_from,
-        "cost_usd": resources.cost_usd,
-        "cost_from": resources.cost_from,
-        "gpu_hours": resources.gpu_hours,
-        "gpus": resources.gpus,
-        "gpu_model": resources.gpu_model,
-    }
+    return _csv(
+        [
+            {**row(run), **{f"{column}.{name}": run.figures.of(column).get(name) for name, column in columns}}
+            for run in merged.runs
+        ]
+    )
 
 
 def leaderboard_csv(merged: MergedReport) -> str:
@@ -129,27 +37,74 @@ def leaderboard_csv(merged: MergedReport) -> str:
         for column in range(len(board.tasks))
         if row.cells[column] is not None
     ]
+    return _csv(rows) if rows else "leaderboard\n"
+
+
+def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(rows[0] if rows else ("leaderboard",))
-    for one in rows:
-        writer.writerow([csv_cell(value) for value in one.values()])
+    writer.writerow(rows[0])
+    writer.writerows([csv_cell(value) for value in one.values()] for one in rows)
     return out.getvalue()
 
 
+def row(run: RunSummary) -> dict[str, Any]:
+    """Return one run as named cells; scores and differences in points, other units in the names."""
+    known, story = selected_fingerprint(run), run.story
+    best, base = run.best_feedback, run.baseline_feedback
+    return {
+        **_fields(run, "run_id experiment site imported task agent driver base_model mode seed protocol state"),
+        **_fields(run, "counted excluded ranked budget_s"),
+        "elapsed_s": round(run.elapsed_s, 3),
+        "given_back_s": round(run.given_back_s, 3),
+        **_fields(run, "attempts accepted refused failed"),
+        **_score("base_feedback", base),
+        "base_feedback_noise": base.noise if base else None,
+        **_score("best_feedback", best),
+        "best_feedback_submission": best.submission_id if best else None,
+        **_fields(run, "selected selected_by"),
+        **_score("report", run.report),
+        **_score("base_report", run.baseline_report),
+        "improvement": run.improvement.difference if run.improvement else None,
+        **_fields(run.improvement, "low high", "improvement_"),
+        "improvement_p": run.improvement.p_value if run.improvement else None,
+        **_fields(run.improvement, "how interval", "improvement_"),
+        **_fields(run.improvement, "won lost", "items_"),
+        "optimism_gap": run.gap.gap if run.gap else None,
+        "optimism_gap_se": run.gap.standard_error if run.gap else None,
+        "feedback_queries": run.noise.queries if run.noise else 0,
+        **_fields(run.noise, "expected_maximum", suffix="_of_noise"),
+        "flags": " ".join(run.flags),
+        **_fields(known, "relative_delta nearest_model parent commonest_output_share"),
+        "looks_at_workspace": run.looks,
+        **{f"contaminated_{split}": _found(run, split) for split in Split},
+        "smallest_visible_gain_report": run.visible_gain_report,
+        "route_planned": str(story.route.planned),
+        "route_executed": str(story.route.executed),
+        "mode_kept": story.mode_kept,
+        "failure": str(story.failure.kind) if story.failure else None,
+        **_fields(story.resources, "tokens_in tokens_out tokens_from cost_usd cost_from gpu_hours gpus gpu_model"),
+        **_fields(run, "fault reason ended_by exit_code network sandbox recipe_hash engine_hash ledger_head"),
+        "notes": "; ".join(run.notes),
+    }
+
+
+def _fields(record: object, names: str, prefix: str = "", suffix: str = "") -> dict[str, Any]:
+    """Return fields of a record as cells; all None if there is no record."""
+    found = {f"{prefix}{name}{suffix}": getattr(record, name, None) for name in names.split()}
+    return {name: str(value) if isinstance(value, Enum) else value for name, value in found.items()}
+
+
 def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[str, Any]:
-    cell, task, conditions = row.cells[column], board.tasks[column], board.conditions
+    cell, task = row.cells[column], board.tasks[column]
     assert cell is not None
     over = cell.improvement
+    conditions = [name for name in Conditions.model_fields if name != "limits"]
     return {
         "leaderboard": number,
         "task": task.task,
-        "agent": row.agent,
-        "driver": row.driver,
-        "mode": row.mode,
-        "rank": cell.rank,
-        "last_rank": cell.last_rank,
-        "unranked": cell.unranked,
+        **_fields(row, "agent driver mode"),
+        **_fields(cell, "rank last_rank unranked"),
         "n": over.n,
         "improvement": over.mean,
         "improvement_low": over.low,
@@ -158,14 +113,9 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
         "p": cell.p_value,
         "p_holm": cell.p_holm,
         "report": cell.report.mean,
-        "lost": cell.lost,
-        "not_counted": cell.not_counted,
-        **{
-            name: value if isinstance(value, (int, float)) else value and str(value)
-            for name, value in conditions
-            if name != "limits"
-        },
-        "limits": " ".join(f"{name}={value:g}" for name, value in conditions.limits.items()),
+        **_fields(cell, "lost not_counted"),
+        **_fields(board.conditions, " ".join(conditions)),
+        "limits": " ".join(f"{name}={value:g}" for name, value in board.conditions.limits.items()),
         "recipe_hash": task.recipe_hash,
         "agent_hash": row.agent_hash,
     }
@@ -177,14 +127,7 @@ def _found(run: RunSummary, split: Split) -> int | None:
 
 
 def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
-    return {
-        name: score.score if score else None,
-        f"{name}_low": score.low if score else None,
-        f"{name}_high": score.high if score else None,
-        f"{name}_interval": score.interval if score else None,
-        f"{name}_n": score.n if score else None,
-        f"{name}_clusters": score.clusters if score else None,
-    }
+    return {name: score.score if score else None, **_fields(score, "low high interval n clusters", f"{name}_")}
 
 
 # --- notes: what a reader must know before believing a run's numbers, a sentence each
@@ -218,8 +161,16 @@ def notes_of(
     if run.feedback_of is not None and (scored := run.best_feedback or run.baseline_feedback) is not None:
         notes.append(f"feedback scores are of a part: {scored.n} of {run.feedback_of} items; the report split is whole")
     notes += _about_origin(run, commonest_output_share)
-    notes += _about_contamination(run)
-    notes += _about_sandboxes(run)
+    for found in run.contaminated:
+        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
+        notes.append(
+            f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
+        )
+    if short := sum(not look.complete for look in looks(run)):
+        notes.append(f"contamination: {short} of {len(looks(run))} looks at the workspace were cut short")
+    if len({(one.level, one.network) for one in run.sandboxes}) > 1:
+        weakest = f"{run.sandbox} with network {run.network}"
+        notes.append(f"its attempts ran in different sandboxes: it is compared by the weakest, {weakest}")
     notes += _about_selected(run)
     notes += _about_end(run)
     return tuple(notes) if secondary is None else (*notes, secondary)
@@ -228,22 +179,20 @@ def notes_of(
 def notes_of_story(story: Story) -> tuple[str, ...]:
     """Return notes on a run's story."""
     disputed = story.route.disputed
-    return (
-        ()
-        if disputed is None
-        else (f"logs and code disagree on the route, so it tells nothing of the mode: {disputed}",)
-    )
+    told = f"logs and code disagree on the route, so it tells nothing of the mode: {disputed}"
+    return () if disputed is None else (told,)
 
 
 def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:
     """Return notes on the flags of the selected checkpoint, with the figures behind them."""
     notes: list[str] = []
     known = selected_fingerprint(run)
+    other_order = "its hidden units in another order or with other signs"
     if "untrained_copy" in run.flags:
         delta = known.relative_delta if known is not None else 0.0
         what = "is the base model"
         if known is not None and known.exchanged_of is not None:
-            what = "is the base model with its hidden units in another order or with other signs"
+            what = f"is the base model with {other_order}"
         elif delta:
             what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
         notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
@@ -251,22 +200,14 @@ def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list
         if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
             notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
         return notes
-    return notes + _about_known_origin(known)
-
-
-def _about_known_origin(known: Fingerprint) -> list[str]:
-    notes = []
-    if "foreign_weights" in known.flags and known.exchanged_of is not None:
-        notes.append(
-            f"foreign_weights: the selected checkpoint has the lengths of rows and columns of the staged model "
-            f"{known.exchanged_of}, its hidden units in another order or with other signs; does not rank, not counted"
+    if "foreign_weights" in known.flags:
+        what = (
+            f"has the lengths of rows and columns of the staged model {known.exchanged_of}, {other_order}"
+            if known.exchanged_of is not None
+            else f"is nearer to the staged model {known.nearest_model} (relative distance {fmt.delta(known.nearest_delta)}) "
+            f"than to its base model ({fmt.delta(known.relative_delta)})"
         )
-    elif "foreign_weights" in known.flags:
-        notes.append(
-            f"foreign_weights: the selected checkpoint is nearer to the staged model {known.nearest_model} (relative distance "
-            f"{fmt.delta(known.nearest_delta)}) than to its base model ({fmt.delta(known.relative_delta)}); does not rank, not "
-            "counted"
-        )
+        notes.append(f"foreign_weights: the selected checkpoint {what}; does not rank, not counted")
     if "degenerate_outputs" in known.flags:
         base = "" if known.base_output_share is None else f" (base model: {known.base_output_share:.0%})"
         notes.append(
@@ -276,28 +217,6 @@ def _about_known_origin(known: Fingerprint) -> list[str]:
     if known.reason:
         notes.append(f"the selected checkpoint has no fingerprint: {known.reason}")
     return notes
-
-
-def _about_contamination(run: RunSummary) -> list[str]:
-    notes = []
-    for found in run.contaminated:
-        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
-        notes.append(
-            f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
-        )
-    short = [look for look in looks(run) if not look.complete]
-    if short:
-        notes.append(f"contamination: {len(short)} of {len(looks(run))} looks at the workspace were cut short")
-    return notes
-
-
-def _about_sandboxes(run: RunSummary) -> list[str]:
-    used = {(one.level, one.network) for one in run.sandboxes}
-    if len(used) < 2:
-        return []
-    return [
-        f"its attempts ran in different sandboxes: it is compared by the weakest, {run.sandbox} with network {run.network}"
-    ]
 
 
 def _about_selected(run: RunSummary) -> list[str]:

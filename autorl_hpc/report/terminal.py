@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import heads_of
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from autorl_hpc.report.versus import Versus
-
-Justify = Literal["left", "right"]
 
 MAX_ROWS = 200
 """Bound on rows: rich needs a second for a thousand."""
@@ -38,28 +37,26 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     from rich.text import Text
 
     wide = console.width >= WIDE
+    columns = [column for column in COLUMNS if column.shown in (None, wide)]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for name, justify in _columns(wide):
-        table.add_column(name, justify=justify, no_wrap=name not in ("agent", "outcome"), overflow="fold")
+    for one in columns:
+        side: Any = "left" if one.name in ("task", "agent", "mode", "outcome") else "right"
+        table.add_column(one.name, justify=side, no_wrap=one.name not in ("agent", "outcome"), overflow="fold")
     for run in merged.runs[:MAX_ROWS]:
-        table.add_row(*(Text(cell) for cell in _row(run, wide)))
+        table.add_row(*(Text(one.cell(run)) for one in columns))
     console.print(table)
     if len(merged.runs) > MAX_ROWS:
         console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
-    if not wide:
-        for line in _base_lines(merged):
-            console.print(Text(line))
-    for line in _cell_lines(merged):
+    for line in [*([] if wide else _base_lines(merged)), *_cell_lines(merged)]:
         console.print(Text(line))
-    for note in merged.notes:
-        console.print(Text(note, style="yellow"))
-    for left in merged.left_out:
-        console.print(Text(f"left out: {left.what}: {left.why}", style="yellow"))
+    left_out = [f"left out: {left.what}: {left.why}" for left in merged.left_out]
+    for line in (*merged.notes, *left_out):
+        console.print(Text(line, style="yellow"))
     for line in head_lines(merged):
         console.print(Text(line, style="dim"))
     if merged.paper is not None:
         console.print(Text("the paper's published results, of another protocol and engine, stand on the page, apart"))
-    console.print(Text(_legend(wide)))
+    console.print(Text(f"Points; intervals are 95 %, of items. {LEGEND[wide]}"))
     console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
 
 
@@ -123,72 +120,58 @@ def head_lines(merged: MergedReport) -> list[str]:
 
 
 def _in_utf8(path: str) -> bool:
-    """Return whether a path is valid UTF-8, so that a record can hold it."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return os.fsencode(path).decode(errors="replace") == path
 
 
-def _legend(wide: bool) -> str:
-    """Explain the columns that are shown."""
-    if wide:
-        told = (
-            "base and report: report split. luck: expected maximum of noise over the checkpoints scored. gap: gain on feedback less "
-            "gain on report."
-        )
-    else:
-        told = "report: score of the selected checkpoint on the report split."
-    return f"Points; intervals are 95 %, of items. {told}"
+LEGEND = {
+    True: "base and report: report split. luck: expected maximum of noise over the checkpoints scored. gap: gain on feedback less "
+    "gain on report.",
+    False: "report: score of the selected checkpoint on the report split.",
+}
 
 
-def _columns(wide: bool) -> list[tuple[str, Justify]]:
-    names: list[tuple[str, Justify]] = [("task", "left"), ("agent", "left")]
-    if wide:
-        names += [("mode", "left"), ("seed", "right"), ("base", "right"), ("best fb", "right"), ("luck", "right")]
-    else:
-        names += [("seed", "right")]
-    names += [("report", "right"), ("improvement", "right"), ("p", "right")]
-    if wide:
-        names += [("gap", "right"), ("subs", "right"), ("used", "right")]
-    return [*names, ("outcome", "left")]
+class Column(NamedTuple):
+    """A column of the runs' table; `shown`: on wide terminals alone, on narrow ones alone, or on all (None)."""
+
+    name: str
+    cell: Callable[[RunSummary], str]
+    shown: bool | None = None
 
 
-def _row(run: RunSummary, wide: bool) -> list[str]:
+def _improvement(run: RunSummary) -> str:
     gain = run.improvement
-    shown = f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
-    cells = [run.task, run.agent if run.driver == "none" else f"{run.agent} {run.driver}"]
-    cells += (
-        [run.mode, str(run.seed), _score(run.baseline_report), _score(run.best_feedback), _luck(run)]
-        if wide
-        else [str(run.seed)]
-    )
-    kept = run.report if run.selected is not None else None  # the base model's score does not belong to a checkpoint
-    cells += [_score(kept), shown, fmt.p_value(gain.p_value if gain else None)]
-    if wide:
-        cells += [
-            fmt.signed(run.gap.gap) if run.gap else fmt.UNKNOWN,
-            _submissions(run),
-            f"{100 * run.elapsed_s / run.budget_s:.0f} %",
-        ]
-    return [*cells, outcome(run)]
+    return f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
 
 
 def _score(score: ScoreSummary | None) -> str:
     return fmt.points(score.score if score else None)
 
 
-def _luck(run: RunSummary) -> str:
-    """Return how much of the best feedback score may be noise."""
-    return fmt.UNKNOWN if run.noise is None else f"≤{fmt.points(run.noise.expected_maximum)}"
-
-
 def _submissions(run: RunSummary) -> str:
     """Return accepted submissions, with refused and failed ones after a plus: `4`, `4+1r`, `4+2r+1f`."""
-    text = str(run.accepted)
-    text += f"+{run.refused}r" if run.refused else ""
+    text = str(run.accepted) + (f"+{run.refused}r" if run.refused else "")
     return text + (f"+{run.failed}f" if run.failed else "")
+
+
+COLUMNS = (
+    Column("task", lambda run: run.task),
+    Column("agent", lambda run: run.agent if run.driver == "none" else f"{run.agent} {run.driver}"),
+    Column("mode", lambda run: run.mode, True),
+    Column("seed", lambda run: str(run.seed)),
+    Column("base", lambda run: _score(run.baseline_report), True),
+    Column("best fb", lambda run: _score(run.best_feedback), True),
+    Column(
+        "luck", lambda run: fmt.UNKNOWN if run.noise is None else f"≤{fmt.points(run.noise.expected_maximum)}", True
+    ),
+    # the base model's score does not belong to a checkpoint
+    Column("report", lambda run: _score(run.report if run.selected is not None else None)),
+    Column("improvement", _improvement),
+    Column("p", lambda run: fmt.p_value(run.improvement.p_value if run.improvement else None)),
+    Column("gap", lambda run: fmt.signed(run.gap.gap if run.gap else None), True),
+    Column("subs", _submissions, True),
+    Column("used", lambda run: f"{100 * run.elapsed_s / run.budget_s:.0f} %", True),
+    Column("outcome", outcome),
+)
 
 
 def _base_lines(merged: MergedReport) -> list[str]:

@@ -6,12 +6,10 @@ equal conditions are compared: agents in the same mode unless modes are named, e
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
-
-from pydantic import Field
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
@@ -34,27 +32,23 @@ class Side(Strict):
     kind: Kind
     runs: int
     counted: int
-    lost: int = Field(0, description="Runs lost to the infrastructure.")
+    lost: int = 0  # runs lost to the infrastructure
 
 
 class VersusTask(Strict):
     """Both sides on one task under equal conditions."""
 
-    leaderboard: int = Field(description="Of the report's leaderboards, from 1.")
+    leaderboard: int  # of the report's leaderboards, from 1
     task: str
-    what: str = Field(description="Mode, or agent with driver and mode: what is equal on both sides besides.")
-    imported: bool = Field(False, description="Scores as somebody else told them: no interval, no test.")
+    what: str  # mode, or agent with driver and mode: what is equal on both sides besides
+    imported: bool = False  # scores as somebody else told them: no interval, no test
     a: OverRuns
     b: OverRuns
-    difference: float | None = Field(None, description="Mean improvement of a less that of b; null: a side has no run.")
-    p_value: float | None = Field(
-        None, description="Permutation of runs, studentised; null below two runs a side, and of imported runs."
-    )
-    p_holm: float | None = Field(None, description="Adjusted for the number of tests of this comparison.")
+    difference: float | None = None  # mean improvement of a less that of b; null: a side has no run
+    p_value: float | None = None  # permutation of runs, studentised; null below two runs a side, and of imported runs
+    p_holm: float | None = None  # adjusted for the number of tests of this comparison
     p_least: float | None = None
-    probability_of_improvement: float | None = Field(
-        None, description="That a run of a beats one of b; null of imported runs."
-    )
+    probability_of_improvement: float | None = None  # that a run of a beats one of b; null of imported runs
 
 
 class VersusAll(TasksCompared):
@@ -62,9 +56,7 @@ class VersusAll(TasksCompared):
 
     leaderboard: int
     conditions: Conditions
-    ambiguous_tasks: tuple[str, ...] = Field(
-        (), description="Left out: both sides met under several recipes or splits."
-    )
+    ambiguous_tasks: tuple[str, ...] = ()  # left out: both sides met under several recipes or splits
 
 
 class Versus(Record):
@@ -81,26 +73,18 @@ class Versus(Record):
 
     def measured(self) -> str:
         """Return a sentence on what the numbers of the rows are."""
-        imported = {one.imported for one in self.tasks} or {False}
+        imported = {one.imported for one in self.tasks}
         if imported == {True}:
             return AS_TOLD
-        return (
-            ON_REPORT if imported == {False} else f"{ON_REPORT} Of imported results: {AS_TOLD[0].lower()}{AS_TOLD[1:]}"
-        )
+        return f"{ON_REPORT} Of imported results: {AS_TOLD[0].lower()}{AS_TOLD[1:]}" if True in imported else ON_REPORT
 
 
-class _Chosen:
+class _Chosen(NamedTuple):
     """A side with the places of its runs in the report."""
 
-    def __init__(self, name: str, kind: Kind, places: set[int], mode_named: bool = False) -> None:
-        self.name, self.kind, self.places, self.mode_named = clean(name) or "", kind, places, mode_named
-
-    def side(self, runs: Sequence[RunSummary]) -> Side:
-        """Return the side as a record."""
-        mine = [runs[place] for place in sorted(self.places)]
-        lost = sum(run.excluded == "infrastructure" for run in mine)
-        counted = sum(run.counted for run in mine)
-        return Side(name=self.name, kind=self.kind, runs=len(mine), counted=counted, lost=lost)
+    side: Side
+    places: set[int]
+    mode_named: bool = False
 
 
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
@@ -112,55 +96,44 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
         raise AutorlError("the two sides share runs", where=f"--compare {a} {b}", next_step=_known(merged))
-    by_what = _alike(left, right)
-    tasks, over, ambiguous, unproven = [], [], set[str](), set[int]()
+    tasks, over, ambiguous = list[VersusTask](), list[VersusAll](), set[str]()
     for number, board in enumerate(merged.boards, 1):
-        strata = _strata(merged, board, left, right, by_what)
+        strata = _strata(merged, board, left, right)
         proven = board.conditions.imported is None  # no tests on scores that can't be checked
         tasks += [_task(number, key, sides, tested=proven) for key, sides in sorted(strata.items())]
-        if not proven:
-            unproven.add(number)
-            continue
-        several = _ambiguous(strata)
-        ambiguous |= several
-        found = _over(number, board.conditions, strata, several)
-        over += [found] if found is not None else []
+        if proven:
+            several = _ambiguous(strata)
+            ambiguous |= several
+            over += _over(number, board.conditions, strata, several)
+    holm = statistics.holm_by({place: one.p_value for place, one in enumerate(tasks)})
     return Versus(
         tool_version=__version__,
-        a=left.side(merged.runs),
-        b=right.side(merged.runs),
-        tasks=_adjusted(tasks),
+        a=left.side,
+        b=right.side,
+        tasks=tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks)),
         over_tasks=tuple(over),
-        notes=tuple(_notes(tasks, ambiguous, unproven)),
+        notes=tuple(_notes(tasks, ambiguous)),
     )
 
 
-def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen, by_what: What) -> Strata:
-    """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
-    found: Strata = defaultdict(lambda: ([], []))
-    for column, task in enumerate(board.tasks):
-        for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
-            run = merged.runs[place]
-            for side, chosen in enumerate((left, right)):
-                if place in chosen.places and (gains := improvements([run])):
-                    found[_Key(task.task, board.column(column), column, by_what(run))][side].extend(gains)
-    return found
-
-
 def _choose(merged: MergedReport, name: str) -> _Chosen:
-    runs = merged.runs
+    """Find the runs of a side: of an agent, else of an experiment, else below a folder."""
     parts = name.split("/")
-    agent = {p for p, run in enumerate(runs) if [run.agent, run.driver, run.mode][: len(parts)] == parts}
-    if agent and len(parts) <= 3:
-        _one_agent(name, [runs[place] for place in sorted(agent)])
-        return _Chosen(name, "agent", agent, mode_named=len(parts) == 3)
-    experiment = {place for place, run in enumerate(runs) if run.experiment == name}
-    if experiment:
-        return _Chosen(name, "experiment", experiment)
+    agent = {p for p, run in enumerate(merged.runs) if [run.agent, run.driver, run.mode][: len(parts)] == parts}
+    experiment = {place for place, run in enumerate(merged.runs) if run.experiment == name}
     folder = Path(name).resolve()
     below = {p for p, one in enumerate(merged.run_folders) if folder in (Path(one), *Path(one).parents)}
-    if below:
-        return _Chosen(name, "folder", below)
+    found: tuple[tuple[Kind, set[int]], ...] = (("agent", agent), ("experiment", experiment), ("folder", below))
+    for kind, places in found:
+        if not places:
+            continue
+        runs = [merged.runs[place] for place in sorted(places)]
+        if kind == "agent":
+            _one_agent(name, runs)
+        lost = sum(run.excluded == "infrastructure" for run in runs)
+        counted = sum(run.counted for run in runs)
+        side = Side(name=clean(name) or "", kind=kind, runs=len(runs), counted=counted, lost=lost)
+        return _Chosen(side, places, kind == "agent" and len(parts) == 3)
     raise AutorlError(
         "no run of the report is of this agent, experiment or folder", where=name, next_step=_known(merged)
     )
@@ -173,20 +146,14 @@ def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
         told = " or ".join(f"{runs[0].agent}/{driver}" for driver in drivers[:6])
         raise AutorlError("this agent has several drivers", where=name, next_step=f"name one: {told}")
     if len({run.agent_hash for run in runs if run.imported is None}) > 1:  # the files of imported runs are unknown
-        raise AutorlError(
-            "this agent's files changed between its runs, so it is two agents",
-            where=name,
-            next_step="compare the experiments that they ran in",
-        )
+        what = "this agent's files changed between its runs, so it is two agents"
+        raise AutorlError(what, where=name, next_step="compare the experiments that they ran in")
 
 
 def _known(merged: MergedReport) -> str:
     agents = sorted({f"{run.agent}/{run.driver}" for run in merged.runs})
     shown = ", ".join(clean(agent) or "" for agent in agents[:12])
     return f"agents: {shown}; experiments: {', '.join(merged.experiments[:12])}; or a folder below which runs lie"
-
-
-What = Callable[[RunSummary], str]
 
 
 class _Key(NamedTuple):
@@ -202,19 +169,28 @@ Strata = dict[_Key, tuple[list[float], list[float]]]
 """Improvements of both sides, by row."""
 
 
-def _alike(left: _Chosen, right: _Chosen) -> What:
-    """Return what must be equal on both sides besides the conditions."""
-    if left.kind == "agent" and right.kind == "agent":
-        return (lambda run: "") if left.mode_named and right.mode_named else lambda run: run.mode
-    if "agent" in (left.kind, right.kind):
-        return lambda run: run.mode
-    return lambda run: " · ".join([run.agent, run.driver, run.mode])
+def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
+    """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
+    kinds = {left.side.kind, right.side.kind}
+    modes_named = left.mode_named and right.mode_named
+    found: Strata = defaultdict(lambda: ([], []))
+    for column, task in enumerate(board.tasks):
+        for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
+            run = merged.runs[place]
+            agent = " · ".join([run.agent, run.driver, run.mode])
+            what = agent if "agent" not in kinds else "" if modes_named else run.mode
+            for side, chosen in enumerate((left, right)):
+                if place in chosen.places and (gains := improvements([run])):
+                    found[_Key(task.task, board.column(column), column, what)][side].extend(gains)
+    return found
 
 
 def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
     enough = tested and min(len(a), len(b)) >= RUNS_TO_COMPARE
-    over_a, over_b = (over_runs(values) if tested else _mean_alone(values) for values in sides)
+    over_a, over_b = (over_runs(values, bootstrap=tested) for values in sides)
+    if not tested:  # no interval of scores that can't be checked
+        over_a, over_b = (OverRuns(n=one.n, mean=one.mean, interval="none") for one in (over_a, over_b))
     difference = over_a.mean - over_b.mean if over_a.mean is not None and over_b.mean is not None else None
     return VersusTask(
         leaderboard=number,
@@ -230,58 +206,35 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
     )
 
 
-def _mean_alone(values: Sequence[float]) -> OverRuns:
-    """Return the mean without an interval, for scores that can't be checked."""
-    return OverRuns(n=len(values), mean=over_runs(values, bootstrap=False).mean, interval="none")
-
-
-def _adjusted(tasks: Sequence[VersusTask]) -> tuple[VersusTask, ...]:
-    holm = statistics.holm_by({place: one.p_value for place, one in enumerate(tasks)})
-    return tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks))
-
-
 def _ambiguous(strata: Strata) -> set[str]:
     """Return tasks on which both sides share several columns (recipes or splits): none of these represents the task."""
-    columns: dict[str, set[int]] = defaultdict(set)
-    for key, sides in strata.items():
-        if sides[0] and sides[1]:
-            columns[key.task].add(key.column)
-    return {task for task, several in columns.items() if len(several) > 1}
+    shared = {(key.task, key.column) for key, (a, b) in strata.items() if a and b}
+    return {task for task, count in Counter(task for task, _ in shared).items() if count > 1}
 
 
-def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> VersusAll | None:
-    """Compare over the tasks of a leaderboard with equal weights; modes or agents are parts of their task.
-
-    Ambiguous tasks are left out, as in `across_tasks`.
-    """
+def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:
+    """Compare over the tasks of a leaderboard that are not ambiguous; modes or agents are parts of their task."""
     clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
     names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
-    found = statistics.over_tasks(
-        {names[key]: sides[0] for key, sides in clear.items()},
-        {names[key]: sides[1] for key, sides in clear.items()},
-        {names[key]: key.task for key in clear},
-    )
-    if found is None:
-        return None
-    told = tuple(sorted(ambiguous))
-    return VersusAll(leaderboard=number, conditions=conditions, ambiguous_tasks=told, **found._asdict())
+    a, b = ({names[key]: sides[side] for key, sides in clear.items()} for side in (0, 1))
+    found = statistics.over_tasks(a, b, {names[key]: key.task for key in clear})
+    told = {"leaderboard": number, "conditions": conditions, "ambiguous_tasks": tuple(sorted(ambiguous))}
+    return [] if found is None else [VersusAll(**told, **found.model_dump())]
 
 
-def _notes(tasks: Sequence[VersusTask], ambiguous: set[str], unproven: set[int]) -> list[str]:
-    """Return notes on the comparison; `unproven`: leaderboards of imported runs."""
+def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     met = [one for one in tasks if one.difference is not None]
     alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
     if met and alone:
-        notes.append(
-            f"{alone} row{' has' if alone == 1 else 's have'} runs on one side only, or under conditions that the other side has not"
-        )
+        have = "row has" if alone == 1 else "rows have"
+        notes.append(f"{alone} {have} runs on one side only, or under conditions that the other side has not")
     if ambiguous:
         names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
         notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")
-    if any(one.leaderboard in unproven for one in met):
+    if any(one.imported for one in met):
         notes.append("imported results are unproven: their difference is shown, with no test and not over tasks")
-    ours = [one for one in met if one.leaderboard not in unproven]
+    ours = [one for one in met if not one.imported]
     if ours and not any(one.p_value is not None for one in ours):
         notes.append("no test: it takes two counted runs a side on a task")
     return notes

@@ -9,7 +9,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache
-from statistics import NormalDist, fmean, stdev, variance
+from statistics import NormalDist, fmean, stdev
 from typing import Final, Literal, NamedTuple
 
 LEVEL: Final = 0.95
@@ -45,13 +45,6 @@ class PairedResult(NamedTuple):
     low: float
     high: float
     p_value: float
-
-
-class OptimismGap(NamedTuple):
-    """By how much the gain on the feedback split exceeds that on the report split, in units of outcomes."""
-
-    gap: float
-    standard_error: float
 
 
 class MeanInterval(NamedTuple):
@@ -133,29 +126,6 @@ def paired(base: Sequence[float], new: Sequence[float], level: float = LEVEL) ->
     return PairedResult(len(base), won, lost, (won - lost) / len(base), *interval, mcnemar_midp(won, lost))
 
 
-def optimism_gap(
-    feedback_base: Sequence[float],
-    feedback_new: Sequence[float],
-    report_base: Sequence[float],
-    report_new: Sequence[float],
-) -> OptimismGap:
-    """(feedback new - feedback base) - (report new - report base), from outcomes per item.
-
-    The two splits share no item, so the squared standard error is the sum over splits of the sample variance
-    of the paired differences over their number. The error is that of the items alone: that the checkpoint was
-    chosen on the feedback split is what the gap shows, not a part of its error. ValueError unless each split
-    has the same two or more items for both models.
-    """
-    gains, squares = [], []
-    for name, base, new in (("feedback", feedback_base, feedback_new), ("report", report_base, report_new)):
-        if len(base) != len(new) or len(base) < 2:
-            raise ValueError(f"{name} split: {len(base)} and {len(new)} outcomes, not the same two or more items")
-        differences = [float(now) - float(old) for old, now in zip(base, new, strict=True)]
-        gains.append(fmean(differences))
-        squares.append(variance(differences) / len(differences))
-    return OptimismGap(gains[0] - gains[1], math.sqrt(sum(squares)))
-
-
 def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:
     """How many independent items show as much as clusters of these sizes: items over 1 + (m - 1) rho, rounded down.
 
@@ -169,6 +139,7 @@ def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) ->
     return max(1, math.floor(items / (1 + (average - 1) * intraclass) + 1e-9))
 
 
+@cache
 def smallest_visible_gain(n: int, p_base: float = 0.5) -> float | None:
     """Smallest true gain, in points, that n items show; None if they can't show any that is possible.
 
@@ -239,6 +210,7 @@ def standard_error(outcomes: Sequence[float], clusters: Sequence[str] | None = N
     return (wilson.high - wilson.low) / (2 * _normal_quantile(LEVEL))
 
 
+@cache
 def expected_max_noise(n_queries: int, se: float) -> float:
     """Expected maximum of n independent N(0, se^2): an UPPER BOUND on what the best of n owes to luck.
 

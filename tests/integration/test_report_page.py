@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 import demotree
 from helpers import PATIENCE_S
 
-from autorl_hpc.report import leaderboard, pages, report
+from autorl_hpc.report import leaderboard, pages
 from autorl_hpc.report.summary import MergedReport, read_paper
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -41,12 +41,9 @@ FLAGS = (
 WAIT_S = PATIENCE_S
 """One start takes 1 to 3 s; a machine shared with a whole test run needs more."""
 
-SORT_LIMIT_MS = 1500
-"""4,000 rows take 0.4 s on a core shared with others; a person notices a second."""
-
-SORT_LIMIT_TABLES = 10
-"""Where the machine is so slow that no page is quick: so many times as long as a plain table of 250 rows takes to lay out there. Sorting
-takes two to five times as long; all rows laid out, more than sixteen times."""
+SORT_LIMIT_MS, SORT_LIMIT_TABLES = 1500, 10
+"""A person notices a second. On a slow machine: so many times as long as a plain table of 250 rows takes to lay out there (sorting takes
+two to five times as long; all rows laid out, more than sixteen times)."""
 
 ASK = """<!doctype html><meta charset="utf-8"><title>asks</title>
 <iframe id="f" style="width:{width}px;height:900px;border:0" src="{page}"></iframe><pre id="found"></pre>
@@ -66,13 +63,13 @@ frame.addEventListener("load", () => {{
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
-        tree = demotree.demo(tmp_path_factory.mktemp("demo") / "demo", seeds=3)
+        tree = demotree.demo(tmp_path_factory.mktemp("demo") / "demo", seeds=2)
         yield demotree.report_on(tree).model_copy(update={"paper": read_paper()})
 
 
 @pytest.fixture(scope="module")
 def index(merged: MergedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write_all(merged, tmp_path_factory.mktemp("out"), figures=True)
+    return demotree.write_all(merged, tmp_path_factory.mktemp("out"), figures=True)
 
 
 def chromium(tmp_path: Path, *args: str) -> subprocess.CompletedProcess[str]:
@@ -109,10 +106,10 @@ def test_a_view_is_its_address(tmp_path: Path, index: Path, merged: MergedReport
     assert "CONSOLE" not in got.stderr
     rows = shown_rows(got.stdout, "runs")
     expected = [r for r in merged.runs if r.agent == "codex" and r.task == "alfworld"]
-    assert len(rows) == len(expected) == 3 and all("codex" in row and "alfworld" in row for row in rows)
+    assert len(rows) == len(expected) == 2 and all("codex" in row and "alfworld" in row for row in rows)
     best = sorted((r for r in expected if r.improvement), key=lambda r: -r.improvement.difference)  # type: ignore[union-attr]
     assert [re.search(r"s(\d)", row)[1] for row in rows[: len(best)]] == [str(r.seed) for r in best]  # type: ignore[index]
-    assert 'aria-sort="descending"' in got.stdout and f"3 of {len(merged.runs)} rows" in got.stdout
+    assert 'aria-sort="descending"' in got.stdout and f"2 of {len(merged.runs)} rows" in got.stdout
 
 
 def test_headers_are_buttons_and_keep_the_view_in_the_address(tmp_path: Path, index: Path) -> None:
@@ -139,7 +136,7 @@ def test_headers_are_buttons_and_keep_the_view_in_the_address(tmp_path: Path, in
     assert found["focus"] and found["first"] == "descending" and found["second"] == "ascending"
     assert found["down"] == sorted(found["down"], reverse=True) and found["up"] == sorted(found["down"])
     assert "runs.sort=base" in found["hash"] and "runs.q=MINI" in found["hash2"]
-    assert found["filtered"] == 3 and found["all"] == 81 and found["box"] == ""
+    assert found["filtered"] == 2 and found["all"] == 54 and found["box"] == ""
     assert found["captions"] == found["tables"] > 5 and found["scopes"]
 
 
@@ -236,15 +233,12 @@ def test_a_planted_script_does_not_run(tmp_path: Path, index: Path) -> None:
     assert "<title>owned" not in got.stdout and "Content Security Policy" in got.stderr
 
 
-@pytest.mark.parametrize("count", [1000, 4000])
-def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, count: int) -> None:
+def test_a_thousand_rows_sort_quickly(tmp_path: Path, merged: MergedReport) -> None:
+    count = 1000
     runs = demotree.many(merged.runs, count)
-    big = leaderboard.assemble(runs, ["demo"])
     page = tmp_path / "big.html"
-    page.write_text(
-        pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
-    )
-    assert page.stat().st_size < 5e6 * (1 if count <= 1000 else 2)
+    page.write_text(pages.index_html(leaderboard.assemble(runs, ["demo"]), {}))
+    assert page.stat().st_size < 5e6
     script = """
         const once = (what) => { const t = w.performance.now(); what(); d.body.offsetHeight; return w.performance.now() - t; };
         // The best of a few: whoever has the core meanwhile does not make the page slow.
@@ -266,7 +260,6 @@ def test_thousands_of_rows_sort_quickly(tmp_path: Path, merged: MergedReport, co
         found.all = rows("runs").length;
     """
     found = ask(tmp_path, page, script)
-    print(count, page.stat().st_size, found)
     assert 0 < found["rows"] < count
     assert found["first"] == 250 and found["told"] == f"250 shown of {count} of {count} rows" and found["all"] == count
     assert max(found["sort"], found["again"], found["filter"]) < max(SORT_LIMIT_MS, SORT_LIMIT_TABLES * found["unit"])

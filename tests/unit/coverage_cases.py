@@ -19,7 +19,7 @@ from autorl_hpc.report.statistics import (
     against_zero,
     best_of_curve,
     bootstrap_mean,
-    clustered_interval,
+    clustered_intervals,
     over_tasks,
     paired_clusters,
     variance_of_mean,
@@ -57,129 +57,109 @@ def share_held(case: Case, sets: int, seed: int = 1) -> float:
     return sum(case.draw(rng) for _ in range(sets)) / sets
 
 
+def drawn(once: Callable[..., bool]) -> Callable[..., Draw]:
+    """Makes of a function of (rng, *args) one of args, which returns what draws."""
+    return lambda *args: lambda rng: once(rng, *args)
+
+
 # ---- one model ----
 
 
-def wilson(n: int, p: float) -> Draw:
-    return lambda rng: holds(*stats.wilson(int(rng.binomial(n, p)), n), p)
+@drawn
+def wilson(rng: np.random.Generator, n: int, p: float) -> bool:
+    return holds(*stats.wilson(int(rng.binomial(n, p)), n), p)
 
 
-def clustered(clusters: int, p: float, intraclass: float) -> Draw:
+@drawn
+def clustered(rng: np.random.Generator, clusters: int, p: float, intraclass: float) -> bool:
     """Beta-binomial clusters of one to five items."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        names, chances = _clusters(rng, clusters, p, intraclass)
-        outcomes = (rng.random(len(names)) < chances).astype(float).tolist()
-        found = clustered_interval(outcomes, names)
-        return holds(found.low, found.high, p)
-
-    return draw
+    names, chances = _clusters(rng, clusters, p, intraclass)
+    outcomes = (rng.random(len(names)) < chances).astype(float).tolist()
+    found = clustered_intervals([outcomes], names)[0]
+    return holds(found.low, found.high, p)
 
 
-def graded_mean(n: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        found = stats.mean_t_interval(rng.beta(0.6, 1.4, n).tolist())
-        return holds(found.low, found.high, 0.3)
-
-    return draw
+@drawn
+def graded_mean(rng: np.random.Generator, n: int) -> bool:
+    found = stats.mean_t_interval(rng.beta(0.6, 1.4, n).tolist())
+    return holds(found.low, found.high, 0.3)
 
 
-def length_controlled_score(n: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        pairs = _judged(rng, n, 0.3)[1]
-        score = float(refits(pairs, PENALTY, np.ones((1, n)))[0])
-        half = 1.959964 * math.sqrt(float((influences(pairs, PENALTY) ** 2).sum()))
-        return holds(score - half, score + half, _true_rates()[1])
-
-    return draw
+@drawn
+def length_controlled_score(rng: np.random.Generator, n: int) -> bool:
+    pairs = _judged(rng, n, 0.3)[1]
+    score = float(refits(pairs, PENALTY, np.ones((1, n)))[0])
+    half = 1.959964 * math.sqrt(float((influences(pairs, PENALTY) ** 2).sum()))
+    return holds(score - half, score + half, _true_rates()[1])
 
 
 # ---- selected against base ----
 
 
-def tango(n: int, won: float, lost: float) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        b, c, _ = rng.multinomial(n, [won, lost, 1 - won - lost])
-        return holds(*stats.tango(int(b), int(c), n), won - lost)
-
-    return draw
+@drawn
+def tango(rng: np.random.Generator, n: int, won: float, lost: float) -> bool:
+    b, c, _ = rng.multinomial(n, [won, lost, 1 - won - lost])
+    return holds(*stats.tango(int(b), int(c), n), won - lost)
 
 
-def paired_bca(n: int, skewed: bool) -> Draw:
+@drawn
+def paired_bca(rng: np.random.Generator, n: int, skewed: bool) -> bool:
     """Rewards from 0 to 1; skewed: few items gain much."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        base = rng.beta(0.6, 1.4, n) * 0.5
-        gains = rng.beta(0.2, 1.8, n) * 0.5 if skewed else rng.uniform(-0.1, 0.2, n)
-        found = paired_graded(base.tolist(), (base + gains).tolist())
-        return holds(found.low, found.high, 0.05)
-
-    return draw
+    base = rng.beta(0.6, 1.4, n) * 0.5
+    gains = rng.beta(0.2, 1.8, n) * 0.5 if skewed else rng.uniform(-0.1, 0.2, n)
+    found = paired_graded(base.tolist(), (base + gains).tolist())
+    return holds(found.low, found.high, 0.05)
 
 
-def clustered_gain(clusters: int, intraclass: float, gain: float = 0.1) -> Draw:
+@drawn
+def clustered_gain(rng: np.random.Generator, clusters: int, intraclass: float, gain: float = 0.1) -> bool:
     """Base solves 0.3 of the items; the new model 0.3 + gain, and in one cluster alike."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        names, chances = _clusters(rng, clusters, 0.3, intraclass)
-        _, of_new = _clusters(rng, clusters, 0.3 + gain, intraclass, names)
-        luck = rng.random(len(names))
-        found = paired_clusters((luck < chances).astype(float).tolist(), (luck < of_new).astype(float).tolist(), names)
-        return holds(found.low, found.high, gain)
-
-    return draw
+    names, chances = _clusters(rng, clusters, 0.3, intraclass)
+    _, of_new = _clusters(rng, clusters, 0.3 + gain, intraclass, names)
+    luck = rng.random(len(names))
+    found = paired_clusters((luck < chances).astype(float).tolist(), (luck < of_new).astype(float).tolist(), names)
+    return holds(found.low, found.high, gain)
 
 
-def whole_clusters(clusters: int, won: float, lost: float) -> Draw:
+@drawn
+def whole_clusters(rng: np.random.Generator, clusters: int, won: float, lost: float) -> bool:
     """Clusters of one to five items that are won or lost as a whole, few of them."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        sizes = rng.integers(1, 6, clusters)
-        names = [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
-        moved = rng.choice([1.0, -1.0, 0.0], clusters, p=[won, lost, 1 - won - lost])
-        of_item = moved[[int(name[1:]) for name in names]]
-        found = paired_clusters((of_item < 0).astype(float).tolist(), (of_item > 0).astype(float).tolist(), names)
-        return holds(found.low, found.high, won - lost)
-
-    return draw
+    sizes = rng.integers(1, 6, clusters)
+    names = [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
+    moved = rng.choice([1.0, -1.0, 0.0], clusters, p=[won, lost, 1 - won - lost])
+    of_item = moved[[int(name[1:]) for name in names]]
+    found = paired_clusters((of_item < 0).astype(float).tolist(), (of_item > 0).astype(float).tolist(), names)
+    return holds(found.low, found.high, won - lost)
 
 
-def clustered_size(clusters: int, intraclass: float) -> Draw:
+@drawn
+def clustered_size(rng: np.random.Generator, clusters: int, intraclass: float) -> bool:
     """Whether the sign-flip test of two equally good models stays above 0.05."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        names, chances = _clusters(rng, clusters, 0.3, intraclass)
-        _, of_new = _clusters(rng, clusters, 0.3, intraclass, names)
-        base, new = (rng.random(len(names)) < chances), (rng.random(len(names)) < of_new)
-        return paired_clusters(base.astype(float).tolist(), new.astype(float).tolist(), names).p_value > 0.05
-
-    return draw
+    names, chances = _clusters(rng, clusters, 0.3, intraclass)
+    _, of_new = _clusters(rng, clusters, 0.3, intraclass, names)
+    base, new = (rng.random(len(names)) < chances), (rng.random(len(names)) < of_new)
+    return paired_clusters(base.astype(float).tolist(), new.astype(float).tolist(), names).p_value > 0.05
 
 
-def length_controlled_gain(n: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        base, new = _judged(rng, n, 0.3)
-        found = scores.paired(base, new, PENALTY, PENALTY)
-        truth = _true_rates()
-        return holds(found.low, found.high, (truth[1] - truth[0]) / 100)
-
-    return draw
+@drawn
+def length_controlled_gain(rng: np.random.Generator, n: int) -> bool:
+    base, new = _judged(rng, n, 0.3)
+    found = scores.paired(base, new, PENALTY, PENALTY)
+    truth = _true_rates()
+    return holds(found.low, found.high, (truth[1] - truth[0]) / 100)
 
 
-def gap(clusters: int, intraclass: float) -> Draw:
+@drawn
+def gap(rng: np.random.Generator, clusters: int, intraclass: float) -> bool:
     """Both splits gain 0.1: the gap is 0; 0 clusters: 100 independent items on each split."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        gains, squares = [], []
-        for _ in range(2):
-            names, chances = _clusters(rng, clusters or 100, 0.3, intraclass, None if clusters else one_each(100))
-            _, of_new = _clusters(rng, clusters or 100, 0.4, intraclass, names)
-            differences = (rng.random(len(names)) < of_new).astype(float) - (rng.random(len(names)) < chances)
-            gains.append(float(differences.mean()))
-            squares.append(variance_of_mean(differences.tolist(), names))
-        return abs(gains[0] - gains[1]) <= 1.959964 * math.sqrt(sum(squares))
-
-    return draw
+    gains, squares = [], []
+    for _ in range(2):
+        names, chances = _clusters(rng, clusters or 100, 0.3, intraclass, None if clusters else one_each(100))
+        _, of_new = _clusters(rng, clusters or 100, 0.4, intraclass, names)
+        differences = (rng.random(len(names)) < of_new).astype(float) - (rng.random(len(names)) < chances)
+        gains.append(float(differences.mean()))
+        squares.append(variance_of_mean(differences.tolist(), names))
+    return abs(gains[0] - gains[1]) <= 1.959964 * math.sqrt(sum(squares))
 
 
 # ---- over runs ----
@@ -194,79 +174,61 @@ def runs(kind: str, n: int, rng: np.random.Generator) -> Any:
     return np.where(rng.random(n) < 1 / 3, 0.0, rng.normal(7.5, 3, n))
 
 
-def t_over_runs(kind: str, n: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        found = stats.mean_t_interval(runs(kind, n, rng).tolist())
-        return holds(found.low, found.high, 5)
-
-    return draw
+@drawn
+def t_over_runs(rng: np.random.Generator, kind: str, n: int) -> bool:
+    found = stats.mean_t_interval(runs(kind, n, rng).tolist())
+    return holds(found.low, found.high, 5)
 
 
-def bootstrap_over_runs(kind: str, n: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        found = bootstrap_mean(runs(kind, n, rng).tolist())
-        return found is not None and holds(found.low, found.high, 5)
-
-    return draw
+@drawn
+def bootstrap_over_runs(rng: np.random.Generator, kind: str, n: int) -> bool:
+    found = bootstrap_mean(runs(kind, n, rng).tolist())
+    return found is not None and holds(found.low, found.high, 5)
 
 
-def cell_size(kind: str, n: int) -> Draw:
+@drawn
+def cell_size(rng: np.random.Generator, kind: str, n: int) -> bool:
     """Whether the test of a cell whose true mean is 0 stays above 0.05."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        found = against_zero((runs(kind, n, rng) - 5).tolist())
-        assert found.p_value is not None
-        return found.p_value > 0.05
-
-    return draw
+    found = against_zero((runs(kind, n, rng) - 5).tolist())
+    assert found.p_value is not None
+    return found.p_value > 0.05
 
 
-def best_of(kind: str, n: int, k: int) -> Draw:
-    def draw(rng: np.random.Generator) -> bool:
-        found = best_of_curve(runs(kind, n, rng).tolist())[k - 1]
-        return holds(found.low, found.high, _true_best(kind, k))
-
-    return draw
+@drawn
+def best_of(rng: np.random.Generator, kind: str, n: int, k: int) -> bool:
+    found = best_of_curve(runs(kind, n, rng).tolist())[k - 1]
+    return holds(found.low, found.high, _true_best(kind, k))
 
 
-def band_at(n: int) -> Draw:
+@drawn
+def band_at(rng: np.random.Generator, n: int) -> bool:
     """Runs with four submissions at random times; the band at a third of the budget."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        (found,) = band([_curve(rng) for _ in range(n)], [1 / 3])
-        return holds(found.low, found.high, _true_band())
-
-    return draw
+    (found,) = band([_curve(rng) for _ in range(n)], [1 / 3])
+    return holds(found.low, found.high, _true_band())
 
 
 # ---- over tasks ----
 
 
-def tasks(kind: str, count: int, n: int, chance: bool) -> Draw:
+@drawn
+def tasks(rng: np.random.Generator, kind: str, count: int, n: int, chance: bool) -> bool:
     """a is better by 2 on every task; chance: the interval of the probability of improvement."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        a = {f"t{i}": (runs(kind, n, rng) + 2).tolist() for i in range(count)}
-        b = {f"t{i}": runs(kind, n, rng).tolist() for i in range(count)}
-        found = over_tasks(a, b)
-        assert found is not None
-        if chance:
-            return holds(found.probability_low, found.probability_high, _true_chance(kind))
-        return holds(found.low, found.high, 2)
-
-    return draw
+    a = {f"t{i}": (runs(kind, n, rng) + 2).tolist() for i in range(count)}
+    b = {f"t{i}": runs(kind, n, rng).tolist() for i in range(count)}
+    found = over_tasks(a, b)
+    assert found is not None
+    if chance:
+        return holds(found.probability_low, found.probability_high, _true_chance(kind))
+    return holds(found.low, found.high, 2)
 
 
-def tasks_size(kind: str, count: int, n: int) -> Draw:
+@drawn
+def tasks_size(rng: np.random.Generator, kind: str, count: int, n: int) -> bool:
     """Whether the stratified permutation test of two equal agents stays above 0.05."""
-
-    def draw(rng: np.random.Generator) -> bool:
-        a, b = ({f"t{i}": runs(kind, n, rng).tolist() for i in range(count)} for _ in range(2))
-        found = over_tasks(a, b)
-        assert found is not None
-        return found.p_value > 0.05
-
-    return draw
+    a, b = ({f"t{i}": runs(kind, n, rng).tolist() for i in range(count)} for _ in range(2))
+    found = over_tasks(a, b)
+    assert found is not None
+    return found.p_value > 0.05
 
 
 # ---- data and truths ----

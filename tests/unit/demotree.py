@@ -12,10 +12,11 @@ from typing import Any
 
 from treemaker import Tree, TreeRun, sha
 
+from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.task import SplitPin
-from autorl_hpc.report import leaderboard, report
+from autorl_hpc.report import charts, leaderboard, pages, report
 from autorl_hpc.report.routes import mode_kept
 from autorl_hpc.report.run_story.resources import reference_metrics
 from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, SkillMetrics, Story
@@ -45,14 +46,14 @@ ROUTES = {"free": Route.SFT_RL, "sft-only": Route.SFT, "rl-only": Route.GRPO}
 FAILURES = (FailureKind.EARLY_CODING, FailureKind.REWARD_OR_DATA, FailureKind.TRAINING_COLLAPSE, FailureKind.NO_GAIN)
 
 
-def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock") -> Tree:
-    """Writes the experiment below `path`."""
+def demo(path: Path, *, seeds: int = 5, sandbox: str = "landlock", tasks: int = 3, agents: int = 5) -> Tree:
+    """Writes the experiment below `path`, of the first so many tasks and agents."""
     tree = Tree(path, n_feedback=N_FEEDBACK, n_report=N_REPORT, sandbox=sandbox, network=Network.DRIVER)
-    for task, share in TASKS.items():
+    for task, share in list(TASKS.items())[:tasks]:
         draw = random.Random(task)
         tree.base_solved[Split.FEEDBACK] = _solved(draw, N_FEEDBACK, share)
         tree.base_solved[Split.REPORT] = _solved(draw, N_REPORT, share)
-        for (agent, driver), (gain, spread) in AGENTS.items():
+        for (agent, driver), (gain, spread) in list(AGENTS.items())[:agents]:
             for mode in MODES.get(agent, ("free",)):
                 for seed in range(seeds):
                     splits = {str(s): SplitPin(n=n, sha256=sha(f"{task}-{s}")) for s, n in SIZES.items()}
@@ -73,6 +74,14 @@ def report_on(tree: Tree) -> MergedReport:
     plain = report.build([tree.path])
     merged = leaderboard.assemble([with_story(run) for run in plain.runs], plain.experiments, plain.left_out)
     return merged.model_copy(update={"run_folders": plain.run_folders, "default_out": plain.default_out})
+
+
+def write_all(merged: MergedReport, out: Path | None = None, *, figures: bool = False) -> Path:
+    """Write the pages of all runs and the merged report; return the path of index.html."""
+    out = (out or Path(merged.default_out)).absolute()
+    homes = map(Path, merged.run_folders)
+    folders = [pages.write_run(run, RunDir(home), out) for run, home in zip(merged.runs, homes, strict=True)]
+    return pages.write_merged(merged, folders, out, figures=charts.write_figures(merged, out) if figures else None)
 
 
 def _run(tree: Tree, science: dict[str, Any], share: float, gain: float, spread: float) -> TreeRun:

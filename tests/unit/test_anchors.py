@@ -40,7 +40,7 @@ def rewrite(place: Place) -> None:
     """Another past, with everything in the account made to fit it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    report.write_all(report.build([place.tree.path]), None)
+    report.refresh([place.tree.path])
 
 
 def test_expected_heads(place: Place) -> None:

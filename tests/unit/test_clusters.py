@@ -14,7 +14,6 @@ from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
     bca_of_mean,
     bca_of_means,
-    clustered_interval,
     clustered_intervals,
     least_sign_flip_p,
     paired_clusters,
@@ -58,7 +57,7 @@ def test_clustered_bootstrap_agrees_with_scipy() -> None:
     sums = rng.binomial(sizes, rng.beta(1, 2, 60))
     names = [f"c{i}" for i, size in enumerate(sizes) for _ in range(size)]
     outcomes = [float(j < won) for won, size in zip(sums, sizes, strict=True) for j in range(size)]
-    ours = clustered_interval(outcomes, names)
+    ours = clustered_intervals([outcomes], names)[0]
     assert ours.kind == "bootstrap over clusters"
     theirs = scipy_stats.bootstrap(
         (sums, sizes),
@@ -102,7 +101,7 @@ GIANT = ["a"] * 200 + ["b", "c", "d", "e"]
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_clusters_that_are_all_alike_have_wilsons_interval_of_their_number(value: float) -> None:
-    equal, unequal = clustered_interval([value] * 14, EQUAL), clustered_interval([value] * 14, NAMES)
+    equal, unequal = (clustered_intervals([[value] * 14], names)[0] for names in (EQUAL, NAMES))
     assert equal.kind == unequal.kind == "Wilson over clusters"
     assert equal[:2] == stats.wilson(int(7 * value), 7)
     assert unequal[:2] == stats.wilson_share(value, EFFECTIVE)
@@ -118,7 +117,7 @@ def test_three_and_four_clusters_have_wilsons_interval_by_students_quantile() ->
         n, p, z = len(set(names)), sum(outcomes) / 4, t.ppf(0.975, len(set(names)) - 1)
         center = (p + z * z / (2 * effective)) / (1 + z * z / effective)
         half = z / (1 + z * z / effective) * math.sqrt(p * (1 - p) / effective + z * z / (4 * effective**2))
-        found = clustered_interval(outcomes, names)
+        found = clustered_intervals([outcomes], names)[0]
         assert found.kind == "Wilson over clusters"
         assert found[:2] == pytest.approx((center - half, center + half), abs=1e-6)
         narrower = stats.wilson_share(p, n)
@@ -210,7 +209,7 @@ def test_several_are_drawn_as_one_by_one() -> None:
     names = [f"c{i % 12}" for i in range(100)]
     scores = [[float(chance.random() < share) for _ in names] for share in (0.0, 0.3, 1.0, 0.5)]
     found = clustered_intervals(scores, names)
-    assert found == [clustered_interval(each, names) for each in scores]
+    assert found == [clustered_intervals([each], names)[0] for each in scores]
     assert [each.kind.split()[0] for each in found] == ["Wilson", "bootstrap", "Wilson", "bootstrap"]
     few = clustered_intervals(scores, [f"c{i % 4}" for i in range(100)])
     assert {each.kind for each in few} == {"Wilson over clusters"}

@@ -1,4 +1,4 @@
-"""Figures: the same on the page and in files, the same bytes, drawn again only when something changed, hostile labels."""
+"""Figures and the merged page of many runs: the same on the page and in files, the same bytes, drawn again only when something changed."""
 
 from __future__ import annotations
 
@@ -9,24 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import demotree
 import pytest
 
 from autorl_hpc.files.layout import share
-from autorl_hpc.report import charts, leaderboard, pages
+from autorl_hpc.report import cache, charts, leaderboard, pages
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.charts import (
-    Bars,
-    Figure,
-    Forest,
-    LinePanel,
-    Series,
-    Spot,
-    figures_of,
-    write_figures,
-)
+from autorl_hpc.report.charts import Figure, Panel, Series, Spot, write_figures
 from autorl_hpc.report.summary import MergedReport
 
 HOSTILE = "$\\frac{1}{0}$ </text><script>alert(1)</script> \"&' _x" + "y" * 80
@@ -36,82 +28,55 @@ HOSTILE = "$\\frac{1}{0}$ </text><script>alert(1)</script> \"&' _x" + "y" * 80
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MergedReport]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda fd: None)
-        yield demotree.report_on(demotree.demo(tmp_path_factory.mktemp("d") / "demo", seeds=3))
-
-
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+        yield demotree.report_on(demotree.demo(tmp_path_factory.mktemp("d") / "demo", seeds=3, tasks=1, agents=2))
 
 
 def every(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-@pytest.mark.slow
-def test_each_question_has_its_figure(merged: MergedReport) -> None:
-    names = {figure.name for figure in figures_of(merged, merged.boards[0], 1)}
+def test_each_question_has_its_figure_drawn_once(merged: MergedReport, tmp_path: Path) -> None:
+    """On the page no colour of white paper is left, no id stands twice within a figure, what is referred to is there."""
+    found = write_figures(merged, tmp_path / "a")
     axes = ("time", "tokens", "submissions", "gpu-hours")
     wanted = ("improvement", *(f"scaling-{a}" for a in axes), "best-of-k", "modes", "routes", "failures", "cost")
-    assert names == {f"board01-{one}" for one in wanted}
+    assert [figure.name for figure, _ in found[1]] == [f"board01-{one}" for one in wanted]
+    page = pages.index_html(merged, {}, found)
+    for figure, panels in found[1]:
+        assert len(panels) == len(figure.panels)
+        whole = "".join(panels)
+        assert all(panel in page for panel in panels) and not re.search(r": #[0-9a-f]{6}", whole)
+        ids = re.findall(r' id="([^"]*)"', whole)
+        assert len(ids) == len(set(ids)) and set(re.findall(r'(?:href="|url\()#(\w+)', whole)) <= set(ids)
+    assert '<svg class="chart"' not in pages.index_html(merged, {})
 
-
-def test_what_is_best_so_far_is_drawn_as_steps() -> None:
-    """A value holds until the next place, where it jumps: no piece of the line slopes, and its ends are those of the data."""
-    for as_steps in (True, False):
-        series = Series(
-            "a", 0, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0), (None,) * 6, (None,) * 6
-        )
-        (panel,) = drawn_on_page(Figure("f", "f", "", (LinePanel("t", (series,), "hours", "points", as_steps),)))
-        (path,) = re.findall(r'd="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--c0\)', panel)[:1]
-        places = [tuple(map(float, place.split()[:2])) for place in re.split("[ML]", path)[1:]]
-        pieces = list(itertools.pairwise(places))
-        assert all(a[0] == b[0] or a[1] == b[1] for a, b in pieces) == as_steps
-        assert places[0][0] < places[-1][0] and places[0][1] > places[-1][1]
-
-
-@pytest.mark.slow
-def test_files_are_drawn_once_and_again_only_when_something_changed(merged: MergedReport, tmp_path: Path) -> None:
-    write_figures(merged, tmp_path)
-    folder = tmp_path / "figures"
-    first = every(folder)
-    times = {p: p.stat().st_mtime_ns for p in folder.iterdir()}
-    write_figures(merged, tmp_path)
+    folder = tmp_path / "a" / "figures"
+    first, times = every(folder), {p: p.stat().st_mtime_ns for p in folder.iterdir()}
+    write_figures(merged, tmp_path / "a")
     assert {p: p.stat().st_mtime_ns for p in folder.iterdir()} == times
     (folder / "board01-modes.svg").write_text("altered")
     (folder / "board01-cost.png").unlink()
-    write_figures(merged, tmp_path)
-    assert every(folder) == first
-    fewer = leaderboard.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
-    write_figures(fewer, tmp_path)
-    assert not (folder / "board01-modes.svg").exists() and every(folder) != first
-
-
-@pytest.mark.slow
-def test_another_process_draws_the_same_bytes(merged: MergedReport, tmp_path: Path) -> None:
     write_figures(merged, tmp_path / "a")
+    assert every(folder) == first, "drawn again"
+
     (tmp_path / "merged.json").write_text(merged.model_dump_json())
     code = (
         "import sys; from pathlib import Path; from autorl_hpc.report.summary import MergedReport;"
         "from autorl_hpc.report.charts import write_figures;"
         "write_figures(MergedReport.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))"
     )
-    home = tmp_path / "home"
-    (home / ".config" / "matplotlib").mkdir(parents=True)
-    (home / ".config" / "matplotlib" / "matplotlibrc").write_text("font.size: 30\ntext.usetex: True\n")
-    environment = {**os.environ, "HOME": str(home), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "MPLBACKEND": "agg"}
+    settings = tmp_path / ".config" / "matplotlib" / "matplotlibrc"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("font.size: 30\ntext.usetex: True\n")
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "MPLBACKEND": "agg"}
     environment.pop("MPLCONFIGDIR", None)
     command = [sys.executable, "-c", code, str(tmp_path / "merged.json"), str(tmp_path / "b")]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], env=environment)
-    assert every(tmp_path / "a" / "figures") == every(tmp_path / "b" / "figures")
+    assert every(tmp_path / "b" / "figures") == first, "another process draws the same bytes"
 
-
-def hostile() -> Figure:
-    line = Series(HOSTILE, 0, (0.0, 1.0), (0.0, 2.0), (None, 1.0), (None, 3.0))
-    bars = Bars(HOSTILE, (HOSTILE, "b"), ((HOSTILE, (1.0, 2.0)),), "runs")
-    forest = Forest(HOSTILE, (Spot(HOSTILE, 1.0, 0.0, 2.0, -1),), "points")
-    panels = (LinePanel(HOSTILE, (line,), "hours", "points"), bars, forest)
-    return Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
+    fewer = leaderboard.assemble([r for r in merged.runs if r.mode == "free"], ["demo"])
+    write_figures(fewer, tmp_path / "a")
+    assert not (folder / "board01-modes.svg").exists() and every(folder) != first
 
 
 def drawn_on_page(figure: Figure) -> tuple[str, ...]:
@@ -119,37 +84,42 @@ def drawn_on_page(figure: Figure) -> tuple[str, ...]:
         return charts.on_page(figure, charts.drawn(figure)["svg"].decode())
 
 
+def test_what_is_best_so_far_is_drawn_as_steps() -> None:
+    """A value holds until the next place, where it jumps: no piece of the line slopes, and its ends are those of the data."""
+    for steps in (True, False):
+        none = (None,) * 6
+        series = Series("a", 0, (0.0, 1.0, 2.0, 3.0, 4.0, 5.0), (0.0, 0.0, 1.0, 1.0, 3.0, 3.0), none, none)
+        panel = Panel("lines", "t", (series,), "hours", ("points",), as_steps=steps)
+        (drawn,) = drawn_on_page(Figure("f", "f", "", (panel,)))
+        (path,) = re.findall(r'd="([^"]*)" clip-path="[^"]*" style="fill: none; stroke: var\(--c0\)', drawn)[:1]
+        places = [tuple(map(float, place.split()[:2])) for place in re.split("[ML]", path)[1:]]
+        assert all(a[0] == b[0] or a[1] == b[1] for a, b in itertools.pairwise(places)) == steps
+        assert places[0][0] < places[-1][0] and places[0][1] > places[-1][1]
+
+
 def test_hostile_labels_stay_text() -> None:
+    line = Series(HOSTILE, 0, (0.0, 1.0), (0.0, 2.0), (None, 1.0), (None, 3.0))
+    panels = (
+        Panel("lines", HOSTILE, (line,), "hours", ("points",)),
+        Panel("bars", HOSTILE, ((HOSTILE, (1.0, 2.0)),), "runs", (HOSTILE, "b")),
+        Panel("forest", HOSTILE, (Spot(HOSTILE, 1.0, 0.0, 2.0, -1),), "points"),
+    )
+    figure = Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
     with charts.style():
-        svg = charts.drawn(hostile())["svg"].decode()
-    on_page = charts.on_page(hostile(), svg)
+        svg = charts.drawn(figure)["svg"].decode()
+    on_page = charts.on_page(figure, svg)
     for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in on_page)):
-        inside = ElementTree.fromstring(text)
-        assert not [e for e in inside.iter() if e.tag.endswith("script")] and "<script" not in text
-        assert not [e for e in inside.iter() if any(name.startswith("on") for name in e.attrib)]
+        inside = list(ElementTree.fromstring(text).iter())
+        assert not [e for e in inside if e.tag.endswith("script")] and "<script" not in text
+        assert not [e for e in inside if any(name.startswith("on") for name in e.attrib)]
     assert HOSTILE in "".join(ElementTree.fromstring(svg).itertext())
-
-
-def test_each_panel_stands_on_the_page_in_its_colours(merged: MergedReport, tmp_path: Path) -> None:
-    """No colour of white paper is left, no id stands twice within a figure, what is referred to is there."""
-    found = charts.write_figures(merged, tmp_path)
-    page = pages.index_html(merged, {}, found)
-    for figure, panels in found[1]:
-        assert len(panels) == len(figure.panels)
-        whole = "".join(panels)
-        assert all(panel in page for panel in panels) and not re.search(r": #[0-9a-f]{6}", whole)
-        ids = re.findall(r' id="([^"]*)"', whole)
-        assert len(ids) == len(set(ids))
-        assert set(re.findall(r'(?:href="|url\()#(\w+)', whole)) <= set(ids)
-    assert '<svg class="chart"' not in pages.index_html(merged, {})
 
 
 def test_colours_of_page_and_files_agree() -> None:
     css = (share("templates") / "report" / "style.css").read_text()
     light = dict(re.findall(r"--(\w+): (#[0-9a-f]{6})", css[: css.index("@media")]))
-    assert {
-        colour: f"var(--{name})" for name, colour in light.items() if colour in charts.ON_PAGE and name != "ink"
-    } == (charts.ON_PAGE)
+    on_page = {c: f"var(--{name})" for name, c in light.items() if c in charts.ON_PAGE and name != "ink"}
+    assert on_page == charts.ON_PAGE
     dark = dict(re.findall(r"--(c\d|soft): (#[0-9a-f]{6})", css[css.index("@media") :]))
     assert {*dark, "line"} == {name[6:-1] for name in charts.ON_PAGE.values()}
     for paper, colours in (("#ffffff", light), ("#14171b", dark)):
@@ -169,24 +139,53 @@ def contrast(a: str, b: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(
-    ("labels", "most"),
-    [
-        (
-            [
-                f"claude-code · claude-{name}-4.6 · {mode}"
-                for name in ("opus", "haik", "sonn")
-                for mode in ("rl", "sft")
-            ],
-            27,
-        ),
-        (["a" * 30 + x + "b" * 30 for x in "xyz"], 20),
-        (["same", "same", "s" * 50], 10),
-        ([f"{'x' * n}" for n in range(1, 60, 7)], 12),
-        ([], 9),
-    ],
-)
+LABELS: list[Any] = [
+    ([f"claude-code · claude-{name}-4.6 · {mode}" for name in ("opus", "haik", "sonn") for mode in ("rl", "sft")], 27),
+    (["a" * 30 + x + "b" * 30 for x in "xyz"], 20),
+    (["same", "same", "s" * 50], 10),
+    ([f"{'x' * n}" for n in range(1, 60, 7)], 12),
+    ([], 9),
+]
+
+
+@pytest.mark.parametrize(("labels", "most"), LABELS)
 def test_short_labels_stay_apart(labels: list[str], most: int) -> None:
     short = fmt.shortened_apart(labels, most)
     assert [short.index(one) for one in short] == [labels.index(one) for one in labels], "no two that differ became one"
     assert all(len(one) <= len(label) + 1 for one, label in zip(short, labels, strict=True))
+
+
+# --- many runs
+
+
+def test_the_page_of_many_runs_is_small(merged: MergedReport) -> None:
+    """A page of a thousand runs is one that a phone still opens: 5 kB a run."""
+    runs = demotree.many(merged.runs, 200)
+    big = leaderboard.assemble(runs, ["demo"])
+    page = pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
+    assert page.count('data-name="best feedback"') == 200 and len(page.encode()) < 200 * 5000
+
+
+def test_the_summary_written_run_by_run_is_that_of_the_whole(merged: MergedReport) -> None:
+    """Also of no run; and a run's short form, read back and packed, says the same."""
+    for count in (0, 1, 5):
+        some = leaderboard.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
+        assert b"".join(pages.merged_summary(some)) == some.short().model_dump_json(indent=1).encode() + b"\n"
+    for run in merged.runs:
+        short = run.short()
+        again = type(run).model_validate_json(short.model_dump_json())
+        assert again == short == again.packed() and again.packed().model_dump_json() == short.model_dump_json()
+
+
+def test_a_changed_template_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "share", lambda folder: tmp_path / folder)
+    seen = set()
+    for name in ("run.html.j2", "run.css", "index.js", "index/runs.html.j2"):
+        path = tmp_path / "templates" / "report" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for text in ("a", "a longer one"):
+            path.write_text(text)
+            cache.code_stamp.cache_clear()
+            seen.add(cache.code_stamp())
+    cache.code_stamp.cache_clear()
+    assert len(seen) == 8

@@ -19,7 +19,7 @@ from autorl_hpc.report import pages, report
 from autorl_hpc.report.run_folder import Items, ItemsReader, Unusable
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.scores import PairedItems
-from autorl_hpc.report.statistics import clustered_interval, over_tasks, paired_clusters, variance_of_mean
+from autorl_hpc.report.statistics import clustered_intervals, over_tasks, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import Split
@@ -67,7 +67,7 @@ def test_every_number_of_a_run_is_of_clusters(tree: Tree) -> None:
         (found.best_feedback, second, FEEDBACK),
         (found.trajectory[0], first, FEEDBACK),
     ):
-        expected = clustered_interval(values, names)
+        expected = clustered_intervals([values], names)[0]
         assert [score.low, score.high] == points(list(expected[:2])) and score.interval == "bootstrap over clusters"
     assert found.report.clusters == 20 and found.best_feedback.clusters == 10
     gain, expected_gain = found.improvement, paired_clusters(base, new, REPORT)

@@ -79,7 +79,7 @@ def summary(run: TreeRun) -> RunSummary:
 
 def pages(tree: Tree) -> dict[str, str]:
     """Every page that is written, by name; the run's pages are those of the first run."""
-    report.write_all(report.build([tree.path]), None)
+    report.refresh([tree.path])
     folders = (tree.path / "report", tree.runs[0].dir.report)
     return {path.name: path.read_text() for folder in folders for path in folder.iterdir() if path.is_file()}
 
@@ -136,7 +136,7 @@ def test_flags_stand_in_every_page(tree: Tree) -> None:
     facts = status.collect([tree.path])
     assert facts[0]["runs"][0]["flags"] == ["untrained_copy"]
     out = io.StringIO()
-    Console(file=out, width=100).print(status.render(facts))
+    Console(file=out, width=100).print(status.Screen(facts))
     assert re.search(r"s0.*: untrained_copy", out.getvalue())
 
 

@@ -38,7 +38,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tree:
 
 
 def reported(tree: Tree) -> list[dict[str, Any]]:
-    report.write_all(report.build([tree.path]), None)
+    report.refresh([tree.path])
     runs: list[dict[str, Any]] = json.loads((tree.path / "report" / "summary.json").read_text())["runs"]
     return sorted(runs, key=lambda run: run["seed"])
 
@@ -74,7 +74,7 @@ def test_a_task_without_figures_has_no_table(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     tree.finished(seed=0, solved=45)
     (run,) = reported(tree)
-    assert Figures.model_validate(run["figures"]).names() == []
+    assert Figures.model_validate(run["figures"]).rows() == []
     for name in ("run.md", "run.html"):
         assert "Further figures" not in (tree.path / run["run_id"] / "report" / name).read_text()
 

@@ -29,7 +29,7 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 def shown(facts: list[dict[str, Any]], width: int = 80, height: int = 24, fit: bool = False) -> list[str]:
     """The lines on a terminal of that size."""
     console = Console(width=width, height=height, record=True, file=io.StringIO(), force_terminal=True)
-    console.print(status.render(facts, fit=fit))
+    console.print(status.Screen(facts, fit))
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
@@ -172,7 +172,7 @@ def kept_base(tmp_path: Path) -> Tree:
 def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     tree = kept_base(tmp_path)
     merged = report.build([tree.path])
-    where = report.write_all(merged, None)
+    where = report.refresh([tree.path]).index
     out = io.StringIO()
     print_summary(merged, Console(file=out, width=80), where)
     (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]

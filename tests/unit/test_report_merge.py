@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import report as api
 from autorl_hpc.report.find import sites_of
@@ -90,24 +93,22 @@ def test_runs_of_other_budgets_are_never_pooled(runs: Path) -> None:
     assert all(cell.counted == 1 for group in merged.groups for cell in group.cells)
 
 
-@pytest.mark.parametrize("kind", ["runs", "experiment", "run", "root", "several", "twice"])
-def test_paths(runs: Path, kind: str) -> None:
+def test_paths(runs: Path) -> None:
     a, b = Tree(runs / "a"), Tree(runs / "b")
     first = a.finished(seed=0, solved=30)
     b.finished(seed=1, solved=30)
     (runs / "report").mkdir()
-    paths, count, out = {
-        "runs": ([runs], 2, runs / "report"),
-        "experiment": ([runs / "a"], 1, runs / "a" / "report"),
-        "run": ([first.dir.path], 1, first.dir.report),
-        "root": ([runs.parent], 2, runs / "report"),
-        "several": ([runs / "a", runs / "b"], 2, runs / "report"),
-        "twice": ([runs, runs / "a", first.dir.path], 2, None),
-    }[kind]
-    merged = api.build(paths)
-    assert len(merged.runs) == count and merged.left_out == ()
-    if out is not None:
-        assert merged.default_out == str(out)
+    for paths, count, out in (
+        ([runs], 2, runs / "report"),
+        ([runs / "a"], 1, runs / "a" / "report"),
+        ([first.dir.path], 1, first.dir.report),
+        ([runs.parent], 2, runs / "report"),
+        ([runs / "a", runs / "b"], 2, runs / "report"),
+        ([runs, runs / "a", first.dir.path], 2, None),
+    ):
+        merged = api.build(paths)
+        assert len(merged.runs) == count and merged.left_out == ()
+        assert out is None or merged.default_out == str(out)
 
 
 def test_nothing_to_report(tmp_path: Path) -> None:
@@ -183,19 +184,12 @@ def test_one_run_id_at_two_sites(tmp_path: Path) -> None:
 
 
 def _links(index: Path) -> list[str]:
-    import re
-    from urllib.parse import unquote
-
     return [unquote(link) for link in re.findall(r'href="([^"#]+)"', index.read_text())]
 
 
 def test_read_only_sites_with_equal_run_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from autorl_hpc.files import atomic
-
-    write = atomic.write_bytes
-    site(tmp_path / "alps", range(2), 30, "2026-02-01")
-    site(tmp_path / "jean-zay", range(2), 40, "2026-03-01")
-    out = tmp_path / "out"
+    write, out = atomic.write_bytes, tmp_path / "out"
+    sites = [site(tmp_path / name, range(2), 30, f"2026-0{n}-01").path.parent for n, name in enumerate("ab", 2)]
 
     def theirs(path: Path, data: bytes, **more: bool) -> None:
         if out not in path.parents:
@@ -203,8 +197,7 @@ def test_read_only_sites_with_equal_run_ids(tmp_path: Path, monkeypatch: pytest.
         write(path, data, **more)
 
     monkeypatch.setattr(atomic, "write_bytes", theirs)
-    done = api.refresh([tmp_path / "alps" / "runs", tmp_path / "jean-zay" / "runs"], out)
-    pages = [link for link in _links(done.index) if link.endswith("run.html")]
+    pages = [link for link in _links(api.refresh(sites, out).index) if link.endswith("run.html")]
     assert len(set(pages)) == 4 and all(link.startswith("runs/") and (out / link).is_file() for link in pages)
 
 
@@ -219,17 +212,17 @@ def test_a_site_copied_to_another_counts_once(tmp_path: Path) -> None:
     assert all(one.what.startswith(("a/exp/", "b/exp/")) for one in merged.left_out)
 
 
-@pytest.mark.parametrize(
-    ("paths", "names"),
-    [
-        (("/x/alps/runs/e/r", "/x/zay/runs/e/r"), ("alps", "zay")),
-        (("/x/runs/e/r", "/x/a/runs/e/r"), ("runs", "a")),
-        (("/a/b/runs/e/r", "/c/d/runs/e/r"), ("a/b", "c/d")),
-        (("/x/runs1/e/r", "/x/runs2/e/r"), ("runs1", "runs2")),
-        (("/x/runs/e/r", "/x/runs/e/q"), ()),
-        (("/s/\x1b[31m/runs/e/r", "/s/b/runs/e/r"), ("(no name)", "b")),
-    ],
+NAMES = (
+    (("/x/alps/runs/e/r", "/x/zay/runs/e/r"), ("alps", "zay")),
+    (("/x/runs/e/r", "/x/a/runs/e/r"), ("runs", "a")),
+    (("/a/b/runs/e/r", "/c/d/runs/e/r"), ("a/b", "c/d")),
+    (("/x/runs1/e/r", "/x/runs2/e/r"), ("runs1", "runs2")),
+    (("/x/runs/e/r", "/x/runs/e/q"), ()),
+    (("/s/\x1b[31m/runs/e/r", "/s/b/runs/e/r"), ("(no name)", "b")),
 )
-def test_names(paths: tuple[str, ...], names: tuple[str, ...]) -> None:
-    found = sites_of(map(Path, paths))
-    assert tuple(found[Path(path).parent.parent] for path in paths if found) == names
+
+
+def test_names() -> None:
+    for paths, names in NAMES:
+        found = sites_of(map(Path, paths))
+        assert tuple(found[Path(path).parent.parent] for path in paths if found) == names

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from treemaker import ENGINE, Tree, TreeRun, outcomes
+from treemaker import ENGINE, Tree, outcomes
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.report import report
 from autorl_hpc.report.cache import DIGEST_NAME
-from autorl_hpc.report.report import STATE_NAME, Options, Refreshed, shared_out, watch_report, write_all
+from autorl_hpc.report.report import STATE_NAME, Options, Refreshed, shared_out, watch_report
 from autorl_hpc.states import Split
 
 
@@ -50,20 +50,15 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_it_gives_what_reading_all_gives_and_reads_what_changed(tree: Tree) -> None:
     first = again(tree)
-    assert (first.read, first.runs, first.live, first.changed) == (4, 4, 1, True)
-    render = first.text("80", lambda merged: f"{len(merged.runs)} {len(merged.run_folders)}")
-    assert render == "4 4"
+    assert (first.read, len(first.folders), first.live) == (4, 4, 1)
     second = again(tree)
-    assert (second.read, second.runs, second.live, second.changed) == (0, 4, 1, False)
-    assert second.text("80", lambda merged: "never") == render
-    assert second.text("120", lambda merged: f"{len(merged.runs)} {len(merged.run_folders)}") == render
+    assert (second.read, len(second.folders), second.live, second.merged) == (0, 4, 1, None)
+    assert first.merged is not None and second.load().runs == first.merged.short().runs
     assert json.loads(second.json_text())["runs"][0]["task"] == "arithmetic"
     tree.runs[3].seal().close(outcomes(100, range(40)))
     done = again(tree)
-    assert (done.read, done.runs, done.live) == (1, 4, 0)
+    assert (done.read, len(done.folders), done.live) == (1, 4, 0)
     mixed = files(tree.path)
-    write_all(report.build([tree.path]), tree.path / "report")
-    assert files(tree.path) == mixed
     again(tree, fresh=True)
     assert files(tree.path) == mixed
     over_all = report.refresh([tree.path.parent])
@@ -72,77 +67,67 @@ def test_it_gives_what_reading_all_gives_and_reads_what_changed(tree: Tree) -> N
     assert again(tree).read == 1
     shutil.rmtree(tree.runs[0].dir.path)
     done = again(tree)
-    assert (done.read, done.runs, done.left_out) == (0, 4, 1)
-    assert again(tree).changed is False
+    assert (done.read, len(done.folders), done.left_out) == (0, 4, 1)
+    assert again(tree).merged is None
 
 
-def _base(run: TreeRun) -> None:
-    for path in run.tree.experiment.baselines.glob("*.json"):
+def in_place(old: bytes, new: bytes) -> Callable[[Path], object]:
+    """Other bytes in a file that keeps its length and time."""
+
+    def change(path: Path) -> None:
         path.chmod(0o644)
-        path.write_text(path.read_text().replace('"grader":"g"', '"grader":"h"'))
+        times, data = path.stat(), path.read_bytes()
+        assert old in data
+        path.write_bytes(data.replace(old, new))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    return change
 
 
-def _forged(run: TreeRun) -> None:
-    path = run.dir.report / DIGEST_NAME
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b'"improvement":{"difference":', b'"improvement":{"difference":5'))
-    assert path.read_bytes() != data
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
-def _last_in_place(run: TreeRun) -> None:
-    path = sorted(run.dir.ledger.iterdir())[-1]
-    path.chmod(0o644)
-    times = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"best_feedback", b"BEST_feedback"))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+def moved(path: Path) -> None:
+    path.rename(path.with_name("moved"))
+    path.symlink_to("moved")
 
 
-def _link(run: TreeRun) -> None:
-    (run.dir.report / DIGEST_NAME).rename(run.dir.report / "moved")
-    (run.dir.report / DIGEST_NAME).symlink_to("moved")
-
-
-def _fifo(run: TreeRun) -> None:
-    (run.dir.report / DIGEST_NAME).unlink()
-    os.mkfifo(run.dir.report / DIGEST_NAME)
-
-
-def _another_engine(run: TreeRun) -> None:
-    run.tree.baseline(run.science, Split.REPORT, ENGINE.model_copy(update={"dtype": "bfloat16"}))
-
-
-CHANGES: dict[str, tuple[Callable[[TreeRun], object], int]] = {
-    "an entry": (lambda run: run.submit(700.0), 1),
-    "run.json": (lambda run: run.dir.record.write_bytes(run.dir.record.read_bytes() + b"\n"), 1),
-    "items gone": (lambda run: (run.dir.items / "000002.report.jsonl.gz").unlink(), 1),
-    "sealed copy": (lambda run: run.dir.sealed_ledger.write_bytes(b"{}\n"), 1),
-    "an entry gone": (lambda run: (run.dir.ledger / "000003.json").unlink(), 1),
-    "the last entry in place": (_last_in_place, 1),
-    "what was recorded": (lambda run: run.dir.recorded("trace").write_text("{}\n"), 1),
-    "the clock": (lambda run: run.clock(77.0), 1),
-    "a page": (lambda run: (run.dir.report / "run.html").write_text("<p>99</p>"), 1),
-    "a page gone": (lambda run: (run.dir.report / "run.md").unlink(), 1),
-    "base model": (_base, 4),
-    "another engine": (_another_engine, 4),
-    "digest gone": (lambda run: (run.dir.report / DIGEST_NAME).unlink(), 1),
-    "digest empty": (lambda run: (run.dir.report / DIGEST_NAME).write_bytes(b""), 1),
-    "digest without end": (lambda run: (run.dir.report / DIGEST_NAME).write_bytes(b"x" * 10**6), 1),
-    "digest forged": (_forged, 1),
-    "digest a link": (_link, 1),
-    "digest a fifo": (_fifo, 1),
-}
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_whatever_changes_is_read_again(tree: Tree, name: str) -> None:
+def test_whatever_changes_is_read_again(tree: Tree) -> None:
+    """In a run, in what runs share, in pages and digests: and it is then what reading all gives."""
+    run = tree.runs[0].dir
+    digest, forged = run.report / DIGEST_NAME, b'"improvement":{"difference":'
+    bases = [p for p in tree.experiment.baselines.iterdir() if p.suffix == ".json"]
+    other_engine = ENGINE.model_copy(update={"dtype": "bfloat16"})
+    changes: list[tuple[str, Callable[[], object], int]] = [
+        ("run.json", lambda: run.record.write_bytes(run.record.read_bytes() + b"\n"), 1),
+        ("what was recorded", lambda: run.recorded("trace").write_text("{}\n"), 1),
+        ("the clock", lambda: tree.runs[0].clock(77.0), 1),
+        ("a page", lambda: (run.report / "run.html").write_text("<p>99</p>"), 1),
+        ("a page gone", (run.report / "run.md").unlink, 1),
+        ("base model", lambda: [in_place(b'"grader":"g"', b'"grader":"h"')(path) for path in bases], 4),
+        ("another engine", lambda: tree.baseline(tree.runs[0].science, Split.REPORT, other_engine), 4),
+        ("digest gone", digest.unlink, 1),
+        ("digest empty", lambda: digest.write_bytes(b""), 1),
+        ("digest without end", lambda: digest.write_bytes(b"x" * 10**6), 1),
+        ("digest forged", lambda: in_place(forged, forged + b"5")(tree.runs[1].dir.report / DIGEST_NAME), 1),
+        ("digest a link", lambda: moved(digest), 1),
+        ("digest a fifo", lambda: fifo(digest), 1),
+        ("an entry", lambda: tree.runs[3].submit(700.0), 1),
+        ("items gone", (tree.runs[1].dir.items / "000002.report.jsonl.gz").unlink, 1),
+        ("the last entry", lambda: in_place(b'"grader":"g"', b'"grader":"h"')(max(run.ledger.iterdir())), 1),
+        ("sealed copy", lambda: tree.runs[1].dir.sealed_ledger.write_bytes(b"{}\n"), 1),
+        ("an entry gone", (tree.runs[2].dir.ledger / "000003.json").unlink, 1),
+    ]
     again(tree)
-    change, count = CHANGES[name]
-    change(tree.runs[0])
-    done = again(tree)
-    assert (done.read, done.changed) == (count, True)
-    kept = files(tree.path)
-    again(tree, fresh=True)
-    assert files(tree.path) == kept
+    for name, change, count in changes:
+        change()
+        done = again(tree)
+        assert done.merged is not None and done.read == count, name
+        kept = files(tree.path)
+        again(tree, fresh=True)
+        assert files(tree.path) == kept, name
 
 
 def test_digests_of_others_of_copies_and_of_other_code_are_not_used(
@@ -158,20 +143,17 @@ def test_digests_of_others_of_copies_and_of_other_code_are_not_used(
     assert again(tree).read == 4
 
 
-@pytest.mark.parametrize("name", ["index.html", "summary.json", "summary.csv", STATE_NAME])
-def test_a_merged_file_that_is_gone_is_written_again(tree: Tree, name: str) -> None:
+def test_a_merged_file_that_is_gone_is_written_again(tree: Tree) -> None:
+    """And a damaged state costs nothing but time."""
     again(tree)
-    first = files(tree.path)
-    (tree.path / "report" / name).unlink()
-    done = again(tree)
-    assert (done.read, done.changed) == (0, True) and files(tree.path) == first
-
-
-@pytest.mark.parametrize("state", [b"", b"[]", b'{"key":1}', b"[" * 100_000, b"\xff"])
-def test_a_damaged_state_costs_nothing_but_time(tree: Tree, state: bytes) -> None:
-    again(tree)
-    (tree.path / "report" / STATE_NAME).write_bytes(state)
-    assert again(tree).changed
+    first, state = files(tree.path), tree.path / "report" / STATE_NAME
+    for name in ("index.html", "summary.json", "summary.csv", STATE_NAME):
+        (tree.path / "report" / name).unlink()
+        done = again(tree)
+        assert done.merged is not None and done.read == 0 and files(tree.path) == first, name
+    for data in (b"", b"[]", b'{"key":1}', b"[" * 100_000, b"\xff"):
+        state.write_bytes(data)
+        assert again(tree).merged is not None, data[:9]
 
 
 def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> None:
@@ -181,13 +163,13 @@ def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> Non
     path.write_bytes(good[:-9])
     done = again(tree)
     assert done.merged is not None and done.merged.excluded == {"unfinished": 1, "damaged": 1}
-    assert again(tree).changed is False
+    assert again(tree).merged is None
     path.write_bytes(good)
     done = again(tree)
     assert done.read == 1 and done.merged is not None and done.merged.excluded == {"unfinished": 1}
     # what the key can't see: an older entry altered in place shows what the chain said before, until --fresh
     path.write_bytes(good.replace(b"output/v1", b"output/v9"))
-    assert again(tree).changed is False
+    assert again(tree).merged is None
     done = again(tree, fresh=True)
     assert done.merged is not None and done.merged.excluded["damaged"] == 1
 
@@ -237,7 +219,7 @@ def test_trees_that_are_not_ours_to_write(tree: Tree, tmp_path: Path, monkeypatc
     out = tmp_path / "out"
     first = report.refresh([tree.path], out)
     assert first.read == 4 and len(list((out / "runs").iterdir())) == 4
-    assert report.refresh([tree.path], out).changed is False
+    assert report.refresh([tree.path], out).merged is None
     tree.runs[3].submit(9.0)
     assert report.refresh([tree.path], out).read == 1
 
@@ -258,7 +240,7 @@ def test_watch_until_all_is_over(tree: Tree) -> None:
         "4 runs, 0 not over, 1 read again",
     ]
     assert b'http-equiv="refresh"' not in index.read_bytes()
-    assert again(tree).changed is False
+    assert again(tree).merged is None
 
 
 def test_watch_ends_by_ctrl_c_and_bears_a_tree_that_is_away(tree: Tree, tmp_path: Path) -> None:

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from autorl_hpc.report import statistics as st
 from autorl_hpc.report.format import clean, csv_cell, markdown
 from autorl_hpc.report.scores import paired_graded
-from autorl_hpc.report.statistics import expanded_tail
 from autorl_hpc.scoring.stats import tango
-
-
-def test_bootstrap_agrees_with_scipy() -> None:
-    scipy_stats = pytest.importorskip("scipy.stats")
-    rng = random.Random(3)
-    values = [rng.gauss(5, 2) for _ in range(12)]
-    level = 1 - 2 * expanded_tail(12)
-    ours = st.bootstrap_mean(values)
-    theirs = scipy_stats.bootstrap(
-        (values,), lambda v, axis: v.mean(axis), method="percentile", n_resamples=50_000, rng=1, confidence_level=level
-    )
-    assert ours == pytest.approx(tuple(theirs.confidence_interval), abs=0.05)
 
 
 def test_permutation_exact() -> None:
@@ -48,42 +33,32 @@ def test_probability_of_improvement_and_holm() -> None:
     assert st.holm([]) == []
 
 
-def test_graded_agrees_with_scipy() -> None:
-    np = pytest.importorskip("numpy")
-    scipy_stats = pytest.importorskip("scipy.stats")
-    rng = np.random.default_rng(0)
-    base = rng.random(80)
-    new = np.clip(base + rng.exponential(0.1, 80) - 0.07, 0, 1)
-    ours = paired_graded(list(base), list(new))
-    theirs = scipy_stats.bootstrap((new - base,), np.mean, method="BCa", n_resamples=20_000, rng=1).confidence_interval
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.002)
-    test = scipy_stats.permutation_test((new - base,), np.mean, permutation_type="samples", n_resamples=20_000, rng=1)
-    assert ours.p_value == pytest.approx(test.pvalue, abs=0.02)
-    copy = paired_graded(list(base), list(base))
+def test_items_that_all_changed_alike_have_tangos_interval() -> None:
+    copy = paired_graded([0.3] * 80, [0.3] * 80)
     assert (copy.difference, copy.p_value) == (0, 1) and (copy.low, copy.high) == pytest.approx(tango(0, 0, 80))
     with pytest.raises(ValueError):
         paired_graded([1.0], [1.0])
 
 
-@pytest.mark.parametrize(
-    ("given", "kept"),
-    [
-        (None, None),
-        ("plain", "plain"),
-        ("\x1b[1;31mred\x1b[0m", "red"),
-        ("\x1b]8;;http://x\x07link\x1b]8;;\x1b\\", "link"),
-        ("\x9b31mred", "red"),
-        ("\x1bPq#0\x1b\\after", "after"),
-        ("a\nb\r\tc\x00d", "a b c d"),
-        ("x\u202ey\u200bz\u2066", "xyz"),
-        ("lone \ud800 surrogate", "lone surrogate"),
-        ("\x1b", ""),
-        ("größer 数学", "größer 数学"),
-        ("x" * 600, "x" * 499 + "…"),
-    ],
-)
-def test_clean(given: str | None, kept: str | None) -> None:
-    assert clean(given) == kept
+CLEAN: list[tuple[str | None, str | None]] = [
+    (None, None),
+    ("plain", "plain"),
+    ("\x1b[1;31mred\x1b[0m", "red"),
+    ("\x1b]8;;http://x\x07link\x1b]8;;\x1b\\", "link"),
+    ("\x9b31mred", "red"),
+    ("\x1bPq#0\x1b\\after", "after"),
+    ("a\nb\r\tc\x00d", "a b c d"),
+    ("x\u202ey\u200bz\u2066", "xyz"),
+    ("lone \ud800 surrogate", "lone surrogate"),
+    ("\x1b", ""),
+    ("größer 数学", "größer 数学"),
+    ("x" * 600, "x" * 499 + "…"),
+]
+
+
+def test_clean() -> None:
+    for given, kept in CLEAN:
+        assert clean(given) == kept
 
 
 def test_markdown_and_csv() -> None:

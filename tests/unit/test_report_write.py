@@ -19,7 +19,6 @@ from treemaker import Tree, outcomes
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.report import report as api
-from autorl_hpc.report import report as refresh
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EndedBy, Fault
 
@@ -43,11 +42,15 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def report(tree: Tree) -> Path:
-    return api.write_all(api.build([tree.path]), None)
+    return api.refresh([tree.path]).index
 
 
 def every_file(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("report/*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes()
+        for p in sorted(folder.rglob("report/*"))
+        if p.is_file() and p.name[0] != "."
+    }
 
 
 def test_files_and_same_bytes(tree: Tree) -> None:
@@ -67,18 +70,19 @@ def test_files_and_same_bytes(tree: Tree) -> None:
     assert every_file(tree.path) == first
 
 
-def test_other_process_same_bytes(tree: Tree) -> None:
+def test_another_process_writes_the_same_bytes_without_torch_and_grader(tree: Tree) -> None:
     report(tree)
     first = every_file(tree.path)
     for path in list(tree.path.rglob("report/*")):
         path.unlink()
-    code = f"from pathlib import Path; from autorl_hpc.report import report as api; api.write_all(api.build([Path({str(tree.path)!r})]), None)"
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": "7"},
-        cwd=Path(__file__).parents[2],
+    code = (
+        "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
+        f"api.refresh([Path({str(tree.path)!r})]);"
+        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'matplotlib') or "
+        "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
     )
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=Path(__file__).parents[2])
     assert every_file(tree.path) == first
 
 
@@ -143,9 +147,7 @@ def test_hostile_text_stays_text(tree: Tree) -> None:
 
 
 def test_csv_numbers_stay_numbers(tree: Tree) -> None:
-    run = tree.run(seed=7).start()
-    run.submit(5.0, outcomes(40, range(15)))
-    run.seal().close(outcomes(100, range(20)))
+    tree.finished(seed=7, solved=20)
     report(tree)
     rows = list(csv.DictReader(io.StringIO((tree.path / "report" / "summary.csv").read_text())))
     assert [float(r["improvement"]) for r in rows if r["counted"] == "yes"] == [5, 20, -5]
@@ -164,22 +166,10 @@ def test_terminal(tree: Tree, width: int) -> None:
     assert ("best fb" in text) == (width == 120)
 
 
-def test_no_torch_and_no_grader(tree: Tree) -> None:
-    code = (
-        "import sys; from pathlib import Path; from autorl_hpc.report import report as api;"
-        f"api.write_all(api.build([Path({str(tree.path)!r})]), None);"
-        "bad = [m for m in sys.modules if m.split('.')[0] in ('torch', 'matplotlib') or "
-        "m.startswith(('autorl_hpc.grading', 'autorl_hpc.supervise'))]; assert not bad, bad"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
-
-
-@pytest.mark.parametrize("out", ["file", "file/below", "x" * 300, "/proc/report"])
-def test_a_path_that_can_not_be_written_is_the_users(tmp_path: Path, out: str) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    tree.finished(seed=0, solved=40)
+def test_a_path_that_can_not_be_written_is_the_users(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(AutorlError, match="can't be written there") as caught:
-        refresh.refresh([tree.path], tmp_path / out)
-    assert caught.value.fault is None and caught.value.exit_code == Exit.USAGE
-    assert "--out" in (caught.value.next_step or "")
+    for out in ("file", "file/below", "x" * 300, "/proc/report"):
+        with pytest.raises(AutorlError, match="can't be written there") as caught:
+            api.refresh([tree.path], tmp_path / out)
+        assert caught.value.fault is None and caught.value.exit_code == Exit.USAGE
+        assert "--out" in (caught.value.next_step or "")

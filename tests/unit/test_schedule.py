@@ -329,6 +329,6 @@ def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
     from rich.console import Console
 
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(status.render([facts]))
+    console.print(status.Screen([facts]))
     text = console.export_text()
     assert "b1-arithmetic-autorl+tiny-01234567: grader: failed 3 times" in text and "failed 2 times" in text

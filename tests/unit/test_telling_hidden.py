@@ -88,7 +88,7 @@ def test_no_page_holds_a_held_out_item(tree: Tree, found: tuple[tuple[str, str, 
     run.seal(100.0).close(outcomes(100, range(20)))
     clean = tree.run(agent="other").start()
     clean.submit(50.0, outcomes(40, range(9)), note="a note", model_path="output/v1")
-    report.write_all(report.build([tree.path]), None)
+    report.refresh([tree.path])
     pages = [page for page in tree.path.rglob("*") if page.is_file() and "report" in page.parts[len(tree.path.parts) :]]
     texts = [page.read_text(errors="replace") for page in pages]
     assert len(texts) > 4 and not [page for page, text in zip(pages, texts, strict=True) if "14 pens" in text]

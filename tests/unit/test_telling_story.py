@@ -164,7 +164,7 @@ def test_waits_are_from_entry_to_entry(tree: Tree) -> None:
 
 def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
     run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    report.write_all(report.build([tree.path]), None)
+    report.refresh([tree.path])
     own = json.loads((run.dir.report / "summary.json").read_text())
     merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
     assert own["story"]["iterations"][1]["diff"] and own["story"]["iterations"][1]["won_ids"]

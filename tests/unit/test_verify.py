@@ -6,14 +6,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from treemaker import Tree, TreeRun
+from typer.testing import CliRunner
 
+from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths
 from autorl_hpc.files.checkpoint import walk_files
@@ -22,8 +22,6 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import code_hash
 from autorl_hpc.records import readable_json
 from autorl_hpc.records.experiment import Budget
-
-REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -64,22 +62,18 @@ def test_whole_experiment(tmp_path: Path) -> None:
     assert problems(run.dir.path) == {run.dir.run_id: []}
 
 
-@pytest.mark.parametrize("damage", ["{", '{"spec": 1}', None])
-def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -> None:
+def test_damaged_experiment_hides_no_other(tmp_path: Path) -> None:
     bad, _ = made(tmp_path / "runs" / "bad")
     made(tmp_path / "runs" / "good")
-    bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
-    verdicts = verify_paths([tmp_path / "runs"])
-    assert [(v.experiment, v.of, v.whole) for v in verdicts] == [
-        ("bad", "experiment", False),
-        ("bad", "run", True),
-        ("good", "experiment", True),
-        ("good", "run", True),
-    ]
-    assert verdicts[0].run_id == SHARED and "experiment.json" in verdicts[0].problems[0]
-    command = [sys.executable, "-m", "autorl_hpc", "verify", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
-    assert done.returncode == 1 and "DAMAGED  bad: experiment.json and code" in done.stdout
+    for damage in ("{", '{"spec": 1}', None):
+        bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
+        verdicts = verify_paths([tmp_path / "runs"])
+        found = [(v.experiment, v.of, v.whole) for v in verdicts]
+        kinds = ("experiment", "run")
+        assert found == [("bad", "experiment", False), ("bad", "run", True), *(("good", kind, True) for kind in kinds)]
+        assert verdicts[0].run_id == SHARED and "experiment.json" in verdicts[0].problems[0]
+    done = CliRunner().invoke(app, ["verify", str(tmp_path / "runs")])
+    assert done.exit_code == 1 and "DAMAGED  bad: experiment.json and code" in done.stdout
     assert "2 runs, 0 damaged; 1 damaged in experiment.json and code" in done.stdout
 
 
@@ -101,15 +95,14 @@ def test_every_given_path_must_hold_something(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 3])
 def test_cut_tail_of_a_finished_run(tmp_path: Path, cut: int) -> None:
     tree, run = made(tmp_path / "exp")
-    entries = sorted(run.dir.ledger.iterdir())
-    for path in entries[-cut:]:
+    *entries, last = sorted(run.dir.ledger.iterdir())[:-cut]
+    for path in sorted(run.dir.ledger.iterdir())[-cut:]:
         path.unlink()
-    run.dir.sealed_ledger.write_bytes(b"".join(path.read_bytes() for path in entries[:-cut]))
-    last = len(entries) - cut
-    named = f"finished, but its ledger has no closing entry: entries after {last:06d} are missing"
-    assert problems(tree.path)[run.dir.run_id] == [named]
+    run.dir.sealed_ledger.write_bytes(b"".join(path.read_bytes() for path in (*entries, last)))
+    named = [f"finished, but its ledger has no closing entry: entries after {last.stem} are missing"]
+    assert problems(tree.path)[run.dir.run_id] == named
     run.dir.sealed_ledger.unlink()
-    assert problems(run.dir.path)[run.dir.run_id] == [named]
+    assert problems(run.dir.path)[run.dir.run_id] == named
     (tree.experiment.finished / run.dir.run_id).unlink()  # without the mark it is a run that goes on
     assert problems(tree.path)[run.dir.run_id] == []
 
@@ -124,17 +117,15 @@ def test_frozen_code(tmp_path: Path) -> None:
     assert as_lines(whole)[0].startswith("whole    exp: experiment.json and code  2 entries  head ")
     assert as_lines(whole)[-1].startswith("1 runs, 0 damaged. ")
 
-    name = f"code/{code.name[:16]}..."
-    (code / "autorl_hpc" / "cli.py").write_text("print(2)\n")
-    assert problems(tree.path)[SHARED] == [
-        f"{name} was altered: its content no longer has the hash that it is named by"
-    ]
-    (code / "autorl_hpc" / "cli.py").write_text("print(1)\n")
+    name, program = f"code/{code.name[:16]}...", code / "autorl_hpc" / "cli.py"
+    altered = [f"{name} was altered: its content no longer has the hash that it is named by"]
+    program.write_text("print(2)\n")
+    assert problems(tree.path)[SHARED] == altered
+    program.write_text("print(1)\n")
     (code / "extra.py").touch()
-    assert len(problems(tree.path)[SHARED]) == 1
+    assert problems(tree.path)[SHARED] == altered
     (code / "extra.py").unlink()
     assert problems(tree.path)[SHARED] == []
-
     code.rename(code.with_name("elsewhere"))
     assert problems(tree.path)[SHARED] == [f"{name} is missing"]
     assert problems(run.dir.path) == {run.dir.run_id: []}  # one run alone: its experiment isn't asked about
@@ -214,22 +205,13 @@ def test_another_yaml(tree: Tree) -> None:
     assert verdict.problems == [] and any("experiment.yaml is not here" in note for note in verdict.notes)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("budget", {"wall_clock_s": 7200.0}),
-        ("attempts", 9),
-        ("sandbox", {"level": "none"}),
-        ("protocol", "paper"),
-        ("retention", {"artifacts": "all"}),
-    ],
-)
-def test_a_spec_that_is_not_that_of_the_yaml(tree: Tree, name: str, value: object) -> None:
-    edit(tree, spec={name: value})
-    assert f"experiment.json was altered: its `{name}` is not that of experiment.yaml" in shared(tree).problems
-
-
-def test_a_grader_of_ones_own(tree: Tree) -> None:
+def test_a_spec_that_is_not_that_of_the_yaml(tree: Tree) -> None:
+    true = tree.experiment.resolved.read_bytes()
+    others: dict[str, object] = {"budget": {"wall_clock_s": 7200.0}, "attempts": 9, "sandbox": {"level": "none"}}
+    for name, value in {**others, "protocol": "paper", "retention": {"artifacts": "all"}}.items():
+        edit(tree, spec={name: value})
+        assert f"experiment.json was altered: its `{name}` is not that of experiment.yaml" in shared(tree).problems
+        tree.experiment.resolved.write_bytes(true)
     edit(tree, grader={"batch_tokens": 256})
     assert shared(tree).problems == ["experiment.json was altered: its `grader` is not that of its `spec`"]
 
@@ -242,16 +224,13 @@ def test_both_written_anew_don_t_fit_the_runs(tree: Tree, change: tuple[str, str
     assert shared(tree).problems == ["experiment.json was altered: no run has its budget, protocol and network"]
 
 
-def test_a_second_launch_with_another_budget_is_a_note(tree: Tree) -> None:
+def test_another_budget_or_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
+    """A second launch may have changed them."""
     tree.run(seed=1, budget=Budget(wall_clock_s=2400))
     give(tree, YAML)
     verdict = shared(tree)
-    assert verdict.problems == [] and any(
-        "of an earlier launch, or experiment.json was altered" in n for n in verdict.notes
-    )
-
-
-def test_another_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
+    assert verdict.problems == []
+    assert any("of an earlier launch, or experiment.json was altered" in note for note in verdict.notes)
     give(tree, YAML.replace("{network: open}", "{level: bwrap, network: open}"))
     edit(tree, spec={"sandbox": {"level": "bwrap", "network": "open"}})
     verdict = shared(tree)
