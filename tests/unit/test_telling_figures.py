@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TraceEvent, TrainingPoint, UsageSample
@@ -77,7 +76,7 @@ def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: f
     """As the recorder writes it and the report reads it."""
     gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
     written = UsageSample(elapsed_s=at_s, at=AT, attempt=attempt, cpu_s=cpu_s, gpus=gpus, **more).model_dump_json()
-    return TypeAdapter(UsageLine).validate_json(written)
+    return UsageLine.model_validate_json(written)
 
 
 def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
@@ -98,7 +97,7 @@ def test_number_of_gpus_is_of_every_attempt_and_none_is_not_unknown() -> None:
     assert counts(*several) == "1, 4", "no attempt had four all the time"
     assert counts(sample(5.0), sample(6.0, 1, None, 0.5)) == "1", "NVML was slow to begin"
     assert counts(sample(5.0)) == "0" and counts() is None
-    untold: UsageLine = {"elapsed_s": 5.0, "gpus": None}
+    untold = UsageLine(elapsed_s=5.0, at=AT)
     assert counts(untold) is None and counts(untold, sample(6.0)) == "0"
     assert usage_of([untold], {}).sampled == {1}
 

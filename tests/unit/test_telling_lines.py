@@ -84,7 +84,8 @@ def test_fields_of_a_newer_version_are_passed_over(tmp_path: Path) -> None:
         b'{"elapsed_s": 2.0, "at": "x", "kind": "a new kind", "source": "agent.log", "offset": 0, "format": "codex"}\n'
     )
     found = read_recorded(run)
-    assert found.usage.records == ({"elapsed_s": 1.0, "gpus": ({"name": "H100"},)},)
+    (line,) = found.usage.records
+    assert [gpu.name for gpu in line.gpus or ()] == ["H100"]
     assert len(found.trace.records) == 1 and "1 line of trace.jsonl" in found.troubles[0]
 
 
@@ -97,13 +98,13 @@ def test_figures_that_no_machine_has_are_not_believed(tmp_path: Path) -> None:
     run.recorded("trace").write_bytes(b"".join(start + line + b"}\n" for line in (*bad, b'1, "tokens_in": 7')))
     odd = ["-1}", "1e999}", "null}", '2, "attempt": 0}', '2, "cpu_s": -1}', '2, "cpu_s": 1e308}', "1e15}"]
     odd += ['2, "memory_bytes": %s9}' % ("9" * 20), '2, "disk_bytes": "much"}', '2, "gpus": [{"used_share": 1.5}]}']
-    usage = "".join(f'{{"elapsed_s": {line}\n' for line in ("1}", *odd, '3, "cpu_s": null}'))
+    usage = "".join(f'{{"at": "x", "elapsed_s": {line}\n' for line in ("1}", *odd, '3, "cpu_s": null}'))
     run.recorded("usage").write_text(usage)
     found = read_recorded(run)
     assert [one.tokens_in for one in found.trace.records] == [7]
-    assert [one["elapsed_s"] for one in found.usage.records] == [1.0, 3.0]
+    assert [one.elapsed_s for one in found.usage.records] == [1.0, 3.0]
     assert [trouble.split()[0] for trouble in found.troubles] == ["4", str(len(odd))]
-    sound, damaged = UsageLine(elapsed_s=10.0, cpu_s=80.0), UsageLine(elapsed_s=5.0, cpu_s=1e9)
+    sound, damaged = UsageLine(elapsed_s=10.0, at=AT, cpu_s=80.0), UsageLine(elapsed_s=5.0, at=AT, cpu_s=1e9)
     assert usage_of([damaged, sound], {1: (0.0, 20.0)}).cpu_hours == 80.0 / 3600
 
 
