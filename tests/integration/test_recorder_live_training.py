@@ -97,7 +97,7 @@ def test_a_real_training_is_followed(tmp_path: Path) -> None:
     assert train.exit_code == 0
     samples = [UsageSample.model_validate_json(line) for line in run.recorded("usage").read_text().splitlines()]
     assert (samples[-1].cpu_s or 0) >= (train.cpu_s or 0)
-    assert max(sample.memory_bytes or 0 for sample in samples) > 200 * 2**20
+    assert max(sample.memory_bytes or 0 for sample in samples) > 100 * 2**20
     stamped = [line for line in lines(run.agent_log, run.agent_times) if "'loss'" in line.text]
     assert len(stamped) == 4
     # A line is stamped when the keeper has read it, which may be after the end of who wrote it.

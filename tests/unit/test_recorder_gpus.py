@@ -106,14 +106,6 @@ def fails(value: int) -> Callable[..., Any]:
     return failing
 
 
-def test_figures_in_the_records_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured(monkeypatch, library())
-    sample = sample_of(found)
-    assert (sample.used_share, sample.memory_bytes, sample.memory_total_bytes, sample.power_w) == (0.4, 5, 10, 250.5)
-    assert sample_of(found).used_share is None, "nothing new is not zero"
-    found.close(NOW)
-
-
 def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from helpers import wait_for
 
 from autorl_hpc.files.safe_open import MAX_TIMES_BYTES, lines, read_times, shown, tail_start
 from autorl_hpc.recorder.trainings import RESOLUTIONS, OutputStamps
@@ -18,28 +15,6 @@ from autorl_hpc.recorder.watch import Moment
 
 def moment(elapsed_s: float) -> Moment:
     return Moment(elapsed_s, "2030-01-01T00:00:00.000+00:00", 1)
-
-
-def test_lines_have_the_time_at_which_they_were_written(tmp_path: Path) -> None:
-    log, times = tmp_path / "agent.log", tmp_path / "agent.times"
-    script = "import sys\nfor n, _ in enumerate(sys.stdin):\n    print('line', n, flush=True)\n"
-    stamps = OutputStamps(log, times)
-    with log.open("ab") as file:
-        agent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=file, text=True)
-    assert agent.stdin is not None
-    for number in range(3):
-        print("go on", file=agent.stdin, flush=True)
-        wait_for(lambda size=7 * (number + 1): log.stat().st_size == size, "a line")  # type: ignore[misc]
-        for part in range(4):
-            stamps.look(moment(number + part / 4))
-    agent.stdin.close()
-    agent.wait()
-    stamps.close(moment(3))
-    seen = list(lines(log, times))
-    assert [line.text for line in seen] == ["line 0", "line 1", "line 2"]
-    assert [line.offset for line in seen] == [0, 7, 14]
-    assert [line.elapsed_s for line in seen] == [0.0, 1.0, 2.0]
-    assert len(times.read_text().splitlines()) == 3, "nothing is written while nothing is said"
 
 
 def test_a_second_attempt_goes_on_after_a_half_written_stamp(tmp_path: Path) -> None:
@@ -129,14 +104,6 @@ def test_ten_gigabytes_are_read_from_where_one_asks(tmp_path: Path) -> None:
     assert head[0].text == "begin" and head[1].cut
     assert [line.text for line in tail] == ["end"]
     assert time.monotonic() - begun < 20.0, "10 GB were read"
-
-
-def test_reading_from_the_middle_begins_with_a_whole_line(tmp_path: Path) -> None:
-    log = tmp_path / "agent.log"
-    log.write_text("one\ntwo\nthree")
-    assert [line.text for line in lines(log, start=4)] == ["two", "three"]
-    assert [line.text for line in lines(log, start=5)] == ["three"]
-    assert [(line.text, line.cut) for line in lines(log, max_bytes=6)] == [("one", False), ("tw", True)]
 
 
 def test_damaged_stamps_are_skipped(tmp_path: Path) -> None:

@@ -58,20 +58,6 @@ def test_reference_metrics_of_a_whole_run() -> None:
     assert found.time_used_ratio == pytest.approx(0.9) and found.last_submit_gap == 100.0
 
 
-def test_reference_metrics_that_nobody_knows() -> None:
-    assert metrics() == ReferenceMetrics(time_used_ratio=0.9)
-    one = metrics(submitted(1, 10.0, 30.0), base_score=None, ended=False)
-    assert one == ReferenceMetrics(
-        valid_submission_rate=1.0, first_valid_idx=1, first_valid_delay=10.0, time_to_best=10.0
-    )
-    waiting = metrics(submitted(1, 10.0, status=SubmissionState.ACCEPTED))
-    assert waiting.valid_submission_rate is None and waiting.last_submit_gap == 890.0
-    refused = metrics(submitted(1, 10.0))
-    assert refused.valid_submission_rate == 0.0 and refused.first_valid_idx is None and refused.time_to_best is None
-    zero = metrics(submitted(1, 10.0, 0.0))  # a score of 0 is a score, which the reference takes for none
-    assert zero.valid_submission_rate == 1.0 and zero.time_to_best == 10.0
-
-
 def sample(at_s: float, attempt: int = 1, cpu_s: float | None = None, *shares: float | None, **more: Any) -> UsageLine:
     """As the recorder writes it and the report reads it."""
     gpus = tuple(GpuSample(index=i, name="H100", used_share=share) for i, share in enumerate(shares))
@@ -87,19 +73,6 @@ def test_gpu_hours_are_gpus_times_time_over_attempts() -> None:
     assert found.gpu_hours(1800.0) == pytest.approx(1.0) and found.gpu_hours(4500.0) == pytest.approx(2.25)
     assert usage_of([sample(5.0)], attempts).gpu_hours() is None  # no GPU was seen: not zero
     assert UsageSeries().gpu_hours() is None and UsageSeries().idle_s(()) is None
-
-
-def test_number_of_gpus_is_of_every_attempt_and_none_is_not_unknown() -> None:
-    def counts(*samples: UsageLine) -> str | None:
-        return usage_of(samples, {}).gpu_counts()
-
-    several = [sample(5.0, 1, None, 0.5), sample(6.0, 2, None, *[0.5] * 4), sample(7.0, 3, None, 0.5)]
-    assert counts(*several) == "1, 4", "no attempt had four all the time"
-    assert counts(sample(5.0), sample(6.0, 1, None, 0.5)) == "1", "NVML was slow to begin"
-    assert counts(sample(5.0)) == "0" and counts() is None
-    untold = UsageLine(elapsed_s=5.0, at=AT)
-    assert counts(untold) is None and counts(untold, sample(6.0)) == "0"
-    assert usage_of([untold], {}).sampled == {1}
 
 
 def test_gpu_use_cpu_and_peaks() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 import recordmaker as make
 import toldruns
-from toldruns import told
+from toldruns import KEY, told
 from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.records.entries import Contaminated, Contamination
@@ -87,12 +86,13 @@ def test_no_page_holds_a_held_out_item(tree: Tree, found: tuple[tuple[str, str, 
     run = leaky_run(tree, *found)
     run.seal(100.0).close(outcomes(100, range(20)))
     clean = tree.run(agent="other").start()
-    clean.submit(50.0, outcomes(40, range(9)), note="a note", model_path="output/v1")
+    clean.submit(50.0, outcomes(40, range(9)), note=f"a note, token={KEY}", model_path="output/v1")
     report.write_all(report.build([tree.path]), None)
     pages = [page for page in tree.path.rglob("*") if page.is_file() and "report" in page.parts[len(tree.path.parts) :]]
     texts = [page.read_text(errors="replace") for page in pages]
     assert len(texts) > 4 and not [page for page, text in zip(pages, texts, strict=True) if "14 pens" in text]
-    assert any("a note" in text for text in texts), "of a run in which nothing was found, notes are shown"
+    assert any("a note, token=***" in text for text in texts), "of a run in which nothing was found, notes are shown"
+    assert not any(KEY in text for text in texts)
 
 
 def test_a_file_that_holds_none_is_shown_and_the_words_around_it_are_not(tree: Tree) -> None:
@@ -122,16 +122,6 @@ def test_whole_items_in_code_are_one_and_the_evidence_says_so(tree: Tree) -> Non
         ]
 
 
-@pytest.mark.parametrize(
-    "found", [(("data/x.txt", "ngram", 6),), (("code/b.py", "exact", 2), ("code/c.py", "ngram", 40))]
-)
-def test_parts_of_many_items_are_no_shortcut(tree: Tree, found: tuple[tuple[str, str, int], ...]) -> None:
-    run = leaky_run(tree, *found).seal(100.0).close(outcomes(100, range(20)))
-    story = told(run).story
-    for failure in (story.failure, story.iterations[0].failure):
-        assert failure is not None and failure.kind is not FailureKind.STATIC_SHORTCUT
-
-
 def test_what_is_hidden() -> None:
     def of(*files: str, **more: Any) -> Contamination:
         found = tuple(Contaminated(file=file, split=Split.REPORT, how="ngram", items=1) for file in files)
@@ -153,8 +143,7 @@ def test_what_is_hidden() -> None:
     assert names.place("ledger: sealed") == "ledger: sealed"
 
 
-@pytest.mark.parametrize("score_again", [False, True])
-def test_the_same_checkpoint_again_has_the_route_of_the_first(tree: Tree, score_again: bool) -> None:
+def test_the_same_checkpoint_again_has_the_route_of_the_first(tree: Tree) -> None:
     run = tree.run(agent="a", mode="rl-only").start()
     grpo = make.code(run, 10.0, {"code/train.py": CODE})
     make.add(run, "training", *(make.point(20.0 + i, i, trainer="GRPOTrainer", reward=0.1 * i) for i in range(1, 5)))
@@ -163,8 +152,7 @@ def test_the_same_checkpoint_again_has_the_route_of_the_first(tree: Tree, score_
     make.add(run, "training", *(make.point(70.0 + i, i, trainer="SFTTrainer", loss=1.0 / i) for i in range(1, 5)))
     run.submit(90.0, outcomes(40, range(20)), code_revision=sft)
     run.submit(95.0, None, code_revision=sft, same_as=first, final=True)
-    if score_again:
-        run.seal(100.0).close(outcomes(100, range(70)))
+    run.seal(100.0).close(outcomes(100, range(70)))
     summary = told(run)
     one, two, again = summary.story.iterations
     assert again.route == one.route and again.settings == one.settings and one.route.executed is Route.GRPO
@@ -190,13 +178,3 @@ def test_what_was_trained_before_the_same_checkpoint_came_again_is_told(tree: Tr
     assert "reward 0.1 to 0.8" in line.says and line.says.endswith(f"they are those of submission {first}")
     rows = {row.name: row for row in iteration_rows(again)}
     assert rows["training steps"].shown == "not logged" and "last reward 0.8" in rows["training steps"].says
-
-
-def test_secrets_in_what_an_agent_says_are_masked(tree: Tree) -> None:
-    key = "hf_" + "abcdefghij" * 3
-    run = tree.run(agent="a").start()
-    run.submit(50.0, outcomes(40, range(30)), note=f"token={key}", model_path=f"output/{key}")
-    run.refuse(60.0, f"model_path: output/{key}: No such file or directory")
-    summary = told(run)
-    assert key not in json.dumps(summary.model_dump(mode="json"))
-    assert summary.trajectory[0].note == "token=***"

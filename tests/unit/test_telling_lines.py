@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
-import needs
 import pytest
 import recordmaker as make
 from treemaker import Tree
@@ -19,7 +15,7 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder.watch import LineWriter
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.run_story import logs
-from autorl_hpc.report.run_story.context import MAX_LINES, Code, line_diff
+from autorl_hpc.report.run_story.context import MAX_LINES, Code
 from autorl_hpc.report.run_story.logs import AgentLog, RecordedLines, UsageLine, read_events, read_lines, read_recorded
 from autorl_hpc.report.run_story.resources import usage_of
 
@@ -166,27 +162,6 @@ def test_events_that_can_be_read(tmp_path: Path) -> None:
     )
     assert [event["event"] for event in read_events(path)] == ["agent_started", "given_back"]
     assert read_events(tmp_path / "absent") == []
-
-
-@needs.needs("git", shutil.which("git") is not None, "git is not installed")
-def test_git_applies_our_diffs(tmp_path: Path) -> None:
-    chance = random.Random(2)
-    for _ in range(40):
-        old, new = (
-            "".join(chance.choice(["a\n", "b\n", "c\r\n", "d\x0c\n"]) for _ in range(chance.randint(1, 30)))
-            for _ in range(2)
-        )
-        new = new[:-1] if chance.random() < 0.3 else new
-        if old == new:
-            continue
-        (tmp_path / "f").write_bytes(old.encode())
-        found = line_diff(old.encode(), new.encode())
-        assert found is not None
-        added, removed, lines = found
-        assert added - removed == len(new.rstrip("\n").split("\n")) - len(old.rstrip("\n").split("\n"))
-        patch = "\n".join(["--- a/f", "+++ b/f", *lines, ""])
-        subprocess.run(["git", "apply", "-"], input=patch.encode(), cwd=tmp_path, check=True, capture_output=True)
-        assert (tmp_path / "f").read_bytes() == new.encode()
 
 
 def test_texts_made_to_be_slow_are_counted_and_not_shown(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from autorl_hpc.report.story_records import (
     Story,
 )
 from autorl_hpc.report.summary import RunSummary
-from autorl_hpc.states import EntryKind, Fault, Route, Split
+from autorl_hpc.states import EntryKind, Route, Split
 
 no_fsync, tree = toldruns.no_fsync, toldruns.tree
 
@@ -136,29 +136,15 @@ def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     for i in range(30):
         append_event(run.dir.events, "recorder_trouble", watch="training", message=f"trouble {i}")
     append_event(run.dir.events, "recorder_started", pid=3)
+    seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
+    make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
     run.interrupt(450.0)
     run.start(450.0)
     notes = told(run).story.recorder
+    assert not any(KEY in note for note in notes)
     assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
     assert not any("started" in note for note in notes)
     assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
-
-
-def test_what_became_of_the_gateway_is_said(tree: Tree) -> None:
-    run = recorded_run(tree)
-    append_event(run.dir.events, "gateway_hung", questions=4)
-    for _ in range(30):
-        append_event(run.dir.events, "gateway_crashed", exit_code=-9, again_in_s=0.0)
-    assert told(run).story.recorder == ("gateway hung: 1 time", "gateway crashed: 30 times")
-
-
-def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> None:
-    run = recorded_run(tree)
-    seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
-    make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
-    notes = told(run).story.recorder
-    assert any("up to 3 files and folders were left out by their names" in note for note in notes)
-    assert any("left out by name: code/" in note for note in notes) and not any(KEY in note for note in notes)
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree) -> None:
@@ -178,13 +164,6 @@ def test_items_of_an_altered_file_give_no_interval(tree: Tree) -> None:
     path.write_bytes(b"x")
     second = told(run).story.iterations[1]
     assert second.improvement == 5.0 and second.improvement_low is None and second.won is None
-
-
-def test_infrastructure_is_the_failure_of_a_lost_run(tree: Tree) -> None:
-    run = tree.run(seed=6).start().seal(1.0, fault=Fault.CLUSTER)
-    run.close(selected_by="infrastructure", report=None, fault=Fault.CLUSTER, reason="node lost")
-    failure = told(run).story.failure
-    assert failure is not None and failure.kind == "infrastructure"
 
 
 def test_evidence_is_cleaned_masked_bounded_and_hidden() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.recorder.traces.totals import TraceTotals, add_up, joined, without
+from autorl_hpc.recorder.traces.totals import add_up, joined, without
 from autorl_hpc.records.recorded import TraceEvent
 
 
@@ -64,13 +64,6 @@ GEMINI = event("session", format="gemini-cli", session="g")
 def test_calls_and_totals(events: list[TraceEvent], tokens: tuple[int, int]) -> None:
     totals = add_up(events)
     assert (totals.tokens_in, totals.tokens_out) == tokens
-
-
-def test_nothing_was_told() -> None:
-    assert add_up([]) == TraceTotals()
-    totals = add_up([event("message"), event("position", skipped=2), event("position", skipped=1)])
-    assert totals.tokens_in is None and totals.tokens_at(9.0) is None and totals.cost_at(9.0) is None
-    assert totals.tool_calls == 0 and totals.driver_calls is None and totals.skipped == 3
 
 
 def test_costs_that_differ_by_rounding_go_on_and_zero_is_a_price_that_is_not_known() -> None:
@@ -138,7 +131,7 @@ def test_tokens_and_cost_over_time() -> None:
 
 def test_totals_never_fall_and_are_never_negative() -> None:
     chance = random.Random(5)
-    for _ in range(300):
+    for _ in range(60):
         events = []
         for n in range(40):
             kind = chance.choice(["usage", "usage", "session", "tool_call", "tool_result", "end", "message"])
@@ -170,6 +163,6 @@ def test_spans_as_sets_of_moments() -> None:
     def moments(spans: Any) -> set[int]:
         return {n for begin, end in spans for n in range(int(begin), int(end))}
 
-    for _ in range(500):
+    for _ in range(100):
         one, two = joined(some()), joined(some())
         assert moments(without(one, two)) == moments(one) - moments(two)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import random
@@ -16,8 +15,8 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.recorder.traces.follow import Traces
 from autorl_hpc.recorder.traces.totals import TraceTotals, add_up
 from autorl_hpc.recorder.usage import Sweep
-from autorl_hpc.recorder.watch import LineWriter, Moment
-from autorl_hpc.records.recorded import Seen, TraceEvent
+from autorl_hpc.recorder.watch import Moment
+from autorl_hpc.records.recorded import TraceEvent
 
 SAMPLES = Path(__file__).parent / "traces"
 LOGS = sorted(path.name for path in SAMPLES.glob("*.log"))
@@ -130,11 +129,9 @@ def test_a_whole_session_adds_up(run: Run, sample: str) -> None:
     assert (totals.tokens_in is None) == (EXPECTED[sample][0] is None), "what was not told is null"
 
 
-@pytest.mark.parametrize("sample", [*LOGS, "mini.traj.json"])
+@pytest.mark.parametrize("sample", ["claude_code.log", "mini.traj.json"])
 def test_the_agents_definition_names_the_format(run: Run, tmp_path: Path, sample: str) -> None:
-    name = next(
-        n for n in ("claude_code", "codex", "gemini_cli", "opencode", "openhands", "mini") if sample.startswith(n)
-    )
+    name = sample.partition(".")[0]
     other = Run(tmp_path / "other")
     run.add(sample)
     other.add(sample)
@@ -226,27 +223,7 @@ def test_the_traces_own_times_count_between_two_looks_and_the_output_s_stamps_mo
     ]
 
 
-def test_durations_that_the_trace_gives(run: Run) -> None:
-    """OpenCode tells a call when it is over: the tools' 3 s until 9.4 and 2.5 s until 9.9 are no time of the driver."""
-    lines = (SAMPLES / "opencode.log").read_bytes().splitlines(keepends=True)
-    recorder = run.recorder()
-    run.print(lines[0])
-    recorder.look(moment(1.0, "2025-12-31T23:59:55.600+00:00"))
-    run.print(b"".join(lines[1:3]))
-    recorder.close(moment(10.0, "2026-01-01T00:00:04.600+00:00"))
-    assert [event.duration_s for event in run.events() if event.kind == "tool_result"] == [3.0, 2.5]
-    (span,) = run.totals().driver_spans
-    assert span == pytest.approx((1.0, 6.4))
-
-
 # ---------------------------------------------------------------- traces that grow, disks that fill up, recorders that start anew
-
-
-def test_a_look_without_time_takes_something_all_the_same(run: Run) -> None:
-    """A recorder that was stopped for the whole of a look must not find that there is nothing more."""
-    run.print((SAMPLES / "codex.log").read_bytes())
-    run.recorder(look_s=-1.0).close(moment(1.0))
-    assert run.figures() == expected("codex.log")
 
 
 def test_a_last_line_without_an_end_is_read_when_the_agent_has_ended(run: Run) -> None:
@@ -278,32 +255,6 @@ def test_a_recorder_that_starts_anew_counts_nothing_twice(run: Run, sample: str)
             trace.write_bytes(whole[: -chance.randrange(1, 5)])
     run.once()
     assert run.figures() == expected(sample)
-
-
-class FullDisk(LineWriter):
-    """A disk that has no room for the first writes."""
-
-    failures = 2
-
-    def add(self, *records: Seen) -> None:
-        if self.failures:
-            self.failures -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        super().add(*records)
-
-
-def test_what_could_not_be_written_is_written_later(run: Run) -> None:
-    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
-    recorder = run.recorder()
-    recorder._lines = FullDisk(run.run.recorded("trace"))
-    for at, part in ((1.0, lines[:9]), (2.0, lines[9:12])):
-        run.print(b"".join(part))
-        with pytest.raises(OSError, match="No space"):
-            recorder.look(moment(at))
-    run.print(b"".join(lines[12:]))
-    recorder.look(moment(3.0))
-    recorder.close(moment(4.0))
-    assert run.figures() == expected("codex.log")
 
 
 def test_a_document_that_grows(run: Run) -> None:
@@ -385,18 +336,6 @@ def test_long_lines_are_skipped_and_counted(run: Run) -> None:
     assert run.figures() == expected("codex.log"), "and again by a new recorder"
 
 
-def test_a_long_output_of_a_tool_is_read(run: Run) -> None:
-    item = {
-        "id": "i",
-        "type": "command_execution",
-        "command": "x",
-        "aggregated_output": "y" * 3_000_000,
-        "exit_code": 3,
-    }
-    run.print(json.dumps({"type": "item.completed", "item": item}).encode() + b"\n")
-    assert run.once().tool_failures == 1 and len(run.events()[0].text or "") <= 500
-
-
 NUMBERS = [
     *("-5", "1e999", "NaN", "-Infinity", "true", '"12"', "null", "[1]", '{"a":1}', "12.5", "9" * 5000),
     *("1" + "0" * 18,),
@@ -420,12 +359,6 @@ def test_odd_json(run: Run) -> None:
     run.print(b'\xff\xfe{"type":"turn.completed","usage":{"output_tokens":2}}\xff\n\x00\n')
     totals = run.once()
     assert (totals.tokens_in, totals.tokens_out) == (3, 2)
-
-
-def test_an_object_over_many_lines_that_never_ends(run: Run) -> None:
-    run.print(b"{\n" + b'  "a": 1,\n' * 1000 + (SAMPLES / "codex.log").read_bytes().split(b"\n", 1)[1])
-    run.once()
-    assert run.figures() == expected("codex.log")
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -459,7 +392,7 @@ def swapped(value: Any, chance: random.Random) -> Any:
 def test_nothing_that_is_written_breaks_the_recorder(tmp_path: Path, sample: str) -> None:
     data = (SAMPLES / sample).read_bytes()
     chance = random.Random(f"fuzz {sample}")
-    for n in range(30):
+    for n in range(8):
         run = Run(tmp_path / str(n))
         if sample in DOCUMENTS:
             value = json.dumps(swapped(json.loads(data), chance)).encode()
