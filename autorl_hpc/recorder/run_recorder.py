@@ -46,9 +46,6 @@ SLOWEST_S = 60.0
 """Longest pause after failures; a full disk may have room again."""
 
 TROUBLE_EVERY_S = 60.0
-MAX_TROUBLES = 200
-"""Limit per process, so that the events stay readable whatever an agent does to its files."""
-
 HANGS_S = 60.0
 """A look that takes this long is reported."""
 
@@ -85,23 +82,21 @@ class Elapsed:
 
 @dataclass
 class Troubles:
-    """Writes `recorder_trouble` events, a limited number per watch. Thread-safe enough: one line is one write."""
+    """Writes `recorder_trouble` events, one a minute for each watch. Thread-safe enough: one line is one write."""
 
     events: Path
     clock: Callable[[], float] = time.monotonic
     _next_s: dict[str, float] = field(default_factory=dict)
     _unsaid: dict[str, int] = field(default_factory=dict)
-    _said: int = 0
 
     def say(self, watch: str, message: str) -> None:
         """Report a failure, unless the same watch reported one within a minute."""
         log.warning("%s: %s", watch, message)
         now = self.clock()
-        if now < self._next_s.get(watch, 0.0) or self._said >= MAX_TROUBLES:
+        if now < self._next_s.get(watch, 0.0):
             self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
             return
         self._next_s[watch] = now + TROUBLE_EVERY_S
-        self._said += 1
         unsaid = self._unsaid.pop(watch, 0)
         append_event(
             self.events, "recorder_trouble", watch=watch, message=printable(message)[:500], unsaid_before=unsaid

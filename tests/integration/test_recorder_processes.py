@@ -44,7 +44,7 @@ class Watched:
         self.events = folder / "events.jsonl"
         self.processes = Processes(self.agent.keeper_pid, mark, folder / "processes.jsonl", self.events, limits)
         self.sweep, path = Sweep(folder / "w"), folder / "usage.jsonl"
-        self.usage = UsageSampler(self.processes, self.sweep, Gpus({}), path, memory_share=1e9)
+        self.usage = UsageSampler(self.processes, self.sweep, Gpus({}), path)
 
     def now(self) -> Moment:
         return Moment(time.monotonic() - self.begun, "2030-01-01T00:00:00.000+00:00", 1)
@@ -175,15 +175,6 @@ def test_without_pidfds_a_zombie_still_tells(watched: Start) -> None:
     seen = one.close()
     assert ended(seen, "sh -c 'read x < a; exit 4'").exit_code == 4
     assert ended(seen, "sh -c 'read x < c; exit 6'").exit_code in (None, 6)
-
-
-def test_secrets_and_control_characters_of_commands(watched: Start) -> None:
-    one = watched("bash", "-c", "mkfifo a; read x < a; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
-    one.until(lambda: any("--api-key" in s.command for s in one.seen()), "the shell")
-    one.let("a")
-    one.watch()
-    written = (one.folder / "processes.jsonl").read_text() if one.close() else ""
-    assert "abcdef" not in written and "xyz" not in written and "\\\\x1b[31m" in written
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,6 @@ import os
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from autorl_hpc.recorder.usage import PAUSE_S, Sweep
 from autorl_hpc.recorder.watch import Moment
 
@@ -102,12 +100,3 @@ def test_folders_that_change_under_the_walk(tmp_path: Path) -> None:
     walk(sweep)
     assert not [parts for parts in met if parts[-1] == "secret"]
     assert sweep.disk_bytes is not None
-
-
-def test_a_workspace_that_is_gone_is_said_and_looked_for_again(tmp_path: Path) -> None:
-    sweep = Sweep(tmp_path / "w")
-    with pytest.raises(FileNotFoundError):
-        sweep.look(NOW)
-    (tmp_path / "w").mkdir()
-    walk(sweep)
-    assert sweep.disk_bytes == 0

@@ -146,23 +146,6 @@ def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     assert [point.epoch for point in world.close()] == [1, 2, 3, 4]
 
 
-def test_what_an_agent_showed_of_a_log_counts_once(world: World) -> None:
-    printed = "{'loss': '0.5', 'grad_norm': '1.5', 'learning_rate': '1e-05', 'epoch': '0.1'}"
-    trace = [{"type": "tool_result", "content": f"$ tail train.log\n{printed}\n"}, {"step": 4, "loss": 2.5}]
-    world.log.write_text("".join(json.dumps(entry) + "\n" for entry in [trace[0], *trace]))
-    world.put("train.log", printed + "\n")
-    world.put("metrics.jsonl", json.dumps(trace[1]) + "\n")
-    world.put("steps.jsonl", "".join(json.dumps({"step": n, "loss": 0.5}) + "\n" for n in range(3)))
-    told = {(point.step, point.loss) for point in world.close()}
-    assert told == {(None, 0.5), (4, 2.5), (0, 0.5), (1, 0.5), (2, 0.5)}
-
-
-def test_a_collapse_is_told_by_name(world: World) -> None:
-    world.log.write_text("{'loss': 'nan', 'grad_norm': inf, 'learning_rate': '1e-05', 'epoch': '0.1'}\n")
-    (point,) = world.close()
-    assert point.loss is None and set(point.not_finite) == {"loss", "grad_norm"} and point.trainer == "Trainer"
-
-
 @pytest.mark.parametrize("colours", [True, False])
 def test_rich_colours_and_breaks_lines(colours: bool, world: World, tmp_path: Path) -> None:
     from rich.console import Console
