@@ -1,5 +1,5 @@
-"""Safe access to files that an agent controls: open below a folder without following links or waiting on FIFOs, read its log
-by line, read and append driver.jsonl, and write into its folders by descriptor."""
+"""Safe access to files that an agent controls: open below a folder without following links or waiting on FIFOs, read
+driver.jsonl and append to it, and write into its folders by descriptor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -55,55 +55,23 @@ def _if_regular(fd: int) -> int | None:
     return None
 
 
-# --- an agent's log by line, with the time of each line
-#
-# The content is the agent's, so it may hold anything. The agent also has the log's descriptor: it can't reach the file by name
-# from a sandbox, but it can truncate it, or extend it (ftruncate). Time stamps are the recorder's; a crash may cut or lose them.
-
-MAX_BYTES = 64 * 2**20
-"""How much of a log is read at once by default."""
+# --- when an agent's log was written, by the recorder's stamps; a crash may cut or lose them, and the agent can truncate its log
 
 MAX_LINE_BYTES = 16 * 2**10
-"""The rest of a longer line is skipped."""
+"""Longer lines of driver.jsonl are skipped."""
 
 MAX_TIMES_BYTES = 17 * 2**20
 """A little more than the recorder writes."""
 
-CHUNK_BYTES = 2**20
-
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-@dataclass(frozen=True)
-class AgentLogLine:
-    """One line of the log.
-
-    Attributes:
-        offset: byte at which it begins.
-        elapsed_s: seconds of budget used when the line was complete; None if no stamp shows it.
-        text: as a terminal would show it, without newline and escapes: the last state of a progress bar. Still the agent's
-            words: clean it before showing it.
-        cut: the line was longer.
-    """
-
-    offset: int
-    elapsed_s: float | None
-    text: str
-    cut: bool = False
 
 
 class Times:
-    """Look up when a byte of the log had been written."""
+    """Look up how far the log had been written at a time."""
 
     def __init__(self, stamps: list[tuple[int, float]]) -> None:
         self._bytes = [byte for byte, _ in stamps]
         self._elapsed = [elapsed_s for _, elapsed_s in stamps]
-
-    def at(self, byte: int) -> float | None:
-        """Return the seconds of budget used when everything before `byte` had been written; None without a later stamp."""
-        place = bisect_left(self._bytes, byte)
-        return self._elapsed[place] if place < len(self._elapsed) else None
 
     def written_by(self, elapsed_s: float) -> int:
         """Return the byte up to which the log had certainly been written at a time; 0 before the first stamp."""
@@ -129,43 +97,6 @@ def read_times(path: Path) -> Times:
     return Times(stamps)
 
 
-def lines(
-    log: Path,
-    times: Path | None = None,
-    *,
-    start: int = 0,
-    max_bytes: int = MAX_BYTES,
-    max_line_bytes: int = MAX_LINE_BYTES,
-) -> Iterator[AgentLogLine]:
-    """Yield the lines that begin in the `max_bytes` bytes from `start`; an absent log has none.
-
-    Args:
-        start: byte; inside a line, reading begins with the next one. See `tail_start`.
-        max_line_bytes: how much of a line is read. Memory stays below this plus one chunk.
-
-    Raises:
-        OSError: the log can't be read.
-    """
-    stamps = read_times(times) if times is not None else Times([])
-    for offset, end, data, cut in _raw_lines(log, start, max_bytes, max_line_bytes):
-        yield AgentLogLine(offset, stamps.at(end), shown(data), cut)
-
-
-def tail_start(log: Path, max_bytes: int) -> int:
-    """Return where the last `max_bytes` bytes of a log begin; 0 if it is shorter or absent."""
-    try:
-        return max(0, os.stat(log, follow_symlinks=False).st_size - max_bytes)
-    except OSError:
-        return 0
-
-
-def shown(data: bytes) -> str:
-    """Return a line's text as a terminal would leave it: the last non-empty part between carriage returns."""
-    text = without_escapes(data.decode("utf-8", "replace"))
-    states = [state for state in text.split("\r") if state.strip("\x00 ")]
-    return _CONTROL.sub("", states[-1]).rstrip() if states else ""
-
-
 def without_escapes(text: str) -> str:
     """Remove terminal escapes: colours, cursor movements, titles and links."""
     return _ESCAPE.sub("", text) if "\x1b" in text else text
@@ -180,31 +111,6 @@ def open_plain(path: Path) -> int | None:
             return None
         raise
     return _if_regular(fd)
-
-
-def _raw_lines(log: Path, start: int, max_bytes: int, max_line_bytes: int) -> Iterator[tuple[int, int, bytes, bool]]:
-    """Yield (first byte, byte behind it, data without newline, whether it was cut) for each line."""
-    fd = open_plain(log)
-    if fd is None:
-        return
-    at, end = start, start + max_bytes
-    with os.fdopen(fd, "rb") as file:
-        file.seek(max(0, start - 1))
-        skipping = start > 0 and file.read(1) != b"\n"
-        while at < end and (data := file.readline(min(max_line_bytes + 1, end - at))):
-            begin, at = at, at + len(data)
-            part = data
-            while not part.endswith(b"\n") and at < end and (part := file.readline(min(CHUNK_BYTES, end - at))):
-                at += len(part)  # the rest of a long line; a line may be as long as the agent likes
-            line, whole = data.removesuffix(b"\n"), part.endswith(b"\n")
-            cut = (
-                len(line) > max_line_bytes or begin + len(data) < at or (not whole and at >= end and bool(file.read(1)))
-            )
-            if not skipping:
-                yield begin, at, line[:max_line_bytes], cut
-            skipping = False
-            if not whole:
-                return  # the log may grow meanwhile
 
 
 def _bounded(path: Path, max_bytes: int) -> bytes:

@@ -29,8 +29,8 @@ from autorl_hpc.records.recorded import CodeRevision
 
 # --- which files are code: those in `code/`, and small sources at the top of the workspace.
 # The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
-# the least likely files. An agent can't hide code by a folder's name: excluded folders come last, and what is not stored is
-# reported.
+# the least likely files. An agent can't hide code by a folder's name: folders excluded by name come last, and what of them is
+# not stored is reported.
 
 CODE = "code"
 
@@ -39,13 +39,13 @@ class CodeLimits(NamedTuple):
     """Limits of what is recorded; beyond them files are counted as left out.
 
     Attributes:
-        files: per revision: more than any agent writes by hand; each version of each file is a file on a shared disk.
+        files: per revision; each version of each file is a file on a shared disk.
         others: files that don't look like source, so that data files don't displace code.
         listed: names read in one walk: a million files in one folder must not cost a second.
         aside_folders, aside_files: of folders excluded by name: folders that are read, and sources that are stored.
         texts_bytes: all texts of one revision.
         repository_bytes, reserved_bytes: size of code.git, and what of it is reserved for submissions.
-        commits: further ones come once per COMMIT_EVERY_S: a program that writes files all day must not fill a shared disk.
+        commits: further ones come once per COMMIT_EVERY_S.
         sure_s: a file that was read sooner after a change is read once more: file times have steps of up to 2 s (FAT; NFS 3
             and Lustre 1 s), and a file server's clock differs from ours.
     """
@@ -79,9 +79,7 @@ LEFT_OUT_FOLDERS = frozenset(
 )
 """Created by programs, usually. Only sources directly in these folders are stored."""
 
-LEFT_OUT_FILES = frozenset((".env",))
-"""Excluded because they hold API keys."""
-
+KEYS_FILE = ".env"
 COMPILED = (".pyc", ".pyo")
 """Not reported in folders excluded by name; elsewhere the agent put them there."""
 
@@ -108,21 +106,12 @@ class Tally:
         files, by_name: number of files beyond the limits, and of files and folders excluded by name.
         reasons: what makes the state inexact, and how often.
         missed: what may have been missed; reported with the next commit, if this walk leads to none.
-        unseen: folders excluded by name that hold more than was stored.
     """
 
     files: int = 0
     by_name: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     missed: set[str] = field(default_factory=set)
-    unseen: list[str] = field(default_factory=list)
-
-    def close(self) -> None:
-        """End the walk and add the report of folders excluded by name."""
-        if self.unseen:
-            named = ", ".join(printable(name)[:80] for name in sorted(self.unseen)[:UNSEEN_NAMED])
-            others = len(self.unseen) - UNSEEN_NAMED
-            self.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
 
 
 class CodeWalk:
@@ -131,34 +120,45 @@ class CodeWalk:
     def __init__(self, workspace: Path, laid: frozenset[str], limits: CodeLimits) -> None:
         self.tally = Tally()
         self._workspace, self._laid, self._limits = workspace, laid, limits
-        self._root, self._device = -1, -1
+        self._root = self._device = -1
         self._listed = self._files = self._others = 0
         self._code: Parts = (CODE,)
+        self._waiting: deque[Parts] = deque([(CODE,)])
+        self._aside: list[Parts] = []
+        self._unseen: list[str] = []
 
     def run(self) -> Iterator[Met]:
         """Yield the files and links; read each one before asking for the next. Raises OSError if the workspace can't be read."""
+        limits, walked = self._limits, 0
         self._root = os.open(self._workspace, DIR_FLAGS)
         try:
             self._device = os.fstat(self._root).st_dev
             yield from self._top()
-            aside: list[Parts] = []
-            yield from self._folders(aside)
-            for number, parts in enumerate(aside):
-                if number >= self._limits.aside_folders or _is_gits(parts[-1]) or self._listed >= self._limits.listed:
-                    self.tally.unseen.append("/".join(parts))
+            while self._waiting:
+                parts = self._waiting.popleft()
+                walked += 1
+                if walked > limits.folders or len(parts) > limits.depth or self._listed >= limits.listed:
+                    self.tally.reasons["folders beyond the limits"] += 1
                 else:
-                    yield from self._opened(parts, self._aside)
-            self.tally.close()
+                    yield from self._folder(parts, aside=False)
+            for number, parts in enumerate(self._aside):
+                if number >= limits.aside_folders or _is_gits(parts[-1]) or self._listed >= limits.listed:
+                    self._unseen.append("/".join(parts))
+                else:
+                    yield from self._folder(parts, aside=True)
         finally:
             os.close(self._root)
+        if self._unseen:
+            named = ", ".join(printable(name)[:80] for name in sorted(self._unseen)[:UNSEEN_NAMED])
+            others = len(self._unseen) - UNSEEN_NAMED
+            self.tally.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
 
     def _top(self) -> Iterator[Met]:
         """Yield small sources at the top, and `code` itself if it is no folder."""
         met = self._file(self._root, b"", CODE)
         if met is not None and not (stat.S_ISLNK(met.status.st_mode) and self._leads_to_a_folder()):
             yield met
-        _, files = self._list(self._root)
-        for name in filter(is_source, files):
+        for name in filter(is_source, self._list(self._root)[1]):
             met = None if name in self._laid or name.startswith(".") else self._file(self._root, b"", name)
             if met is not None and stat.S_ISREG(met.status.st_mode):
                 self._files += 1
@@ -168,86 +168,65 @@ class CodeWalk:
         """Return whether the link `code` leads to another folder of the workspace, which is then walked instead."""
         top = os.path.realpath(self._workspace)
         target = os.path.realpath(os.path.join(top, CODE))
-        self._code = Path(target).relative_to(top).parts if target.startswith(top + "/") else ()
+        parts = Path(target).relative_to(top).parts if target.startswith(top + "/") else ()
         try:
-            os.close(open_below(self._root, self._code, DIR_FLAGS))  # follows no link
-            is_folder = bool(self._code)
+            os.close(open_below(self._root, parts, DIR_FLAGS))  # follows no link
         except OSError:
-            is_folder = False
-        if not is_folder:
-            self._code = (CODE,)
+            parts = ()
+        if not parts:
             self.tally.missed.add("code is a link to what is no folder of the workspace: nothing of it is kept")
-        else:
-            where = printable("/".join(self._code))[:200]
-            self.tally.missed.add(f"code is a link: what lies in {where} is kept as code")
-        return is_folder
+            return False
+        self._code = parts
+        self.tally.missed.add(f"code is a link: what lies in {printable('/'.join(parts))[:200]} is kept as code")
+        return True
 
-    def _folders(self, aside: list[Parts]) -> Iterator[Met]:
-        """Yield what lies in `code`; folders excluded by name are added to `aside`."""
-        waiting: deque[Parts] = deque([(CODE,)])
-        number = 0
-        while waiting:
-            parts = waiting.popleft()
-            number += 1
-            limits = self._limits
-            if number > limits.folders or len(parts) > limits.depth or self._listed >= limits.listed:
-                self.tally.reasons["folders beyond the limits"] += 1
-                continue
-            yield from self._opened(parts, lambda fd, parts: self._folder(fd, parts, waiting, aside))
-
-    def _opened(self, parts: Parts, read: Callable[[int, Parts], Iterator[Met]]) -> Iterator[Met]:
-        """Read a folder of the code on the workspace's device. One that was removed or is no folder is passed by."""
+    def _folder(self, parts: Parts, *, aside: bool) -> Iterator[Met]:
+        """Yield the files of one folder, of one excluded by name (`aside`) the sources. One that is gone is passed by."""
+        limits, tally, could_not = self._limits, self.tally, "folders that could not be read"
         try:
             fd = open_below(self._root, (*self._code, *parts[1:]), DIR_FLAGS)
         except OSError as error:
             if isinstance(error, PermissionError):
-                self.tally.reasons["folders that could not be read"] += 1
+                tally.reasons[could_not] += 1
             return
         try:
-            if os.fstat(fd).st_dev == self._device:
-                yield from read(fd, parts)
+            if os.fstat(fd).st_dev != self._device:
+                tally.reasons["folders on another device"] += 1
+                return
+            folders, files = self._list(fd)
+            kept = [name for name in files if not _is_left_out(name)]
+            if aside:
+                sources = list(filter(is_source, kept))
+                kept = sources[: limits.aside_files]
+                others = any(not is_source(name) and not name.endswith(COMPILED) for name in files)
+                if folders or others or len(sources) > len(kept):
+                    self._unseen.append("/".join(parts))
             else:
-                self.tally.reasons["folders on another device"] += 1
+                for name in folders:
+                    (self._aside if _is_left_out_folder(name) else self._waiting).append((*parts, name))
+                tally.by_name += sum(map(_is_left_out_folder, folders)) + len(files) - len(kept)
+            prefix = os.fsencode("/".join((*parts, "")))
+            for at, name in enumerate(kept):
+                other = not is_source(name)
+                if not aside and (self._files >= limits.files or (other and self._others >= limits.others)):
+                    tally.files += len(kept) - at  # after the sources, all are others
+                    return
+                if (met := self._file(fd, prefix, name)) is not None:
+                    self._files += not aside
+                    self._others += other
+                    yield met
         except OSError:
-            self.tally.reasons["folders that could not be read"] += 1
+            tally.reasons[could_not] += 1
         finally:
             os.close(fd)
 
-    def _folder(self, fd: int, parts: Parts, waiting: deque[Parts], aside: list[Parts]) -> Iterator[Met]:
-        folders, files = self._list(fd)
-        for name in folders:
-            (aside if _is_left_out_folder(name) else waiting).append((*parts, name))
-        self.tally.by_name += sum(map(_is_left_out_folder, folders)) + sum(map(_is_left_out, files))
-        prefix, kept = os.fsencode("/".join((*parts, ""))), [name for name in files if not _is_left_out(name)]
-        for at, name in enumerate(kept):
-            other = not is_source(name)
-            if self._files >= self._limits.files or (other and self._others >= self._limits.others):
-                self.tally.files += len(kept) - at  # after the sources, all are others
-                return
-            if (met := self._file(fd, prefix, name)) is not None:
-                self._files += 1
-                self._others += other
-                yield met
-
-    def _aside(self, fd: int, parts: Parts) -> Iterator[Met]:
-        """Yield the sources directly in a folder excluded by name; other content is reported."""
-        folders, files = self._list(fd)
-        sources = [name for name in files if is_source(name) and not _is_left_out(name)]
-        prefix, room = os.fsencode("/".join((*parts, ""))), self._limits.aside_files
-        for name in sources[:room]:
-            if (met := self._file(fd, prefix, name)) is not None:
-                yield met
-        others = any(not is_source(name) and not name.endswith(COMPILED) for name in files)
-        if folders or others or len(sources) > room:
-            self.tally.unseen.append("/".join(parts))
-
     def _file(self, fd: int, prefix: bytes, name: str) -> Met | None:
-        status = _status(fd, name)
-        if status is None or status.st_dev != self._device:
-            return None
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
-            return None
-        return Met(prefix + os.fsencode(name), fd, name, status)
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError:
+            return None  # removed meanwhile
+        is_kept = stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)
+        return Met(prefix + os.fsencode(name), fd, name, status) if is_kept and status.st_dev == self._device else None
 
     def _list(self, fd: int) -> tuple[list[str], list[str]]:
         """Return the names of folders and of others, sources first; not all of a very large folder."""
@@ -270,30 +249,23 @@ def is_source(name: str) -> bool:
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
 
-@lru_cache(maxsize=32_768)
 def _is_left_out(name: str) -> bool:
-    return name in LEFT_OUT_FILES or _is_gits(name)
+    return name == KEYS_FILE or _is_gits(name)
 
 
 def _is_left_out_folder(name: str) -> bool:
     return name.lower() in LEFT_OUT_FOLDERS or _is_gits(name)
 
 
+@lru_cache(maxsize=32_768)
 def _is_gits(name: str) -> bool:
     return (name if name.isascii() else name.translate(IGNORED_BY_HFS)).lower().startswith(GITS_OWN)
 
 
-def _status(fd: int, name: str) -> os.stat_result | None:
-    try:
-        return os.stat(name, dir_fd=fd, follow_symlinks=False)
-    except OSError:
-        return None  # removed meanwhile
-
-
 # --- a git repository of loose objects, written and read without git: blobs, trees, commits, and one ref per attempt.
-# `git log`, `git diff` and `git fsck` can read it. Objects are named by their content and appear whole or not at all, so two
-# writers can't harm each other. They are not synced, so a power failure may lose the last ones. Each object is verified when
-# it is read. Format: git's gitformat-loose, and Pro Git, chapter 10.2.
+# Objects are named by their content and appear whole or not at all, so two writers can't harm each other. They are not synced,
+# so a power failure may lose the last ones. Each object is verified when it is read. Format: git's gitformat-loose, and Pro
+# Git, chapter 10.2.
 
 Kind = Literal["blob", "tree", "commit"]
 FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
@@ -320,7 +292,8 @@ BLOCK_BYTES = 4096
 """Disk space of the smallest file."""
 
 _ID = re.compile(r"[0-9a-f]{40}")
-_REF_PREFIX = "ref: refs/heads/"
+_HEADS = "refs/heads/"
+_REF_PREFIX = f"ref: {_HEADS}"
 _TREE = re.compile(rb"tree ([0-9a-f]{40})\n")
 
 
@@ -330,7 +303,11 @@ class GitDamage(Exception):
 
 def object_id(kind: Kind, data: bytes) -> str:
     """Return the id of an object: its SHA-1."""
-    return hashlib.sha1(b"%s %d\0" % (kind.encode(), len(data)) + data, usedforsecurity=False).hexdigest()
+    return hashlib.sha1(_headed(kind, data), usedforsecurity=False).hexdigest()
+
+
+def _headed(kind: Kind, data: bytes) -> bytes:
+    return b"%s %d\0" % (kind.encode(), len(data)) + data
 
 
 class Repository:
@@ -344,16 +321,13 @@ class Repository:
     @classmethod
     def create(cls, path: Path) -> Repository:
         """Create the repository, or complete an unfinished one; sets `size_bytes` to the size of its objects. Raises OSError."""
-        for folder in ("objects", "refs/heads"):
+        for folder in ("objects", _HEADS):
             (path / folder).mkdir(parents=True, exist_ok=True)
         repository = cls(path)
-        for name, data in (("config", CONFIG), ("HEAD", b"ref: refs/heads/main\n")):
+        for name, data in (("config", CONFIG), ("HEAD", f"{_REF_PREFIX}main\n".encode())):
             if not (path / name).exists():
                 repository._replace(path / name, data)
-        with os.scandir(path / "objects") as folders:
-            for each in folders:
-                if each.is_dir(follow_symlinks=False) and len(each.name) == 2:
-                    repository.size_bytes += _folder_bytes(each.path)
+        repository.size_bytes = sum(_on_disk(each.lstat().st_size) for each in (path / "objects").glob("??/*"))
         return repository
 
     def write(self, kind: Kind, data: bytes) -> str:
@@ -361,13 +335,11 @@ class Repository:
         name = object_id(kind, data)
         if name in self._known:
             return name
-        folder = self.path / "objects" / name[:2]
-        final = folder / name[2:]
+        final = self._place(name)
         # A lost node may leave names without content.
         if not final.is_file() or final.stat().st_size == 0:
-            # Level 1 is three times as fast as the default, and code is small.
-            packed = zlib.compress(b"%s %d\0" % (kind.encode(), len(data)) + data, 1)
-            folder.mkdir(exist_ok=True)
+            packed = zlib.compress(_headed(kind, data), 1)  # three times as fast as the default, and code is small
+            final.parent.mkdir(exist_ok=True)
             self._replace(final, packed, 0o444)
             self.size_bytes += _on_disk(len(packed))
         self._known.add(name)
@@ -384,7 +356,9 @@ class Repository:
             else:
                 entries[name] = entry
         entries.update({name: (FOLDER, self.write_files(below)) for name, below in folders.items()})
-        return self.write("tree", _tree_bytes(entries))
+        # git sorts folders as if their names ended in a slash
+        ordered = sorted(entries.items(), key=lambda item: item[0] + (b"/" if item[1][0] == FOLDER else b""))
+        return self.write("tree", b"".join(b"%o %s\0" % (mode, n) + bytes.fromhex(e) for n, (mode, e) in ordered))
 
     def commit(self, tree: str, parent: str | None, message: str, at_s: int) -> str:
         """Write a commit with times in UTC. Return its id. Raises OSError."""
@@ -394,11 +368,14 @@ class Repository:
 
     def set_ref(self, name: str, revision: str) -> None:
         """Point `refs/heads/<name>` to a commit. Raises OSError."""
-        self._replace(self.path / "refs" / "heads" / name, revision.encode() + b"\n")
+        self._replace(self.path / _HEADS / name, revision.encode() + b"\n")
 
     def set_head(self, name: str) -> None:
         """Point HEAD to `refs/heads/<name>`, where `git log` begins. Raises OSError."""
-        self._replace(self.path / "HEAD", b"ref: refs/heads/" + name.encode() + b"\n")
+        self._replace(self.path / "HEAD", f"{_REF_PREFIX}{name}\n".encode())
+
+    def _place(self, name: str) -> Path:
+        return self.path / "objects" / name[:2] / name[2:]
 
     def _replace(self, final: Path, data: bytes, mode: int = 0o644) -> None:
         temporary = self.path / f"tmp_obj_{secrets.token_hex(8)}"
@@ -418,7 +395,7 @@ class Repository:
 
     def ref(self, name: str) -> str | None:
         """Return the commit that `refs/heads/<name>` points to; None if there is no such ref or it is damaged."""
-        text = self._text(f"refs/heads/{Path(name).name}")
+        text = self._text(_HEADS + Path(name).name)
         return text if _ID.fullmatch(text) else None
 
     def head(self) -> str | None:
@@ -439,18 +416,15 @@ class Repository:
         """
         if not _ID.fullmatch(name):
             raise GitDamage(f"{name[:60]!r} is no object's name")
-        packed = _read_small(self.path / "objects" / name[:2] / name[2:], max_bytes + 4096)
         unpacker = zlib.decompressobj()
         try:
-            data = unpacker.decompress(packed, max_bytes + 64)
+            data = unpacker.decompress(_read_small(self._place(name), max_bytes + 4096), max_bytes + 64)
         except zlib.error as error:
             raise GitDamage(f"object {name} can't be unpacked: {error}") from None
-        if not unpacker.eof:
+        body = data.partition(b"\0")[2]
+        if not unpacker.eof or len(body) > max_bytes:
             raise GitDamage(f"object {name} breaks off, or unpacks to more than {max_bytes} bytes")
-        head, _, body = data.partition(b"\0")
-        if len(body) > max_bytes:
-            raise GitDamage(f"object {name} is larger than {max_bytes} bytes")
-        if head != b"%s %d" % (kind.encode(), len(body)) or object_id(kind, body) != name:
+        if data != _headed(kind, body) or object_id(kind, body) != name:
             raise GitDamage(f"object {name} is not the {kind} that its name says")
         return body
 
@@ -464,36 +438,24 @@ class Repository:
         while folders:
             prefix, tree, depth = folders.pop()
             for mode, name, entry in _tree_entries(self.read(tree, "tree")):
-                path = prefix + name
                 if mode == FOLDER:
-                    if depth >= MAX_TREE_DEPTH:
-                        raise GitDamage("a tree is nested too deeply")
-                    folders.append((path + b"/", entry, depth + 1))
+                    folders.append((prefix + name + b"/", entry, depth + 1))
                 else:
-                    found[path] = (mode, entry)
-                if len(found) + len(folders) > MAX_TREE_FILES:
-                    raise GitDamage(f"a tree holds more than {MAX_TREE_FILES} files")
+                    found[prefix + name] = (mode, entry)
+                if len(found) + len(folders) > MAX_TREE_FILES or depth > MAX_TREE_DEPTH:
+                    raise GitDamage(f"a tree is nested too deeply, or holds more than {MAX_TREE_FILES} files")
         return found
-
-
-def _tree_bytes(entries: Files) -> bytes:
-    """Encode a tree. git sorts folders as if their names ended in a slash."""
-    ordered = sorted(entries.items(), key=lambda item: item[0] + (b"/" if item[1][0] == FOLDER else b""))
-    return b"".join(b"%o %s\0" % (mode, name) + bytes.fromhex(entry) for name, (mode, entry) in ordered)
 
 
 def _tree_entries(data: bytes) -> Iterator[tuple[int, bytes, str]]:
     at = 0
     while at < len(data):
         zero = data.find(b"\0", at)
-        mode, space, name = data[at : max(at, zero)].partition(b" ")
-        if zero < 0 or not space or not name or len(data) < zero + 21 or b"/" in name or name in (b".", b".."):
+        mode, _, name = data[at : max(at, zero)].partition(b" ")
+        is_whole = zero >= 0 and len(data) >= zero + 21
+        if not is_whole or not name or b"/" in name or name in (b".", b"..") or mode.translate(None, b"01234567"):
             raise GitDamage("a tree can't be read")
-        try:
-            number = int(mode, 8)
-        except ValueError:
-            raise GitDamage("a tree's entry has no mode") from None
-        yield number, name, data[zero + 1 : zero + 21].hex()
+        yield int(mode or b"0", 8), name, data[zero + 1 : zero + 21].hex()
         at = zero + 21
 
 
@@ -511,11 +473,6 @@ def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
     if len(data) > max_bytes:
         raise GitDamage(f"{where} is larger than {max_bytes} bytes")
     return data
-
-
-def _folder_bytes(path: str) -> int:
-    with os.scandir(path) as entries:
-        return sum(_on_disk(entry.stat(follow_symlinks=False).st_size) for entry in entries)
 
 
 def _on_disk(size: int) -> int:
@@ -595,18 +552,17 @@ class CodeFiles:
     """
 
     limits: CodeLimits
-    now: Callable[[], float] = time.monotonic
+    now: Callable[[], float]
     files: Files = field(default_factory=dict)
     fresh: dict[str, bytes] = field(default_factory=dict)
     by_hash: int = 0
     _known: dict[bytes, _Known] = field(default_factory=dict)
-    _texts_bytes: int = 0
     _hash_left: int = 0
 
     def collect(self, walk: CodeWalk, *, exact: bool) -> None:
         """Look at all files of a walk. `exact`: for a submission, so files are read that may have changed unnoticed."""
         before, self._known, self.files = self._known, {}, {}
-        self.by_hash = self._texts_bytes = 0
+        self.by_hash = texts_bytes = 0
         self._hash_left = MAX_HASHED_BYTES
         for met in walk.run():
             try:
@@ -618,11 +574,11 @@ class CodeFiles:
                 continue
             if known is None:
                 continue
-            if self._texts_bytes + known.text_bytes > self.limits.texts_bytes:
+            if texts_bytes + known.text_bytes > self.limits.texts_bytes:
                 walk.tally.files += 1
                 continue
             self._known[met.path] = known
-            self._texts_bytes += known.text_bytes
+            texts_bytes += known.text_bytes
             self.by_hash += known.pointer is not None
             if known.pointer is not None and known.pointer.note is not None:
                 walk.tally.reasons[f"files by size alone, {known.pointer.note}"] += 1
@@ -633,45 +589,42 @@ class CodeFiles:
         if stat.S_ISLNK(met.status.st_mode):
             target = os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd))
             return _Known(identity, now, mode=LINK, entry=self._keep(target))
-        if known is not None and known.identity == identity:
+        if known is None:
+            return self._read(met, _Known(identity, now))
+        if known.identity == identity:
             rested = now - known.seen_s >= self.limits.sure_s
             return known if known.sure or not (rested or exact) else self._read(met, known)
-        changes = 0 if known is None else known.changes + 1
-        restless = changes > RESTLESS_CHANGES and not is_source(met.name)
-        if known is not None and restless and not exact and now - known.read_s < RESTLESS_EVERY_S:
+        restless = known.changes >= RESTLESS_CHANGES and not is_source(met.name)
+        if restless and not exact and now - known.read_s < RESTLESS_EVERY_S:
             tally.missed.add("files that never rest are read once a minute")
             return known
-        return self._read(met, _Known(identity, now, changes))
+        return self._read(met, _Known(identity, now, known.changes + 1))
 
     def _read(self, met: Met, known: _Known) -> _Known | None:
-        fd = os.open(met.name, READ_FLAGS, dir_fd=met.folder_fd)
-        try:
-            before = os.fstat(fd)
+        with os.fdopen(os.open(met.name, READ_FLAGS, dir_fd=met.folder_fd), "rb") as file:
+            before = os.fstat(file.fileno())
             if not stat.S_ISREG(before.st_mode):
                 return None
             known.mode, known.read_s = PROGRAM if before.st_mode & stat.S_IXUSR else FILE, self.now()
             known.pointer, known.text_bytes, settled = None, 0, True
             if before.st_size > MAX_TEXT_BYTES:
-                settled = self._read_large(fd, known, before)
+                settled = self._read_large(file.fileno(), known, before)
             else:
-                self._read_small(fd, known)
-            same = _identity(os.fstat(fd)) == _identity(before) == known.identity
-        finally:
-            os.close(fd)
+                self._read_text(file.read(MAX_TEXT_BYTES), known)  # a file may grow meanwhile
+            same = _identity(os.fstat(file.fileno())) == _identity(before) == known.identity
         # The identity before reading is stored: if the file changed since, the next look sees another identity.
         if known.identity != _identity(before):
             known.identity, known.seen_s = _identity(before), self.now()
         known.sure = same and settled and self.now() - known.seen_s >= self.limits.sure_s
         return known
 
-    def _read_small(self, fd: int, known: _Known) -> None:
-        with os.fdopen(os.dup(fd), "rb") as file:
-            data = file.read(MAX_TEXT_BYTES)  # a file may grow meanwhile
+    def _read_text(self, data: bytes, known: _Known) -> None:
         if b"\0" in data[:BINARY_LOOK_BYTES]:
             known.pointer = Pointer("binary", len(data), hashlib.sha256(data).hexdigest())
-            known.entry = self._keep(known.pointer.data())
+            data = known.pointer.data()
         else:
-            known.entry, known.text_bytes = self._keep(data), len(data)
+            known.text_bytes = len(data)
+        known.entry = self._keep(data)
 
     def _read_large(self, fd: int, known: _Known, status: os.stat_result) -> bool:
         """Hash a file as far as this look may. Return whether nothing else will become known of it."""
@@ -738,19 +691,25 @@ class Revisions:
         limits: CodeLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.head: str | None = None
         self._job, self._asks, self._limits, self._clock = job, asks, limits or CodeLimits(), clock
         self._lines = LineWriter(job.run.recorded("revisions"))
         self._repository = Repository.create(job.run.code_git)
         self._files = CodeFiles(self._limits, clock)
         self._commits = 0
-        self._committed: Files | None = None
         self._looked_s = self._committed_s = clock()
         self._reasons: list[str] = []
         self._missed: set[str] = set()
         self._said: set[str] = set()
         self._full = False
-        self._go_on()
+        self._branch = f"{PREFIX}{job.attempt}"
+        self.head: str | None = None
+        self._committed: Files | None = None
+        revision = self._repository.ref(self._branch) or self._repository.head()
+        try:
+            self._committed = None if revision is None else self._repository.files(revision)
+            self.head = revision
+        except GitDamage as error:
+            self._reasons.append(f"what was kept before can't be read: {error}")
 
     def look(self, now: Moment) -> None:
         """Look once. Raises errors of the file system; the next look starts again."""
@@ -773,15 +732,6 @@ class Revisions:
         finally:
             self._lines.close()
 
-    def _go_on(self) -> None:
-        """Continue from this attempt's last commit, or from the attempt before."""
-        revision = self._repository.ref(f"{PREFIX}{self._job.attempt}") or self._repository.head()
-        try:
-            self._committed = None if revision is None else self._repository.files(revision)
-            self.head = revision
-        except GitDamage as error:
-            self._reasons.append(f"what was kept before can't be read: {error}")
-
     def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
         walk = CodeWalk(self._job.workspace, self._job.laid, self._limits)
         self._files.collect(walk, exact=exact)
@@ -795,46 +745,43 @@ class Revisions:
         self._looked_s = self._clock()
 
     def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
+        repository, files, fresh, parent = self._repository, self._files.files, self._files.fresh, self.head
         most = self._limits.repository_bytes - (0 if exact else self._limits.reserved_bytes)
-        if self._repository.size_bytes + sum(map(len, self._files.fresh.values())) > most:
+        if repository.size_bytes + sum(map(len, fresh.values())) > most:
             if exact or self._full:
                 return
             self._full = True
             raise RepositoryFull(f"code.git has {most >> 20} MiB: from now on only states of submissions are kept")
-        files, own, parent = self._files.files, f"{PREFIX}{self._job.attempt}", self.head
-        for data in self._files.fresh.values():
-            self._repository.write("blob", data)
+        for data in fresh.values():
+            repository.write("blob", data)
         asked = "" if submission_id is None else f", submission {submission_id}"
         message = f"{now.elapsed_s:.1f} s, attempt {now.attempt}{asked}"
-        revision = self._repository.commit(self._repository.write_files(files), parent, message, int(time.time()))
+        revision = repository.commit(repository.write_files(files), parent, message, int(time.time()))
         before = self._committed or {}
-        line = {
-            **now.fields(),
-            "revision": revision,
-            "parent": parent,
-            "submission_id": submission_id,
-            "files": len(files),
-            "changed": sum(before.get(path) != files.get(path) for path in before.keys() | files.keys()),
-            "by_hash": self._files.by_hash,
-            "left_out": tally.files,
-            "by_name": tally.by_name,
-            "reason": self._reason(tally),
-        }
-        self._lines.add(CodeRevision.model_validate(line))
-        self._repository.set_ref(own, revision)
-        if self._is_newest():
-            self._repository.set_head(own)
+        self._lines.add(
+            CodeRevision(
+                **now.fields(),
+                revision=revision,
+                parent=parent,
+                submission_id=submission_id,
+                files=len(files),
+                changed=sum(before.get(path) != files.get(path) for path in before.keys() | files.keys()),
+                by_hash=self._files.by_hash,
+                left_out=tally.files,
+                by_name=tally.by_name,
+                reason=self._reason(tally),
+            )
+        )
+        repository.set_ref(self._branch, revision)
+        newest = repository.head_name().removeprefix(PREFIX)
+        if not (newest.isascii() and newest.isdigit()) or int(newest) < self._job.attempt:
+            repository.set_head(self._branch)  # no later attempt has begun to write
         self._committed, self.head = files, revision
-        self._files.fresh.clear()
+        fresh.clear()
         self._commits += 1
         self._committed_s = self._clock()
         self._reasons.clear()
         self._said, self._missed = self._missed, set()
-
-    def _is_newest(self) -> bool:
-        """Return whether no later attempt has begun to write."""
-        number = self._repository.head_name().removeprefix(PREFIX)
-        return not (number.isascii() and number.isdigit()) or int(number) < self._job.attempt
 
     def _reason(self, tally: Tally) -> str | None:
         """Return what is not exact about the state that is committed; None if nothing."""

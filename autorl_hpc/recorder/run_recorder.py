@@ -46,9 +46,6 @@ SLOWEST_S = 60.0
 """Longest pause after failures; a full disk may have room again."""
 
 TROUBLE_EVERY_S = 60.0
-MAX_TROUBLES = 200
-"""Limit per process, so that the events stay readable whatever an agent does to its files."""
-
 HANGS_S = 60.0
 """A look that takes this long is reported."""
 
@@ -85,22 +82,21 @@ class Elapsed:
 
 @dataclass
 class Troubles:
-    """Writes `recorder_trouble` events, a limited number per watch. Thread-safe enough: one line is one write."""
+    """Writes `recorder_trouble` events, one a minute for each watch. Thread-safe enough: one line is one write."""
 
     events: Path
+    clock: Callable[[], float] = time.monotonic
     _next_s: dict[str, float] = field(default_factory=dict)
     _unsaid: dict[str, int] = field(default_factory=dict)
-    _said: int = 0
 
     def say(self, watch: str, message: str) -> None:
         """Report a failure, unless the same watch reported one within a minute."""
         log.warning("%s: %s", watch, message)
-        now = time.monotonic()
-        if now < self._next_s.get(watch, 0.0) or self._said >= MAX_TROUBLES:
+        now = self.clock()
+        if now < self._next_s.get(watch, 0.0):
             self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
             return
         self._next_s[watch] = now + TROUBLE_EVERY_S
-        self._said += 1
         unsaid = self._unsaid.pop(watch, 0)
         append_event(
             self.events, "recorder_trouble", watch=watch, message=printable(message)[:500], unsaid_before=unsaid
@@ -115,12 +111,19 @@ class Looker(threading.Thread):
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Watch], elapsed: Elapsed, attempt: int, troubles: Troubles
+        self,
+        name: str,
+        make: Callable[[], Watch],
+        elapsed: Elapsed,
+        attempt: int,
+        troubles: Troubles,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.watch: Watch | None = None
         self.closed_well = False
         self._make, self._elapsed, self._attempt, self._troubles = make, elapsed, attempt, troubles
+        self._clock = clock
         self._wake, self._ending = threading.Event(), threading.Event()
         self._begun_s: float | None = None
         self._failures = 0
@@ -136,11 +139,8 @@ class Looker(threading.Thread):
 
     def run(self) -> None:
         while True:  # at least once: an agent may end before this process has started
-            pause_s = self._look()
-            if self._ending.is_set():
-                break
-            self._wake.wait(pause_s)
-            if self._ending.is_set():
+            pause_s = self.look_once()
+            if self._ending.is_set() or (self._wake.wait(pause_s) and self._ending.is_set()):
                 break
             self._wake.clear()
         if self.watch is None:
@@ -151,21 +151,21 @@ class Looker(threading.Thread):
         except Exception as error:
             self._trouble(error)
 
-    def hangs(self) -> None:
+    def hangs(self, limit_s: float = HANGS_S) -> None:
         """Report a look that takes too long."""
         begun_s = self._begun_s
-        if begun_s is not None and time.monotonic() - begun_s > HANGS_S:
-            self._troubles.say(self.name, f"a look has been going on for {time.monotonic() - begun_s:.0f} s")
+        if begun_s is not None and (took_s := self._clock() - begun_s) > limit_s:
+            self._troubles.say(self.name, f"a look has been going on for {took_s:.0f} s")
 
-    def _look(self) -> float:
+    def look_once(self) -> float:
         """Look once. Return the seconds until the next look."""
-        self._begun_s = begun_s = time.monotonic()
+        self._begun_s = begun_s = self._clock()
         try:
             if self.watch is None:
                 self.watch = self._make()
             self.watch.look(self._moment())
             self._failures = 0
-            return max(self.watch.every_s, min(LONGEST_REST_S, REST_FACTOR * (time.monotonic() - begun_s)))
+            return max(self.watch.every_s, min(LONGEST_REST_S, REST_FACTOR * (self._clock() - begun_s)))
         except Exception as error:
             self._failures += 1
             self._trouble(error)

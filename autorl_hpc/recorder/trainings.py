@@ -7,6 +7,7 @@ TensorBoard's event files. A step found in several of them is written once. wand
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -23,10 +24,10 @@ from pydantic import ValidationError
 
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.redact import cut, printable
-from autorl_hpc.files.safe_open import DIR_FLAGS, lines, open_plain, open_regular, without_escapes
+from autorl_hpc.files.safe_open import open_plain, without_escapes
 from autorl_hpc.recorder.tfevents import DamagedEvents, records, scalars
 from autorl_hpc.recorder.usage import Sweep
-from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.recorded import TrainingPoint
 
 # --- which trainer logged a step, by the names of its figures.
@@ -211,13 +212,15 @@ class Points:
 
     def __init__(self, path: Path) -> None:
         self._known: set[bytes] = set()
-        for line in lines(path, max_bytes=MAX_BYTES, max_line_bytes=64 * 1024):
-            try:
-                point = TrainingPoint.model_validate_json(line.text)
-            except ValidationError:
-                continue  # cut by a crash or a limit
-            figures = {name: float(value) for name in FIELDS if (value := getattr(point, name)) is not None}
-            self._known.add(LoggedStep({**figures, **point.more}, point.not_finite).digest())
+        fd = open_plain(path)
+        with os.fdopen(fd, "rb") if fd is not None else io.BytesIO() as file:
+            for line in file:
+                try:
+                    point = TrainingPoint.model_validate_json(line)
+                except ValidationError:
+                    continue  # cut by a crash or a limit
+                figures = {name: float(value) for name in FIELDS if (value := getattr(point, name)) is not None}
+                self._known.add(LoggedStep({**figures, **point.more}, point.not_finite).digest())
         self._lines = LineWriter(path, MAX_BYTES)
         self.left_out = 0
 
@@ -349,7 +352,7 @@ class Trainings:
         self._output = GrowingLog()
         self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
         self._logs: dict[Parts, GrowingLog] = {}
-        self._due: dict[Parts, GrowingLog] = {}
+        self._due: dict[Parts, None] = {}
         self._states: dict[Parts, tuple[int, ...]] = {}
         self._changed: dict[Parts, None] = {}
         self._too_large: set[Parts] = set()
@@ -395,7 +398,7 @@ class Trainings:
             elif parts in self._logs or len(self._logs) < MAX_FILES:
                 log = self._logs.setdefault(parts, GrowingLog())
                 if log.is_changed(status):
-                    self._due[parts] = log
+                    self._due[parts] = None
 
     def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
         """Read the agent's output, and the logs that the walk found changed, as long as they grow."""
@@ -403,27 +406,17 @@ class Trainings:
         if fd is not None:
             with os.fdopen(fd, "rb"):
                 self._read_text(fd, self._output, "agent.log", now, deadline, last)
-        if not self._due:
-            return
-        root_fd = os.open(self.sweep.workspace, DIR_FLAGS)
-        try:
-            for parts, log in list(self._due.items()):
-                del self._due[parts]
-                fd = _opened(root_fd, parts)
-                if fd is None:
-                    continue
-                before = log.position.offset
-                with os.fdopen(fd, "rb"):
-                    if parts[-1].startswith(EVENTS):
-                        self._read_events(fd, log, parts, now, deadline)
-                    else:
-                        self._read_text(fd, log, _source(parts), now, deadline, last)
-                if log.position.offset != before:
-                    self._due[parts] = log  # behind the others, because a look may be cut short
-                if time.monotonic() >= deadline:
-                    return
-        finally:
-            os.close(root_fd)
+        for parts, file in open_files(self.sweep.workspace, _taken(self._due)) if self._due else ():
+            log = self._logs[parts]
+            before = log.position.offset
+            if parts[-1].startswith(EVENTS):
+                self._read_events(file.fileno(), log, parts, now, deadline)
+            else:
+                self._read_text(file.fileno(), log, _source(parts), now, deadline, last)
+            if log.position.offset != before:
+                self._due[parts] = None  # behind the others, because a look may be cut short
+            if time.monotonic() >= deadline:
+                return
 
     def _read_text(self, fd: int, log: GrowingLog, source: str, now: Moment, deadline: float, last: bool) -> None:
         log.begin(fd, jump=True)
@@ -472,21 +465,10 @@ class Trainings:
 
     def _read_states(self, now: Moment, deadline: float) -> None:
         """Read changed trainer_state.json files until the deadline, at least one. Each repeats all steps before it."""
-        if not self._changed:
-            return
-        root_fd = os.open(self.sweep.workspace, DIR_FLAGS)
-        try:
-            while self._changed:
-                parts = next(iter(self._changed))
-                del self._changed[parts]
-                fd = _opened(root_fd, parts)
-                if fd is not None:
-                    with os.fdopen(fd, "rb") as file:
-                        self._read_state(parts, file.read(MAX_STATE_BYTES + 1), now)
-                if time.monotonic() >= deadline:
-                    return
-        finally:
-            os.close(root_fd)
+        for parts, file in open_files(self.sweep.workspace, _taken(self._changed)) if self._changed else ():
+            self._read_state(parts, file.read(MAX_STATE_BYTES + 1), now)
+            if time.monotonic() >= deadline:
+                return
 
     def _read_state(self, parts: Parts, data: bytes, now: Moment) -> None:
         if len(data) > MAX_STATE_BYTES:
@@ -511,11 +493,11 @@ def _is_of_other_kind(name: str, others: Collection[str]) -> bool:
     )
 
 
-def _opened(root_fd: int, parts: Parts) -> int | None:
-    try:
-        return open_regular(root_fd, parts)
-    except OSError:
-        return None
+def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
+    """Take out what waits now, one after another."""
+    for parts in list(waiting):
+        del waiting[parts]
+        yield parts
 
 
 def _source(parts: Parts) -> str:

@@ -371,11 +371,6 @@ MAX_BYTES = 64 * 2**20
 """Limit of usage.jsonl; from half of it on, samples come every LATER_LOOK_S. A sample with eight GPUs has about 1,300 bytes,
 so this is a day and a half every LOOK_S, and two weeks more."""
 
-MEMORY_SHARE = 0.0005
-"""Share of a core. Counting shared memory once costs a millisecond per large process; in between, the last value is repeated."""
-
-LATEST_MEMORY_S = 60.0
-
 
 class UsageSampler:
     """Writes a `UsageSample` every LOOK_S.
@@ -384,14 +379,10 @@ class UsageSampler:
         sweep: provides the workspace's disk use as of the last complete walk.
     """
 
-    def __init__(
-        self, processes: Processes, sweep: Sweep, gpus: Gpus, path: Path, memory_share: float = MEMORY_SHARE
-    ) -> None:
+    def __init__(self, processes: Processes, sweep: Sweep, gpus: Gpus, path: Path) -> None:
         self.every_s = LOOK_S
-        self._processes, self._sweep, self._gpus, self._memory_share = processes, sweep, gpus, memory_share
+        self._processes, self._sweep, self._gpus = processes, sweep, gpus
         self._lines = LineWriter(path, MAX_BYTES)
-        self._memory: int | None = None
-        self._next_memory = 0.0
 
     def look(self, now: Moment) -> None:
         """Write one sample."""
@@ -399,7 +390,7 @@ class UsageSampler:
         sample = {
             **now.fields(),
             "cpu_s": None if use is None else round(use.cpu_s, 2),
-            "memory_bytes": None if use is None else self._measured_memory(use.living),
+            "memory_bytes": None if use is None else _memory_of(use.living),
             "processes": None if use is None else use.running,
             "disk_bytes": self._sweep.disk_bytes,
             "gpus": self._gpus.samples(),
@@ -415,15 +406,10 @@ class UsageSampler:
         finally:
             self._lines.close()
 
-    def _measured_memory(self, living: set[int]) -> int | None:
-        if not living:
-            return 0
-        begun = time.monotonic()
-        if begun >= self._next_memory:
-            try:
-                self._memory = int(memory_bytes(living, 0))
-            except OSError:
-                self._memory = None
-            took_s = time.monotonic() - begun
-            self._next_memory = begun + min(LATEST_MEMORY_S, took_s / self._memory_share)
-        return self._memory
+
+def _memory_of(living: set[int]) -> int | None:
+    """Return resident memory, shared memory once; a millisecond per large process."""
+    try:
+        return int(memory_bytes(living, 0)) if living else 0
+    except OSError:
+        return None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.safe_open import DIR_FLAGS, open_regular
 from autorl_hpc.records.base import Strict
 from autorl_hpc.records.recorded import Seen
 
@@ -114,6 +116,22 @@ class GrowingFile:
             self.offset += len(data)
             self.in_long_line = True
         return data if last and len(data) < max_bytes else data[:end]
+
+
+def open_files(workspace: Path, paths: Iterable[Parts]) -> Iterator[tuple[Parts, BinaryIO]]:
+    """Yield those of these files that are regular files now, each open while it is used. Raises OSError without a workspace."""
+    root_fd = os.open(workspace, DIR_FLAGS)
+    try:
+        for parts in paths:
+            try:
+                fd = open_regular(root_fd, parts)
+            except OSError:
+                continue  # removed or replaced
+            if fd is not None:
+                with os.fdopen(fd, "rb") as file:
+                    yield parts, file
+    finally:
+        os.close(root_fd)
 
 
 class RecorderJob(Strict):

@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -18,13 +19,10 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report import run_markdown as run_md_parts
-from autorl_hpc.report import run_page as run_html_parts
-from autorl_hpc.report.axes import limits_told
+from autorl_hpc.report.axes import axes_of, limits_told
 from autorl_hpc.report.charts import MAX_SERIES, Figure
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
-from autorl_hpc.report.run_page import RunPage
 from autorl_hpc.report.summary import (
     Board,
     CellSummary,
@@ -261,6 +259,10 @@ NUMBERS = {
 }
 
 
+PLAIN_CELL = re.compile(r"[\w .,;:%+\[\]\N{EN DASH}\N{MINUS SIGN}-]*")
+"""Text that is not escaped inside a cell of a Markdown table."""
+
+
 def index_html(merged: MergedReport, links: dict[int, str], figures: Figures | None = None) -> str:
     """Render the merged report as one page that loads nothing from elsewhere.
 
@@ -287,16 +289,17 @@ def versus_md(versus: Versus) -> str:
     return _template("md", "versus.md.j2").render(v=versus)
 
 
-def run_html(run: RunSummary, shown: RunPage | None = None) -> str:
+def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as a page. `shown`: its content, if already computed."""
-    found = run_html_parts.html_parts(shown or run_page.shown(run))
-    return _template("html", "run.html.j2").render(found)
+    from markupsafe import Markup
+
+    plots = [(name, Markup(drawing)) for name, drawing in run_chart.trajectories(run, axes_of(run))]
+    return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
 
 
-def run_md(run: RunSummary, shown: RunPage | None = None) -> str:
+def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as Markdown. `shown`: its content, if already computed."""
-    found = run_md_parts.markdown_parts(shown or run_page.shown(run))
-    return _template("md", "run.md.j2").render(found)
+    return _template("md", "run.md.j2").render(shown or run_page.shown(run))
 
 
 def outcome(run: RunSummary) -> str:
@@ -352,6 +355,7 @@ def _environment(kind: str) -> Environment:
     )
     for name, number in NUMBERS.items():
         environment.filters[name] = number if html else _plain(number)
+    environment.filters["cell"] = lambda text: Markup(text) if PLAIN_CELL.fullmatch(text) else text
     between = (fmt.between, fmt.signed_between)
     environment.globals.update(
         between=between[0] if html else _plain(between[0]),

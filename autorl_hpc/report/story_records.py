@@ -5,7 +5,6 @@ Nothing here enters a score. Scores and gains are points, times seconds of budge
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -49,12 +48,7 @@ class RouteTold(Strict):
 
     def short(self) -> RouteTold:
         """Return the route without evidence."""
-        return _plain_route(self.planned, self.executed)
-
-
-@lru_cache
-def _plain_route(planned: Route, executed: Route) -> RouteTold:
-    return RouteTold(planned=planned, executed=executed)
+        return RouteTold(planned=self.planned, executed=self.executed)
 
 
 class Change(Strict):
@@ -74,12 +68,7 @@ class Failure(Strict):
 
     def short(self) -> Failure:
         """Return the failure without evidence."""
-        return _plain_failure(self.kind)
-
-
-@lru_cache
-def _plain_failure(kind: FailureKind) -> Failure:
-    return Failure(kind=kind)
+        return Failure(kind=self.kind)
 
 
 class Iteration(Strict):

@@ -124,44 +124,20 @@ echo '{"model_path": "output/v2"}' > submissions/.tmp-x && mv submissions/.tmp-x
     assert files_at(run.code_git, revisions(run)[0].revision).keys() <= {"code/train.py"}, "not what the suite laid"
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "full disk", "by the agent"])
-def test_what_befalls_the_recorder_reaches_nobody(cluster: Cluster, how: str) -> None:
-    script = WAITS
-    if how != "stop":  # any other one closes, when a busy machine lets it, and is not killed for being late
-        patient(cluster, "end_s")
-    if how == "by the agent":
-        script = WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit')
-    run_id = one(cluster, script, budget={"wall_clock": "1h"})
+def test_an_agent_that_kills_the_recorder_is_scored_and_its_deed_recorded(cluster: Cluster) -> None:
+    patient(cluster, "end_s")
+    run_id = one(
+        cluster, WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit'), budget={"wall_clock": "1h"}
+    )
     run, supervisor = cluster.run_dir(run_id), cluster.supervisor(run_id)
     pid = recorder_pid(run)
     wait_for(lambda: revisions(run), what="the first revision")
-    if how == "kill":
-        os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: events(run, "recorder_crashed"), what="the crash in the record")
-    elif how == "stop":
-        os.kill(pid, signal.SIGSTOP)
-    elif how == "full disk":
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # every write to a file fails
-        (cluster.workspace(run_id) / "code" / "train.py").write_text("two")
-    begun = time.monotonic()
     (cluster.workspace(run_id) / "output" / ".go").write_text(str(pid))
     os.rename(cluster.workspace(run_id) / "output" / ".go", cluster.workspace(run_id) / "output" / "go")
     assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
-    took_s = time.monotonic() - begun
-    assert how != "stop" or took_s < RecorderProcess.answer_s + RecorderProcess.end_s + 120
     (submission,) = cluster.view(run_id).submissions.values()
-    assert submission.status == "accepted"
-    assert cluster.view(run_id).sealed is not None
-    assert not alive(pid)
-    crashes = events(run, "recorder_crashed")
-    if how == "stop":
-        assert submission.code_revision is None
-        assert (submission.intake_s or 0) < RecorderProcess.answer_s + 120
-        assert [c["hung"] for c in crashes] == [True]
-    elif how == "full disk":
-        assert submission.code_revision is None and crashes == []
-    else:
-        assert [c["exit_code"] for c in crashes] == [-9]
+    assert submission.status == "accepted" and cluster.view(run_id).sealed is not None and not alive(pid)
+    assert [crash["exit_code"] for crash in events(run, "recorder_crashed")] == [-9]
     for line in revisions(run):
         files_at(run.code_git, line.revision)
 
@@ -235,21 +211,17 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         made.end()
 
 
-def test_a_change_is_settled_within_two_seconds(bench: Bench) -> None:
+def test_a_change_is_settled_and_a_full_disk_costs_only_what_it_refuses(bench: Bench) -> None:
     bench.recording.start()
-    recorder_pid(bench.run)
-    wait_for(lambda: revisions(bench.run), what="the first revision")
-    delays = []
-    for number in range(4):
-        time.sleep(1.0 + 0.26 * number)  # at all phases of the looks
-        text = f"x = {number}\n".encode()
+    pid = recorder_pid(bench.run)
+    for text in (b"1", b"2"):
         (bench.code / "train.py").write_bytes(text)
-        begun = time.monotonic()
         wait_for(functools.partial(bench.holds, text), "the revision")
-        delays.append(time.monotonic() - begun)
-    print("settled after", sorted(round(delay, 2) for delay in delays))
-    assert sorted(delays)[len(delays) // 2] < 10.0  # within 2 s where nothing else runs
-    assert 100.0 < revisions(bench.run)[0].elapsed_s < revisions(bench.run)[-1].elapsed_s < bench.clock.elapsed_s
+    assert 100.0 < revisions(bench.run)[0].elapsed_s <= revisions(bench.run)[-1].elapsed_s < bench.clock.elapsed_s
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))  # every write to a file fails
+    (bench.code / "train.py").write_bytes(b"3")
+    assert bench.recording.ask(1)() is None and bench.held() == {"code/train.py": b"2"}
+    assert alive(pid) and events(bench.run, "recorder_crashed") == []
 
 
 def test_the_recorder_knows_no_secrets_and_steps_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,16 +234,21 @@ def test_the_recorder_knows_no_secrets_and_steps_back(bench: Bench, monkeypatch:
     assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 500
 
 
-def test_a_recorder_that_hangs_doesn_t_slow_down_many_submissions(bench: Bench) -> None:
+def test_a_recorder_that_hangs_slows_down_neither_submissions_nor_the_end(bench: Bench) -> None:
+    bench.recording.answer_s, bench.recording.patience_s = 0.2, 0.6
     bench.recording.start()
     pid = recorder_pid(bench.run)
     os.kill(pid, signal.SIGSTOP)
     begun = time.monotonic()
     for number in range(300):
         assert bench.recording.ask(number)() is None
-    assert time.monotonic() - begun < 10 * bench.recording.patience_s, "300 times the patience of one answer"
+    assert time.monotonic() - begun < 20, "300 times the patience of one answer is 60 s"
     os.kill(pid, signal.SIGCONT)
     wait_for(lambda: bench.recording.ask(999)() is not None, "an answer")
+    os.kill(pid, signal.SIGSTOP)
+    bench.recording.end_s = 0.5
+    bench.recording.end()
+    assert not alive(pid)
 
 
 def test_a_recorder_that_hangs_is_killed_and_started_again(bench: Bench) -> None:
@@ -312,21 +289,15 @@ def test_a_recorder_that_is_just_starting_is_not_ended_with_the_agent(
     assert events(bench.run, "recorder_crashed") == []
 
 
-def test_a_recorder_that_can_t_live_is_started_again_ever_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("executable", "why"), [("/bin/false", "exit_code"), ("/no/such/python", "error")])
+def test_a_recorder_that_can_t_live_is_started_again_ever_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, executable: str, why: str
+) -> None:
     bench.recording.pauses_s = (0.05, 0.1)
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", executable)
     bench.recording.start()
-    wait_for(lambda: len(events(bench.run, "recorder_crashed")) >= 3, what="three deaths")
-    assert [c["again_in_s"] for c in events(bench.run, "recorder_crashed")][:3] == [0.05, 0.1, 0.1]
-    assert bench.recording.ask(1)() is None
-
-
-def test_a_recorder_that_can_t_be_started_is_in_the_record(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.recording.pauses_s = (300.0,)
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    bench.recording.start()
-    (crash,) = wait_for(lambda: events(bench.run, "recorder_crashed"), what="the event")
-    assert "No such file" in crash["error"]
+    crashes = wait_for(lambda: events(bench.run, "recorder_crashed")[2:] and events(bench.run, "recorder_crashed"), "3")
+    assert [c["again_in_s"] for c in crashes][:3] == [0.05, 0.1, 0.1] and crashes[0][why]
     assert bench.recording.ask(1)() is None
 
 

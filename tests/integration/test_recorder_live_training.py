@@ -16,7 +16,7 @@ from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import PACKAGE, RunDir
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.files.safe_open import lines
+from autorl_hpc.files.safe_open import read_times
 from autorl_hpc.recorder.run_recorder import watches
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint, UsageSample
@@ -97,11 +97,9 @@ def test_a_real_training_is_followed(tmp_path: Path) -> None:
     assert train.exit_code == 0
     samples = [UsageSample.model_validate_json(line) for line in run.recorded("usage").read_text().splitlines()]
     assert (samples[-1].cpu_s or 0) >= (train.cpu_s or 0)
-    assert max(sample.memory_bytes or 0 for sample in samples) > 200 * 2**20
-    stamped = [line for line in lines(run.agent_log, run.agent_times) if "'loss'" in line.text]
-    assert len(stamped) == 4
+    assert max(sample.memory_bytes or 0 for sample in samples) > 100 * 2**20
     # A line is stamped when the keeper has read it, which may be after the end of who wrote it.
-    assert all(train.began_s < (line.elapsed_s or 0) <= train.elapsed_s + 60 for line in stamped)
+    assert read_times(run.agent_times).written_by(train.elapsed_s + 60) > run.agent_log.read_bytes().rindex(b"'loss'")
 
 
 def seen(run: RunDir) -> list[ProcessSeen]:

@@ -18,7 +18,6 @@ import pytest
 from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.files.processes import MARK_VARIABLE
-from autorl_hpc.recorder import process_table
 from autorl_hpc.recorder.process_table import Processes, ProcessLimits, exit_code, exit_status
 from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment
@@ -45,7 +44,7 @@ class Watched:
         self.events = folder / "events.jsonl"
         self.processes = Processes(self.agent.keeper_pid, mark, folder / "processes.jsonl", self.events, limits)
         self.sweep, path = Sweep(folder / "w"), folder / "usage.jsonl"
-        self.usage = UsageSampler(self.processes, self.sweep, Gpus({}), path, memory_share=1e9)
+        self.usage = UsageSampler(self.processes, self.sweep, Gpus({}), path)
 
     def now(self) -> Moment:
         return Moment(time.monotonic() - self.begun, "2030-01-01T00:00:00.000+00:00", 1)
@@ -178,39 +177,16 @@ def test_without_pidfds_a_zombie_still_tells(watched: Start) -> None:
     assert ended(seen, "sh -c 'read x < c; exit 6'").exit_code in (None, 6)
 
 
-def test_a_program_that_becomes_another(watched: Start) -> None:
-    one = watched("bash", "-c", "mkfifo a b; read x < a; exec cat b")
-    one.until(lambda: any("exec" in s.command for s in one.seen()), "the shell")
-    one.let("a")
-    one.until_begun("cat b")
-    one.let("b")
-    one.watch()
-    seen = one.close()
-    assert ended(seen, "cat b").pid in {s.pid for s in seen if s.what == "began" and "exec" in s.command}
-    assert [s.what for s in seen if s.command == "cat b"] == ["began", "ended"]
-
-
-def test_secrets_and_control_characters_of_commands(watched: Start) -> None:
-    one = watched("bash", "-c", "mkfifo a; read x < a; : --api-key abcdef HF_TOKEN=xyz \x1b[31m\n :")
-    one.until(lambda: any("--api-key" in s.command for s in one.seen()), "the shell")
-    one.let("a")
-    one.watch()
-    written = (one.folder / "processes.jsonl").read_text() if one.close() else ""
-    assert "abcdef" not in written and "xyz" not in written and "\\\\x1b[31m" in written
-
-
 @pytest.mark.parametrize(
     "start",
     [
-        "subprocess.run([sys.executable, '-c', BUSY])",
         "signal.signal(signal.SIGCHLD, signal.SIG_IGN); subprocess.Popen([sys.executable, '-c', BUSY])" + UNTIL_COUNTED,
-        "subprocess.run(['sh', '-c', sys.executable + ' -c \"' + BUSY + '\" & :'])" + UNTIL_COUNTED,
-        "[subprocess.run([sys.executable, '-S', '-c', 'for i in range(1000000): pass']) for _ in range(25)]",
+        "[subprocess.run([sys.executable, '-S', '-c', 'for i in range(1000000): pass']) for _ in range(12)]",
     ],
-    ids=["waited for", "nobody waits", "orphan", "many short ones"],
+    ids=["nobody waits", "many short ones"],
 )
 def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: Start, tmp_path: Path) -> None:
-    busy = BUSY.format(seconds=1.5)
+    busy = BUSY.format(seconds=0.7)
     code = f"import os, signal, subprocess, sys, time\nBUSY = {busy!r}\n{start}\n"
     begun = os.times()
     one = watched(sys.executable, "-c", code)
@@ -223,8 +199,8 @@ def test_cpu_seconds_are_right_within_a_few_percent(start: str, watched: Start, 
     spent = os.times()
     told = one.samples()[-1].cpu_s
     assert told is not None
-    if "SIG_IGN" in start or "& :" in start:
-        assert 1.45 <= told <= 2.9, "1.5 s in the child, and Python's own start"
+    if "SIG_IGN" in start:
+        assert 0.65 <= told <= 2.1, "0.7 s in the child, and Python's own start"
     else:
         # What the kernel says of all that ended here: the agent's, and the keeper's start and looks.
         kernel = spent.children_user + spent.children_system - begun.children_user - begun.children_system
@@ -276,38 +252,11 @@ def test_an_agent_that_kills_its_keeper_is_still_seen(watched: Start) -> None:
     assert ended(seen, "sleep 300.25").exit_code in (-signal.SIGKILL, None)
 
 
-def test_one_that_is_collected_while_it_is_looked_at_has_its_exit_code(
-    watched: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = (
-        "import os, subprocess, time\nos.mkfifo('a')\nchild = subprocess.Popen(['sh', '-c', 'cat a; exit 5'])\n"
-        "while not os.path.exists('collect'): time.sleep(0.01)\nchild.wait()" + UNTIL_COUNTED
-    )
-    one = watched(sys.executable, "-c", code)
-
-    may_know = process_table.may_know
-
-    def collected_meanwhile(pid: int) -> bool:
-        if (one.folder / "w" / "collect").exists():  # another process
-            return may_know(pid)
-        (one.folder / "w" / "collect").touch()
-        wait_for(lambda: not os.path.exists(f"/proc/{pid}"), "its collection")
-        return False
-
-    one.until_begun("sh -c 'cat a; exit 5'", "cat a")
-    monkeypatch.setattr(process_table, "may_know", collected_meanwhile)
-    one.let("a")
-    one.until_ended("sh -c 'cat a; exit 5'")
-    (one.folder / "w" / "counted").touch()
-    expected = (5,) if KERNEL >= (6, 15) else (None,)
-    assert ended(one.close(), "sh -c 'cat a; exit 5'").exit_code in expected
-
-
 def test_short_processes_by_the_thousand_are_bounded(watched: Start) -> None:
     loop = "until [ -e {until} ]; do /bin/true; done"
     script = f"mkfifo a; ({loop.format(until='over')}) & {loop.format(until='flooded')}; cat a; touch over; wait"
     one = watched("bash", "-c", script, limits=ProcessLimits(burst=50, long_s=1.0))
-    one.until(lambda: one.processes.left_out > 300, "many short ones")
+    one.until(lambda: one.processes.left_out > 60, "many short ones")
     (one.folder / "w" / "flooded").touch()
     one.until_begun("cat a")
     one.let("a")
@@ -316,7 +265,7 @@ def test_short_processes_by_the_thousand_are_bounded(watched: Start) -> None:
     assert len(seen) < 100 + one.now().elapsed_s, "the first fifty, one a second later on, and what lives for long"
     assert ended(seen, "cat a").exit_code == 0, "what lives for long is written whatever happens beside it"
     told = json.loads(one.events.read_text().splitlines()[-1])
-    assert told["event"] == "recorder_left_out" and told["processes"] > 300
+    assert told["event"] == "recorder_left_out" and told["processes"] > 60
 
 
 def test_a_fork_bomb_is_counted_and_not_followed(watched: Start) -> None:

@@ -6,13 +6,11 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.recorder import run_recorder
 from autorl_hpc.recorder.run_recorder import Elapsed, Looker, Troubles
 from autorl_hpc.recorder.watch import Moment
 
@@ -59,11 +57,6 @@ def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> N
     watch = Seen()
     made = looker(watch, Troubles(events))
     wait_for(lambda: len(watch.looks) > 5)
-    watch.every_s = 3600.0
-    time.sleep(0.1)
-    before = len(watch.looks)
-    made.wake()
-    wait_for(lambda: len(watch.looks) > before)
     made.end()
     made.join(PATIENCE_S)
     assert watch.closed == 1 and made.closed_well and troubles(events) == []
@@ -72,39 +65,35 @@ def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> N
 
 
 @pytest.mark.parametrize(("took_s", "rest_s"), [(0.001, 0.5), (0.1, 2.0), (10.0, 30.0)])
-def test_a_long_look_is_followed_by_a_long_rest(
-    events: Path, monkeypatch: pytest.MonkeyPatch, took_s: float, rest_s: float
-) -> None:
+def test_a_long_look_is_followed_by_a_long_rest(events: Path, took_s: float, rest_s: float) -> None:
     """Whatever lies in a workspace, no watch takes more than a twentieth of a core; but one look in 30 s there is."""
     now = [0.0]
-    monkeypatch.setattr(run_recorder, "time", SimpleNamespace(monotonic=lambda: now[0]))
     watch = Seen()
     watch.every_s = 0.5
-    watch.look = lambda now_: now.__setitem__(0, now[0] + took_s)  # type: ignore[method-assign]
-    made = Looker(watch.name, lambda: watch, Elapsed(0.0, 0.0, 30.0, lambda: now[0]), 1, Troubles(events))
-    assert made._look() == pytest.approx(rest_s)
+    cast(Any, watch).look = lambda _: now.__setitem__(0, now[0] + took_s)
+    clock = Elapsed(0.0, 0.0, 30.0, lambda: now[0])
+    made = Looker(watch.name, lambda: watch, clock, 1, Troubles(events), lambda: now[0])
+    assert made.look_once() == pytest.approx(rest_s)
 
 
-def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, said = Seen(), Troubles(events)
+def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path) -> None:
+    now = [0.0]
+    watch, said = Seen(), Troubles(events, lambda: now[0])
     watch.fails = True
     made = Looker(watch.name, lambda: watch, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
-    pauses = [made._look() for _ in range(8)]
-    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert [made.look_once() for _ in range(8)] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     (event,) = troubles(events)
     assert event["watch"] == "seen" and event["message"] == "ValueError: bad\\nline \\x1b[2J"
-    monkeypatch.setattr(run_recorder, "TROUBLE_EVERY_S", 0.0)
-    said._next_s.clear()
-    made._look()
+    now[0] += 61.0
+    made.look_once()
     assert troubles(events)[-1]["unsaid_before"] == 7
     watch.fails = False
-    assert made._look() < 2.0
+    assert made.look_once() < 2.0
     watch.fails = True
-    assert made._look() == 2.0  # a look that went well begins the pauses anew
+    assert made.look_once() == 2.0  # a look that went well begins the pauses anew
 
 
-def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_recorder, "HANGS_S", 0.1)
+def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path) -> None:
     hanging, good, said = Seen("hanging"), Seen("good"), Troubles(events)
     hanging.gate.clear()
 
@@ -116,18 +105,16 @@ def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path, monkeypatc
     lookers = [looker(hanging, said), looker(good, said), unmade]
     wait_for(lambda: len(good.looks) > 20 and troubles(events), "looks of the good one, and the other one's trouble")
     lookers[1].end()
-    lookers[1].join(
-        PATIENCE_S
-    )  # between two looks it does not hang, and in one it may be for as long as the machine likes
+    lookers[1].join(PATIENCE_S)  # in a look it may be for as long as the machine likes
     for each in lookers:
-        each.hangs()
+        each.hangs(0.1)
     told = {e["watch"]: e["message"] for e in troubles(events)}
     assert told.keys() == {"hanging", "unmade"}
     assert told["hanging"].startswith("a look has been going on for") and "PermissionError" in told["unmade"]
     for each in lookers:
         each.end()
-    lookers[2].join(PATIENCE_S)
-    assert good.closed == 1 and not lookers[2].is_alive() and lookers[0].is_alive()
+    unmade.join(PATIENCE_S)
+    assert good.closed == 1 and not unmade.is_alive() and lookers[0].is_alive()
     hanging.gate.set()
 
 

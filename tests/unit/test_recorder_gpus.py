@@ -23,25 +23,26 @@ DEVICES = [
 
 
 @pytest.mark.parametrize(
-    ("environment", "names"),
+    ("visible", "of_job", "names"),
     [
-        ({}, ["GPU-5e1a", "GPU-5e1b", "GPU-7777"]),
-        ({"CUDA_VISIBLE_DEVICES": "0,2"}, ["GPU-5e1a", "GPU-7777"]),
-        ({"CUDA_VISIBLE_DEVICES": "2, 0"}, ["GPU-7777", "GPU-5e1a"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-5e1b"}, ["GPU-5e1b"]),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-5e1"}, []),
-        ({"CUDA_VISIBLE_DEVICES": "MIG-22220000-aa,MIG-1111"}, ["MIG-2222", "MIG-1111"]),
-        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, ["GPU-5e1b"]),
-        ({"CUDA_VISIBLE_DEVICES": "1,7,0"}, ["GPU-5e1b"]),
-        ({"CUDA_VISIBLE_DEVICES": ""}, []),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),
-        ({"SLURM_JOB_GPUS": "1"}, ["GPU-5e1b"]),
-        ({"SLURM_JOB_GPUS": "4,5,6"}, ["GPU-5e1a", "GPU-5e1b", "GPU-7777"]),
-        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "2"}, ["GPU-5e1a"]),
+        (None, None, ["GPU-5e1a", "GPU-5e1b", "GPU-7777"]),
+        ("0,2", None, ["GPU-5e1a", "GPU-7777"]),
+        ("2, 0", None, ["GPU-7777", "GPU-5e1a"]),
+        ("GPU-5e1b", None, ["GPU-5e1b"]),
+        ("GPU-5e1", None, []),
+        ("MIG-22220000-aa,MIG-1111", None, ["MIG-2222", "MIG-1111"]),
+        ("1,-1,0", None, ["GPU-5e1b"]),
+        ("1,7,0", None, ["GPU-5e1b"]),
+        ("", None, []),
+        (None, "1", ["GPU-5e1b"]),
+        (None, "4,5,6", ["GPU-5e1a", "GPU-5e1b", "GPU-7777"]),
+        ("0", "2", ["GPU-5e1a"]),
     ],
 )
-def test_which_gpus_are_the_agents(environment: dict[str, str], names: list[str]) -> None:
-    assert [device.uuid[:8] for device in chosen(DEVICES, environment)] == names
+def test_which_gpus_are_the_agents(visible: str | None, of_job: str | None, names: list[str]) -> None:
+    given = {"CUDA_VISIBLE_DEVICES": visible, "SLURM_JOB_GPUS": of_job}
+    found = chosen(DEVICES, {name: value for name, value in given.items() if value is not None})
+    assert [device.uuid[:8] for device in found] == names
 
 
 class FakeError(Exception):
@@ -104,14 +105,6 @@ def fails(value: int) -> Callable[..., Any]:
         raise FakeError(value)
 
     return failing
-
-
-def test_figures_in_the_records_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured(monkeypatch, library())
-    sample = sample_of(found)
-    assert (sample.used_share, sample.memory_bytes, sample.memory_total_bytes, sample.power_w) == (0.4, 5, 10, 250.5)
-    assert sample_of(found).used_share is None, "nothing new is not zero"
-    found.close(NOW)
 
 
 def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.trainings import Trainings, is_log, number_of, steps_in
+from autorl_hpc.recorder.trainings import Trainings, is_log, steps_in
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
@@ -80,14 +80,6 @@ def test_printed_steps_are_read(name: str, world: World) -> None:
     assert summary.loss is None and summary.more["train_loss"] > -1 and summary.more["train_runtime"] > 0
 
 
-def test_the_figures_are_those_that_were_printed(world: World) -> None:
-    shutil.copy(LOGS / "grpo-tqdm.log", world.log)
-    second = world.close()[1]
-    told = (second.loss, second.reward, second.kl, second.learning_rate, second.grad_norm, second.epoch)
-    assert told == (2.351e-07, 1.0, 5.879e-06, 6.667e-07, 0.002119, 0.125)
-    assert second.more["completions/mean_length"] == 8 and second.more["frac_reward_zero_std"] == 1
-
-
 @pytest.mark.parametrize("name", [name for name in TRAINERS if "tqdm" not in name])
 def test_a_checkpoint_tells_the_same_steps_exactly_and_by_number(name: str, world: World) -> None:
     state = world.put("output/run/checkpoint-3/trainer_state.json", (LOGS / f"{name}.trainer_state.json").read_bytes())
@@ -140,14 +132,6 @@ def test_a_growing_log_is_followed_across_half_lines_and_attempts(world: World, 
     assert len(World(tmp_path).close()) == 2, "the next attempt writes nothing again"
 
 
-def test_what_came_after_the_last_walk_is_found_at_the_end(world: World) -> None:
-    world.look()
-    world.put("out/checkpoint-3/trainer_state.json", (LOGS / "dpo.trainer_state.json").read_bytes())
-    world.put("late.log", "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}")
-    world.watch.close(NOW)
-    assert len(world.points()) == 4
-
-
 def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     line = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': %s}\n"
     log = world.put("train.log", line % 1 + line % 2)
@@ -160,23 +144,6 @@ def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     log.write_text(line % 4)
     world.look()
     assert [point.epoch for point in world.close()] == [1, 2, 3, 4]
-
-
-def test_what_an_agent_showed_of_a_log_counts_once(world: World) -> None:
-    printed = "{'loss': '0.5', 'grad_norm': '1.5', 'learning_rate': '1e-05', 'epoch': '0.1'}"
-    trace = [{"type": "tool_result", "content": f"$ tail train.log\n{printed}\n"}, {"step": 4, "loss": 2.5}]
-    world.log.write_text("".join(json.dumps(entry) + "\n" for entry in [trace[0], *trace]))
-    world.put("train.log", printed + "\n")
-    world.put("metrics.jsonl", json.dumps(trace[1]) + "\n")
-    world.put("steps.jsonl", "".join(json.dumps({"step": n, "loss": 0.5}) + "\n" for n in range(3)))
-    told = {(point.step, point.loss) for point in world.close()}
-    assert told == {(None, 0.5), (4, 2.5), (0, 0.5), (1, 0.5), (2, 0.5)}
-
-
-def test_a_collapse_is_told_by_name(world: World) -> None:
-    world.log.write_text("{'loss': 'nan', 'grad_norm': inf, 'learning_rate': '1e-05', 'epoch': '0.1'}\n")
-    (point,) = world.close()
-    assert point.loss is None and set(point.not_finite) == {"loss", "grad_norm"} and point.trainer == "Trainer"
 
 
 @pytest.mark.parametrize("colours", [True, False])
@@ -213,25 +180,6 @@ def test_a_brace_that_never_closes_holds_nothing_up(world: World) -> None:
     assert len(world.close()) == 2
 
 
-PPO = (
-    "{'objective/kl': 0.1, 'objective/scores': 1.5, 'policy/approxkl_avg': 0.01, 'loss/policy_avg': -0.02, "
-    "'loss/value_avg': 0.3, 'lr': 1e-6, 'episode': 8, 'epoch': 0.5}\n"
-)
-
-
-def test_ppo_is_known_by_its_losses(world: World) -> None:
-    world.log.write_text(PPO + "{'policy_loss': 0.1, 'value_loss': 0.2, 'global_step': 3, 'train_reward': 1}\n")
-    first, second = world.close()
-    assert (first.trainer, first.reward, first.kl, first.loss, first.learning_rate) == (
-        "PPOTrainer",
-        1.5,
-        0.1,
-        -0.02,
-        1e-6,
-    )
-    assert (second.trainer, second.step, second.reward) == ("PPOTrainer", 3, 1)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -255,25 +203,6 @@ def test_what_no_trainer_logs_is_nothing_and_costs_little(text: str) -> None:
     begun = time.process_time()
     assert list(steps_in(text)) == []
     assert time.process_time() - begun < 2.0
-
-
-@pytest.mark.parametrize(
-    ("value", "number"),
-    [
-        ("0.5", 0.5),
-        ("-1e-05", -1e-05),
-        (".5", 0.5),
-        (3, 3.0),
-        (True, None),
-        ("1_0", None),
-        ("٣", None),
-        (None, None),
-        ([1], None),
-    ],
-)
-def test_numbers_are_those_of_logs(value: object, number: float | None) -> None:
-    assert number_of(value) == number
-    assert number_of(10**400) == float("inf")
 
 
 def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:

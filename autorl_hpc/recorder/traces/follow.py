@@ -17,15 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
-from autorl_hpc.files.safe_open import DIR_FLAGS, open_plain, open_regular
+from autorl_hpc.files.safe_open import open_plain
 from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands
 from autorl_hpc.recorder.traces.parse import Event, Table, name, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
-from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceEvent
 
@@ -364,22 +364,10 @@ class Traces:
             os.close(fd)
 
     def _read_documents(self, now: Moment) -> None:
-        if not self._documents:
-            return
-        root_fd = os.open(self._sweep.workspace, DIR_FLAGS)
-        try:
-            for parts in list(self._documents):
-                try:
-                    fd = open_regular(root_fd, parts)
-                except OSError:
-                    continue  # removed or replaced
-                if fd is not None:
-                    with os.fdopen(fd, "rb") as file:
-                        self._read_document(now, file, printable(masked("/".join(parts)))[:300])
-        finally:
-            os.close(root_fd)
+        for parts, file in open_files(self._sweep.workspace, list(self._documents)) if self._documents else ():
+            self._read_document(now, file, printable(masked("/".join(parts)))[:300])
 
-    def _read_document(self, now: Moment, file: Any, source: str) -> None:
+    def _read_document(self, now: Moment, file: BinaryIO, source: str) -> None:
         status = os.fstat(file.fileno())
         followed = self._states.setdefault(source, DocumentState())
         state = (status.st_ino, status.st_size, status.st_mtime_ns)

@@ -12,10 +12,7 @@ from autorl_hpc.recorder.traces import parse
 from autorl_hpc.recorder.traces.parse import MAX_USD, Event, Table
 
 FORMAT = "openhands"
-_RUN = (
-    *("run", "run_ipython", "write", "edit", "read"),
-    *("browse", "browse_interactive", "call_tool_mcp", "mcp"),
-)
+_RUN = (*("run", "run_ipython", "write", "edit", "read"), *("browse", "browse_interactive", "call_tool_mcp", "mcp"))
 _RESULT = (*_RUN, "error", "user_rejected")
 
 

@@ -101,18 +101,6 @@ class TraceTotals:
         return self.points[at - 1] if at else (0.0, 0, 0.0)
 
 
-def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
-    """Return the totals of a run's events, given in the order in which they were recorded.
-
-    Args:
-        ended_s: budget used when the agent ended; a call without an answer counts until then.
-    """
-    adding = _Adding()
-    for event in events:
-        adding.add(event)
-    return adding.totals(ended_s)
-
-
 @dataclass
 class _Figure:
     """One figure of one session: the sum of earlier counts, the current count's last total, and the calls since then."""
@@ -232,61 +220,52 @@ class _Session:
         return figures["tokens_in"].value + figures["tokens_out"].value, figures["cost_usd"].value
 
 
-class _Adding:
-    def __init__(self) -> None:
-        self.sessions: dict[tuple[str, str], _Session] = {}
-        self.present: dict[tuple[str, str], str] = {}
-        self.points: list[tuple[float, int, float]] = []
-        self.tokens = self.cost = 0.0
-        self.skipped = 0
-        self.begun = 0
+def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
+    """Return the totals of a run's events, given in the order in which they were recorded.
 
-    def add(self, event: TraceEvent) -> None:
+    Args:
+        ended_s: budget used when the agent ended; a call without an answer counts until then.
+    """
+    by_name: dict[tuple[str, str], _Session] = {}
+    present: dict[tuple[str, str], str] = {}  # by format and source, the session that began last
+    points: list[tuple[float, int, float]] = []
+    tokens = cost = 0.0
+    skipped = begun = 0
+    for event in events:
         if event.kind == "position":
-            self.skipped += event.skipped
-            return
-        session = self._session(event)
-        before = session.spent() if event.kind == "usage" else (0.0, 0.0)
-        session.add(event)
-        if event.kind == "usage" and (after := session.spent()) != before:
-            self.tokens += after[0] - before[0]
-            self.cost += after[1] - before[1]
-            at = max(event.elapsed_s, self.points[-1][0]) if self.points else event.elapsed_s
-            self.points.append((at, int(self.tokens), self.cost))
-
-    def _session(self, event: TraceEvent) -> _Session:
-        """Return the session that the event names, or else the one that began last in its source."""
+            skipped += event.skipped
+            continue
         place = event.format, event.source
         if event.kind == "session":
-            self.begun += 1
-            self.present[place] = event.session or f"#{self.begun}"
-        name = event.session or self.present.get(place) or f"in {event.source}"
-        key = (event.format, name)
-        if key not in self.sessions:
-            self.sessions[key] = _Session(event.format, event.attempt)
-        return self.sessions[key]
-
-    def totals(self, ended_s: float | None) -> TraceTotals:
-        sessions = list(self.sessions.values())
-        if not sessions:
-            return TraceTotals(skipped=self.skipped)
-        for each in sessions:
-            each.close(each.last_s if ended_s is None else max(ended_s, each.last_s))
-        told = {name: [s.figures[name].value for s in sessions if s.figures[name].known] for name in FIGURES}
-        whole = {name: sum(int(value) for value in values) if values else None for name, values in told.items()}
-        tools = [each.tools_told for each in sessions]
-        return TraceTotals(
-            sessions=len(sessions),
-            tokens_in=whole["tokens_in"],
-            tokens_out=whole["tokens_out"],
-            tokens_cached=whole["tokens_cached"],
-            cost_usd=sum(told["cost_usd"]) or None,  # programs report 0 if they don't know a price
-            driver_calls=whole["calls"],
-            tool_calls=sum(max(len(s.calls), int(t["calls"].value)) for s, t in zip(sessions, tools, strict=True)),
-            tool_failures=sum(
-                max(len(s.failed), int(t["failures"].value)) for s, t in zip(sessions, tools, strict=True)
-            ),
-            points=tuple(self.points),
-            driver_spans=joined(span for s in sessions for span in without(joined(s.drives), joined(s.tools))),
-            skipped=self.skipped,
-        )
+            begun += 1
+            present[place] = event.session or f"#{begun}"
+        key = event.format, event.session or present.get(place) or f"in {event.source}"
+        if key not in by_name:
+            by_name[key] = _Session(event.format, event.attempt)
+        session = by_name[key]
+        before = session.spent()
+        session.add(event)
+        if (after := session.spent()) != before:
+            tokens += after[0] - before[0]
+            cost += after[1] - before[1]
+            points.append((max(event.elapsed_s, points[-1][0] if points else 0.0), int(tokens), cost))
+    sessions = list(by_name.values())
+    if not sessions:
+        return TraceTotals(skipped=skipped)
+    for each in sessions:
+        each.close(each.last_s if ended_s is None else max(ended_s, each.last_s))
+    told = {name: [s.figures[name].value for s in sessions if s.figures[name].known] for name in FIGURES}
+    whole = {name: sum(map(int, values)) if values else None for name, values in told.items()}
+    return TraceTotals(
+        sessions=len(sessions),
+        tokens_in=whole["tokens_in"],
+        tokens_out=whole["tokens_out"],
+        tokens_cached=whole["tokens_cached"],
+        cost_usd=sum(told["cost_usd"]) or None,  # programs report 0 if they don't know a price
+        driver_calls=whole["calls"],
+        tool_calls=sum(max(len(s.calls), int(s.tools_told["calls"].value)) for s in sessions),
+        tool_failures=sum(max(len(s.failed), int(s.tools_told["failures"].value)) for s in sessions),
+        points=tuple(points),
+        driver_spans=joined(span for s in sessions for span in without(joined(s.drives), joined(s.tools))),
+        skipped=skipped,
+    )

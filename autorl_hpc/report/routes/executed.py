@@ -36,10 +36,7 @@ NO_EFFECT_POINTS = 2
 
 _FIGURES: tuple[tuple[Route, str], ...] = (
     (Route.PREFERENCE, "log_odds_ratio log_odds_chosen"),  # ORPO
-    (
-        Route.PPO,
-        "critic/vf_loss value_loss vf_loss loss/value val/ratio ppo/loss/value critic_loss loss/value_avg",
-    ),
+    (Route.PPO, "critic/vf_loss value_loss vf_loss loss/value val/ratio ppo/loss/value critic_loss loss/value_avg"),
     (Route.DPO, "rewards/chosen rewards/margins logps/chosen"),
     (Route.GRPO, "frac_reward_zero_std reward_std clip_ratio/region_mean completions/mean_length"),
     (Route.RL, "objective/rlhf_reward actor/pg_loss policy_loss critic/score/mean objective/scores"),

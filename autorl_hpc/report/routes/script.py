@@ -31,18 +31,21 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Look:
-    """One parsed file; `tree` is None if it was not read."""
+    """One parsed file; `tree` is None if it was not read.
+
+    Attributes:
+        imports: full names by the names in this file; a star import by its module.
+        functions: by name; what a class runs when it is called, by the class's name.
+        constants: module-level names that are bound exactly once in the file.
+    """
 
     path: str
     text: str
     tree: ast.Module | None = None
     imports: dict[str, str] = field(default_factory=dict)
-    """Full names by the names in this file; a star import by its module."""
     functions: list[tuple[str, Function]] = field(default_factory=list)
-    """Functions by name; what a class runs when it is called, by the class's name."""
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     constants: dict[str, ast.expr] = field(default_factory=dict)
-    """Module-level names that are bound exactly once in the file."""
 
     def literal(self, expr: ast.AST | None) -> Any:
         """Return the value of a constant, given literally or by name; None if it is not constant."""
@@ -53,6 +56,10 @@ class Look:
         """Return the full name of `a.b.c` according to the file's imports; empty if it is not a plain name."""
         first, *rest = _dotted(expr).split(".")
         return ".".join([self.imports.get(first, first), *rest])
+
+    def words(self) -> Iterator[ast.AST]:
+        """Yield all nodes of the file."""
+        return ast.walk(self.tree) if self.tree is not None else iter(())
 
 
 def _dotted(expr: ast.AST) -> str:
@@ -73,14 +80,13 @@ def look_at(path: str, text: str) -> Look:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return found
     bound: Counter[str] = Counter()
-    for node in ast.walk(found.tree or ast.Module([], [])):
+    for node in found.words():
         if isinstance(node, ast.Import):
             found.imports |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            found.imports |= {
-                a.asname or a.name.replace("*", module): f"{module}.{a.name}".lstrip(".") for a in node.names
-            }
+            names = {a.asname or a.name.replace("*", module): f"{module}.{a.name}".lstrip(".") for a in node.names}
+            found.imports |= names
         elif isinstance(node, Function):
             found.functions.append((node.name, node))
         elif isinstance(node, ast.ClassDef):
@@ -95,15 +101,18 @@ def look_at(path: str, text: str) -> Look:
 
 
 class CodePlace(NamedTuple):
-    """A statement or expression that may run, with the file and function in which its names are resolved."""
+    """A statement or expression that may run, with the file and function in which its names are resolved.
+
+    Attributes:
+        sure: no open condition is around it.
+        tests: the conditions around it.
+    """
 
     node: Any
     look: Look
     function: str
     sure: bool = True
-    """Whether no open condition is around it."""
     tests: tuple[ast.expr, ...] = ()
-    """The conditions around it."""
 
     def part(self, node: ast.AST) -> CodePlace:
         """Return a part of this place."""
@@ -111,27 +120,30 @@ class CodePlace(NamedTuple):
 
 
 class Script:
-    """The live statements of a script and everything that it imports."""
+    """The live statements of a script and everything that it imports.
+
+    Attributes:
+        given: options of the command line.
+        named: names and attributes that are used, called or not.
+        options: defaults of `add_argument`.
+    """
 
     def __init__(self, path: str, looks: Mapping[str, Look], args: Sequence[str] = (), sure: bool = True) -> None:
-        self.path, self.looks, self.args, self.sure, self.given = path, looks, args, sure, options(args)
+        self.path, self.looks, self.sure, self.given = path, looks, sure, options(args)
         self.reached: dict[str, Look] = {}
         self.statements: list[CodePlace] = []
         self.calls: list[CodePlace] = []
         self.named: list[CodePlace] = []
-        """Names and attributes that are used, called or not."""
         self.options: dict[str, CodePlace] = {}
-        """Defaults of `add_argument`."""
         self._bound: dict[tuple[str, str, str], list[CodePlace]] = defaultdict(list)
         self._defined: dict[str, list[tuple[Look, Function]]] = defaultdict(list)
-        self._wanted: dict[str, bool] = {}
-        """Names that live code uses, and whether one is surely called."""
+        self._wanted: dict[str, bool] = {}  # names that live code uses, and whether one is surely called
         self._entered: set[int] = set()
         self._enter(looks[path])
         while found := self._next():
-            look, function, sure = found
+            is_sure, look, function = found
             self._entered.add(id(function))
-            self._live(look, function, sure)
+            self._live(look, function, is_sure)
 
     def called(self, *names: str) -> list[CodePlace]:
         """Return the calls of functions and methods of these names."""
@@ -146,20 +158,19 @@ class Script:
                 self._defined[name].append((look, function))
             self._live(look, look.tree, self.sure)
 
-    def _next(self) -> tuple[Look, Function, bool] | None:
+    def _next(self) -> tuple[bool, Look, Function] | None:
         """Return a function to visit next; those that are surely called come first."""
-        for wanted in (True, False):
-            for name, sure in reversed(self._wanted.items()):
-                known = self._defined.get(name, ()) if sure is wanted else ()
-                # Of functions of one name, only one is meant; of a class, all its ways to be called are.
-                alone = len(known) < 2 or name in known[0][0].classes
-                for look, function in known:
-                    if id(function) not in self._entered and (alone or not wanted):
-                        return look, function, sure and alone
-                if wanted and not alone and any(id(function) not in self._entered for _, function in known):
-                    self._wanted[name] = False
-                    return self._next()
-        return None
+        later = None
+        for name, sure in reversed(self._wanted.items()):
+            known = self._defined.get(name, ())
+            # Of functions of one name, only one is meant; of a class, all its ways to be called are.
+            is_sure = sure and (len(known) < 2 or name in known[0][0].classes)
+            for look, function in known if is_sure or later is None else ():
+                if id(function) not in self._entered:
+                    if is_sure:
+                        return True, look, function
+                    later = later or (False, look, function)
+        return later
 
     def _live(self, look: Look, owner: Any, sure: bool) -> None:
         """Visit the statements of a module or function that are not certainly skipped."""
@@ -172,19 +183,16 @@ class Script:
                     continue
                 self._statement(CodePlace(node, look, getattr(owner, "name", ""), sure, tests))
                 ends = isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) or _leaves(node)
-                arms = [(getattr(node, name, []), sure) for name in ("body", "orelse", "finalbody")]
-                arms += [(arm.body, False) for name in ("handlers", "cases") for arm in getattr(node, name, ())]
-                within = tests
                 if isinstance(node, ast.If | ast.While):
-                    within = (*tests[-8:], node.test)
-                    known = self._decided(node.test, look)
+                    known, within = self._decided(node.test, look), (*tests[-8:], node.test)
                     guards = known is not None or isinstance(node, ast.While) or bool(_GUARD.search(said(node.test)))
-                    arms = [(node.body, sure and guards)] if known is not False else []
-                    arms += [(node.orelse, sure and guards)] if known is not True else []
-                    returns = known is not False and isinstance(node, ast.If) and isinstance(node.body[-1], ast.Return)
-                    ends = returns and known is True
-                    sure = sure and (guards or not returns)
-                inner += [(arm, is_sure, within) for arm, is_sure in arms]
+                    arms = ((node.body, False), (node.orelse, True))
+                    inner += [(arm, sure and guards, within) for arm, dead in arms if known is not dead]
+                    if isinstance(node, ast.If) and known is not False and isinstance(node.body[-1], ast.Return):
+                        ends, sure = known is True, sure and guards
+                else:
+                    inner += [(getattr(node, name, []), sure, tests) for name in ("body", "orelse", "finalbody")]
+                    inner += [(a.body, False, tests) for name in ("handlers", "cases") for a in getattr(node, name, ())]
                 if ends:
                     break
             waiting += inner[::-1]
@@ -203,8 +211,13 @@ class Script:
         look = each.look
         self.statements.append(each)
         if isinstance(each.node, ast.Import | ast.ImportFrom):
-            for module in self._modules(each.node):
-                self._enter(module)
+            names = [alias.name for alias in each.node.names]
+            module = getattr(each.node, "module", "") or ""
+            if isinstance(each.node, ast.ImportFrom):
+                names = [module, *(f"{module}.{name}".lstrip(".") for name in names)]
+            ends = [f"/{name.replace('.', '/')}{end}" for name in names if name for end in (".py", "/__init__.py")]
+            for read in [read for end in ends for path, read in self.looks.items() if f"/{path}".endswith(end)]:
+                self._enter(read)
         for name, value in _bindings(each.node):
             self._bound[look.path, each.function, name].append(each.part(value))
             self._bound[look.path, "self", name].append(each.part(value))
@@ -213,28 +226,15 @@ class Script:
             if isinstance(part, ast.Call):
                 callees.add(id(part.func))
                 self.calls.append(each.part(part))
-                if last_name(part.func) == "add_argument":
-                    self._option(part, each)
+                given = {k.arg: k.value for k in part.keywords}
+                if last_name(part.func) == "add_argument" and "default" in given:
+                    texts = [a.value for a in part.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+                    option = look.literal(given.get("dest")) or "".join(texts[-1:]).lstrip("-").replace("-", "_")
+                    self.options[str(option)] = each.part(given["default"])
             elif isinstance(part, ast.Name | ast.Attribute):
                 self.named.append(each.part(part))
                 name = last_name(part)
                 self._wanted[name] = (each.sure and id(part) in callees) or self._wanted.get(name, False)
-
-    def _option(self, call: ast.Call, each: CodePlace) -> None:
-        names = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
-        given = {k.arg: k.value for k in call.keywords}
-        name = each.look.literal(given.get("dest")) or "".join(names[-1:]).lstrip("-").replace("-", "_")
-        if "default" in given:
-            self.options[str(name)] = each.part(given["default"])
-
-    def _modules(self, node: ast.Import | ast.ImportFrom) -> Iterator[Look]:
-        """Yield the files of this code that an import may read."""
-        names = [alias.name for alias in node.names]
-        module = getattr(node, "module", "") or ""
-        if isinstance(node, ast.ImportFrom):
-            names = [module, *(f"{module}.{name}".lstrip(".") for name in names)]
-        ends = [f"/{name.replace('.', '/')}{end}" for name in names if name for end in (".py", "/__init__.py")]
-        yield from (look for end in ends for path, look in self.looks.items() if f"/{path}".endswith(end))
 
     # --- data flow
 
@@ -259,10 +259,9 @@ class Script:
                 elif isinstance(part, ast.comprehension):
                     tests += part.ifs
                 elif isinstance(part, ast.Call):
-                    is_known = (
-                        wide or isinstance(part.func, ast.Name) or place.look.name_of(part.func) != _dotted(part.func)
-                    )
-                    known = [k for k in self._defined.get(last_name(part.func), ()) if is_known or k[0] is place.look]
+                    name, look = place.look.name_of(part.func), place.look
+                    is_known = wide or isinstance(part.func, ast.Name) or name != _dotted(part.func)
+                    known = [k for k in self._defined.get(last_name(part.func), ()) if is_known or k[0] is look]
                     waiting += [CodePlace(node, look, node.name) for look, node in known[:4]]
                 elif isinstance(part, ast.Name | ast.Attribute):
                     origins = self.origins(place.part(part))
@@ -307,17 +306,17 @@ def _bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(node, ast.With | ast.AsyncWith):
         pairs = [(item.optional_vars, item.context_expr) for item in node.items]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        call, func = node.value, node.value.func
+        func, given = node.value.func, node.value.args
         if isinstance(func, ast.Attribute) and func.attr in ("append", "extend", "add", "update"):
-            pairs = [(func.value, each) for each in call.args]
+            pairs = [(func.value, each) for each in given]
     for target, value in pairs:
         is_zip = isinstance(value, ast.Call) and last_name(value.func) == "zip"
         parts: list[ast.expr] = getattr(value, "args" if is_zip else "elts", [])
         if isinstance(target, ast.Tuple) and len(target.elts) == len(parts):
             pairs += zip(target.elts, parts, strict=True)
-            continue
-        names = [last_name(part) for part in ast.walk(target)] if target is not None else []
-        yield from ((name, value) for name in names if name not in ("", "self") and value is not None)
+        elif target is not None and value is not None:
+            names = map(last_name, ast.walk(target))
+            yield from ((name, value) for name in names if name not in ("", "self"))
 
 
 def _own_parts(node: ast.AST) -> Iterator[ast.AST]:

@@ -1,11 +1,11 @@
-"""The inputs of a run's story, read once (`RunContext`): code states and their diffs, jobs, nodes, versions, waits, failures."""
+"""The inputs of a run's story, read once (`RunContext`), among them the states of the code and their diffs (`Code`)."""
 
 from __future__ import annotations
 
 import datetime as dt
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -16,17 +16,17 @@ from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import DriverTotals, read_totals
 from autorl_hpc.recorder.code import BY_HASH, LINK, GitDamage, Repository
-from autorl_hpc.recorder.traces.totals import Span, TraceTotals, add_up
-from autorl_hpc.records.entries import Contamination, Submission, Writer
+from autorl_hpc.recorder.traces.totals import TraceTotals, add_up
+from autorl_hpc.records.entries import Submission, Writer
 from autorl_hpc.records.exchange import Engine
 from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.report.format import clean, clean_code
 from autorl_hpc.report.hidden_items import CODE_FOLDER, IN_FILE, NOTHING, Hidden, hidden_of
 from autorl_hpc.report.run_story.logs import AgentLog, Recorded, read_events, read_recorded
-from autorl_hpc.report.run_story.resources import UsageSeries, attempts_of, failed, usage_of, with_counted
+from autorl_hpc.report.run_story.resources import UsageSeries, answered, attempts_of, failed, usage_of, with_counted
 from autorl_hpc.report.scores import PairedItems
-from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Change
+from autorl_hpc.report.story_records import Change
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import EntryKind
 
@@ -34,20 +34,13 @@ from autorl_hpc.states import EntryKind
 # cleaned, masked and bounded. A file in which held-out items were found is named but not shown.
 
 MAX_BLOB_BYTES = 1 << 20
-"""No program is larger than a megabyte; the recorder keeps larger files by hash anyway."""
-
-MAX_SOURCES = 300
-MAX_SOURCE_BYTES = 4 << 20
+MAX_SOURCES, MAX_SOURCE_BYTES = 300, 4 << 20
 """Limits of what is read of one revision to find routes and settings. Shallow files come first, so an agent's own code is read
 before a library that it copied."""
 
-MAX_CHANGES = 50
-"""Files that are named; an agent that unpacks a library into its code changes thousands."""
+MAX_CHANGES, MAX_DIFF_LINES, MAX_LINE_CHARS = 50, 120, 160
+"""Files that are named, and lines that are shown; code.git has the whole."""
 
-MAX_DIFF_LINES = 120
-"""About two screens: most iterations change less, and code.git has the whole."""
-
-MAX_LINE_CHARS = 160
 MAX_TEXT_BYTES = 200_000
 """A larger file is data or generated: its lines are counted but not shown."""
 
@@ -73,7 +66,7 @@ class CodeChange(NamedTuple):
 
 
 class Code:
-    """The states of one run's code. Damaged or missing parts are None and are listed in `troubles`."""
+    """The states of one run's code. What is damaged or missing is None, and listed in `troubles`."""
 
     def __init__(
         self, code_git: Path, revisions: Sequence[CodeRevision], hidden: Hidden = NOTHING, lines: int = LINES_A_RUN
@@ -99,7 +92,14 @@ class Code:
         except GitDamage as error:
             self.troubles[f"code.git: {error}"] = None
             return None
-        return dict(_placed(path, mode, name) for path, (mode, name) in files.items())
+        marks = {
+            path: LINK_MARK if mode == LINK else BY_HASH_MARK * path.startswith(BY_HASH)
+            for path, (mode, _) in files.items()
+        }
+        return {
+            path.removeprefix(BY_HASH).decode("utf-8", "replace"): marks[path] + name
+            for path, (_, name) in files.items()
+        }
 
     def _blob(self, name: str) -> bytes | None:
         """Return the content of an object; None if it is not kept, too large or damaged."""
@@ -148,9 +148,9 @@ class Code:
         Args:
             old, new: object ids; None: the file does not exist.
         """
-        what: Literal["added", "changed", "removed"] = (
-            "added" if old is None else "removed" if new is None else "changed"
-        )
+        what: Literal["added", "changed", "removed"] = "changed"
+        if old is None or new is None:
+            what = "added" if old is None else "removed"
         name = clean(masked(self._hidden.name(path))) or "(no name)"
         if any(each is not None and self.blob(each) is None for each in (old, new)):
             is_link = LINK_MARK in ((old or "")[:1], (new or "")[:1])
@@ -171,12 +171,6 @@ class Code:
         return (come - gone).total(), (gone - come).total(), ["(not shown: too much)"]
 
 
-def _placed(path: bytes, mode: int, name: str) -> tuple[str, str]:
-    """Return path and object id of one file; the id is marked if the object is a pointer."""
-    mark = LINK_MARK if mode == LINK else BY_HASH_MARK if path.startswith(BY_HASH) else ""
-    return path.removeprefix(BY_HASH).decode("utf-8", "replace"), mark + name
-
-
 def line_diff(before: bytes, after: bytes) -> tuple[int, int, list[str]] | None:
     """Return lines added, lines removed, and the hunks of a unified diff; None for texts that are too long."""
     old, new = _text_lines(before.decode("utf-8", "replace")), _text_lines(after.decode("utf-8", "replace"))
@@ -193,7 +187,7 @@ def _text_lines(text: str) -> list[str]:
     return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
 
 
-# --- jobs, nodes, versions and waits of a run, from its ledger
+# --- everything else that a story is told from
 
 
 class Written(Protocol):
@@ -209,64 +203,9 @@ class Written(Protocol):
     def body(self) -> Any: ...
 
 
-AGENT_VERSION = "agent_version"
-"""The event with the version that the agent's program printed, once per attempt."""
-
-MAX_VERSIONS = 4
-MAX_NAMED = 40
-"""Limit for jobs and nodes; of a run that was requeued for weeks the last ones are shown."""
-
-
-def jobs_of(entries: Sequence[Written]) -> tuple[str, ...]:
-    """Return each job that wrote into the ledger, in order: `supervisor 123_4`, `grader 456`."""
-    return _named(f"{e.writer.role} {e.writer.job_id}" for e in entries if e.writer.job_id)
-
-
-def nodes_of(entries: Sequence[Written]) -> tuple[str, ...]:
-    """Return each role's nodes, in order: `supervisor on node7`."""
-    return _named(f"{e.writer.role} on {e.writer.host}" for e in entries if e.writer.host)
-
-
-def _named(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(clean(name) or "" for name in list(dict.fromkeys(names))[-MAX_NAMED:])
-
-
-def versions_of(known: RunContext) -> dict[str, str]:
-    """Return versions of the suite, its environment, the scoring engine and the agent's program, and the model in its trace."""
-    trace, engine = known.recorded.trace.records, known.engine
-    found = dict(sorted(known.record.versions.items()))
-    if engine is not None:
-        found["engine"] = f"{engine.backend}, {engine.dtype} on {engine.device}"
-        found |= {f"engine: {name}": value for name, value in sorted(engine.versions.items())}
-    told = [e["version"] for e in known.events if e["event"] == AGENT_VERSION and isinstance(e.get("version"), str)]
-    if told:
-        named = CHANGED.join(list(dict.fromkeys(told))[-MAX_VERSIONS:])
-        found[AGENT_PROGRAM] = known.hidden.said(masked(f"{known.record.science.agent} {named}")) or ""
-    if models := sorted({event.model for event in trace if event.model}):
-        found["driver's model, by the trace"] = known.hidden.said(masked(", ".join(models))) or ""
-    if formats := sorted({event.format for event in trace} - {""}):
-        found["trace"] = ", ".join(formats)
-    return {clean(name) or "": clean(value) or "" for name, value in found.items()}
-
-
-def waits_of(entries: Sequence[Written]) -> dict[int, float]:
-    """Return seconds from each submission's entry to its score's, by number; the clocks of two nodes may differ by some seconds."""
-    taken: dict[int, dt.datetime] = {}
-    waits: dict[int, float] = {}
-    for entry in entries:
-        if entry.kind in (EntryKind.SUBMISSION, EntryKind.SCORE):
-            number = entry.body.submission_id
-            at = dt.datetime.fromisoformat(entry.at)
-            if entry.kind is EntryKind.SUBMISSION:
-                taken.setdefault(number, at)
-            elif number in taken:
-                waits.setdefault(number, max(0.0, (at - taken[number]).total_seconds()))
-    return waits
-
-
 @dataclass(frozen=True)
 class RunContext:
-    """The inputs of one run's story.
+    """The inputs of one run's story, each read once.
 
     Attributes:
         summary: the run's figures, without the story.
@@ -303,15 +242,10 @@ class RunContext:
         return Code(self.run.code_git, self.recorded.revisions.records, self.hidden)
 
     @cached_property
-    def attempts(self) -> Mapping[int, Span]:
-        """Return when each attempt ran."""
-        return attempts_of(self.view, self.summary.elapsed_s)
-
-    @cached_property
     def usage(self) -> UsageSeries:
         """Return the usage samples, merged."""
         samples = self.recorded.usage
-        return usage_of(samples.records, self.attempts, samples.every)
+        return usage_of(samples.records, attempts_of(self.view, self.summary.elapsed_s), samples.every)
 
     @cached_property
     def counted(self) -> DriverTotals | None:
@@ -355,26 +289,29 @@ class RunContext:
     @cached_property
     def failed_programs(self) -> Sequence[ProcessSeen]:
         """Return the agent's programs that ended with an error, in order."""
-        return sorted((p for p in self.recorded.processes.records if failed(p)), key=lambda p: p.elapsed_s)
+        return sorted(filter(failed, self.recorded.processes.records), key=lambda p: p.elapsed_s)
 
     @cached_property
     def failed_calls(self) -> Sequence[TraceEvent]:
         """Return tool results that failed according to the trace, with their commands, in order."""
-        trace = self.recorded.trace.records
-        commands = {e.call_id: e.command for e in trace if e.kind == "tool_call" and e.command}
-        results = [e for e in trace if e.kind == "tool_result"]
-        failed_ones = [e for e in results if e.exit_code not in (0, None) or (e.exit_code is None and e.ok is False)]
-        told = [e.model_copy(update={"command": e.command or commands.get(e.call_id) or ""}) for e in failed_ones]
+        told = [
+            e for e in answered(self.recorded.trace.records) if e.exit_code or (e.exit_code is None and e.ok is False)
+        ]
         return sorted(told, key=lambda e: e.elapsed_s)
 
     @cached_property
     def waits(self) -> Mapping[int, float]:
-        """Return seconds from each submission's entry to its score's."""
-        return waits_of(self.entries)
-
-    def looks_at(self, number: int) -> list[Contamination]:
-        """Return the contamination looks at a submission."""
-        return [look for look in self.view.contaminations if look.submission_id == number]
+        """Return seconds from each submission's entry to its score's, by number; two nodes' clocks may differ by some seconds."""
+        taken: dict[int, dt.datetime] = {}
+        waits: dict[int, float] = {}
+        for entry in self.entries:
+            if entry.kind in (EntryKind.SUBMISSION, EntryKind.SCORE):
+                number, at = entry.body.submission_id, dt.datetime.fromisoformat(entry.at)
+                if entry.kind is EntryKind.SUBMISSION:
+                    taken.setdefault(number, at)
+                elif number in taken:
+                    waits.setdefault(number, max(0.0, (at - taken[number]).total_seconds()))
+        return waits
 
     @cached_property
     def score_entries(self) -> Mapping[int, int]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median_high
+from typing import NamedTuple
 
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
@@ -21,54 +22,48 @@ from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 # --- the classifier's input, filled from ledger, recorder and scores
 
 
-@dataclass(frozen=True)
-class ProcessExit:
-    """The end of a process or of a tool call. `exit_code`: negative for a signal, None if unknown."""
+class ProcessExit(NamedTuple):
+    """The end of a process or of a tool call. `exit_code`: negative for a signal; `ok`: for traces that tell no code."""
 
     command: str
     exit_code: int | None
     elapsed_s: float = 0.0
     ok: bool | None = None
-    """For traces that say only whether a call failed, without a code."""
 
 
-@dataclass(frozen=True)
-class GainBounds:
-    """Gain over the base model in points, with the bounds of its interval; None if a bound could not be computed."""
+class GainBounds(NamedTuple):
+    """Gain over the base model in points, the bounds of its interval (None: not computed), and the source of it."""
 
     points: float
     low: float | None = None
     high: float | None = None
     where: str = ""
-    """Source: ledger entries or a file."""
 
     @property
     def beyond_noise(self) -> bool:
         """Return whether the whole interval is above zero; False without a bound."""
         return self.low is not None and self.low > 0
 
-    @property
-    def below_noise(self) -> bool:
-        """Return whether the whole interval is below zero; False without a bound."""
-        return self.high is not None and self.high < 0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is known of a run or of one iteration."""
+    """What is known of a run or of one iteration.
+
+    Attributes:
+        flags: of the checkpoint's fingerprint.
+        contaminated_items: held-out items whose whole text was in the workspace.
+        hard_coded: files of the code with held-out items.
+        samples: whether code or logs sample from a model. None: unknown; then a logged reward decides.
+    """
 
     fault: Fault | None = None
     flags: Sequence[str] = ()
-    """Of the checkpoint's fingerprint."""
     contaminated_items: int = 0
-    """Held-out items whose whole text was in the workspace."""
     hard_coded: Sequence[EvidenceLine] = ()
-    """Files of the code with held-out items or their answers."""
     training: Sequence[TrainingPoint] = ()
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[ProcessExit] = ()
     samples: bool | None = None
-    """Whether code or logs sample from a model (RL, or data made of samples). None: unknown; then a logged reward decides."""
 
     @cached_property
     def lines(self) -> list[LogLine]:
@@ -83,39 +78,45 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationFacts(Facts):
-    """One submission, and the time since the previous one (or the start)."""
+    """One submission, and the time since the previous one (or the start).
+
+    Attributes:
+        score_before: feedback score of the checkpoint that this one builds on.
+        gain: on the feedback split.
+        code, message: of a refusal.
+        dataset_rows: rows that the trainer trained on, if a log says so.
+    """
 
     submission_id: int
     status: SubmissionState
     score: float | None = None
     score_before: float | None = None
-    """Feedback score of the checkpoint that this one builds on."""
     gain: GainBounds | None = None
-    """On the feedback split."""
     code: str | None = None
-    """Code of a refusal."""
     message: str | None = None
     dataset_rows: int | None = None
-    """Rows that the trainer trained on, if a log says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts(Facts):
-    """A whole run. Flags and gains are those of the selected checkpoint."""
+    """A whole run. Flags and gains are those of the selected checkpoint.
+
+    Attributes:
+        ended_by: None: it is still running, or unknown.
+        refused: all refusals, including those that are not an iteration.
+        optimism_gap: feedback gain minus report gain, in points; None if one is unknown.
+    """
 
     budget_s: float
     elapsed_s: float
     iterations: Sequence[IterationFacts] = ()
     ended_by: EndedBy | None = None
-    """None: it is still running, or unknown."""
     reason: str | None = None
     refused: int = 0
-    """All refusals, including those that are not an iteration."""
     first_accepted_s: float | None = None
     feedback_gain: GainBounds | None = None
     report_gain: GainBounds | None = None
     optimism_gap: float | None = None
-    """Feedback gain minus report gain, in points; None if one is unknown."""
 
 
 # --- evidence lines
@@ -126,12 +127,12 @@ MAX_EVIDENCE = 5
 Evidence = tuple[EvidenceLine, ...]
 
 
-def _evidence(lines: Iterable[LogLine]) -> Evidence:
-    return tuple(EvidenceLine(where=where, says=clean(text, 200) or "") for where, text, _ in lines)[:MAX_EVIDENCE]
-
-
 def _line(where: str, says: str) -> Evidence:
-    return (EvidenceLine(where=where, says=says),)
+    return (EvidenceLine(where=where, says=clean(says, 200) or ""),)
+
+
+def _logged(lines: Iterable[LogLine]) -> Evidence:
+    return tuple(line for where, text, _ in lines for line in _line(where, text))[:MAX_EVIDENCE]
 
 
 def _point(point: TrainingPoint, says: str) -> Evidence:
@@ -146,7 +147,7 @@ def _gain(gain: GainBounds, split: str) -> Evidence:
 
 def _ledger(submission_id: int | None, *words: object) -> Evidence:
     where = "ledger" if submission_id is None else f"ledger: submission {submission_id}"
-    return _line(where, ": ".join(clean(str(word), 200) or "" for word in words if word))
+    return (EvidenceLine(where=where, says=": ".join(clean(str(word), 200) or "" for word in words if word)),)
 
 
 # --- one function per kind of failure; returns evidence, empty if the kind does not apply
@@ -158,8 +159,7 @@ ZERO_STD_SHARE = 0.8
 EMPTY_SHARE, EMPTY_TOKENS = 0.5, 1.0
 """Share of logged steps with empty completions, and their greatest mean length."""
 REWARD_RISE = 0.1
-"""Least rise of the training reward from the first to the last third, as a share of its range: a trainer's author would
-call this success."""
+"""Least rise of the training reward from the first to the last third, as a share of its range."""
 TINY_ROWS = 20
 """A model trained on fewer rows memorises them."""
 LOSS_FACTOR = 10.0
@@ -201,6 +201,7 @@ _NAN = re.compile(
     r"\b(?:loss|grad_norm|kl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b", re.I
 )
 _TRAINER = re.compile(r"python|torchrun|accelerate|deepspeed|trl|llamafactory|axolotl|\.sh\b")
+_TRAINED = frozenset({"loss", "reward", "rewards", "kl", "approxkl"})
 _BESIDE = frozenset({"eval", "val", "valid", "validation", "test", "std", "margins", "accuracies"})
 """Parts of metric names that may be NaN in sound training: an empty evaluation, the spread of one sample."""
 
@@ -229,11 +230,11 @@ def training_collapse(facts: Facts) -> Evidence:
         found += _not_finite(own) + _exploded(own)
     told = [one for one in facts.lines if one.is_log and _NAN.search(one.text) and not _OF_CODE.search(one.text)]
     if len(told) > 1 or not any(point.loss is not None for point in facts.training):
-        found += _evidence(told[:1])
+        found += _logged(told[:1])
     if "degenerate_outputs" in facts.flags:
         found += _line("ledger: fingerprint", "degenerate_outputs: most answers are one and the same text")
     gain = facts.gain if isinstance(facts, IterationFacts) else None
-    if gain is not None and gain.below_noise and gain.points <= -FAR_UNDER_BASE:
+    if gain is not None and gain.high is not None and gain.high < 0 and gain.points <= -FAR_UNDER_BASE:
         found += _gain(gain, "feedback")
     return found
 
@@ -256,30 +257,19 @@ def _fell(before: TrainingPoint, point: TrainingPoint) -> bool:
 
 
 def _not_finite(own: Sequence[TrainingPoint]) -> Evidence:
-    """Find the first training metric that is not finite in two consecutive logged steps or in the last step.
+    """Find the first metric of training that is not finite in two consecutive logged steps or in the last step.
 
     A gradient norm counts only in the last two: mixed-precision training starts with infinite ones and skips these steps.
     """
-    bad = [[name for name in point.not_finite if _is_of_training(name)] for point in own]
-    hard = [not all(map(_is_gradient, names)) for names in bad]
+    parts = {name: set(re.split(r"[^a-z]+", name.lower())) for point in own for name in point.not_finite}
+    gradients = {name for name, words in parts.items() if words >= {"grad", "norm"}}
+    counted = gradients | {name for name, words in parts.items() if words & _TRAINED}
+    bad = [[name for name in point.not_finite if name in counted and not parts[name] & _BESIDE] for point in own]
+    hard = [not gradients.issuperset(names) for names in bad]
     at = next((n for n in range(len(own) - 1) if hard[n] and hard[n + 1]), None)
     if at is None and (hard[-1] or all(bad[-2:])):
         at = len(own) - 1
     return () if at is None else _point(own[at], f"{', '.join(bad[at][:5])}: no finite number")
-
-
-def _parts(name: str) -> set[str]:
-    return set(re.split(r"[^a-z]+", name.lower()))
-
-
-def _is_of_training(name: str) -> bool:
-    """Return whether a metric is the training's loss, reward, KL or gradient norm, not one of an evaluation or a spread."""
-    parts = _parts(name)
-    return not parts & _BESIDE and (bool(parts & {"loss", "reward", "rewards", "kl", "approxkl"}) or _is_gradient(name))
-
-
-def _is_gradient(name: str) -> bool:
-    return _parts(name) >= {"grad", "norm"}
 
 
 def _exploded(own: Sequence[TrainingPoint]) -> Evidence:
@@ -302,13 +292,13 @@ def rollout_construction(facts: Facts) -> Evidence:
     rewarded = any(p.reward is not None or any("reward" in name for name in p.more) for p in facts.training)
     samples = rewarded or facts.samples
     traces = [trace.error for trace in facts.traces if trace.in_rollout] if samples is not False else []
-    told = [one for one in facts.lines if _ROLLOUT_WORDS.search(one.text) and _is_said(one)] if samples else []
+    told = _logged(one for one in facts.lines if samples and _ROLLOUT_WORDS.search(one.text) and _is_said(one))
     empty, constant = _empty(facts.training), _constant_reward(facts.training)
     if traces:
-        return _evidence(traces) + empty
+        return _logged(traces) + empty
     if empty:
-        return empty + _evidence(told)
-    return _evidence(told) + constant if told and (constant or len(told) >= 3) else ()
+        return empty + told
+    return told + constant if told and (constant or len(told) >= 3) else ()
 
 
 def _is_said(line: LogLine) -> bool:
@@ -347,7 +337,7 @@ def reward_or_data(facts: Facts) -> Evidence:
         if facts.dataset_rows is not None and facts.dataset_rows < TINY_ROWS:
             found += _line("training log", f"trained on {facts.dataset_rows} rows")
     told = (one for one in facts.lines if _DATA_WORDS.search(one.text) and (_RAISED.match(one.text) or _is_said(one)))
-    return found + _evidence(told)
+    return found + _logged(told)
 
 
 def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
@@ -376,7 +366,7 @@ def _against_score(facts: IterationFacts) -> Evidence:
 def early_coding(facts: Facts) -> Evidence:
     """Detect programs that broke before any training: tracebacks or exit codes, no training step, no submission."""
     stepped = [point for point in facts.training if (point.step or 0) > 0 or point.loss is not None]
-    broken = _evidence(trace.error for trace in facts.traces)
+    broken = _logged(trace.error for trace in facts.traces)
     broken += tuple(line for each in facts.exits for line in _broken_exit(each))[:3]
     if not broken or (isinstance(facts, IterationFacts) and (stepped or facts.score is not None)):
         return ()
@@ -393,9 +383,9 @@ def early_coding(facts: Facts) -> Evidence:
 
 def _broken_exit(each: ProcessExit) -> Evidence:
     """Return a line for a failed end of a training program; signals count too."""
-    if each.exit_code == 0 or (each.exit_code is None and each.ok is not False) or not _TRAINER.search(each.command):
-        return ()
     code = each.exit_code
+    if code == 0 or (code is None and each.ok is not False) or not _TRAINER.search(each.command):
+        return ()
     how = "failed" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
     return _line(f"process at {each.elapsed_s:.0f} s", f"{how}: {clean(each.command, 150)}")
 
@@ -424,15 +414,14 @@ CAUSES: dict[FailureKind, Callable[[Facts], Evidence]] = {
 """In order: what weights and splits prove, then what numbers show, then what logs say. Collapse comes before its causes in
 rollouts and rewards, because only collapse says that the model was damaged."""
 
+Found = Iterator[tuple[FailureKind, Evidence]]
+"""Kinds in their order; the first with evidence is the failure."""
+
 
 def failure_of(facts: RunFacts | IterationFacts) -> Failure | None:
     """Return why a run or an iteration did not help; None if it did, or is not over."""
     found = _of_iteration(facts) if isinstance(facts, IterationFacts) else _of_run(facts)
     return next((Failure(kind=kind, evidence=evidence) for kind, evidence in found if evidence), None)
-
-
-Found = Iterator[tuple[FailureKind, Evidence]]
-"""Kinds in their order; the first with evidence is the failure."""
 
 
 def _of_iteration(facts: IterationFacts) -> Found:
@@ -468,7 +457,12 @@ def _of_run(facts: RunFacts) -> Found:
         yield from _of_iteration(accepted[-1])
         return
     yield from ((kind, rule(facts)) for kind, rule in CAUSES.items())
-    yield from _commonest(accepted)
+    # the most common cause among the iterations; of equally common ones the latest
+    found = [failure for each in accepted if (failure := failure_of(each)) is not None and failure.kind in CAUSES]
+    kinds = [failure.kind for failure in found]
+    if found:
+        commonest = max(reversed(found), key=lambda failure: kinds.count(failure.kind))
+        yield commonest.kind, commonest.evidence
     if gain is not None:
         yield FailureKind.NO_GAIN, _gain(gain, "report" if facts.report_gain else "feedback")
 
@@ -486,15 +480,5 @@ def _without_submission(facts: RunFacts) -> Found:
         says = f"{OUT_OF_BUDGET[facts.ended_by]} ({facts.elapsed_s:.0f} of {facts.budget_s:.0f} s) before anything was submitted"
         if facts.ended_by in OTHER_CURRENCIES and facts.reason:
             says += f": {clean(facts.reason, 200)}"
-        yield FailureKind.BUDGET_OUT, _line("ledger: sealed", says)
+        yield FailureKind.BUDGET_OUT, (EvidenceLine(where="ledger: sealed", says=says),)
     yield FailureKind.NO_SUBMISSION, _line("ledger: sealed", "no submission was accepted")
-
-
-def _commonest(iterations: Sequence[IterationFacts]) -> Found:
-    """Yield the most common cause among a run's iterations; of equally common ones the latest."""
-    found = [failure_of(each) for each in iterations]
-    causes = [failure for failure in found if failure is not None and failure.kind in CAUSES]
-    kinds = [failure.kind for failure in causes]
-    commonest = max(reversed(causes), key=lambda failure: kinds.count(failure.kind), default=None)
-    if commonest is not None:
-        yield commonest.kind, commonest.evidence

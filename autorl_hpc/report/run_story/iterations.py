@@ -6,14 +6,14 @@ import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import Contamination, Submission
-from autorl_hpc.records.recorded import ProcessSeen, TraceEvent
+from autorl_hpc.records.recorded import Seen
 from autorl_hpc.report import scores
 from autorl_hpc.report.format import clean, clean_code
 from autorl_hpc.report.hidden_items import CODE_FOLDER, NOTHING, Hidden
@@ -21,7 +21,7 @@ from autorl_hpc.report.routes import Executed, Planned, executed, planned, setti
 from autorl_hpc.report.run_folder import Unusable
 from autorl_hpc.report.run_story.context import RunContext
 from autorl_hpc.report.run_story.failures import CONTAMINATED_ITEMS, GainBounds, IterationFacts, ProcessExit
-from autorl_hpc.report.run_story.logs import LogExcerpt
+from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt
 from autorl_hpc.report.run_story.resources import Trained, trained_by
 from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import hull, tango_of, tango_of_clusters, totals, variance_of_mean
@@ -43,17 +43,16 @@ MIN_UNITS = 3
 """Items or clusters; with two, a t interval is wider than the scale."""
 
 
-@dataclass(frozen=True)
-class FeedbackGain:
+class FeedbackGain(NamedTuple):
     """Gain over the base model in points, with the 95 % interval of the paired comparison."""
 
     difference: float
     low: float | None
     high: float | None
-    won_ids: tuple[str, ...] = ()
-    lost_ids: tuple[str, ...] = ()
     won: int | None = None
     lost: int | None = None
+    won_ids: tuple[str, ...] = ()
+    lost_ids: tuple[str, ...] = ()
 
 
 def opened(view: RunView, chosen: int | None) -> list[Submission]:
@@ -74,18 +73,13 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
         interval: tuple[float | None, float | None] = found.low, found.high
     else:
         interval = _t_interval(base, new, pair.clusters)
-    each = list(zip(pair.base.ids, base, new, strict=True)) if binary else []
-    won, lost = [name for name, b, n in each if n > b], [name for name, b, n in each if n < b]
     low, high = (None if bound is None else POINTS * bound for bound in interval)
-    return FeedbackGain(
-        difference=POINTS * fmean(n - b for b, n in zip(base, new, strict=True)),
-        low=low,
-        high=high,
-        won_ids=tuple(won[:MAX_IDS]),
-        lost_ids=tuple(lost[:MAX_IDS]),
-        won=len(won) if binary else None,
-        lost=len(lost) if binary else None,
-    )
+    each = list(zip(pair.base.ids, base, new, strict=True))
+    gain = FeedbackGain(POINTS * fmean(n - b for _, b, n in each), low, high)
+    if not binary:
+        return gain
+    won, lost = tuple(name for name, b, n in each if n > b), tuple(name for name, b, n in each if n < b)
+    return gain._replace(won=len(won), lost=len(lost), won_ids=won[:MAX_IDS], lost_ids=lost[:MAX_IDS])
 
 
 def _t_interval(
@@ -162,17 +156,10 @@ def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tup
 # --- stretches of time from one submission to the next
 
 
-class Timed(Protocol):
-    """Something that happened at a time."""
-
-    @property
-    def elapsed_s(self) -> float: ...
+SeenT = TypeVar("SeenT", bound=Seen)
 
 
-TimedT = TypeVar("TimedT", bound=Timed)
-
-
-def between(seen: Sequence[TimedT], begin_s: float, end_s: float) -> Sequence[TimedT]:
+def between(seen: Sequence[SeenT], begin_s: float, end_s: float) -> Sequence[SeenT]:
     """Return items after `begin_s` and up to `end_s`; `seen` is sorted by time."""
     first, end = (bisect_right(seen, at_s, key=lambda one: one.elapsed_s) for at_s in (begin_s, end_s))
     return seen[first:end]
@@ -216,36 +203,30 @@ def stretches_of(known: RunContext) -> list[Stretch]:
     for point, begin_s, trained in zip(known.points, [0.0, *times], trainings, strict=False):
         number = point.submission_id
         revision = known.view.submissions[number].code_revision or known.code.at(point.elapsed_s)
-        told = found.get(point.same_as) if point.same_as is not None else None
-        if (
-            told is not None
-        ):  # the route of content that was submitted before, and the training since then, which is not in it
-            vain = shown_lines(trained_in_vain(trained.points, told.point.submission_id), known.hidden)
-            route = told.route.model_copy(update={"executed_by": (*told.route.executed_by, *vain)})
-            keys = told.settings
-        else:
-            route, keys = _routed(known, point, begin_s, revision, trained, found)
-        found[number] = Stretch(point, begin_s, revision, trained, gains.get(number), route, keys)
+        stretch = Stretch(point, begin_s, revision, trained, gains.get(number))
+        same = found.get(point.same_as) if point.same_as is not None else None
+        if same is None:
+            route, keys = _routed(known, stretch, found)
+        else:  # the route of content that was submitted before, and the training since then, which is not in it
+            vain = shown_lines(trained_in_vain(trained.points, same.point.submission_id), known.hidden)
+            route = same.route.model_copy(update={"executed_by": (*same.route.executed_by, *vain)})
+            keys = same.settings
+        found[number] = replace(stretch, route=route, settings=keys)
     return list(found.values())
 
 
 def _routed(
-    known: RunContext,
-    point: Point,
-    begin_s: float,
-    revision: str | None,
-    trained: Trained,
-    earlier: Mapping[int, Stretch],
+    known: RunContext, stretch: Stretch, earlier: Mapping[int, Stretch]
 ) -> tuple[RouteTold, tuple[Setting, ...]]:
     """Return the planned and executed route up to a submission, and the key settings of its code."""
-    commands = between(known.commands, begin_s, point.elapsed_s)
-    sources = known.code.sources(revision)
+    point, sources = stretch.point, known.code.sources(stretch.revision)
+    commands = between(known.commands, stretch.begin_s, stretch.end_s)
     lines = [command.command for command in commands if command.command]
     plan = planned(sources, lines)
     fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
     parent = fingerprint.parent if fingerprint else None
     done = executed(
-        trained.points,
+        stretch.trained.points,
         commands,
         fingerprint,
         plan,
@@ -272,14 +253,12 @@ def samples(routes: Iterable[RouteTold]) -> bool | None:
 MAX_FAILED = 20
 """Failed programs per stretch that are used: an agent that retries a thousand times fails in one way."""
 
-AGENT_LOG = "agent.log"
-
 
 def exits_between(known: RunContext, begin_s: float, end_s: float) -> list[ProcessExit]:
     """Return the last failed programs and failed tool calls in a stretch of time."""
-    programs: Sequence[ProcessSeen] = between(known.failed_programs, begin_s, end_s)[-MAX_FAILED:]
-    calls: Sequence[TraceEvent] = between(known.failed_calls, begin_s, end_s)[-MAX_FAILED:]
+    programs = between(known.failed_programs, begin_s, end_s)[-MAX_FAILED:]
     exits = [ProcessExit(p.command, p.exit_code, p.elapsed_s) for p in programs]
+    calls = between(known.failed_calls, begin_s, end_s)[-MAX_FAILED:]
     exits += [ProcessExit(e.command or "", e.exit_code, e.elapsed_s, e.ok) for e in calls]
     return sorted(exits, key=lambda one: one.elapsed_s)
 
@@ -331,6 +310,7 @@ def facts_of(known: RunContext, stretches: Sequence[Stretch]) -> list[IterationF
     for stretch in stretches:
         point, begin_s, end_s = stretch.point, stretch.begin_s, stretch.end_s
         submission = known.view.submissions[point.submission_id]
+        looks = [look for look in known.view.contaminations if look.submission_id == point.submission_id]
         print_ = point.fingerprint
         if print_ is not None and not print_.reason:  # the nearest earlier checkpoint, else the submission before
             before = known.base if print_.parent is None else scores.get(print_.parent)
@@ -349,7 +329,7 @@ def facts_of(known: RunContext, stretches: Sequence[Stretch]) -> list[IterationF
                 message=known.hidden.said(submission.message) or point.reason,
                 flags=print_.flags if print_ else (),
                 contaminated_items=sum(point.contamination.whole.values()) if point.contamination else 0,
-                hard_coded=found_in_code(known.looks_at(point.submission_id), known.hidden),
+                hard_coded=found_in_code(looks, known.hidden),
                 training=stretch.trained.points,
                 dataset_rows=known.log.rows(begin_s, end_s) if needs_log else None,
                 logs=logs,
@@ -369,7 +349,7 @@ def iterations_of(
     best: float | None = None
     before: str | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
-        point, gain, at_s = stretch.point, stretch.gain, stretch.end_s
+        point, gain, at_s = stretch.point, stretch.gain or FeedbackGain(0.0, None, None), stretch.end_s
         best = max((score for score in (best, point.score) if score is not None), default=None)
         score = known.view.scores.get(point.submission_id)
         change = known.code.change(before, stretch.revision)
@@ -379,12 +359,12 @@ def iterations_of(
                 status=point.status,
                 score=point.score,
                 improvement=None if point.score is None or known.base is None else point.score - known.base,
-                improvement_low=gain.low if gain else None,
-                improvement_high=gain.high if gain else None,
-                won=gain.won if gain else None,
-                lost=gain.lost if gain else None,
-                won_ids=gain.won_ids if gain else (),
-                lost_ids=gain.lost_ids if gain else (),
+                improvement_low=gain.low,
+                improvement_high=gain.high,
+                won=gain.won,
+                lost=gain.lost,
+                won_ids=gain.won_ids,
+                lost_ids=gain.lost_ids,
                 best_so_far=best,
                 elapsed_s=at_s,
                 duration_s=max(0.0, at_s - stretch.begin_s),

@@ -9,18 +9,25 @@ import json
 import os
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import NotRequired, TypedDict
+from pydantic import ConfigDict, Field, ValidationError
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.safe_open import open_plain, read_times
-from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, Seen, TraceEvent, TrainingPoint
+from autorl_hpc.records.recorded import (
+    CodeRevision,
+    GpuSample,
+    ProcessSeen,
+    Seen,
+    TraceEvent,
+    TrainingPoint,
+    UsageSample,
+)
 from autorl_hpc.report.format import clean
 
 # --- the recorder's files: fields of newer versions are ignored, and figures are bounded, because a damaged line would otherwise
@@ -39,26 +46,19 @@ Bytes = Annotated[int, Field(ge=0, le=1 << 60)]
 _LENIENT = ConfigDict(extra="ignore", allow_inf_nan=False)
 
 
-class UsedGpu(TypedDict):
-    """The needed fields of `GpuSample`."""
-
-    __pydantic_config__ = _LENIENT  # type: ignore[misc]
-
-    name: NotRequired[str]
-    used_share: NotRequired[Annotated[float, Field(ge=0, le=1)] | None]
+class _Gpu(GpuSample):
+    model_config = _LENIENT
 
 
-class UsageLine(TypedDict):
-    """The needed fields of `UsageSample`; null or absent: not measured. A dictionary, since a run has 20,000 of them."""
+class UsageLine(UsageSample):
+    """A `UsageSample` with plausible figures."""
 
-    __pydantic_config__ = _LENIENT  # type: ignore[misc]
-
+    model_config = _LENIENT
     elapsed_s: Seconds
-    attempt: NotRequired[Annotated[int, Field(ge=1)]]
-    cpu_s: NotRequired[Annotated[float, Field(ge=0, le=1e13)] | None]
-    memory_bytes: NotRequired[Bytes | None]
-    disk_bytes: NotRequired[Bytes | None]
-    gpus: NotRequired[tuple[UsedGpu, ...] | None]
+    cpu_s: Annotated[float, Field(ge=0, le=1e13)] | None = None
+    memory_bytes: Bytes | None = None
+    disk_bytes: Bytes | None = None
+    gpus: tuple[_Gpu, ...] | None = None
 
 
 class _Trace(TraceEvent):
@@ -89,7 +89,7 @@ class _Revision(CodeRevision):
     elapsed_s: Seconds
 
 
-SeenT_co = TypeVar("SeenT_co", bound=Seen | UsageLine, covariant=True)
+SeenT_co = TypeVar("SeenT_co", bound=Seen, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,7 @@ class Recorded:
     @property
     def troubles(self) -> tuple[str, ...]:
         """Return what could not be read, of all files."""
-        every: Sequence[RecordedLines[Any]] = (self.trace, self.usage, self.processes, self.training, self.revisions)
-        return tuple(trouble for lines in every for trouble in lines.troubles)
+        return tuple(trouble for each in fields(self) for trouble in getattr(self, each.name).troubles)
 
 
 def read_recorded(run: RunDir) -> Recorded:
@@ -139,11 +138,7 @@ def read_recorded(run: RunDir) -> Recorded:
 def read_lines(
     path: Path, model: type[SeenT_co], *, max_lines: int | None = None, max_bytes: int = MAX_BYTES
 ) -> RecordedLines[SeenT_co]:
-    """Read the lines of one file as records, in order.
-
-    Args:
-        max_lines: of more lines, keep only every second, fourth, ... and the last.
-    """
+    """Read the lines of one file as records, in order; of more than `max_lines` only every second, fourth, ... and the last."""
     try:
         descriptor = open_plain(path)
         if descriptor is None:
@@ -155,13 +150,11 @@ def read_lines(
     lines, every = [line for line in data.split(b"\n") if line], 1
     while max_lines is not None and len(lines) / every > max_lines:
         every *= 2
-    kept = lines[::every] + ([lines[-1]] if lines and (len(lines) - 1) % every else [])
-    parse = _adapter(model).validate_json  # type: ignore[arg-type]  # a class is hashable
     records: list[SeenT_co] = []
     bad = 0
-    for line in kept:
+    for line in lines[::every] + ([lines[-1]] if lines and (len(lines) - 1) % every else []):
         try:
-            records.append(parse(line))
+            records.append(model.model_validate_json(line))
         except ValidationError:
             bad += 1
     troubles = []
@@ -173,11 +166,6 @@ def read_lines(
     if every > 1:
         troubles.append(f"{path.name} is long: of its lines every {every}th was read")
     return RecordedLines(tuple(records), True, every, tuple(troubles))
-
-
-@cache
-def _adapter(model: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(model)
 
 
 def read_part(path: Path, offset: int, count: int) -> bytes:
@@ -211,6 +199,7 @@ def read_events(path: Path) -> Sequence[dict[str, Any]]:
 
 # --- agent.log by budget time
 
+AGENT_LOG = "agent.log"
 MAX_EXCERPT_BYTES = 8 * 1024
 """The end of what an agent wrote in one iteration, where a traceback would be."""
 
@@ -228,15 +217,14 @@ _ROWS = re.compile(rb"Running training[^\n]{0,200}\n[^\n]{0,200}Num examples = (
 """The heading and first line that trainers of transformers log."""
 
 
-@dataclass(frozen=True)
-class LogExcerpt:
-    """A part of a log, unchanged; `offset` is the position of its first byte."""
+class LogExcerpt(NamedTuple):
+    """A part of a log, unchanged. `offset`: position of its first byte; `only_tracebacks`: it was cut out around one, and its
+    other lines are not log lines."""
 
     source: str
     offset: int
     text: str
     only_tracebacks: bool = False
-    """True for an excerpt cut out around a traceback: its other lines are not log lines."""
 
 
 class AgentLog:
@@ -278,11 +266,15 @@ class AgentLog:
         return sorted(tracebacks), sorted(trainings)
 
     def _parts(self, begin: int, end: int) -> tuple[LogExcerpt, ...]:
-        last = self._end_of(begin, end)
-        until = last.offset if last is not None else end
+        start = max(begin, end - MAX_EXCERPT_BYTES)
+        data = read_part(self._log, start, end - start) if end > start else b""
+        if start > begin:  # starts in the middle of a line, perhaps of a character
+            first = data.find(b"\n") + 1
+            start, data = start + first, data[first:]
+        last = (LogExcerpt(AGENT_LOG, start, data.decode("utf-8", "replace")),) if data else ()
+        until = start if data else end
         marks = self._marks[0][bisect_left(self._marks[0], begin) : bisect_left(self._marks[0], until)]
-        found = [self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]]
-        return (*found, last) if last is not None else tuple(found)
+        return (*(self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]), *last)
 
     def _around(self, mark: int, until: int) -> LogExcerpt:
         """Return a traceback, from the start of its line if that is near, up to the next traceback."""
@@ -291,15 +283,7 @@ class AgentLog:
         data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))
         after = data.find(TRACEBACK, mark - start + len(TRACEBACK))
         text = (data if after < 0 else data[:after]).decode("utf-8", "replace")
-        return LogExcerpt("agent.log", start, text, only_tracebacks=True)
-
-    def _end_of(self, begin: int, end: int) -> LogExcerpt | None:
-        start = max(begin, end - MAX_EXCERPT_BYTES)
-        data = read_part(self._log, start, end - start) if end > start else b""
-        if start > begin:  # starts in the middle of a line, perhaps of a character
-            first = data.find(b"\n") + 1
-            start, data = start + first, data[first:]
-        return LogExcerpt("agent.log", start, data.decode("utf-8", "replace")) if data else None
+        return LogExcerpt(AGENT_LOG, start, text, only_tracebacks=True)
 
 
 # --- lines and tracebacks of excerpts
@@ -336,12 +320,11 @@ _ESCAPED = re.compile(r"Traceback \(most recent call last\):(\\+)n")
 
 
 class LogLine(NamedTuple):
-    """One line of a log, or the last line of a traceback."""
+    """One line of a log, or the last line of a traceback. Not `is_log`: read for tracebacks only."""
 
     where: str
     text: str
     is_log: bool = True
-    """False for a line of a trace or of an excerpt around a traceback: read for tracebacks only."""
 
 
 def lines_of(logs: Sequence[LogExcerpt]) -> list[LogLine]:
@@ -357,8 +340,8 @@ def lines_of(logs: Sequence[LogExcerpt]) -> list[LogLine]:
             where = f"{source}, byte {offset}"
             escaped = _ESCAPED.search(line)
             if escaped is not None:
-                inner = _unescaped(line[escaped.start() : escaped.start() + MAX_TRACE_CHARS], escaped[1])
-                found += [LogLine(where, each[:MAX_LINE_CHARS], False) for each in inner]
+                quoted = line[escaped.start() : escaped.start() + MAX_TRACE_CHARS]
+                found += [LogLine(where, each[:MAX_LINE_CHARS], False) for each in _unescaped(quoted, escaped[1])]
             else:
                 is_log = not log.only_tracebacks and _OF_TRACE.match(line) is None
                 found.append(LogLine(where, line[:MAX_LINE_CHARS], is_log))
@@ -366,24 +349,21 @@ def lines_of(logs: Sequence[LogExcerpt]) -> list[LogLine]:
     return found
 
 
-def _unescaped(text: str, slashes: str) -> list[str]:
-    """Return the lines of a text inside a JSON string, or a nested one: `slashes` are the backslashes before each `n`."""
-    found = []
+def _unescaped(text: str, slashes: str) -> Iterator[str]:
+    """Yield the lines of a text inside a JSON string, or a nested one: `slashes` are the backslashes before each `n`."""
     for line in text.split(slashes + "n"):
         whole, end, _ = line.replace(slashes + '\\"', "\1").replace(slashes + '"', "\1").partition('"')
-        found.append(whole.replace("\1", '"'))
+        yield whole.replace("\1", '"')
         if end:
-            break
-    return found
+            return
 
 
 class Trace(NamedTuple):
-    """One Python traceback."""
+    """One Python traceback: where it begins with its last line (class and message), and whether a frame of the agent's own
+    is in code for rollouts, environments, rewards or sampling."""
 
     error: LogLine
-    """Where it begins, and its last line: class and message."""
     in_rollout: bool
-    """Whether a frame of the agent's own is in code for rollouts, environments, rewards or sampling."""
 
 
 def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
@@ -402,13 +382,14 @@ def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
             frames.append(line.text)
         else:
             error = _ERROR.match(line.text)
-        is_cut = error is None and not line.is_log and line.text.endswith("…")
-        if error is not None or is_cut:
+        if error is not None:
+            says = f"{error[1]}: {error[2] or ''}".strip(": ")
+        elif not line.is_log and line.text.endswith("…"):
             says = f"a traceback, cut: {line.text.strip()}"
-            if error is not None:
-                says = f"{error[1]}: {error[2] or ''}".strip(": ")
-            found.append(Trace(LogLine(begun.where, says), any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))))
-            begun = None
+        else:
+            continue
+        found.append(Trace(LogLine(begun.where, says), any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))))
+        begun = None
     return found
 
 

@@ -72,11 +72,7 @@ class UsageSeries:
 
 
 def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: int = 1) -> UsageSeries:
-    """Merge the samples of a run.
-
-    Args:
-        every: only one in `every` samples is present, for a long run.
-    """
+    """Merge the samples of a run, of which only one in `every` is present for a long run."""
     gpus: dict[int, int] = {}
     cpu_s: dict[int, float] = {}
     last: dict[int, UsageLine] = {}
@@ -85,23 +81,25 @@ def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: 
     still: list[Span] = []
     cores_known = False
     for sample in samples:
-        number, now_s, seen, cpu = sample.get("attempt", 1), sample["elapsed_s"], sample.get("gpus"), _cpu_s(sample)
-        if seen is not None:
-            gpus[number] = max(gpus.get(number, 0), len(seen))
-            models |= {gpu.get("name", "") for gpu in seen}
+        number, now_s, cpu = sample.attempt, sample.elapsed_s, sample.cpu_s
+        if cpu is not None and cpu > MOST_CORES * (now_s + LONGEST_GAP_S):
+            cpu = None
+        if sample.gpus is not None:
+            gpus[number] = max(gpus.get(number, 0), len(sample.gpus))
+            models |= {gpu.name for gpu in sample.gpus}
         if cpu:
             cpu_s[number] = max(cpu_s.get(number, 0.0), cpu)
         before, last[number] = last.get(number), sample
-        if before is None or not 0 < (seconds := now_s - before["elapsed_s"]) <= LONGEST_GAP_S * every:
+        if before is None or not 0 < (seconds := now_s - before.elapsed_s) <= LONGEST_GAP_S * every:
             continue
-        shares = [share for gpu in seen or () if (share := gpu.get("used_share")) is not None]
+        shares = [gpu.used_share for gpu in sample.gpus or () if gpu.used_share is not None]
         if shares:
             used += seconds * sum(shares) / len(shares)
             gpu_s += seconds
-        if cpu is not None and (cpu_before := before.get("cpu_s")) is not None:
+        if cpu is not None and before.cpu_s is not None:
             cores_known = True
-            if (cpu - cpu_before) / seconds < IDLE_SHARE and max(shares, default=0.0) < IDLE_SHARE:
-                still.append((before["elapsed_s"], now_s))
+            if (cpu - before.cpu_s) / seconds < IDLE_SHARE and max(shares, default=0.0) < IDLE_SHARE:
+                still.append((before.elapsed_s, now_s))
     return UsageSeries(
         attempts=attempts,
         sampled=frozenset(last),
@@ -109,15 +107,10 @@ def usage_of(samples: Sequence[UsageLine], attempts: Mapping[int, Span], every: 
         gpu_model=", ".join(sorted(models - {""})) or None,
         gpu_use=min(1.0, used / gpu_s) if gpu_s > 0 else None,
         cpu_hours=sum(cpu_s.values()) / HOUR_S if cpu_s else None,
-        memory_peak_bytes=max((b for s in samples if (b := s.get("memory_bytes")) is not None), default=None),
-        disk_peak_bytes=max((b for s in samples if (b := s.get("disk_bytes")) is not None), default=None),
+        memory_peak_bytes=max((s.memory_bytes for s in samples if s.memory_bytes is not None), default=None),
+        disk_peak_bytes=max((s.disk_bytes for s in samples if s.disk_bytes is not None), default=None),
         still=joined(still) if cores_known else None,
     )
-
-
-def _cpu_s(sample: UsageLine) -> float | None:
-    cpu_s = sample.get("cpu_s")
-    return cpu_s if cpu_s is None or cpu_s <= MOST_CORES * (sample["elapsed_s"] + LONGEST_GAP_S) else None
 
 
 def with_counted(told: TraceTotals, counted: DriverTotals | None) -> TraceTotals:
@@ -247,24 +240,25 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
         return 0
     unsound = (SubmissionState.REFUSED, SubmissionState.FAILED)
     submissions = sum(p.elapsed_s < last and p.status in unsound and p.fault not in INFRASTRUCTURE for p in points)
-    programs = _failed_processes([p for p in recorded.processes.records if p.what == "ended" and p.elapsed_s < last])
-    if programs is None:
-        programs = _failed_calls([e for e in recorded.trace.records if e.elapsed_s < last])
-    return None if programs is None else submissions + programs
-
-
-def _failed_processes(ended: Sequence[ProcessSeen]) -> int | None:
-    """Count failed programs; None if no exit code is known (of any process, if there were no programs)."""
-    looked_at = [one for one in ended if _is_program(one)] or ended
-    return sum(map(failed, looked_at)) if any(one.exit_code is not None for one in looked_at) else None
+    ended = [p for p in recorded.processes.records if p.what == "ended" and p.elapsed_s < last]
+    ended = list(filter(_is_program, ended)) or ended  # if there were no programs, it is known from others
+    if any(p.exit_code is not None for p in ended):
+        return submissions + sum(map(failed, ended))
+    calls = _failed_calls([e for e in recorded.trace.records if e.elapsed_s < last])
+    return None if calls is None else submissions + calls
 
 
 def _failed_calls(trace: Sequence[TraceEvent]) -> int | None:
     """Count failed programs by the results of tool calls, some of which have no code on success; None if nothing is known."""
-    commands = {e.call_id: e.command for e in trace if e.kind == "tool_call" and e.command}
-    results = [(e, e.command or commands.get(e.call_id)) for e in trace if e.kind == "tool_result"]
-    told = [(e.exit_code or 0, command) for e, command in results if command and (e.exit_code is not None or e.ok)]
+    told = [(e.exit_code or 0, e.command) for e in answered(trace) if e.command and (e.exit_code is not None or e.ok)]
     return sum(0 < code <= FIRST_SIGNAL and bool(RUNS_A_PROGRAM.search(c)) for code, c in told) if told else None
+
+
+def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
+    """Return the results of tool calls, each with the command of its call."""
+    commands = {e.call_id: e.command for e in trace if e.kind == "tool_call" and e.command}
+    results = [e for e in trace if e.kind == "tool_result"]
+    return [e.model_copy(update={"command": e.command or commands.get(e.call_id)}) for e in results]
 
 
 def _is_program(process: ProcessSeen) -> bool:
@@ -292,11 +286,7 @@ def _stage(points: Sequence[Point], recorded: Recorded, said_something: bool) ->
 
 @dataclass(frozen=True)
 class Trained:
-    """The training in one stretch of time.
-
-    Attributes:
-        steps: optimizer steps of all trainings; None if no log has a step.
-    """
+    """The training in one stretch of time. `steps`: optimizer steps of all trainings; None if no log has a step."""
 
     points: tuple[TrainingPoint, ...] = ()
     steps: int | None = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import Planned, executed, mode_kept, planned
 from autorl_hpc.report.run_folder import looks
-from autorl_hpc.report.run_story.context import RunContext, jobs_of, nodes_of, versions_of
+from autorl_hpc.report.run_story.context import RunContext
 from autorl_hpc.report.run_story.failures import GainBounds, IterationFacts, RunFacts, failure_of
 from autorl_hpc.report.run_story.iterations import (
     Stretch,
@@ -28,12 +28,18 @@ from autorl_hpc.report.run_story.iterations import (
     stretches_of,
 )
 from autorl_hpc.report.run_story.resources import reference_metrics, skill_metrics
-from autorl_hpc.report.story_records import Failure, ResourcesUsed, RouteTold, Story
+from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Failure, ResourcesUsed, RouteTold, Story
 from autorl_hpc.states import Fault, Route, SubmissionState
 
 log = logging.getLogger("autorl_hpc.report")
 
-MAX_NOTES = 12
+MAX_NOTES, MAX_VERSIONS = 12, 4
+MAX_NAMED = 40
+"""Limit for jobs and nodes; of a run that was requeued for weeks the last ones are shown."""
+
+AGENT_VERSION = "agent_version"
+"""The event with the version that the agent's program printed, once per attempt."""
+
 RECORDER_EVENTS = "recorder"
 """Prefix of the recorder's own events: what it missed, and its crashes."""
 
@@ -58,7 +64,7 @@ def _told(known: RunContext) -> Story:
     stretches = stretches_of(known)
     facts = facts_of(known, stretches)
     route = _route(known, stretches)
-    compared = opened(view, known.chosen)
+    compared, writers = opened(view, known.chosen), [entry.writer for entry in known.entries]
     return Story(
         route=route,
         mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
@@ -81,12 +87,34 @@ def _told(known: RunContext) -> Story:
             started=bool(view.attempts),
             said_something=known.log.size() > 0,
         ),
-        jobs=jobs_of(known.entries),
-        nodes=nodes_of(known.entries),
-        versions=versions_of(known),
+        jobs=_named(f"{w.role} {w.job_id}" for w in writers if w.job_id),
+        nodes=_named(f"{w.role} on {w.host}" for w in writers if w.host),
+        versions=_versions(known),
         opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=_notes(known),
     )
+
+
+def _named(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(clean(name) or "" for name in list(dict.fromkeys(names))[-MAX_NAMED:])
+
+
+def _versions(known: RunContext) -> dict[str, str]:
+    """Return versions of the suite, its environment, the scoring engine and the agent's program, and the model in its trace."""
+    trace, engine, hidden = known.recorded.trace.records, known.engine, known.hidden
+    found = dict(sorted(known.record.versions.items()))
+    if engine is not None:
+        found["engine"] = f"{engine.backend}, {engine.dtype} on {engine.device}"
+        found |= {f"engine: {name}": value for name, value in sorted(engine.versions.items())}
+    told = [e["version"] for e in known.events if e["event"] == AGENT_VERSION and isinstance(e.get("version"), str)]
+    if told:
+        named = CHANGED.join(list(dict.fromkeys(told))[-MAX_VERSIONS:])
+        found[AGENT_PROGRAM] = hidden.said(masked(f"{known.record.science.agent} {named}")) or ""
+    if models := sorted({event.model for event in trace if event.model}):
+        found["driver's model, by the trace"] = hidden.said(masked(", ".join(models))) or ""
+    if formats := sorted({event.format for event in trace} - {""}):
+        found["trace"] = ", ".join(formats)
+    return {clean(name) or "": clean(value) or "" for name, value in found.items()}
 
 
 def _chosen(known: RunContext, stretches: Sequence[Stretch]) -> Stretch | None:
@@ -214,7 +242,7 @@ def _notes(known: RunContext) -> tuple[str, ...]:
         notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
     reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
     notes += [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]
-    unseen = [str(number) for number in known.attempts if number not in known.usage.sampled]
+    unseen = [str(number) for number in known.usage.attempts if number not in known.usage.sampled]
     if known.recorded.usage.present and unseen:
         notes.append(f"no samples of usage of attempt {', '.join(unseen)}: figures of usage are those of the others")
     notes += known.code.troubles
