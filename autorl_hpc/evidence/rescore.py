@@ -43,8 +43,7 @@ PURE_SCORERS = ("gsm8k", "gsm8k-marked", "gsm8k-opencompass", "deepsearchqa-exac
 """Scorers whose outcome follows from item and text alone. Others use a judge, a clock, an environment or a task's own code,
 and may give one text two outcomes."""
 
-SCORE_TOLERANCE = 1e-6
-"""Points; the sum may run in another order."""
+SCORE_TOLERANCE = 1e-6  # Points; the sum may run in another order
 
 Word = Literal["identical", "within noise", "differs", "not scored"]
 
@@ -409,7 +408,6 @@ class _Again:
             bench.drop_engine()
 
     def _base(self, bench: Bench) -> Baseline:
-        """Measure the base model twice, as for every run, and compare."""
         grader, done = f"rescore-{secrets.token_hex(4)}", self.done
         watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
         claims = Claims(self.fresh.claims, grader, host_name(), watch)

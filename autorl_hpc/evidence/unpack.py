@@ -37,8 +37,7 @@ from autorl_hpc.tasks.loader import load_task
 
 MAX_HEAD_BYTES = 32 * 1024 * 1024
 MAX_FILES = 100_000
-MAX_RECORDS_BYTES = 4 * 1024**3
-"""All records together; a run of ten thousand submissions needs less."""
+MAX_RECORDS_BYTES = 4 * 1024**3  # All records together; a run of ten thousand submissions needs less
 
 ROW_BYTES = 4096
 CHUNK_BYTES = 1024 * 1024
@@ -85,7 +84,6 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceManifest:
-    """Return EVIDENCE.json with every name in it checked."""
     if first is None or first[0] != export.MANIFEST_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is no exported run: it doesn't begin with {export.MANIFEST_NAME}")
     try:
@@ -121,7 +119,6 @@ def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
 
 
 def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
-    """Write a file and check its hash."""
     target = into / row.path
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -144,8 +141,7 @@ def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> Non
 
 # --- checks against this machine's task and base model
 
-WIDEST_BYTES = 4
-"""Bytes per value: a checkpoint may be float32 whatever the base model is."""
+WIDEST_BYTES = 4  # Bytes per value: a checkpoint may be float32 whatever the base model is
 
 HEADERS_BYTES = 128 * 1024 * 1024
 

@@ -65,8 +65,7 @@ ANCHORED_NOTE = (
     "An anchor shows that what it covers is as it was when the anchor was made: as far as the account that holds the runs "
     "could not write the anchor too. It says nothing about what was done before."
 )
-SHARED = "experiment.json and code"
-"""The name of the verdict on what an experiment's runs share."""
+SHARED = "experiment.json and code"  # The name of the verdict on what an experiment's runs share
 
 MAY_COME_LATE = (EntryKind.ATTEMPT_STARTED, EntryKind.ATTEMPT_ENDED, EntryKind.FINGERPRINT, EntryKind.CONTAMINATION)
 """Entries that may follow the closing: an attempt that Slurm started late, and checks that run apart from scoring."""
@@ -289,7 +288,6 @@ def _sealed_hashes(run: RunDir) -> list[str]:
 
 
 def _first_difference(one: Sequence[str | None], other: Sequence[str | None]) -> int | None:
-    """Return the number, from 1, of the first pair that is known and differs."""
     pairs = enumerate(zip(one, other, strict=False), 1)
     return next((number for number, (a, b) in pairs if a != b and a is not None and b is not None), None)
 
@@ -324,7 +322,6 @@ def _first_altered(run: RunDir, said: str) -> str:
 
 
 def _raw_entry(run: RunDir, number: int) -> tuple[str | None, object]:
-    """Return the hash of an entry's file and the link in it, unchecked; None for what can't be read."""
     try:
         data = reading.read_bytes(run.ledger / f"{number:06d}.json")
         value = json.loads(data)
@@ -592,8 +589,7 @@ RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
 MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
 AGAIN = "write it again: autorl-hpc report"
 MAX_BYTES = 1 << 30
-TOLERANCE = 1e-6
-"""Relative: another machine's arithmetic may differ in the last digit."""
+TOLERANCE = 1e-6  # Relative: another machine's arithmetic may differ in the last digit
 
 RESAMPLED_WIDTHS, RESAMPLED_P = 0.05, 0.03
 """How far an interval's end (in widths of the interval) and a p value may be off: another release of numpy or scipy may draw
@@ -706,7 +702,6 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
 
 
 def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
-    """Compare `report/` of an experiment with the present report of all its runs."""
     try:
         merged = build([experiment.path])
     except AutorlError as error:

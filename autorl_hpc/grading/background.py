@@ -113,11 +113,8 @@ class Background:
 # would wait behind one submission while the heartbeat goes on, so each rating has a limit as a whole too. An overdue rating is
 # abandoned: its processes are ended (`Cancellable`), and if its thread goes on, its result is ignored.
 
-TICK_S = 1.0
-"""The wait is counted in ticks of this length, so that the time of a suspended job does not count."""
-
-END_S = 5.0
-"""Seconds for an abandoned rating to end its processes and remove its files."""
+TICK_S = 1.0  # The wait is counted in ticks of this length, so that the time of a suspended job does not count
+END_S = 5.0  # Seconds for an abandoned rating to end its processes and remove its files
 
 
 class RatingOverdue(Exception):
@@ -141,8 +138,6 @@ def overdue_s(error: BaseException | None) -> float:
 
 
 class _Rating(threading.Thread, Generic[T]):
-    """The thread of one rating."""
-
     def __init__(self, work: Callable[[], T], end_s: float) -> None:
         super().__init__(name="rating", daemon=True)
         self._work = work

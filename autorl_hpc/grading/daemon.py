@@ -48,11 +48,8 @@ log = logging.getLogger("autorl_hpc.grader")
 
 # --- heartbeat: a counter in a file, written by its own thread
 
-BEATS_PER_STALENESS = 6
-"""Beats per staleness period: five beats may be missed before the claims are taken over."""
-
-MAX_BEAT_S = 5.0
-"""Each heartbeat is a synced write on a shared file system, so write no more often than needed."""
+BEATS_PER_STALENESS = 6  # Beats per staleness period: five beats may be missed before the claims are taken over
+MAX_BEAT_S = 5.0  # Each heartbeat is a synced write on a shared file system, so write no more often than needed
 
 
 class HeartbeatThread(threading.Thread):
@@ -108,8 +105,7 @@ class HeartbeatThread(threading.Thread):
 # other grader would follow. This uses the watcher's last notes, so any grader can decide it.
 
 LOOK_S = 15.0
-STANDS_STILL_S = 60.0
-"""A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s."""
+STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 
 
 class Activity:
@@ -205,8 +201,7 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
 
 # --- the daemon
 
-POLL_BUSY_S = 0.25
-"""Poll interval with work: the median wait is an eighth of a second, for one listing each."""
+POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
 
 POLL_IDLE_S = 1.0
 """Poll interval after a minute without work: the median wait is half a second, and 100 idle graders don't load a file server."""
@@ -219,8 +214,7 @@ STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 FINISH_AT_END_S = 10.0
 """On a stop signal, time to rate and commit answers that exist already. Shorter than any scheduler's grace period."""
 
-MAX_TROUBLES = 5
-"""Consecutive cluster troubles after which the grader exits so that the next of the chain starts."""
+MAX_TROUBLES = 5  # Consecutive cluster troubles after which the grader exits so that the next of the chain starts
 
 
 class Grader:
@@ -313,7 +307,6 @@ class Grader:
             )
 
     def _give_back(self) -> None:
-        """Drop the claim in hand, unless another grader has taken it over."""
         if self._held is not None:
             self.claims.give_back(*self._held)
         self._held = None
@@ -364,7 +357,6 @@ class Grader:
         return False
 
     def _candidates(self) -> list[tuple[str, dict[str, int]]]:
-        """Return the waiting entries in the order to try them, with all current claims."""
         names, own = queues.waiting(self.experiment.queue), self.background.names
         current = self.claims.current() if names else {}
         ordered = self.backoff.order(self.order.sort(names, current, self.bench.group, own), current)
@@ -407,7 +399,6 @@ class Grader:
         atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
 
     def _failed(self, name: str, error: Exception, took_s: float = 0.0) -> None:
-        """Put a failed entry back into the queue, and note what failed."""
         fault, problem, least_s = getattr(error, "fault", None) or Fault.CLUSTER, str(error), 0.0
         if limit_s := overdue_s(error):  # spend at most half of the time on what may hang again
             fault, least_s = getattr(error, "fault", None) or Fault.GRADER, max(limit_s, took_s)
@@ -448,7 +439,6 @@ class Grader:
         return True
 
     def _collect_all(self, timeout_s: float | None = None) -> None:
-        """Handle all entries in the background, or those that finish within `timeout_s`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._collect(None if until is None else max(0.0, until - time.monotonic())):
             pass
@@ -520,7 +510,6 @@ class Grader:
             self.background.start(name, generation, work)
 
     def _likely_next(self) -> tuple[Path, str] | None:
-        """Return artifact and content hash of the next submission that the running engine can score, or None."""
         for name, current in self._candidates():
             if not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
                 continue

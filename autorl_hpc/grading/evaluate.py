@@ -49,8 +49,7 @@ from autorl_hpc.tasks.loader import Task, check_played, load_task
 # A failing judge is the grader's fault: the entry returns to the queue and the artifact is not blamed. The model's answers are
 # kept for the next try, because writing them took longer than judging them.
 
-MAX_KEPT: Final = 16
-"""Evaluations whose answers are kept; a few megabytes each at most."""
+MAX_KEPT: Final = 16  # Evaluations whose answers are kept; a few megabytes each at most
 
 
 class Judging:
@@ -109,8 +108,7 @@ class Judging:
 
 # --- interactive tasks: items are goals, and the model's answer is an episode
 
-BY_REWARD = "episodes"
-"""The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode."""
+BY_REWARD = "episodes"  # The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode
 
 MAX_WORKERS = 64
 """Environment processes at most, one per core. A split has about 140 goals; each process takes a second to start and 100 MB."""
@@ -223,7 +221,6 @@ def source_of(root: Root, task: Task, science: Science) -> Source:
 
 
 def _answer(episode: Episode, rated: bool) -> Answer:
-    """Return the episode as an answer. If the scorer rates answers, this is the environment's last observation."""
     answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
     text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
     return Answer(text, episode.tokens, episode.truncated > 0)
@@ -418,7 +415,6 @@ class Bench:
                 raise self._overdue(answered, error) from error
 
     def _limit_s(self, answered: SplitAnswers) -> float:
-        """Return the time limit in seconds, at least the sum of the single calls' limits."""
         science, recipe = answered.science, answered.science.recipe
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         if not isinstance(rater, Clocked):
@@ -538,7 +534,6 @@ def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[st
 def _samples(
     engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[list[Answer]]:
-    """Return each item's answers, one per sample of the recipe; each sample has its own seed."""
     drawn = [_in_order(engine, prompts, recipe, seed + number, order) for number in range(recipe.samples)]
     return [list(answers) for answers in zip(*drawn, strict=True)]
 

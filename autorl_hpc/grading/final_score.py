@@ -131,7 +131,6 @@ class FinalScore:
 
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
-    """Return the closing entry of a run without a scored checkpoint."""
     fault, reason = _why_nothing(view)
     if fault in (Fault.CLUSTER, Fault.GRADER):
         return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)
@@ -139,7 +138,6 @@ def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Cl
 
 
 def _why_nothing(view: RunView) -> tuple[Fault, str]:
-    """Return the fault and the reason why a run has no score."""
     assert view.sealed is not None
     if view.sealed.fault is not None and view.sealed.fault is not Fault.AGENT:
         return view.sealed.fault, view.sealed.reason or "the run was lost to the infrastructure"

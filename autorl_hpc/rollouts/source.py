@@ -13,8 +13,7 @@ from typing import Any
 
 from autorl_hpc.rollouts.environment import Dialogue, Environment
 
-DIALOGUE = "Dialogue"
-"""Class name of the dialogue in the environment's file."""
+DIALOGUE = "Dialogue"  # Class name of the dialogue in the environment's file
 
 
 class EnvironmentBroken(Exception):

@@ -28,14 +28,9 @@ from autorl_hpc.scoring.judge_cache import (
 from autorl_hpc.scoring.length_control import JudgedPair
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 
-TOP_LOGPROBS: Final = 5
-"""As in the official judge; every endpoint supports this many."""
-
-DISCRETE_TOKENS: Final = 8
-"""Room for one character and what a chatty judge adds."""
-
-UNREAD: Final = 0.5
-"""Outcome of an item that stayed unread. It has no fact `y` and enters neither win rate."""
+TOP_LOGPROBS: Final = 5  # As in the official judge; every endpoint supports this many
+DISCRETE_TOKENS: Final = 8  # Room for one character and what a chatty judge adds
+UNREAD: Final = 0.5  # Outcome of an item that stayed unread. It has no fact `y` and enters neither win rate.
 
 
 class AlpacaEval:

@@ -28,10 +28,8 @@ from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, Ju
 # refuses a text that has a verdict's key outside of the parsed part.
 
 DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
-MAX_CHARS: Final = 100_000
-"""A verdict takes some hundred characters per item."""
-MAX_STARTS: Final = 50
-"""Opening brackets to try; a text with more of them outside readable JSON is not a verdict."""
+MAX_CHARS: Final = 100_000  # A verdict takes some hundred characters per item
+MAX_STARTS: Final = 50  # Opening brackets to try; a text with more of them outside readable JSON is not a verdict
 MAX_DEPTH: Final = 4
 QUOTINGS: Final = ('"', "\"'", "")
 """Quote characters to respect, in this order of tries, because quotes may be the broken part."""
@@ -182,7 +180,6 @@ def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
 
 
 def _value_at(text: str, start: int) -> _Found | None:
-    """Return the value that begins at `start`; None if unreadable."""
     try:
         value, end = _DECODER.raw_decode(text, start)
         return _Found(value, start, end, True)
@@ -331,8 +328,7 @@ VERSION = "2"
 
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
-ROUNDS: Final = 3
-"""Requests to a judge until its reply is readable; after three failures more won't help."""
+ROUNDS: Final = 3  # Requests to a judge until its reply is readable; after three failures more won't help
 JUDGE_TOKENS: Final = 2048
 """Token limit of a verdict (some items have fifty expected answers). The option `judge_max_tokens` overrides it."""
 REMINDERS: Final = (
@@ -421,7 +417,6 @@ class Exact:
         return _outcomes(given, lambda place, answer: compare(answer, items[place].answer, _type(items[place])))
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return `figures`."""
         return figures([outcome.facts for outcome in outcomes])
 
 
@@ -509,7 +504,6 @@ def _type(item: ItemLike) -> str:
 
 
 def _expected(item: ItemLike) -> int:
-    """Return the number of expected items by their commas."""
     return compare("", item.answer, _type(item)).missed
 
 

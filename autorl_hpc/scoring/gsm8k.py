@@ -30,21 +30,14 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "1"
-"""Version of the scorer `gsm8k`; any change that can change a verdict needs a new version."""
-
-MAX_TEXT_CHARS: Final = 1 << 20
-"""Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it."""
+VERSION: Final = "1"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
-MAX_EXPONENT: Final = 30
-"""`1e3` is 1000. A larger exponent is unreadable, so that no power of ten fills the memory."""
-FIELD_CHARS: Final = 240
-"""Characters of a marked answer that are read after its mark."""
-TAIL_CHARS: Final = 4000
-"""Range around the last digit for an unmarked answer and a comment in parentheses after it."""
-MAX_MARKS: Final = 50
-"""Marks of one kind to read: the first ones of `####`, the last ones of the others."""
+MAX_EXPONENT: Final = 30  # `1e3` is 1000. A larger exponent is unreadable, so that no power of ten fills the memory.
+FIELD_CHARS: Final = 240  # Characters of a marked answer that are read after its mark
+TAIL_CHARS: Final = 4000  # Range around the last digit for an unmarked answer and a comment in parentheses after it
+MAX_MARKS: Final = 50  # Marks of one kind to read: the first ones of `####`, the last ones of the others
 
 # In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
 # its sign. A NUL in the model's text becomes a space first.
@@ -259,7 +252,6 @@ def _last_digit(text: str) -> int:
 
 
 def _magnitude(token: str) -> Fraction | None:
-    """Return the value of digits and separators without a sign; None if the grouping is invalid."""
     if len(token) > MAX_NUMBER_CHARS:
         return None
     if _DECIMAL_COMMA.fullmatch(token):
@@ -460,8 +452,7 @@ def gsm8k_marked() -> ByItem:
 
 # --- scorer `gsm8k-opencompass`: OpenCompass's extraction, bit for bit with its faults, to compare with published scores
 
-OPENCOMPASS_VERSION: Final = "a5acc4bb"
-"""Version of the scorer: the commit of OpenCompass that it reproduces."""
+OPENCOMPASS_VERSION: Final = "a5acc4bb"  # Version of the scorer: the commit of OpenCompass that it reproduces
 
 
 def opencompass_extract(text: str) -> str:

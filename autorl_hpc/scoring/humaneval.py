@@ -18,12 +18,9 @@ from autorl_hpc.states import Fault
 
 # --- extraction of code: pure functions, standard library only, linear time; nothing here runs or parses the model's code
 
-MAX_TEXT_CHARS: Final = 1 << 20
-"""Longer texts count as no answer."""
-MAX_LINE_CHARS: Final = 400
-"""Characters of a line that decide whether it is code or prose."""
-INDENT: Final = 4
-"""Indent of function bodies in all HumanEval prompts."""
+MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
+MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
+INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
 
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[ \t\n]|\Z)[ \t]*\n?", re.IGNORECASE)
@@ -102,7 +99,6 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 
 
 def _without_language(block: str) -> str:
-    """Remove a block's language tag; `def` and other words of Python are code."""
     named = _LANGUAGE.match(block)
     if named:
         return block[named.end() :]
@@ -178,8 +174,7 @@ def _moved(line: str, by: int) -> str:
     return " " * by + line if by > 0 else line[-by:]
 
 
-VERSION: Final = "2"
-"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds."""
+VERSION: Final = "2"  # Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds.
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
@@ -256,7 +251,6 @@ class HumanEval:
         }
 
     def longest_s(self, calls: int, context: Context) -> float:
-        """See `Clocked`."""
         return longest_s(calls, context.workers, self.limits)
 
     def _program(self, item: ItemLike, answer: str) -> Program:

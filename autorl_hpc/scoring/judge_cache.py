@@ -26,10 +26,8 @@ from autorl_hpc.scoring.outcome import Verdict
 
 log = logging.getLogger("autorl_hpc.judge")
 
-FORMAT: Final = 2
-"""Format version of the files; other versions are ignored."""
-PAUSE_S: Final = 60.0
-"""Pause after a failed write, because each attempt costs seconds of retries."""
+FORMAT: Final = 2  # Format version of the files; other versions are ignored
+PAUSE_S: Final = 60.0  # Pause after a failed write, because each attempt costs seconds of retries
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,7 @@ class JudgeCache:
 
 Conversation = list[dict[str, str]]
 
-FIRST, SECOND = ("1", "m"), ("2", "M")
-"""The judge's names for the first and the second answer."""
+FIRST, SECOND = ("1", "m"), ("2", "M")  # The judge's names for the first and the second answer
 
 REMINDER: Final = "\n\nReply with {first} or {second} alone, and nothing else."
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)\n?<\|im_end\|>", re.DOTALL)

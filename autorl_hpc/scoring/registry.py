@@ -167,8 +167,7 @@ def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
 
 VERSION = "1"
 
-TOLERANCE = 1e-9
-"""Rewards are sums of fractions; 0.9999999999 means 1."""
+TOLERANCE = 1e-9  # Rewards are sums of fractions; 0.9999999999 means 1
 
 DEFAULT_THRESHOLD = 1.0
 

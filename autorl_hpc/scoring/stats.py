@@ -14,8 +14,7 @@ from typing import Final, Literal, NamedTuple
 
 LEVEL: Final = 0.95
 ALPHA: Final = 0.05
-VISIBLE_POWER: Final = 0.80
-"""A gain counts as visible if the test finds it four times in five, the usual convention."""
+VISIBLE_POWER: Final = 0.80  # A gain counts as visible if the test finds it four times in five, the usual convention
 LOST_SHARE: Final = 0.10
 """Share of the base model's solved items that a better model loses; see `smallest_visible_gain`."""
 
@@ -24,8 +23,7 @@ INTRACLASS: Final = 0.5
 independent and clusters that are won or lost as one."""
 
 
-NO_SPREAD: Final = 1e-9
-"""Values nearer to each other are equal but for rounding."""
+NO_SPREAD: Final = 1e-9  # Values nearer to each other are equal but for rounding
 
 
 class Interval(NamedTuple):

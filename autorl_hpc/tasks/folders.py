@@ -11,11 +11,8 @@ from typing import Any
 from autorl_hpc.files.checkpoint import tree_sha256, walk_files
 from autorl_hpc.records.task import Recipe
 
-CONFIG, EVALUATE = "config.yaml", "eval.py"
-"""A folder with these files is in rl-smith's form."""
-
-DATA_FOLDER = "data/"
-"""Folder of an rl-smith task with its rows, most of which are held out."""
+CONFIG, EVALUATE = "config.yaml", "eval.py"  # A folder with these files is in rl-smith's form
+DATA_FOLDER = "data/"  # Folder of an rl-smith task with its rows, most of which are held out
 
 
 def is_smith(folder: Path) -> bool:
@@ -31,8 +28,7 @@ def code_files(folder: Path) -> list[str]:
 
 # --- files that decide a score by the task's own scorer (`scorer: task`)
 
-OWN_SCORER = "task"
-"""Name of the scorer in the task's folder."""
+OWN_SCORER = "task"  # Name of the scorer in the task's folder
 
 EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
 """Recipe options: the file with `evaluate`, and the hash that `launch` fills in."""

@@ -112,7 +112,6 @@ def _words(error: BadRow | NotUtf8) -> str:
 
 
 def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
-    """Return field of task.yaml, path below the vault's folder, and pin."""
     found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
     paper = task.file.paper
     return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]

@@ -161,8 +161,7 @@ def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
 # --- hashes of what decides an episode: the task's code, the rollouts package, files in the vault
 # Pinned in the recipe at launch or in task.yaml; graders check them before environments start.
 
-ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"
-"""Recipe options, filled in by `launch`."""
+ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"  # Recipe options, filled in by `launch`
 
 NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
 """Files of a task folder that can't change an episode."""

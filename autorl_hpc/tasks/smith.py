@@ -49,8 +49,7 @@ SALT = "autorl-hpc rl-smith split 2"
 SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
 """Percent of the distinct questions."""
 
-MIN_QUESTIONS = 5
-"""With fewer questions a split would be empty."""
+MIN_QUESTIONS = 5  # With fewer questions a split would be empty
 
 MAX_DATA_BYTES = 1024 * 1024 * 1024
 
@@ -77,7 +76,6 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _row(line: str) -> tuple[Row, str | None]:
-    """Return the row, and what is wrong with it."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -176,8 +174,7 @@ def canonical(row: Any) -> str:
 
 # --- files that agents get, and the search for copies of held-out rows in them
 
-TRAIN_NAME = "train.jsonl"
-"""Name of the training rows in the workspace's data/."""
+TRAIN_NAME = "train.jsonl"  # Name of the training rows in the workspace's data/
 GZIP_MARK = b"\x1f\x8b"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import shutil
@@ -190,40 +189,6 @@ def environment(root: Root, task: Task) -> Environment:
     return Source(
         task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True
     ).environment()
-
-
-@needs_textworld
-def test_odd_actions_are_answered_and_win_nothing(root: Root, task: Task, environment: Any) -> None:
-    goal = goals_of(root, task, "report")[0]
-    first = environment.reset(goal, 0)
-    assert first.startswith("You are in the middle of a room. Looking quickly around you, you see a ")
-    assert first.endswith(f"\nYour task is to: {goal['question']}") and first.count("\n") == 1
-    for action in ("think: where is it?", "think:"):
-        assert environment.step(action) == ("OK.", False, 0.0)
-    odd = ("", " ", "go to", "go to desk 99", "put a in/on b", "put  in/on ", "GO TO DESK 1", "\u2028", "x" * 100_000, "{r}", "take (a) from [b]", "#look.feedback#", "'; import os", "\ud800")  # fmt: skip
-    for action in odd:
-        assert environment.step(action) == ("Nothing happens.", False, 0.0), action[:30]
-    assert environment.step("  look  ").observation.startswith("You are in the middle of a room.")
-    assert "go to desk 1" in environment.admissible_commands()
-    results = [environment.step(action) for action in goal["walkthrough"]]
-    assert [r.done for r in results] == [False] * (len(results) - 1) + [True] and results[-1].reward == 1.0
-
-
-@needs_textworld
-def test_environments_of_one_process_dont_meddle_with_each_other(root: Root, task: Task, environment: Any) -> None:
-    source = Source(task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True)
-    other: Any = source.environment()
-    goals = goals_of(root, task, "report")
-    pair = [goals[0], goals[70]]
-    alone = []
-    for goal in pair:
-        alone.append([environment.reset(goal, 0), *(environment.step(action) for action in goal["walkthrough"])])
-    together: list[list[Any]] = [[environment.reset(pair[0], 0)], [other.reset(pair[1], 0)]]
-    for actions in itertools.zip_longest(*(goal["walkthrough"] for goal in pair)):
-        for which, player, action in zip(together, (environment, other), actions, strict=True):
-            if action is not None:
-                which.append(player.step(action))
-    assert together == alone
 
 
 def test_the_prompt_is_the_references(root: Root, task: Task, official: Path) -> None:

@@ -150,61 +150,6 @@ def test_artifact_that_breaks_the_engine_is_blamed_after_the_base_model_was_trie
     assert closed.report is not None and closed.report.score is not None
 
 
-def test_no_blame_while_the_base_model_cannot_be_tried(cluster: Cluster) -> None:
-    """The engine is up when the store's copy changes; then an artifact breaks it: who is to blame can't be found out."""
-    cluster.mini_task(temperature=1.0)
-    cluster.agent("one", EXPLODES.replace("./submit", "until [ -e code/altered ]; do sleep 0.1; done\n./submit"))
-    (run_id,) = cluster.prepare(["one"], **MINI)
-    cluster.grader()
-    wait_for(lambda: len(list(cluster.experiment.baselines.glob("[!.]*[!s].json"))) == 2, what="both baselines")
-    weights = cluster.root.model("autorl/tiny") / "model.safetensors"
-    good = weights.read_bytes()
-    # The supervisor checks the store too, so the change comes when it has laid the workspace.
-    supervisor = cluster.supervisor(run_id)
-    wait_for((cluster.workspace(run_id) / "time.json").exists, what="the agent")
-    alter(weights)
-    (cluster.workspace(run_id) / "code" / "altered").touch()
-    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
-    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="the entry to go back")
-    assert scores_in_ledger(cluster, run_id) == []
-    weights.write_bytes(good)
-    wait_for(lambda: scores_in_ledger(cluster, run_id), what="the score")
-    assert scores_in_ledger(cluster, run_id)[0].evaluation.fault is Fault.ARTIFACT
-
-
-HANGS = """
-
-import os, time
-_score_marked = score_marked
-
-
-def score_marked(text, answer):
-    while os.path.exists({flag!r}):
-        time.sleep(0.05)
-    return _score_marked(text, answer)
-"""
-
-
-def test_a_rating_that_hangs_holds_nobody_up_for_longer_than_its_limit(cluster: Cluster) -> None:
-    """Here that of the base model, for which all submissions wait."""
-    flag = cluster.root.path / "hang"
-    flag.touch()
-    cluster.mini_task()
-    assert cluster.code is not None
-    with open(cluster.code / "autorl_hpc" / "scoring" / "gsm8k.py", "a") as file:
-        file.write(HANGS.format(flag=str(flag)))
-    run_id = cluster.sealed_run(grader={"rating_limit_s": 2}, **MINI)
-    grader = cluster.grader()
-    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="an entry to go back")
-    flag.unlink()
-    assert "the answers were not rated within 2 s" in cluster.logs_of("grader")
-    assert grader.wait(PATIENCE_S) == 0, cluster.logs()
-    (score,) = scores_in_ledger(cluster, run_id)
-    assert score.evaluation.score is not None and score.evaluation.fault is None
-    assert cluster.finished([run_id])
-    assert_nothing_waits(cluster)
-
-
 def alter(path: Path) -> None:
     """Flips a bit near a file's end, as a person with the owner's rights may."""
     os.chmod(path.parent, 0o700)

@@ -174,10 +174,3 @@ def test_a_damaged_file_is_refused_by_name(
         stage_task(root, humaneval, official)
     assert caught.value.where == str(official / NAME) and "get the original from" in (caught.value.next_step or "")
     assert not any(root.path.iterdir()), "something was made"
-
-
-def test_a_renamed_file_is_missed_by_name(root: Root, humaneval: Task, official: Path) -> None:
-    (official / NAME).rename(official / "humaneval.jsonl.gz")
-    with pytest.raises(AutorlError, match=f"{NAME} is missing") as caught:
-        stage_task(root, humaneval, official)
-    assert caught.value.where == str(official / NAME)

@@ -62,20 +62,6 @@ def test_expected_heads(place: Place) -> None:
         assert not any(v.as_dict()["anchored"] for v in found.values())
 
 
-def test_entries_that_came_after_a_head_are_said_and_no_damage(place: Place) -> None:
-    own = verdicts(place)[place.run.dir.run_id].head or ""
-    place.run.start()
-    found = verdicts(place, KnownHeads((own,)))[place.run.dir.run_id]
-    assert found.as_dict()["anchored"]
-    assert "1 entries were added since the head that you gave" in found.notes
-
-
-@pytest.mark.parametrize("text", ["", "abc", "g" * 64, "0" * (SHORT_HEX - 1), "0" * 65])
-def test_a_head_that_is_none(text: str) -> None:
-    with pytest.raises(AutorlError, match="hexadecimal"):
-        anchors.normal_head(text)
-
-
 def test_heads_json(place: Place) -> None:
     lines = report.keep_heads(place.tree.experiment)
     now = verdicts(place)
@@ -89,23 +75,6 @@ def test_heads_json(place: Place) -> None:
     assert "heads.json knows another entry" in verdicts(place)[place.run.dir.run_id].problems[0]
     place.tree.experiment.heads.write_text("[]")
     assert not verdicts(place)[SHARED].whole
-
-
-def test_everything_cut_off_after_the_seal(place: Place) -> None:
-    """The chain, its copy and the mark agree; a head that was kept doesn't."""
-    report.keep_heads(place.tree.experiment)
-    last = place.last()
-    place.entry(last).unlink()
-    place.chain_anew(1, count=last - 1)
-    (place.tree.experiment.finished / place.run.dir.run_id).unlink()
-    for path in (*place.run.dir.report.iterdir(), *place.tree.experiment.report.iterdir()):
-        path.unlink()
-    found = verdicts(place)[place.run.dir.run_id].problems
-    assert found == [
-        f"heads.json knows {last} entries, and {last - 1} are here: those after {last - 1:06d} are missing"
-    ]
-    place.tree.experiment.heads.unlink()
-    assert verdicts(place)[place.run.dir.run_id].whole  # nothing is left that knows
 
 
 def signed(place: Place, path: Path) -> KnownHeads:

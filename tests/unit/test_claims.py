@@ -54,15 +54,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
-def test_a_free_entry_is_claimed_with_the_first_generation(world: World) -> None:
-    a = world.grader("a")
-    assert world.take(a) == 1
-    assert world.names() == [f"{ENTRY}.g0001"]
-    claim = json.loads((world.claims / f"{ENTRY}.g0001").read_bytes())
-    assert (claim["grader"], claim["generation"], claim["pid"]) == ("a", 1, os.getpid())
-    assert a.holds(ENTRY, 1)
-
-
 def test_a_living_grader_keeps_its_claim(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     world.take(a)
@@ -148,17 +139,6 @@ def test_its_own_claim_is_taken_again_with_the_next_generation(world: World) -> 
     assert [world.take(a), world.take(a)] == [1, 2]
 
 
-def test_dropping_removes_every_generation_and_nothing_else(world: World) -> None:
-    a = world.grader("a")
-    world.take(a)
-    world.take(a)
-    other = f"{ENTRY}1"
-    a.take(other, {})
-    a.drop(ENTRY)
-    assert world.names() == [f"{other}.g0001"]
-    assert world.take(a) == 1
-
-
 def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: World) -> None:
     """An older one left alone would look like the claim of a grader that may be dead: the entry would be taken over."""
     a = world.grader("a")
@@ -194,16 +174,6 @@ def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: 
     assert world.take(b) is None
     world.later(STALE_S * 1.2)
     assert world.take(b) == 2
-
-
-def test_an_old_listing_wins_nothing(world: World) -> None:
-    """Two graders saw the same stale claim; the slower one finds the next generation taken."""
-    a, b, c = world.grader("a"), world.grader("b"), world.grader("c")
-    world.take(a)
-    world.beat("a", 1, "ended")
-    listing = c.current()
-    assert world.take(b) == 2
-    assert c.take(ENTRY, listing) is None
 
 
 RACER = """

@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import yaml
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.search import Dialogue, goals
 from autorl_hpc.rollouts.search.backends import Document, write_corpus
@@ -26,7 +25,7 @@ from autorl_hpc.rollouts.search.matching import compare
 from autorl_hpc.scoring.deepsearchqa import conversation
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.heldout import load_items, load_judge_prompt, verify_staged_task
-from autorl_hpc.tasks.loader import load_task, task_names
+from autorl_hpc.tasks.loader import load_task
 
 FOLDER = Path(__file__).resolve().parents[2] / "tasks" / "deepsearchqa"
 
@@ -86,25 +85,6 @@ def write_csv(path: Path, values: list[dict[str, str]], columns: list[str] = COL
         writer = csv.DictWriter(file, columns, extrasaction="ignore", **style)
         writer.writeheader()
         writer.writerows(values)
-
-
-@pytest.mark.parametrize(
-    "style",
-    [
-        {},
-        {"quoting": csv.QUOTE_ALL},
-        {"lineterminator": "\n"},
-        {"encoding": "utf-8-sig"},
-        {"columns": COLUMNS[::-1]},
-        {"columns": ["example_id", *COLUMNS]},
-    ],
-    ids=str,
-)
-def test_rows_are_read_whatever_the_csv_looks_like(tmp_path: Path, prepare: ModuleType, style: dict[str, Any]) -> None:
-    write_csv(tmp_path / "x.csv", rows(30), **style)
-    assert prepare.read_rows(tmp_path / "x.csv") == [
-        {name: text.strip() for name, text in row.items()} for row in rows(30)
-    ]
 
 
 def without(column: str) -> Callable[[Path], None]:
@@ -211,16 +191,6 @@ def completed(shipped: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_shipped_task_says_what_is_missing_and_what_to_do() -> None:
-    assert "deepsearchqa" not in task_names() and "deepsearchqa-mini" in task_names()
-    with pytest.raises(AutorlError, match="deepsearchqa is not whole") as caught:
-        load_task("deepsearchqa")
-    assert "complete.py --help" in (caught.value.next_step or "") and str(FOLDER) in str(caught.value.where)
-    assert "DSQA-full.csv" in (FOLDER / "task.template.yaml").read_text()
-    done = completed(FOLDER, "--help")
-    assert done.returncode == 0 and "--search bm25" in done.stdout
-
-
 def test_a_file_that_is_not_the_official_one_is_refused(source: Path, tmp_path: Path) -> None:
     done = completed(FOLDER, "--from", str(source), "--to", str(tmp_path), "--search", "bm25")
     assert done.returncode == 2 and "the official file has 25d48dcf7efa" in done.stderr
@@ -274,19 +244,6 @@ def test_the_completed_task_is_staged_and_its_recipes_name_what_is_searched(
     assert load_task("deepsearchqa", [tmp_path / "b"]).hash() == task.hash(), "the same choice gives the same task"
 
 
-def test_an_online_task_holds_address_and_date_and_no_key(shipped: Path, source: Path, tmp_path: Path) -> None:
-    url = "https://search.example/find?q={query}&num={results}"
-    given = ["--from", str(source), "--to", str(tmp_path), "--search", "online", "--url", url]
-    missing = completed(shipped, *given)
-    assert missing.returncode == 2 and "search_date" in missing.stderr
-    key = ["--key-file", "~/.config/key", "--key-header", "X-Key", "--date", "2026-11"]
-    done = completed(shipped, *given, *key)
-    assert done.returncode == 0, done.stderr
-    options = load_task("deepsearchqa", [tmp_path]).recipe(None).options
-    expected = {"search": "online", "search_url": url, "search_date": "2026-11", "search_key_header": "X-Key"}
-    assert expected.items() <= options.items() and "corpus_sha256" not in options
-
-
 def test_a_replay_is_the_same_recipe_as_what_was_recorded(shipped: Path, source: Path, tmp_path: Path) -> None:
     url = ["--url", "https://search.example/find?q={query}&num={results}", "--list", "organic"]
     recipes = {}
@@ -302,10 +259,3 @@ def test_a_replay_is_the_same_recipe_as_what_was_recorded(shipped: Path, source:
     assert recipes["replay"].hash() == recipes["online"].hash() != recipes["later"].hash()
     missing = completed(shipped, "--from", str(source), "--to", str(tmp_path / "x"), *url, "--search", "replay")
     assert missing.returncode == 2 and "search_date" in missing.stderr
-
-
-def test_without_the_official_file_it_says_where_it_is(shipped: Path, tmp_path: Path) -> None:
-    done = completed(shipped, "--from", str(tmp_path), "--to", str(tmp_path / "to"), "--search", "bm25")
-    assert (
-        done.returncode == 2 and "https://huggingface.co/datasets/google/deepsearchqa/resolve/b2623f8653" in done.stderr
-    )

@@ -23,7 +23,6 @@ from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import framing, vllm, worker_process
 from autorl_hpc.grading.engines.framing import BadFrame, Routes
 from autorl_hpc.grading.engines.transformers import BaseTokenizer
-from autorl_hpc.grading.engines.vllm_extension import asleep_beside_others
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.task import Sampling
@@ -158,21 +157,6 @@ def test_conversations_stay_where_they_are_known() -> None:
     given = [crowd.give(key, 100) for key in range(40)]
     assert set(given[:9]) == {0} and given[9] == 1, "one that has much more to do than another gives some away"
     assert abs(given.count(0) - given.count(1)) < 15
-
-
-def test_memory_that_others_take_meanwhile_keeps_no_worker_from_sleeping() -> None:
-    told: list[int] = []
-
-    def sleep(level: int, words: str = "Memory usage increased after sleeping.") -> None:
-        told.append(level)
-        assert level == 1, words
-
-    asleep = asleep_beside_others(sleep)
-    asleep(1)
-    asleep(level=2)
-    with pytest.raises(AssertionError, match="lost"):
-        asleep(2, "buffers are lost")
-    assert told == [1, 2, 2]
 
 
 def test_frames_and_what_is_none() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -195,20 +194,6 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
         engine.load(*other)
 
 
-def test_a_tied_base_that_holds_its_head_takes_checkpoints_without(
-    start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(TINY, model)
-    (model / "model.safetensors").unlink()
-    tensors = read_safetensors(TINY / "model.safetensors")
-    write_safetensors(model / "model.safetensors", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
-    engine = start(model=model)
-    engine.load(model, base[1])
-    engine.load(*other)
-    assert notes(faults, "swap") == [base[1], other[1]]
-
-
 def test_a_stream_takes_prompts_while_it_answers_and_is_silent_after_its_end(
     start: Start, base: tuple[Path, str], faults: Path
 ) -> None:
@@ -270,16 +255,6 @@ def test_a_worker_that_dies_is_an_engine_that_failed(
     fresh = start()
     fresh.load(*base)
     assert fresh.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tuple[Path, str]) -> None:
-    engine = start(silence_limit_s=15.0)
-    engine.load(*base)
-    (faults / "hang").touch()
-    with pytest.raises(EngineFailed, match="no sign of life"):
-        engine.generate([[5]], FEW, 0)
-    assert not any(alive(pid) for pid in started(faults))
 
 
 def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(

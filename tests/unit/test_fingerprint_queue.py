@@ -18,7 +18,7 @@ from autorl_hpc.files.queue import waiting
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
-from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
+from autorl_hpc.grading.attempts import NotReady
 from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
@@ -98,16 +98,6 @@ def test_an_honest_line_of_submissions(world: World) -> None:
     assert world.work(1) is None, "committed once"
 
 
-def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
-    first = plus(BASE, 0.01, seed=1)
-    world.made(world.submit(first, score=0.4))
-    artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
-    assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
-    sketch = fingerprint_queue.sketch_file(world.run.dir, 1)
-    sketch.write_bytes(sketch.read_bytes()[::-1])
-    assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
-
-
 def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fingerprint_queue, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
     found = world.made(world.submit(BASE, is_base=True))
@@ -127,14 +117,6 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
     assert found[2].nearest_model != "org/instruct"
     assert sorted(read) == ["instruct", "plain"]
-
-
-def test_a_damaged_staged_model_hinders_nothing(world: World) -> None:
-    world.stage("org/broken", BASE)
-    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
-    (world.root.model("org/unread")).mkdir()
-    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
-    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
 
 
 def test_queued_once_and_only_what_is_due(world: World) -> None:
@@ -187,12 +169,6 @@ def test_a_file_system_gets_its_time(world: World) -> None:
     with pytest.raises(NotReady):
         world.work(gone)
     assert "is gone" in str(world.made(gone).reason)
-
-
-def test_graders_that_die_of_it_end_it(world: World) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
-    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)
 
 
 @pytest.mark.parametrize(
@@ -267,14 +243,4 @@ def test_content_submitted_again_while_it_is_released_stays(world: World, monkey
     assert reading.list_names(world.experiment.artifacts / content / "refs") == [run_id]
     monkeypatch.setattr(artifacts, "release_if_same", real)
     assert release_spare(world.experiment, run_id, world.run.ledger) == 1
-    assert content not in world.kept()
-
-
-def test_what_a_kill_left_of_a_release_goes_with_the_run(world: World) -> None:
-    world.submit(plus(BASE, 0.01, seed=1))
-    content, run_id = world.content(1).pop(), world.run.dir.run_id
-    refs = world.experiment.artifacts / content / "refs"
-    (refs / run_id).rename(refs / f"{run_id}~0123456789ab")
-    assert release_spare(world.experiment, run_id, world.run.ledger) == 0 and content in world.kept()
-    artifacts.release(world.experiment.artifacts, content, run_id)
     assert content not in world.kept()

@@ -99,14 +99,6 @@ def test_a_wrong_field_of_the_judge_is_named(root: Root, judge: dict[str, Any], 
     assert "secret" not in str(error)
 
 
-def test_a_key_that_others_may_read_is_refused(root: Root, tmp_path: Path) -> None:
-    key = tmp_path / "judge.key"
-    key.write_text("sk-secret")
-    key.chmod(0o644)
-    error = refused(root, "judged", judge={**HTTP, "key_file": str(key)})
-    assert "others may read the judge's key" in error.what and error.next_step == f"run: chmod 600 {key}"
-
-
 def test_the_judge_is_part_of_the_recipe_and_how_it_is_reached_is_not(root: Root, tmp_path: Path) -> None:
     key = tmp_path / "judge.key"
     key.write_text("sk-secret")

@@ -22,7 +22,7 @@ from codehistory import Pointer, files_at, history, message_of
 from codeworld import NOW, World
 
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import CodeLimits, Repository, RepositoryFull
+from autorl_hpc.recorder.code import CodeLimits, Repository
 
 world = codeworld.world
 
@@ -53,38 +53,6 @@ def test_a_submission_has_its_state_at_once(world: World) -> None:
     again = world.snapshot(8)
     assert again != revision and world.snapshot(9) == again  # nothing changed: no new commit
     assert len(world.lines()) == 3
-
-
-def test_a_repository_that_is_full_keeps_submissions_for_longer(world: World) -> None:
-    world.look()
-    most = Repository.create(world.run.code_git).size_bytes + 50_000
-    world.watch = world.fresh(limits=CodeLimits(repository_bytes=most, reserved_bytes=50_000))
-    (world.code / "a.py").write_text("1")
-    with pytest.raises(RepositoryFull, match="only states of submissions"):
-        world.look()
-    world.look()  # said once
-    assert len(world.lines()) == 1
-    assert world.snapshot() is not None
-    for number in range(20):
-        (world.code / "a.py").write_text(os.urandom(5000).hex())
-        if world.snapshot(number) is None:
-            break
-    else:
-        raise AssertionError("the bound was never met")
-    assert number > 1
-    world.fsck()
-
-
-def test_changes_without_end_are_committed_less_often(world: World) -> None:
-    world.watch = world.fresh(limits=CodeLimits(commits=5))
-    for number in range(40):
-        (world.code / f"{number}.py").write_text("1")
-        world.look()
-    assert len(world.lines()) == 5
-    world.look(21.0)
-    line = world.lines()[-1]
-    assert len(world.lines()) == 6 and line.files == 40 and "changes without end" in str(line.reason)
-    assert world.snapshot() == line.revision
 
 
 def _work(code: Path) -> None:
@@ -254,47 +222,6 @@ def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
     world.fsck()
 
 
-def test_names_that_are_no_text_survive(world: World) -> None:
-    names = [b"\xff\xfe.py", b"new\nline.py", b"\x1b[2J", b"a" * 255, "é漢\u202e".encode(), b" ", b"-rf", b"tab\t\"'\\"]
-    for name in names:
-        with open(os.path.join(os.fsencode(world.code), name), "wb") as file:
-            file.write(name)
-    found = world.files()
-    assert {name.encode("utf-8", "surrogateescape"): data for name, data in found.items()} == {
-        b"code/" + name: name for name in names
-    }
-    world.fsck()
-
-
-def test_what_lies_hidden_in_a_folder_left_out_by_name_is_said(world: World) -> None:
-    (world.code / "__pycache__").mkdir()
-    (world.code / "__pycache__" / "a.pyc").write_bytes(b"\0")
-    (world.code / "a.py").write_text("1")
-    world.look()
-    assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (1, None)
-    (world.code / ".cache" / "deep").mkdir(parents=True)
-    world.look()
-    shutil.rmtree(world.code / ".cache")
-    world.look()  # nothing that is kept has changed: no commit
-    assert len(world.lines()) == 1
-    world.watch.close(NOW)
-    assert world.lines()[-1].reason == "left out by name: code/.cache" and world.lines()[-1].changed == 0
-
-
-@pytest.mark.parametrize("target", ["src", "{workspace}/src", "./other/../two-links"])
-def test_a_link_to_a_folder_of_the_workspace_is_walked_as_the_code(world: World, target: str) -> None:
-    (world.code / "sub").mkdir()
-    (world.code / "sub" / "train.py").write_text("1")
-    (world.workspace / "other").mkdir()
-    (world.workspace / "two-links").symlink_to("src")
-    world.code.rename(world.workspace / "src")
-    world.code.symlink_to(target.format(workspace=world.workspace))
-    assert world.files() == {"code/sub/train.py": b"1"}
-    assert world.lines()[-1].reason == "code is a link: what lies in src is kept as code"
-    (world.workspace / "src" / "sub" / "train.py").write_text("22")
-    assert world.files() == {"code/sub/train.py": b"22"}
-
-
 @pytest.mark.parametrize("target", [".", "..", "../elsewhere", "/", "other/../../elsewhere", "file.bin", "via", "code"])
 def test_a_link_out_of_the_workspace_is_told_and_not_followed(world: World, tmp_path: Path, target: str) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -339,14 +266,6 @@ def test_code_may_be_replaced_by_anything(world: World, tmp_path: Path, kind: st
     world.fsck()
 
 
-def test_a_workspace_that_is_gone_is_an_error_and_then_seen_again(world: World) -> None:
-    world.workspace.rename(world.workspace.with_name("moved"))
-    with pytest.raises(OSError):
-        world.look()
-    world.workspace.with_name("moved").rename(world.workspace)
-    assert world.files() == {}
-
-
 def test_limits_of_files_folders_depth_names_and_texts(world: World) -> None:
     world.watch = world.fresh(limits=CodeLimits(files=30, others=10, depth=4))
     for number in range(50):
@@ -369,24 +288,6 @@ def test_limits_of_files_folders_depth_names_and_texts(world: World) -> None:
 
 
 # ---------------------------------------------------------------- what looks cost: large files, trees that rest, files that never rest
-
-
-def test_large_files_are_hashed_up_to_a_limit(world: World) -> None:
-    for name, size in (("a.bin", 20 << 20), ("b.bin", 20 << 20), ("c.bin", 50 << 30)):
-        with open(world.code / name, "wb") as file:
-            file.truncate(size)
-    begun = time.thread_time()
-    found = world.files()
-    assert [pointer.sha256 is None for pointer in found.values() if isinstance(pointer, Pointer)] == [False, True, True]
-    reason = str(world.lines()[-1].reason)
-    assert "have not rested yet" in reason and "larger than 32 MiB" in reason
-    for _ in range(3):
-        world.look(3.0)
-    assert time.thread_time() - begun < 5.0
-    digest = hashlib.sha256(bytes(20 << 20)).hexdigest()
-    assert world.held()["code/b.bin"] == Pointer("large", 20 << 20, digest)
-    last = world.held()["code/c.bin"]
-    assert isinstance(last, Pointer) and last.size_bytes == 50 << 30 and last.sha256 is None
 
 
 def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
@@ -413,40 +314,6 @@ def test_a_change_of_the_same_size_within_one_tick_of_the_clock_is_seen(
     path.write_text("tri")
     world.look(2.6)
     assert world.held() == {"code/a.py": b"tri"}
-
-
-def test_a_tree_that_rests_is_not_read_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(100):
-        (world.code / f"{number}.py").write_text(str(number))
-    world.look()
-    world.look(2.6)
-    opened: list[Any] = []
-    true_open = os.open
-
-    def counting(path: Any, *args: Any, **kwargs: Any) -> int:
-        opened.append(path)
-        return true_open(path, *args, **kwargs)
-
-    monkeypatch.setattr(code.os, "open", counting)
-    world.look()
-    assert not [path for path in opened if str(path).endswith(".py")]
-    (world.code / "7.py").write_text("changed")
-    world.look()
-    assert [path for path in opened if str(path).endswith(".py")] == ["7.py"]
-
-
-def test_a_log_that_never_rests_is_read_seldom_but_exact_for_submissions_and_a_source_always(world: World) -> None:
-    log, source = world.code / "train.log", world.code / "train.py"
-    for number in range(60):
-        with open(log, "a") as file:
-            file.write(f"step {number}\n")
-        source.write_text(f"{number:03}")
-        world.look()
-    held = world.held()["code/train.log"]
-    assert isinstance(held, bytes) and held.count(b"\n") <= code.RESTLESS_CHANGES + 2
-    assert world.held()["code/train.py"] == b"059"
-    assert "never rest" in str(world.lines()[-1].reason) and world.lines()[-1].changed == 1
-    assert world.files()["code/train.log"] == log.read_bytes()
 
 
 def test_the_recorder_loads_nothing_heavy() -> None:

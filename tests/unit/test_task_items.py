@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -89,13 +88,6 @@ def test_an_item_that_can_t_be_used(folder: Folder, root: Root, data: bytes, wor
     assert not list(root.path.rglob("items.jsonl"))
 
 
-def test_a_scorer_that_reads_no_answer_needs_none(folder: Folder, root: Root) -> None:
-    folder.scorer = "task"
-    (folder.path / "evaluate.py").write_text("def evaluate(q, a, r, **kw):\n    return 1.0\n")
-    folder.write(b'{"id": 3, "question": "3?"}\n')
-    stage(root)
-
-
 @pytest.mark.parametrize("pinned", [1, 3])
 def test_another_number_of_items_than_is_pinned(folder: Folder, root: Root, pinned: int) -> None:
     folder.write(GOOD.encode(), n=pinned)
@@ -142,11 +134,3 @@ def test_a_prepare_that_does_not(folder: Folder, root: Root, text: str, words: s
     assert words in caught.value.what and caught.value.where == f"{folder.path / 'prepare.py'}{line}"
     assert caught.value.exit_code in (Exit.FAILED, Exit.USAGE) and caught.value.next_step
     assert not list(root.path.rglob(".tmp-*"))
-
-
-def test_items_of_shipped_tasks_are_looked_at(root: Root) -> None:
-    stage_task(root, load_task("arithmetic"), None)
-    pins = load_task("arithmetic").file.splits
-    for split, pin in pins.items():
-        rows = (root.task_vault("arithmetic") / split / "items.jsonl").read_text().splitlines()
-        assert len(rows) == pin.n == len({json.loads(row)["id"] for row in rows})

@@ -80,14 +80,6 @@ def test_perfect_play_of_a_function_and_of_the_items(tmp_path: Path) -> None:
     assert code == 0 and said.count("perfect answers score 100, empty ones 0") == 2, said
 
 
-def test_without_perfect_play_that_is_a_warning(tmp_path: Path) -> None:
-    code, said = check(tmp_path, ENVIRONMENT)
-    assert code == 0, said
-    assert (
-        said.count("empty episodes score 0; WARNING: perfect play was not tried: its items have no field `oracle`") == 2
-    )
-
-
 BROKEN = {
     "__init__ raises": (
         ("        pass\n\n    def reset", "        raise OSError('no key')\n\n    def reset"),

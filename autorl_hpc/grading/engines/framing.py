@@ -158,11 +158,8 @@ class Routes:
 # --- workers per GPU
 # With a small model, vLLM's single Python thread is the bottleneck and the GPU idles.
 
-SIZES = ((500_000_000, 4), (1_500_000_000, 2))
-"""(parameter limit, workers on one GPU); larger models get one worker."""
-
-CORES_EACH = 3
-"""Cores per worker: its main thread, its helper threads, and a share for the daemon and the environments."""
+SIZES = ((500_000_000, 4), (1_500_000_000, 2))  # (parameter limit, workers on one GPU); larger models get one worker
+CORES_EACH = 3  # Cores per worker: its main thread, its helper threads, and a share for the daemon and the environments
 
 SEQUENCES = 256
 """Prompts that each of several workers answers at a time; together at most vLLM's default on a large GPU."""
@@ -170,8 +167,7 @@ SEQUENCES = 256
 STEP_TOKENS = 8192
 """Tokens that each of several workers computes in a step. The last layer's memory grows with this number."""
 
-FIXED_BYTES = 2 << 30
-"""Memory of each worker for CUDA's context and libraries, CUDA graphs, and some reserve."""
+FIXED_BYTES = 2 << 30  # Memory of each worker for CUDA's context and libraries, CUDA graphs, and some reserve
 
 LOGIT_BYTES = 48
 """Bytes per sequence and vocabulary entry in the sampler: logits, sorted logits with indices, sums and samples."""

@@ -139,8 +139,6 @@ log = logging.getLogger("autorl_hpc.grader")
 
 @dataclass
 class _Part:
-    """A worker and its state."""
-
     replica: Replica
     ready: Frame | None = None
     loaded: Frame | None = None
@@ -216,7 +214,6 @@ class VllmEngine:
         return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
-        """Start the workers and wait until all are ready."""
         spec, cores = self._spec, usable_cores()
         places = [share for share in self._shares for _ in range(self._copies)]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
@@ -385,7 +382,6 @@ class VllmEngine:
             raise EngineFailed("the engine is closed")
 
     def _hear(self, number: int, frame: Frame) -> None:
-        """Handle a frame. Runs in the replica's thread."""
         with self.lock:
             while len(self.parts) <= number:  # it sent a frame before it was added to the list
                 self.lock.wait(0.1)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
 import json
+import math
 import os
 import re
 import secrets
@@ -18,12 +20,12 @@ import unicodedata
 import urllib.error
 import urllib.parse
 import urllib.request
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autorl_hpc.rollouts.bm25 import TermIndex
 from autorl_hpc.rollouts.environment import Unavailable
 
 
@@ -83,19 +85,56 @@ def make_backend(setup: Setup) -> SearchBackend:
     return BACKENDS[name](setup)
 
 
+# --- BM25: the index, also of WebShop's search
+
+K1, B = 0.9, 0.4  # Anserini's defaults for passages, and WebShop's settings
+
+
+class TermIndex:
+    """BM25 ranking with an inverted index in memory, for some hundred thousand short texts: about 1 kB for 100 words.
+
+    Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
+
+    Args:
+        texts: the terms of each text.
+        length: the length that counts for a text of so many terms.
+    """
+
+    def __init__(self, texts: Iterable[Iterable[str]], length: Callable[[int], int] = int) -> None:
+        counts = [Counter(text) for text in texts]
+        lengths = [count.total() for count in counts]
+        average = (sum(lengths) / len(lengths) if lengths else 0.0) or 1.0
+        frequency = Counter(term for count in counts for term in count)
+        self._postings: dict[str, tuple[array[int], array[float]]] = {}
+        for number, count in enumerate(counts):
+            norm = K1 * (1 - B + B * length(lengths[number]) / average)
+            for term, times in count.items():
+                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+                numbers, weights = self._postings.setdefault(term, (array("I"), array("d")))
+                numbers.append(number)
+                weights.append(idf * times / (times + norm))
+
+    def best(self, query: Iterable[str], k: int) -> list[int]:
+        """Return the numbers of the `k` best texts that hold a term of the query; equal ones in the texts' order."""
+        scores: dict[int, float] = {}
+        for term, times in Counter(query).items():
+            for number, weight in zip(*self._postings.get(term, ((), ())), strict=True):
+                scores[number] = scores.get(number, 0.0) + times * weight
+        best = heapq.nsmallest(k, ((-score, number) for number, score in scores.items()))
+        return [number for _, number in best]
+
+
 # --- BM25 over an offline corpus
 # A corpus is a JSON lines file, or a folder of them (`*.jsonl`, in order of names), with `title`, `text` and optionally `url`.
 # Its hash is the sha256 of the concatenated bytes, so for a single file it equals `sha256sum`.
 
-BM25_VERSION = "1"
-"""Any change that can change a result needs a new version."""
+BM25_VERSION = "1"  # Any change that can change a result needs a new version
 SNIPPET_CHARS = 300
 """Length of a result's text: three of them fit into a context of 4,096 tokens beside the rest of an episode."""
 CORPUS = "corpus.jsonl"
 _STOP_WORDS = """a an and are as at be but by for from had has have he her his how in into is it its no not of on or she that
 the their then there these they this to was were what when where which who whom whose will with"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Includes question words, because a query is often the question itself."""
+STOP_WORDS = frozenset(_STOP_WORDS.split())  # Includes question words, because a query is often the question itself
 _WORD = re.compile(r"\w+")
 
 
@@ -164,7 +203,6 @@ class Bm25:
 
     @property
     def identity(self) -> str:
-        """See the Protocol."""
         return f"bm25/{BM25_VERSION} corpus {self.corpus.sha256} snippet {self.snippet_chars}"
 
     def search(self, query: str, k: int) -> list[Result]:
@@ -257,18 +295,15 @@ def write_corpus(path: Path, documents: Iterator[Document] | Sequence[Document])
 ONLINE_VERSION = "2"
 TIMEOUT_S = 20.0
 TRIES = 3
-FIRST_PAUSE_S = 2.0
-"""Doubles with each try. All tries together take less than the 120 s of an environment's step."""
+FIRST_PAUSE_S = 2.0  # Doubles with each try. All tries together take less than the 120 s of an environment's step.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_KEY_BYTES = 4096
-MAX_QUERY_CHARS = 400
-"""Engines refuse longer queries."""
+MAX_QUERY_CHARS = 400  # Engines refuse longer queries
 FIELDS = {"search_list": "organic_results", "search_title": "title", "search_link": "link", "search_snippet": "snippet"}
 EMPTY = "search_empty"
 ERRORS = ("error", "errors")
 """Fields by which engines report errors (a quota, an expired key), also with HTTP status 200."""
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Status codes after which the same request may succeed."""
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # Status codes after which the same request may succeed
 _PLACE = re.compile(r"\{(query|results|key)\}")
 
 
@@ -321,7 +356,6 @@ class Online:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol."""
         values = {"query": query[:MAX_QUERY_CHARS], "results": str(k), "key": self._key}
         address = _PLACE.sub(
             lambda place: urllib.parse.quote(values[place[1]].encode("utf-8", "replace"), ""), self._address
@@ -385,14 +419,12 @@ class Online:
 
 
 def _at(value: Any, path: str) -> Any:
-    """Return the value at a path of names joined by dots; None if missing."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def _says(answer: Any, form: str) -> bool:
-    """Return whether an answer has the form of `search_empty`."""
     path, equals, text = form.partition("=")
     found = _at(answer, path)
     return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
@@ -427,8 +459,7 @@ def read_key(path: Path) -> str:
 # results. `replay` only reads: a query that was not recorded is the grader's error, never an empty result. It can repeat
 # scores without a network, but can't score a model that sends new queries.
 
-FORMAT = 1
-"""Format version of the files; other versions are ignored."""
+FORMAT = 1  # Format version of the files; other versions are ignored
 FOLDER = ".search-cache"
 
 
@@ -504,7 +535,6 @@ class RecordedAnswers:
         self.cache = SearchCache(folder)
 
     def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol."""
         key = key_of(self.identity, query, k)
         found = self.cache.get(key)
         if found is not None:

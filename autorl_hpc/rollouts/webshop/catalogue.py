@@ -17,10 +17,8 @@ from typing import Any
 CATALOGUE_NAME = "catalogue.jsonl"
 CATEGORY_SEPARATOR = "\u203a"
 
-DEFAULT_PRICE = 100.0
-"""Dollars, for a product without a price."""
-PRICE_SALT = "webshop-price-1"
-"""Another salt gives other prices and changes every score."""
+DEFAULT_PRICE = 100.0  # Dollars, for a product without a price
+PRICE_SALT = "webshop-price-1"  # Another salt gives other prices and changes every score
 
 
 @dataclass(frozen=True)

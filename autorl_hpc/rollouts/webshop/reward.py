@@ -28,12 +28,9 @@ from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Product, fract
 # price limit follows from the product's number; the original draws it from an unseeded generator.
 
 SHUFFLE_SEED = 233
-LIMITS = tuple(10.0 * n for n in range(1, 100))
-"""Possible limits in dollars."""
-LIMITS_ABOVE = 4
-"""A limit is the larger of two different ones among the first four above the price."""
-NO_LIMIT = 1_000_000.0
-"""Dollars, for a product too expensive for any limit."""
+LIMITS = tuple(10.0 * n for n in range(1, 100))  # Possible limits in dollars
+LIMITS_ABOVE = 4  # A limit is the larger of two different ones among the first four above the price
+NO_LIMIT = 1_000_000.0  # Dollars, for a product too expensive for any limit
 LIMIT_SALT = "webshop-limit-1"
 
 
@@ -133,12 +130,9 @@ tiger turquoise violet walnut wheat white wine yellow
 COLOURS = tuple(_COLOURS.split())
 """Colour words in the order of the search (COLOR_SET of engine/normalize.py; MIT licence)."""
 
-SIMILAR = 85
-"""Of 100; strings with a higher ratio are the same attribute or option."""
-SAME_TITLE = 0.2
-"""Share of the wanted title's nouns above which a product has the wanted type whatever its categories."""
-OTHER_TITLE = 0.1
-"""Below this the product has another type even in the same category."""
+SIMILAR = 85  # Of 100; strings with a higher ratio are the same attribute or option
+SAME_TITLE = 0.2  # Share of the wanted title's nouns above which a product has the wanted type whatever its categories
+OTHER_TITLE = 0.1  # Below this the product has another type even in the same category
 SHARED_CATEGORIES = 2
 NO_NOUNS_SCORE = 0.2
 
