@@ -324,10 +324,9 @@ def _first_altered(run: RunDir, said: str) -> str:
 def _raw_entry(run: RunDir, number: int) -> tuple[str | None, object]:
     try:
         data = reading.read_bytes(run.ledger / f"{number:06d}.json")
-        value = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        return sha256_hex(data), json.loads(data)["prev"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None, None
-    return sha256_hex(data), value.get("prev") if isinstance(value, dict) else None
 
 
 # --- scores: each must belong to the weights that it is filed under, and follow from its items
@@ -383,24 +382,22 @@ class _Scores:
                 yield "the closing entry selects a submission and has no score of it"
             return
         name = "the closing entry's score of the base model"
-        if closed.selected is None:
-            beside = self._beside(closed, report, name)
-            yield from [beside] if beside else self._of_base(report, name)
+        submission = self.view.submissions.get(closed.selected) if closed.selected is not None else None
+        if closed.selected is not None:
+            yield from self._score(closed.selected, report)
+        if closed.selected is not None and not (
+            submission and submission.is_base and self.science.protocol is not Protocol.PAPER
+        ):
             return
-        yield from self._score(closed.selected, report)
-        submission = self.view.submissions.get(closed.selected)
-        if submission and submission.is_base and self.science.protocol is not Protocol.PAPER:
-            beside = self._beside(closed, report, name)
-            yield from [beside] if beside else []
-
-    def _beside(self, closed: Closed, report: Evaluation, name: str) -> str | None:
-        """Check that a run that ends with the base model has its score by the engine of the record named with it."""
+        # A run that ends with the base model has its score by the engine of the record named with it.
         if closed.baseline_report is None:
-            return f"{name} is beside no record of the base model's score"
-        engine = report.engine_hash
-        if engine is None or closed.baseline_report != baseline_key(self.science, Split.REPORT, engine):
-            return f"{name} is not of the record that is named beside it"
-        return None
+            yield f"{name} is beside no record of the base model's score"
+        elif report.engine_hash is None or closed.baseline_report != baseline_key(
+            self.science, Split.REPORT, report.engine_hash
+        ):
+            yield f"{name} is not of the record that is named beside it"
+        elif closed.selected is None:
+            yield from self._of_base(report, name)
 
     def _of_base(self, evaluation: Evaluation, name: str) -> Iterator[str]:
         """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
@@ -916,10 +913,9 @@ class _Anchoring:
             _prove(by, [*([self.shared] if self.shared else []), *self.runs])
             return True
         for run in self.runs:
-            place = next((i for i, entry in enumerate(run.hashes) if entry.startswith(head)), None)
-            if place is not None:
+            later = next((n for n, entry in enumerate(reversed(run.hashes)) if entry.startswith(head)), None)
+            if later is not None:
                 _prove(by, [run])
-                later = len(run.hashes) - 1 - place
                 run.notes += [f"{later} entries were added since the head that you gave"] if later else []
                 return True
         return False

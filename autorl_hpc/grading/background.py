@@ -140,9 +140,7 @@ def overdue_s(error: BaseException | None) -> float:
 class _Rating(threading.Thread, Generic[T]):
     def __init__(self, work: Callable[[], T], end_s: float) -> None:
         super().__init__(name="rating", daemon=True)
-        self._work = work
-        self._end_s = end_s
-        self._ending = Cancellable()
+        self._work, self._end_s, self._ending = work, end_s, Cancellable()
         self.found: list[T] = []
         self.problem: BaseException | None = None
 

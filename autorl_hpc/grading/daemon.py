@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -64,10 +65,8 @@ class HeartbeatThread(threading.Thread):
         self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None]
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self.experiment = experiment
-        self.beat = beat
+        self.experiment, self.beat, self.look = experiment, beat, look
         self.period_s = min(MAX_BEAT_S, stale_after_s / BEATS_PER_STALENESS)
-        self.look = look
         self._ending = threading.Event()  # not `_stop`: that is a method of Thread before Python 3.13
         self._lock = threading.Lock()
 
@@ -114,9 +113,7 @@ class Activity:
     def __init__(
         self, experiment: ExperimentDir, record: ExperimentRecord, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.experiment = experiment
-        self.record = record
-        self.clock = clock
+        self.experiment, self.record, self.clock = experiment, record, clock
         self._counters: dict[str, int] = {}
         self._last_look: float | None = None
         self._last_move = 0.0
@@ -133,25 +130,21 @@ class Activity:
             jobs = read_submitted(self.experiment)
         except (AutorlError, OSError):
             return True
-        if jobs is None:
+        submitted = () if jobs is None else jobs.submitted
+        mine = next((job for job in submitted if job.job_id == os.environ.get("SLURM_JOB_ID")), None)
+        if jobs is None or mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
             return False
-        me = os.environ.get("SLURM_JOB_ID")
-        mine = next((job for job in jobs.submitted if job.job_id == me), None)
-        if mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
-            return False
-        links = [job for job in jobs.submitted if job.name == mine.name and not job.taken_back]
-        if any(job.number > mine.number for job in links):
+        if any(job.name == mine.name and not job.taken_back and job.number > mine.number for job in submitted):
             return False
         return bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
         """Return whether any clock has moved in the last minute."""
         now = self.clock()
-        if self._last_look is None:  # first look: assume that a clock has just moved
-            self._last_move = now
+        first = self._last_look is None  # at the first look assume that a clock has just moved
         if self._last_look is None or now - self._last_look >= LOOK_S:
             self._last_look = now
-            if self._moved():
+            if self._moved() or first:
                 self._last_move = now
         return now - self._last_move <= STANDS_STILL_S
 
@@ -325,9 +318,8 @@ class Grader:
         removed that a grader left behind when it was killed between its work and their removal."""
         left = {*queues.waiting(self.experiment.queue), *claimed_entries(self.experiment.claims)}  # before the check
         finished = set(reading.list_names(self.experiment.finished))
-        if not set(self.record.runs) <= finished:
-            return False
-        self.record = read_experiment(self.experiment)
+        if set(self.record.runs) <= finished:
+            self.record = read_experiment(self.experiment)
         if not set(self.record.runs) <= finished:
             return False
         for entry in sorted(left):
@@ -536,10 +528,8 @@ def run_grader(experiment: ExperimentDir) -> int:
     name_program(grader.record.cluster)
     code = 1
     try:
-        try:
+        with suppress(Stopped):
             grader.run()
-        except Stopped:
-            pass
         # Also holds if a library swallowed the exception:
         code = 130 if grader.stopped else EXIT_TROUBLE if grader.must_leave() else 0
     except Exception:

@@ -236,6 +236,10 @@ class FolderWeights:
         size = ITEM_BYTES[spec.dtype]
         return again(functools.partial(self._read, spec, spec.begin + start * size, count * size))
 
+    def floats(self, spec: TensorSpec, start: int, count: int) -> NDArray[Any]:
+        """Return the same as float32."""
+        return as_float32(raw(self.read(spec, start, count), spec.dtype), spec.dtype)
+
     def _read(self, spec: TensorSpec, position: int, length: int) -> bytearray:
         if spec.file not in self._files:
             self._files[spec.file] = os.open(self.folder / spec.file, os.O_RDONLY | os.O_CLOEXEC)
@@ -435,8 +439,7 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
             continue
         energies = Energies(spec.shape)
         for start, count in _blocks(spec):
-            a = as_float32(raw(other.read(spec, start, count), spec.dtype), spec.dtype)
-            b = as_float32(raw(base.read(own, start, count), own.dtype), own.dtype)
+            a, b = other.floats(spec, start, count), base.floats(own, start, count)
             for at in range(0, count, SLICE):
                 energies.add(a[at : at + SLICE], start + at)
                 difference = a[at : at + SLICE] - b[at : at + SLICE]
@@ -461,6 +464,8 @@ def _add_block(
     start: int,
 ) -> None:
     """Add a block (bytes and type of both models) to the sums, in slices that fit the processor's caches."""
+    import numpy as np
+
     (mine_bytes, dtype), (base_bytes, base_dtype) = new, base
     all_bits, all_base_bits = raw(mine_bytes, dtype), raw(base_bytes, base_dtype)
     kept_as = precision(all_bits, dtype)
@@ -482,18 +487,12 @@ def _add_block(
         difference = mine - known
         places.mine.add(mine, start + at)
         places.difference.add(difference, start + at)
-        tensor.changed += _count(bits != base_bits) if same_type and not rounds else _count(difference)
+        tensor.changed += int(np.count_nonzero(bits != base_bits if same_type and not rounds else difference))
         tensor.delta += _energy(difference)
         tensor.moved += _clipped_energy(difference)
         unrounded = mine - theirs if rounds else difference
         tensor.raw_delta += _energy(unrounded)
         sketcher.add(tensor.name, (start + at) // SLICE, unrounded)
-
-
-def _count(values: NDArray[Any]) -> int:
-    import numpy as np
-
-    return int(np.count_nonzero(values))
 
 
 def _energy(values: NDArray[Any]) -> float:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from autorl_hpc.cluster import slurm
@@ -233,14 +234,7 @@ class Watcher(threading.Thread):
         for run_id in runs:
             ending = self._ending_of(run_id, board.of_run(run_id))
             log.warning("%s has no job left: %s", run_id, ending.reason)
-            rows.append(
-                {
-                    "run_id": run_id,
-                    "ended_by": str(ending.ended_by),
-                    "fault": None if ending.fault is None else str(ending.fault),
-                    "reason": ending.reason,
-                }
-            )
+            rows.append({"run_id": run_id, **asdict(ending)})
         if not rows:
             return
         command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]

@@ -185,7 +185,8 @@ def _value_at(text: str, start: int) -> _Found | None:
         return _Found(value, start, end, True)
     except (ValueError, RecursionError):
         pass
-    closed = _closing(text, start)
+    # Quoted text is skipped, then brackets alone are counted, because the quotes may be broken.
+    closed = next((stop for quotes in QUOTINGS if (stop := _closed(text, start, quotes)) is not None), None)
     if closed is None:
         return None
     part = text[start:closed]
@@ -198,12 +199,6 @@ def _value_at(text: str, start: int) -> _Found | None:
         if value is not None:
             return _Found(value, start, closed, False)
     return None
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Return the position after the bracket that closes the one at `start`. Skips quoted text, then retries by brackets alone,
-    because the quotes may be broken."""
-    return next((end for quotes in QUOTINGS if (end := _closed(text, start, quotes)) is not None), None)
 
 
 def _closed(text: str, start: int, quotes: str) -> int | None:
@@ -229,11 +224,10 @@ def _closed(text: str, start: int, quotes: str) -> int | None:
 
 def _python_value(text: str) -> Any:
     """Return an object in Python's spelling (single quotes, True); None if it is not one."""
-    words = re.sub(
-        r"\b(true|false|null)\b", lambda match: {"true": "True", "false": "False", "null": "None"}[match[1]], text
-    )
+    for word, python in (("true", "True"), ("false", "False"), ("null", "None")):
+        text = re.sub(rf"\b{word}\b", python, text)
     try:
-        return _plain(ast.parse(words.strip(), mode="eval").body)
+        return _plain(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -340,6 +334,9 @@ REMINDERS: Final = (
 _FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
 
 
+OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect")
+
+
 class EpisodeAnswer(NamedTuple):
     """The end of an episode.
 
@@ -425,8 +422,7 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
     """
-    names = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect", "answered")
-    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in names}
+    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
     return {**found, "mean_steps": _mean([float(each["steps"]) for each in facts])}
 
 
@@ -456,15 +452,13 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Pa
         if not left:
             break
         asked = [conversation(context.judge_prompt, questions[number], reminder) for number in left]
-        unreadable = []
-        for number, verdict in zip(left, context.judge.ask(asked, max_tokens=limit), strict=True):
+        verdicts = context.judge.ask(asked, max_tokens=limit)
+        for number, verdict in zip(left, verdicts, strict=True):
             try:
                 found[number] = _read(verdict, official)
             except Unreadable as error:
                 why[number] = str(error)
-            if found.get(number) is None:
-                unreadable.append(verdict)
-        context.judge.forget(unreadable)
+        context.judge.forget([v for number, v in zip(left, verdicts, strict=True) if found.get(number) is None])
     unread = [number for number in range(len(questions)) if number not in found]
     if len(unread) > UNREAD_SHARE * len(questions):
         raise JudgeFailed(
@@ -511,16 +505,9 @@ def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str
     outcomes = []
     for place, drawn in enumerate(given):
         counts = [rate(place, answer.text) for answer in drawn]
-        facts: dict[str, Fact] = {
-            "precision": _mean([each.precision for each in counts]),
-            "recall": _mean([each.recall for each in counts]),
-            "f1": _mean([each.f1 for each in counts]),
-            "fully_correct": _mean([each.fully_correct for each in counts]),
-            "correct_with_excessive": _mean([each.correct_with_excessive for each in counts]),
-            "fully_incorrect": _mean([each.fully_incorrect for each in counts]),
-            "answered": _mean([bool(answer.text) for answer in drawn]),
-            "steps": _mean([answer.steps for answer in drawn]),
-        }
+        facts: dict[str, Fact] = {name: _mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
+        facts["answered"] = _mean([bool(answer.text) for answer in drawn])
+        facts["steps"] = _mean([answer.steps for answer in drawn])
         outcomes.append(Outcome(float(facts["fully_correct"]), facts))
     return outcomes
 

@@ -63,7 +63,7 @@ MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
 class NotUtf8(ValueError):
-    """A file is in another encoding; the message follows "is not in UTF-8:"."""
+    """A file is in another encoding; the message begins with "is not in UTF-8"."""
 
 
 class BadRow(ValueError):
@@ -80,14 +80,14 @@ def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
     """
     for mark, name in MARKS.items():
         if data.startswith(mark):
-            raise NotUtf8(f"it begins like {name}")
+            raise NotUtf8(f"is not in UTF-8: it begins like {name}")
     for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise NotUtf8(f"line {number} holds the byte 0x{line[error.start]:02x}") from None
+            raise NotUtf8(f"is not in UTF-8: line {number} holds the byte 0x{line[error.start]:02x}") from None
 
 
 def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:

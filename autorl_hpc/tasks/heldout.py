@@ -98,17 +98,13 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
         except (BadRow, NotUtf8) as error:
             form = "each line is one JSON object with an `id` of its own"
             raise AutorlError(
-                f"{name} of task {task.name}: {_words(error)}",
+                f"{name} of task {task.name}: {error}",
                 where=made_by or path,
                 next_step=f"correct what makes it, pin it anew (bin/pin-task) and stage it again: {form}",
             ) from None
         if len(rows) != pin.n:
             what = f"key `{key}.n` is {pin.n}, {name} holds {len(rows)} items"
             raise AutorlError(what, where=own, next_step="pin it anew: bin/pin-task prints it")
-
-
-def _words(error: BadRow | NotUtf8) -> str:
-    return f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
 
 
 def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
@@ -166,7 +162,7 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
         return [_item(row) for row in read_items(data)]
     except (BadRow, NotUtf8) as error:
         raise AutorlError(
-            f"held-out items of task {task}, {split} split: {_words(error)}",
+            f"held-out items of task {task}, {split} split: {error}",
             where=path,
             fault=Fault.GRADER,
             next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",

@@ -71,7 +71,7 @@ def goals_of(root: Root, split: Split, task: str = TASK) -> list[dict[str, Any]]
 def scored(root: Root, player: Player, split: Split, **options: Any) -> Scored:
     bench = PlayedBench(root, player)
     try:
-        return bench.evaluate(science(), root.path, "0" * 64, split, **options)
+        return bench.rate(bench.answer(science(), root.path, "0" * 64, split, **options))
     finally:
         bench._playground.close()
 
@@ -156,10 +156,10 @@ def test_a_vault_file_changed_after_staging_is_named_and_scores_nothing(tmp_path
         path.unlink()
     bench = PlayedBench(made, Player(lambda prompt: "look"))
     with pytest.raises(AutorlError, match=rf"catalogue\.jsonl of task {name}") as caught:
-        bench.evaluate(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1)
+        bench.rate(bench.answer(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1))
     assert caught.value.fault is Fault.CLUSTER and caught.value.where == str(path)
     path.write_bytes(whole)
-    assert bench.evaluate(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1).evaluation.score == 0.0
+    assert bench.rate(bench.answer(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1)).evaluation.score == 0.0
     bench._playground.close()
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from test_verify_alterations import Place
+from typer.testing import CliRunner, Result
 
+from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence import anchors
 from autorl_hpc.evidence.anchors import KnownHeads
@@ -154,22 +154,21 @@ def test_the_commands(place: Place, tmp_path: Path) -> None:
     key.write_bytes(KEY)
     key.chmod(0o600)
 
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "autorl_hpc", *words]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
 
     runs = str(place.tree.path)
     done = run("anchor", runs, "--key", str(key), "--out", str(out))
-    assert done.returncode == 0 and "exp: 2 runs, head " in done.stdout, done.stderr
+    assert done.exit_code == 0 and "exp: 2 runs, head " in done.stdout, done.stdout
     done = run("verify", runs, "--anchors", str(out), "--key", str(key))
-    assert done.returncode == 0 and "2 runs, 0 damaged. 2 anchored. An anchor shows" in done.stdout, done.stdout
-    assert run("verify", runs, "--anchors", str(out)).returncode == 2
+    assert done.exit_code == 0 and "2 runs, 0 damaged. 2 anchored. An anchor shows" in done.stdout, done.stdout
+    assert isinstance(run("verify", runs, "--anchors", str(out)).exception, AutorlError)
     done = run("verify", runs, "--expect", "0" * 64)
-    assert done.returncode == 1 and "no run or experiment here has, or had, the head" in done.stdout
+    assert done.exit_code == 1 and "no run or experiment here has, or had, the head" in done.stdout
     status = run("status", runs)
     head = json.loads(run("status", runs, "--json").stdout)[0]["head"]
     assert head in status.stdout and head in run("report", runs).stdout
-    assert run("verify", runs, "--expect", head).returncode == 0
+    assert run("verify", runs, "--expect", head).exit_code == 0
 
 
 SQUEUE = """#!/usr/bin/env bash

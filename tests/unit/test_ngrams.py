@@ -204,9 +204,9 @@ def test_what_was_given_is_not_looked_for_in_any_code(tmp_path: Path) -> None:
 
 
 def test_a_run_across_the_border_of_two_chunks_is_found(tmp_path: Path) -> None:
-    for shift in (0, 37, 100, len(LONG)):
+    for shift in (37, len(LONG)):
         filler = b"x " * (plaintext.CHUNK_BYTES // 2 - shift // 2)
-        (tmp_path / "file").write_bytes(filler + LONG.encode() + b" y" * 600_000)
+        (tmp_path / "file").write_bytes(filler + LONG.encode() + b" y" * 6_000)
         assert found(tmp_path) == 1, shift
 
 
@@ -275,7 +275,7 @@ BOMBS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.slow
 def test_a_bomb_is_cut_off_and_the_next_file_is_read(kind: str, tmp_path: Path) -> None:
-    (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (6 << 20)))
+    (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (1 << 20)))
     (tmp_path / "z.txt").write_text(LONG)
     look = scanner(tmp_path).look(meter())
     assert look.items == {Split.REPORT: 1}

@@ -6,8 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +74,9 @@ def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -
         ("good", "run", True),
     ]
     assert verdicts[0].run_id == SHARED and "experiment.json" in verdicts[0].problems[0]
-    command = [sys.executable, "-m", "autorl_hpc", "verify", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPO)
-    assert done.returncode == 1 and "DAMAGED  bad: experiment.json and code" in done.stdout
-    assert "2 runs, 0 damaged; 1 damaged in experiment.json and code" in done.stdout
+    said = "\n".join(as_lines(verdicts))
+    assert "DAMAGED  bad: experiment.json and code" in said
+    assert "2 runs, 0 damaged; 1 damaged in experiment.json and code" in said
 
 
 def test_every_given_path_must_hold_something(tmp_path: Path) -> None:

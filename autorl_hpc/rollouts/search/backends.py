@@ -371,23 +371,15 @@ class Online:
             raise SearchFailed(
                 f"the answer of {self._host} has no list at `{self._fields['search_list']}`{self._advice()}"
             )
-        self._check(rows)
+        if any(not isinstance(row, dict) for row in rows):
+            raise SearchFailed(f"a result of {self._host} is no object")
+        for option in ("search_title", "search_link", "search_snippet"):  # a field that all rows lack is misspelt
+            if rows and not any(self._fields[option] in row for row in rows):
+                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
         return [self._result(row) for row in rows[:k]]
 
     def _advice(self) -> str:
         return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
-
-    def _check(self, rows: list[Any]) -> None:
-        """Check that these are results. A row may lack a field; a field that all rows lack is misspelt.
-
-        Raises:
-            SearchFailed: they are not results.
-        """
-        if any(not isinstance(row, dict) for row in rows):
-            raise SearchFailed(f"a result of {self._host} is no object")
-        for option in ("search_title", "search_link", "search_snippet"):
-            if rows and not any(self._fields[option] in row for row in rows):
-                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
 
     def _result(self, row: Mapping[str, Any]) -> Result:
         title, url, text = (str(row.get(self._fields[f"search_{name}"]) or "") for name in ("title", "link", "snippet"))
@@ -430,16 +422,6 @@ def _says(answer: Any, form: str) -> bool:
     return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
 
 
-def online_from_setup(setup: Setup) -> Online:
-    """Create the engine that the options name, with its key.
-
-    Raises:
-        OSError, ValueError: an option is missing or wrong, or the key can't be read or is readable by others.
-    """
-    file = setup.options.get("search_key_file")
-    return Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
-
-
 def read_key(path: Path) -> str:
     """Read the key from a file that only its owner may read. No error shows any part of it."""
     with open(path, "rb") as file:
@@ -475,41 +457,42 @@ def key_of(identity: str, query: str, k: int) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("ascii")).hexdigest()
 
 
-class SearchCache:
-    """A folder of recorded answers. Several processes may use it at once."""
+class RecordedAnswers:
+    """A folder of recorded answers, which several processes may use at once. A query that has none is asked of `backend` and
+    recorded, or fails without a back end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, identity: str, folder: Path, backend: SearchBackend | None = None) -> None:
+        self.identity, self.folder, self.backend = identity, folder, backend
 
-    def get(self, key: str) -> list[Result] | None:
-        """Return the answer of that name; None if there is none or its file is damaged."""
-        try:
-            value = json.loads(self._path(key).read_bytes())
-            if value["format"] != FORMAT or value["key"] != key:
-                return None
-            rows = [Result(*row) for row in value["found"]]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
-        return rows if all(isinstance(part, str) for row in rows for part in row) else None
-
-    def stands(self, key: str) -> bool:
-        """Return whether a file of that name exists, readable or not."""
-        return os.path.lexists(self._path(key))
-
-    def put(self, key: str, backend: str, query: str, found: list[Result]) -> None:
-        """Store an answer atomically. An existing one is kept, because results must not change under a recipe.
-
-        Raises:
-            OSError: the folder can't be written.
-        """
+    def search(self, query: str, k: int) -> list[Result]:
+        key = key_of(self.identity, query, k)
+        path = self.folder / key[:2] / f"{key}.json"
+        found = _recorded(path, key)
+        if found is not None:
+            return found
+        if self.backend is None:
+            name = f"recorded answer {key[:16]} for the query {query[:80]!r}"
+            if os.path.lexists(path):
+                advice = "put the original back, or ask the engine again"
+                raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
+            raise SearchFailed(f"no {name}: it was not asked before")
+        found = self.backend.search(query, k)
         value = {
             "format": FORMAT,
             "key": key,
-            "backend": backend,
+            "backend": self.identity,
             "query": query,
-            "found": [list(row) for row in found],
+            "found": [[*row] for row in found],
         }
-        path = self._path(key)
+        try:
+            self._record(path, value)
+        except OSError as error:
+            raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
+        # Another process may have recorded other results first; all use the recorded ones.
+        return _recorded(path, key) or found
+
+    def _record(self, path: Path, value: Mapping[str, Any]) -> None:
+        """Store an answer atomically. A readable one is kept, because results must not change under a recipe."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -518,44 +501,27 @@ class SearchCache:
                 file.write(json.dumps(value, sort_keys=True, indent=1).encode("ascii"))
                 file.flush()
                 os.fsync(file.fileno())
-            if self.get(key) is None:  # a damaged file is replaced
+            if _recorded(path, value["key"]) is None:
                 os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.json"
 
-
-class RecordedAnswers:
-    """Recorded answers; a query that has none is asked of `backend` and recorded, or fails without a back end."""
-
-    def __init__(self, identity: str, folder: Path, backend: SearchBackend | None = None) -> None:
-        self.identity, self.backend = identity, backend
-        self.cache = SearchCache(folder)
-
-    def search(self, query: str, k: int) -> list[Result]:
-        key = key_of(self.identity, query, k)
-        found = self.cache.get(key)
-        if found is not None:
-            return found
-        if self.backend is None:
-            name = f"recorded answer {key[:16]} for the query {query[:80]!r}"
-            if self.cache.stands(key):
-                advice = "put the original back, or ask the engine again"
-                raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
-            raise SearchFailed(f"no {name}: it was not asked before")
-        found = self.backend.search(query, k)
-        try:
-            self.cache.put(key, self.identity, query, found)
-        except OSError as error:
-            raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
-        # Another process may have recorded other results first; all use the recorded ones.
-        return self.cache.get(key) or found
+def _recorded(path: Path, key: str) -> list[Result] | None:
+    """Return the answer in a file; None if there is none or it is damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+        if value["format"] != FORMAT or value["key"] != key:
+            return None
+        rows = [Result(*row) for row in value["found"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return rows if all(isinstance(part, str) for row in rows for part in row) else None
 
 
 def _online(setup: Setup) -> SearchBackend:
-    engine = online_from_setup(setup)
+    file = setup.options.get("search_key_file")
+    engine = Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
     recorded = setup.options.get("search_record", True)
     return RecordedAnswers(engine.identity, folder_of(setup), engine) if recorded else engine
 

@@ -17,7 +17,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,16 +55,8 @@ class Goal:
 
     def row(self, identity: str) -> dict[str, Any]:
         """Return the goal as an item."""
-        return {
-            "id": identity,
-            "question": self.instruction,
-            "answer": "",
-            "product": self.product,
-            "wanted": list(self.wanted),
-            "options": dict(self.options),
-            "price_upper": self.price_upper,
-            "session": self.session,
-        }
+        own = {**vars(self), "wanted": list(self.wanted), "options": dict(self.options)}
+        return {"id": identity, "question": own.pop("instruction"), "answer": "", **own}
 
 
 def from_row(row: Mapping[str, Any]) -> Goal:
@@ -87,10 +79,7 @@ def generate(products: Iterable[Product]) -> list[Goal]:
     """Return every combination of options of every product with an instruction, in the original's order of sessions."""
     found = [goal for product in products for goal in of_product(product)]
     random.Random(SHUFFLE_SEED).shuffle(found)
-    return [
-        Goal(goal.instruction, goal.product, goal.wanted, goal.options, goal.price_upper, session)
-        for session, goal in enumerate(found)
-    ]
+    return [replace(goal, session=session) for session, goal in enumerate(found)]
 
 
 def of_product(product: Product) -> list[Goal]:
@@ -280,9 +269,9 @@ def write_task(
         prefix: of the goals' ids.
     """
     _write(out / "train" / CATALOGUE_NAME, (p.row(withheld=p.asin in withheld) for p in products))
-    _write(out / "train" / GOALS_NAME, (_item(goal, prefix) for goal in train))
+    _write(out / "train" / GOALS_NAME, (goal.row(f"{prefix}-{goal.session:04d}") for goal in train))
     for split, goals in held_out.items():
-        _write(out / split / ITEMS_NAME, (_item(goal, prefix) for goal in goals))
+        _write(out / split / ITEMS_NAME, (goal.row(f"{prefix}-{goal.session:04d}") for goal in goals))
     _write(out / CATALOGUE_NAME, (p.row() for p in products))
 
 
@@ -316,10 +305,6 @@ def at_most(goals: Iterable[Goal], count: int) -> list[Goal]:
 def rank(key: str) -> str:
     """Return the hash of a key, for a fixed, shuffled order."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _item(goal: Goal, prefix: str) -> dict[str, Any]:
-    return goal.row(f"{prefix}-{goal.session:04d}")
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
