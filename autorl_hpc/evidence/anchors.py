@@ -199,11 +199,7 @@ def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
 
 
 def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
-    """Parse the lines of an anchors file without checking signatures.
-
-    Raises:
-        AutorlError: a line is not an anchor.
-    """
+    """Parse the lines of an anchors file without checking signatures. Raises AutorlError: a line is not an anchor."""
     found = []
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():

@@ -105,15 +105,14 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceMan
 
 def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     content = manifest.weights.content_hash if manifest.weights else None
-    sizes: dict[bool, int] = {True: 0, False: 0}
-    for file in manifest.files:
-        of_weights = export.is_weights(file.path, content)
-        sizes[of_weights] += file.size_bytes
-        if not of_weights and file.size_bytes > reading.MAX_RECORD_BYTES:
-            raise DamagedArchive(f"{file.path} has {file.size_bytes} bytes: no record is so large")
-    if len(manifest.files) > MAX_FILES or sizes[False] > MAX_RECORDS_BYTES:
+    weights = [file.size_bytes for file in manifest.files if export.is_weights(file.path, content)]
+    records = [file for file in manifest.files if not export.is_weights(file.path, content)]
+    large = next((file for file in records if file.size_bytes > reading.MAX_RECORD_BYTES), None)
+    if large is not None:
+        raise DamagedArchive(f"{large.path} has {large.size_bytes} bytes: no record is so large")
+    if len(manifest.files) > MAX_FILES or sum(file.size_bytes for file in records) > MAX_RECORDS_BYTES:
         raise DamagedArchive("it holds more records than a run has")
-    if sizes[True] > weights_allowed:
+    if sum(weights) > weights_allowed:
         most = f"{weights_allowed} bytes, the most that this base model's can be"
         raise DamagedArchive(f"its weights are larger than {most}")
 

@@ -474,11 +474,7 @@ class ItemRow(NamedTuple):
 
 
 def read_rows(name: str, data: bytes) -> list[ItemRow]:
-    """Parse an items file.
-
-    Raises:
-        ValueError: it is not an items file.
-    """
+    """Parse an items file. Raises ValueError: it is not an items file."""
     try:
         values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
         return [ItemRow(str(row["id"]), float(row["outcome"]), str(row["output_sha256"])) for row in values]

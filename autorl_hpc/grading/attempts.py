@@ -294,11 +294,7 @@ class Baselines:
         return self._known[key]
 
     def ensure(self, science: Science, split: Split) -> Baseline:
-        """Return the baseline, measuring it if needed.
-
-        Raises:
-            NotReady: another grader measures it.
-        """
+        """Return the baseline, measuring it if needed. Raises NotReady: another grader measures it."""
         found = self.get(science, split)
         if found is not None:
             return found

@@ -30,11 +30,7 @@ class WouldEnd(Exception):
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Let nothing but a stop signal end the grader.
-
-    Raises:
-        WouldEnd: instead of an error that is not an Exception.
-    """
+    """Let nothing but a stop signal end the grader. Raises WouldEnd: instead of an error that is not an Exception."""
     try:
         yield
     except (Exception, Stopped, KeyboardInterrupt, GeneratorExit):

@@ -202,11 +202,7 @@ class Playground:
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:
-    """Return a task's environment with its vault.
-
-    Raises:
-        AutorlError: the task has no environment.
-    """
+    """Return a task's environment with its vault. Raises AutorlError: the task has no environment."""
     if task.file.environment is None:
         raise AutorlError(
             f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment",

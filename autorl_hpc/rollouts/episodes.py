@@ -181,10 +181,6 @@ class _Run:
         live.ticket = ticket
         self._waiting[ticket] = live
 
-    def _act(self, live: Live) -> None:
-        last = len(live.completions) >= self.max_steps
-        self._wait(live, self.pool.act(live.slot, live.completions[-1], last=last))
-
     def _take(self, live: Live, reply: Reply) -> None:
         if reply.error is not None:
             self._errors += 1
@@ -257,7 +253,8 @@ class _Run:
         live.tokens += answer.tokens
         live.truncated += answer.truncated
         live.completions.append(answer.text)
-        self._act(live)
+        last = len(live.completions) >= self.max_steps
+        self._wait(live, self.pool.act(live.slot, answer.text, last=last))
 
     def _prompts(self) -> list[tuple[Live, list[int]]]:
         """Return all ready episodes with their prompts' token ids, in the goals' order. Episodes with too long prompts end."""

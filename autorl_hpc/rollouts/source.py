@@ -39,11 +39,7 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def environment(self) -> Environment:
-        """Create an environment.
-
-        Raises:
-            EnvironmentBroken: the file or the class can't be used.
-        """
+        """Create an environment. Raises EnvironmentBroken: the file or the class can't be used."""
         made: Environment = self._make(self.name)
         return made
 
@@ -67,11 +63,7 @@ class Source:
 
 
 def load(file: Path | str) -> ModuleType:
-    """Load the module in `file`, once per process.
-
-    Raises:
-        EnvironmentBroken: it can't be loaded.
-    """
+    """Load the module in `file`, once per process. Raises EnvironmentBroken: it can't be loaded."""
     name = f"autorl_environment_{abs(hash(str(file)))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -144,11 +144,7 @@ class DialogueFailed(Exception):
 
 @contextmanager
 def _named(method: str) -> Iterator[None]:
-    """Attribute errors to the dialogue.
-
-    Raises:
-        DialogueFailed: something was raised inside.
-    """
+    """Attribute errors to the dialogue. Raises DialogueFailed: something was raised inside."""
     try:
         yield
     except KeyboardInterrupt:

@@ -74,11 +74,7 @@ class ParsedVerdict:
 
 
 def read(text: str) -> ParsedVerdict:
-    """Parse the verdict in a judge's reply.
-
-    Raises:
-        Unreadable: there is none, or it is ambiguous.
-    """
+    """Parse the verdict in a judge's reply. Raises Unreadable: there is none, or it is ambiguous."""
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
     text = without_closed_thinking(text)

@@ -163,7 +163,7 @@ def read_answer(text: str) -> Fraction | None:
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
-    text = _plain(_cut_run_on(_without_thinking(text)))
+    text = _plain(_cut_run_on(without_thinking(text)))
     last_digit = _last_digit(text)
     if last_digit < 0:
         return None
@@ -222,7 +222,8 @@ def gsm8k() -> ByItem:
     return ByItem(VERSION, lambda text, answer: float(score_item(text, answer)))
 
 
-def _without_thinking(text: str) -> str:
+def without_thinking(text: str) -> str:
+    """Return the text without thinking, without what stands before a lone `</think>`, and without what an open `<think>` begins."""
     text = without_closed_thinking(text)
     return text.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
 
@@ -455,6 +456,13 @@ def gsm8k_marked() -> ByItem:
 OPENCOMPASS_VERSION: Final = "a5acc4bb"  # Version of the scorer: the commit of OpenCompass that it reproduces
 
 
+def opencompass_text(text: str) -> str:
+    """Remove thinking as OpenCompass does for every model: `extract-non-reasoning-content` of utils/text_postprocessors.py."""
+    if "<think>" not in text and "</think>" in text:
+        return text.rsplit("</think>", maxsplit=1)[-1].strip()
+    return without_closed_thinking(text).strip()
+
+
 def opencompass_extract(text: str) -> str:
     """Extract the answer as OpenCompass does, including its faults.
 
@@ -463,10 +471,7 @@ def opencompass_extract(text: str) -> str:
     before the first `Question:`, else `NULL`. Known faults: `8,000` gives `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3"
     gives `-3`, a text that begins with `Question:` gives `NULL`.
     """
-    if "<think>" not in text and "</think>" in text:
-        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = without_closed_thinking(text).strip()
+    text = opencompass_text(text)
     last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
     return last[0].group() if last else "NULL"
 

@@ -12,7 +12,7 @@ from typing import Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.sandbox.program_limits import Program, ProgramLimits, ProgramVerdict
 from autorl_hpc.sandbox.programs import longest_s, run_programs
-from autorl_hpc.scoring.gsm8k import without_closed_thinking
+from autorl_hpc.scoring.gsm8k import opencompass_text, without_thinking
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.states import Fault
 
@@ -55,16 +55,12 @@ def completion(answer: str, entry_point: str) -> str:
     """
     if len(answer) > MAX_TEXT_CHARS:
         return ""
-    text = _without_thinking(answer).replace("\r\n", "\n")
+    text = without_thinking(answer).replace("\r\n", "\n")
     code, fenced = _code(text, entry_point)
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point) and not _TOP_RETURN.search(whole):
         return "\n" + _FUTURE.sub("", whole if fenced else _without_prose(whole)) + "\n"
     return _as_body(code, fenced) + "\n"
-
-
-def _without_thinking(text: str) -> str:
-    return without_closed_thinking(text).rsplit("</think>", 1)[-1].split("<think>", 1)[0]
 
 
 def _defines(code: str, name: str) -> bool:
@@ -207,10 +203,7 @@ def opencompass_completion(answer: str) -> str:
     without leading space. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
     off keeps its fence.
     """
-    if "<think>" not in answer and "</think>" in answer:
-        text = answer.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = without_closed_thinking(answer).strip()
+    text = opencompass_text(answer)
     block = _BLOCK.search(text)
     return (block[1] if block else text).lstrip()
 
@@ -228,11 +221,7 @@ class HumanEval:
     limits: ProgramLimits
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """See the Protocol.
-
-        Raises:
-            AutorlError: an item holds no test, or programs can't be run here.
-        """
+        """See the Protocol. Raises AutorlError: an item holds no test, or programs can't be run here."""
         programs = [[self._program(item, text) for text in texts] for item, texts in zip(items, answers, strict=True)]
         distinct = list(dict.fromkeys(program for drawn in programs for program in drawn))
         unconfined = context.options.get(UNCONFINED, False) is True

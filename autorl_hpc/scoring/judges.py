@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,9 +250,10 @@ class JudgeUsage:
 
     def since(self, before: JudgeUsage) -> dict[str, float]:
         """Return the difference as metrics of an evaluation."""
-        names = ("requests", "cached", "prompt_tokens", "completion_tokens")
-        found = {f"judge_{name}": float(getattr(self, name) - getattr(before, name)) for name in names}
-        return found if self.cost is None else {**found, "judge_cost": self.cost - (before.cost or 0.0)}
+        then = vars(before)
+        return {
+            f"judge_{name}": float(value - (then[name] or 0)) for name, value in vars(self).items() if value is not None
+        }
 
 
 class MeteredJudge(Judge, Protocol):
@@ -314,7 +316,7 @@ class HttpJudge:
         self._endpoint = Endpoint(spec.url, read_key(spec), spec.timeout_s, names)
         self._lock = threading.Lock()
         self._not_before = 0.0  # the endpoint asked for a pause, which holds for all threads
-        self._requests = self._cached = self._prompt_tokens = self._completion_tokens = 0
+        self._counts: Counter[str] = Counter()
 
     @property
     def model(self) -> str:
@@ -324,20 +326,19 @@ class HttpJudge:
     def usage(self) -> JudgeUsage:
         """Usage so far."""
         with self._lock:
-            cost = None
-            if self.spec.price_in is not None or self.spec.price_out is not None:
-                tokens_in, tokens_out = self._prompt_tokens, self._completion_tokens
-                cost = (tokens_in * (self.spec.price_in or 0.0) + tokens_out * (self.spec.price_out or 0.0)) / 1e6
-            return JudgeUsage(self._requests, self._cached, self._prompt_tokens, self._completion_tokens, cost)
+            counts, prices = dict(self._counts), (self.spec.price_in, self.spec.price_out)
+        tokens = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
+        cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
+        return JudgeUsage(**counts, cost=None if prices == (None, None) else cost)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]:
-        """Return the verdicts on all conversations, in order.
-
-        Raises:
-            JudgeFailed: retries failed, or can't help.
-        """
+        """Return the verdicts on all conversations, in order. Raises JudgeFailed: retries failed, or can't help."""
         bodies = [self._body(conversation, max_tokens, logprobs) for conversation in conversations]
         keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
         wanted = dict(zip(keys, bodies, strict=True))  # the same request is sent once
@@ -346,8 +347,7 @@ class HttpJudge:
             known = self.cache.get(key) if self.cache else None
             if known is not None and (known.logprobs or not logprobs):
                 found[key] = known
-        with self._lock:
-            self._cached += len(found)
+        self._count(cached=len(found))
         missing = [key for key in wanted if key not in found]
         batch = _Batch(answered=bool(found))
         refused: dict[str, str] = {}
@@ -400,10 +400,8 @@ class HttpJudge:
                 batch.wait(pause_s)
                 continue
             batch.answered = True
-            with self._lock:
-                if not batch.ending.is_set():  # otherwise it would count for the next evaluation
-                    self._prompt_tokens += answer.prompt_tokens
-                    self._completion_tokens += answer.completion_tokens
+            if not batch.ending.is_set():  # otherwise it would count for the next evaluation
+                self._count(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
             if self.cache and answer.lasting:
                 self.cache.put(key, answer)
             return answer
@@ -412,11 +410,11 @@ class HttpJudge:
     def _count_request(self) -> None:
         with self._lock:
             limit = self.spec.max_requests
-            if limit is not None and self._requests >= limit:
+            if limit is not None and self._counts["requests"] >= limit:
                 raise JudgeFailed(
                     f"this grader has sent the judge {limit} requests, all that `judge.max_requests` allows"
                 )
-            self._requests += 1
+            self._counts["requests"] += 1
 
 
 class _Ended(Exception):

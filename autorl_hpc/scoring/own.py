@@ -189,11 +189,7 @@ class _Lane:
         self._over = False
 
     def call(self, request: Mapping[str, Any]) -> float:
-        """Return the value of one call.
-
-        Raises:
-            _Bad: there is none; a child that hung or died is gone.
-        """
+        """Return the value of one call. Raises _Bad: there is none; a child that hung or died is gone."""
         process = self._process or self._start()
         answer = self._ask(process, request, self._limits.call_s)
         if "error" in answer:

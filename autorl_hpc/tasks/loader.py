@@ -55,11 +55,7 @@ class Task:
         return tree_sha256(self.folder, code_files(self.folder))
 
     def recipe(self, name: str | None) -> Recipe:
-        """Return the recipe of that name.
-
-        Raises:
-            AutorlError: the task has none.
-        """
+        """Return the recipe of that name. Raises AutorlError: the task has none."""
         recipe = self.file.recipe(name)
         if recipe is None:
             what = f"task {self.name} has no recipe `{name}`; it has {', '.join(r.name for r in self.file.recipes)}"
@@ -74,11 +70,7 @@ def task_folders() -> list[Path]:
 
 
 def put_first(folders: Sequence[Path]) -> None:
-    """Search these folders before all others, in this process and its children.
-
-    Raises:
-        AutorlError: one is not a folder.
-    """
+    """Search these folders before all others, in this process and its children. Raises AutorlError: one is not a folder."""
     layout.put_first(PATH_VARIABLE, folders, "task")
 
 

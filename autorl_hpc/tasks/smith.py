@@ -254,11 +254,7 @@ class SmithFolder:
 
     @property
     def exposed(self) -> list[str]:
-        """Files that agents get in addition to the data.
-
-        Raises:
-            AutorlError: see `exposed_names`.
-        """
+        """Files that agents get in addition to the data. Raises AutorlError: see `exposed_names`."""
         try:
             return exposed_names(self.folder, self.config.get("expose_files"))
         except NotExposed as error:
@@ -279,11 +275,7 @@ class SmithFolder:
 
 
 def read_description(path: Path) -> str:
-    """Read a description.md, which agents see.
-
-    Raises:
-        AutorlError: it is not UTF-8.
-    """
+    """Read a description.md, which agents see. Raises AutorlError: it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

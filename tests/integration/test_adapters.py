@@ -17,7 +17,6 @@ from checkpoints import SINGLE, TINY, Desk, changed, meanwhile, save, tiny_tenso
 from autorl_hpc.errors import Refused
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
-from autorl_hpc.supervise.adapters import narrow, widen
 from autorl_hpc.supervise.copy import copy_checkpoint
 from autorl_hpc.supervise.intake import lint_folder
 
@@ -208,19 +207,3 @@ def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
     assert desk.intake.poll() == 0 and manifest.exists()
     os.rename(tmp_path / "away", tmp_path / "base")
     assert desk.intake.poll() == 1 and desk.answer("v1")["status"] == "accepted"
-
-
-def test_bf16_is_rounded_to_nearest_even_as_torch_does() -> None:
-    import torch
-
-    rng = np.random.default_rng(0)
-    bits = rng.integers(0, 2**32, 400_000, dtype=np.uint32)
-    bits[:6] = [0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x00000001, 0x7F7FFFFF]  # ties, zeros, the largest
-    values = bits.view(np.float32)
-    values = values[np.isfinite(values)]
-    for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
-        with np.errstate(over="ignore"):
-            stored = narrow(values.copy(), dtype)
-        expected = torch.from_numpy(values.copy()).to(kind)
-        assert np.array_equal(stored.view(np.uint16), expected.view(torch.int16).numpy().view(np.uint16))
-        assert np.array_equal(widen(stored, dtype), expected.float().numpy())

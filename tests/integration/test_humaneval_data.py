@@ -106,17 +106,6 @@ def test_right_solutions_pass_in_any_dress(
     assert not [item.id for item, outcome in zip(items, outcomes, strict=True) if outcome.value != 1.0]
 
 
-def test_the_reference_s_recipe(root: Root, humaneval: Task, official: Path) -> None:
-    items = problems(root, humaneval, official)
-    recipe = humaneval.recipe("opencompass")
-    made = scorer(recipe.scorer, recipe.scorer_version)
-    blocks = [[f"```python\n{item.question}{item.answer}```"] for item in items]
-    assert {o.value for o in made.score(items, blocks, Context(workers=2))} == {1.0}
-    assert recipe.sampling.max_new_tokens == 8192 and recipe.prompt.endswith("\n{question}")
-    sampled = humaneval.recipe("sampled")
-    assert (sampled.samples, sampled.sampling.temperature, sampled.sampling.top_p) == (20, 0.8, 0.95)
-
-
 # --- damaged files ---
 
 

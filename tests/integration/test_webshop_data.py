@@ -14,8 +14,7 @@ import pytest
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.webshop import Dialogue, Environment, reward
+from autorl_hpc.rollouts.webshop import Environment, reward
 from autorl_hpc.rollouts.webshop.catalogue import Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, from_row, generate
 from autorl_hpc.stage.tasks import stage_task
@@ -220,24 +219,3 @@ def test_a_damaged_official_file_is_refused_by_name(copied: Path, tmp_path: Path
 
 
 # --- search, prompts, speed ---
-
-
-def test_prompts_fit_the_recipe_s_limit(vault: Path, held_out: list[Row]) -> None:
-    """At three characters a token, which is less than any tokenizer of today makes of English."""
-    limit = 3 * int(load_task("webshop").file.recipes[0].options["max_prompt_tokens"])
-    shop, talk = Environment(vault, held_out=True), Dialogue()
-    for row in held_out[::5]:
-        transcript = Transcript(row, shop.reset(row, 0))
-        for action in (
-            f"search[{row['question']}]",
-            "click[next >]",
-            "click[next >]",
-            "click[next >]",
-            "click[next >]",
-        ):
-            transcript.turns.append(_turn(shop, action))
-        assert sum(len(message["content"]) for message in talk.prompt(transcript)) < limit
-
-
-def _turn(shop: Environment, action: str) -> Turn:
-    return Turn(action, shop.step(action).observation)

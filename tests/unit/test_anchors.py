@@ -82,28 +82,6 @@ def signed(place: Place, path: Path) -> KnownHeads:
     return KnownHeads(anchors=anchors.read_anchors(path, KEY))
 
 
-def test_a_second_users_key(place: Place, tmp_path: Path) -> None:
-    path = tmp_path / "anchors.jsonl"
-    known = signed(place, path)
-    assert all(v.as_dict()["anchored"] for v in verdicts(place, known).values() if v.of == "run")
-    place.run.start()
-    later = verdicts(place, known)[place.run.dir.run_id]
-    assert later.as_dict()["anchored"] and any(note.startswith("1 entries were added since") for note in later.notes)
-    known = signed(place, path)
-    assert len(known.anchors) == 2
-    rewrite(place)
-    found = verdicts(place, known)
-    assert "knows another entry" in found[place.run.dir.run_id].problems[0]
-    assert found[place.other.dir.run_id].as_dict()["anchored"]
-    for path in sorted(place.run.dir.path.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    place.run.dir.path.rmdir()
-    record = json.loads(place.tree.experiment.resolved.read_text())
-    place.tree.experiment.resolved.write_text(json.dumps(record | {"runs": [place.other.dir.run_id]}))
-    gone = verdicts(place, known)[SHARED].problems
-    assert any(place.run.dir.run_id in problem and "it is not here" in problem for problem in gone)
-
-
 def test_anchors_of_another_key_or_altered(place: Place, tmp_path: Path) -> None:
     path = tmp_path / "anchors.jsonl"
     signed(place, path)

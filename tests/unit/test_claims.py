@@ -98,33 +98,6 @@ def test_a_counter_that_goes_back_is_a_sign_of_life(world: World) -> None:
         world.later(STALE_S * 0.5)
 
 
-def test_a_grader_without_a_heartbeat_is_stale_after_a_while(world: World) -> None:
-    watch = HeartbeatWatch(world.graders, STALE_S)
-    assert not watch.is_stale("a")
-    world.later(STALE_S * 1.2)
-    assert watch.is_stale("a")
-    world.beat("a", 1)
-    assert not watch.is_stale("a"), "it only started slowly"
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"counter": null}', b'{"counter": "x"}', None])
-def test_a_dead_grader_does_not_live_by_heartbeats_that_can_t_be_read(world: World, damage: bytes | None) -> None:
-    watch = HeartbeatWatch(world.graders, STALE_S)
-    world.beat("a", 1)
-    beat = (world.graders / "a.json").read_bytes()
-    assert not watch.is_stale("a")
-    for _ in range(25):  # now readable, now not: the counter itself never changes
-        if damage is None:
-            (world.graders / "a.json").unlink()
-        else:
-            (world.graders / "a.json").write_bytes(damage)
-        watch.is_stale("a")
-        (world.graders / "a.json").write_bytes(beat)
-        watch.is_stale("a")
-        world.later(STALE_S / 20)
-    assert watch.is_stale("a")
-
-
 def test_an_ended_grader_s_claim_is_taken_at_once(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     world.take(a)
@@ -156,16 +129,6 @@ def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: Wo
     finally:
         watching = False
     assert held == [3, 3, 3]
-
-
-def test_a_claim_dropped_after_the_listing_is_left_alone(world: World) -> None:
-    """The holder finished between another one's listing and its look: the work is done, not free."""
-    a, b = world.grader("a"), world.grader("b")
-    world.take(a)
-    listing = b.current()
-    a.drop(ENTRY)
-    assert b.take(ENTRY, listing) is None
-    assert world.names() == []
 
 
 def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: World) -> None:

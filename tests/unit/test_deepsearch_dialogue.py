@@ -12,12 +12,9 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import Playground
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import Science
-from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.episodes import run_episodes
-from autorl_hpc.rollouts.search import Dialogue, goals
+from autorl_hpc.rollouts.search import Dialogue
 from autorl_hpc.rollouts.search.search_environment import LAST, SYSTEM, THOUGHT, parse
-from autorl_hpc.rollouts.source import Source
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
@@ -145,31 +142,3 @@ def test_a_corpus_that_is_not_the_recipes_is_the_graders_fault_and_no_score(mini
     with pytest.raises(AutorlError, match="the recipe names 000") as caught:
         Playground(root).play(science(task, corpus_sha256="0" * 64), items, follows(items))
     assert caught.value.fault is Fault.GRADER
-
-
-def test_a_search_that_was_not_recorded_is_the_graders_fault_and_no_score(mini: tuple[Root, Task]) -> None:
-    root, task = mini
-    items = held_out(root, task, "feedback")
-    options = {"search": "replay", "search_url": "https://x/?q={query}", "search_date": "2026-11"}
-    with pytest.raises(AutorlError, match="it was not asked before") as caught:
-        Playground(root).play(science(task, **options), items, follows(items))
-    assert caught.value.fault is Fault.GRADER
-
-
-def test_agents_train_with_the_same_environment_and_a_corpus_of_their_own(mini: tuple[Root, Task]) -> None:
-    root, task = mini
-    data = root.task_train(task.name)
-    training = list(goals(data))
-    source = Source(task.folder / "environment.py", "Environment", data, options=dict(task.recipe(None).options))
-    items = [Item(row["id"], row["question"], row["answer"], row) for row in training]
-    episodes = run_episodes(follows(items), training, source, Sampling(max_new_tokens=48), max_steps=6, workers=1)
-    assert [episode.reward for episode in episodes] == [1.0] * 10
-
-
-def test_the_training_corpus_answers_no_held_out_question(mini: tuple[Root, Task]) -> None:
-    root, task = mini
-    text = (root.task_train(task.name) / "corpus.jsonl").read_text()
-    for split in ("feedback", "report"):
-        for item in held_out(root, task, split):
-            assert not any(part in text for part in item.answer.split(", ")), item.question
-            assert item.question not in (root.task_train(task.name) / "train.jsonl").read_text()

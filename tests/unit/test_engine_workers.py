@@ -148,22 +148,6 @@ def test_several_workers_share_a_gpu_and_each_conversation_has_one(
     assert not any(alive(pid) for pid in [*pids, *started(faults)])
 
 
-def test_one_worker_is_started_where_several_were_only_thought_to_fit(
-    start: Start, faults: Path, base: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(vllm, "usable_cores", lambda: 6)
-    (faults / "gpu").touch()
-    (faults / "crowded").touch()
-    engine = start("cuda", "auto")
-    assert len(engine.pids) == 1 and "workers_per_gpu" not in engine.identity.versions
-    assert len([pid for pid in started(faults) if alive(pid)]) == 2, "it and its child"
-    engine.load(*base)
-    assert engine.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-    with pytest.raises(EngineFailed, match="No available memory"):
-        start("cuda", 2)
-
-
 def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -255,27 +239,6 @@ def test_a_worker_that_dies_is_an_engine_that_failed(
     fresh = start()
     fresh.load(*base)
     assert fresh.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-
-
-def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(
-    start: Start, faults: Path, base: tuple[Path, str]
-) -> None:
-    """It would go on giving signs of life, and be waited for for ever."""
-    engine = start()
-    engine.load(*base)
-    (faults / "forget").touch()
-    problem: list[EngineFailed] = []
-
-    def ask() -> None:
-        try:
-            engine.generate([[5, 6, 7], [5, 6]], FEW, 0)
-        except EngineFailed as error:
-            problem.append(error)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(60.0)
-    assert problem and "2 prompts" in str(problem[0])
 
 
 def test_what_keeps_it_from_starting_is_told(start: Start, faults: Path) -> None:

@@ -16,7 +16,6 @@ from players import Player
 from autorl_hpc.rollouts.environment import Live, Transcript, Turn
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
-from autorl_hpc.rollouts.worker import MAX_OBSERVATION_CHARS
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import Episodes, encode
 from autorl_hpc.tasks.heldout import Item
@@ -69,14 +68,6 @@ def test_a_prompt_that_grows_too_long_ends_an_episode_with_the_reward_so_far(sou
     assert long.problem == "the prompt is longer than the recipe allows"
 
 
-def test_messages_go_through_the_template_and_to_plain_text_without_one(source: Source) -> None:
-    with_template, without = Player(count, template=True), Player(count)
-    goals = [goal(0, n=1, chat=True)]
-    assert [e.reward for e in (*play(source, goals, with_template), *play(source, goals, without))] == [1.0, 1.0]
-    assert with_template.batches[0] == ["<system>count<user>g0: count to 1, seed 0"]
-    assert without.batches[0] == ["count\n\ng0: count to 1, seed 0"]
-
-
 def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
     engine = Player(lambda prompt: "1 cut off" if "> " not in prompt else "2")
     (episode,) = play(source, [goal(0, n=2, trouble="fail('never')", at=9)], engine, seed=7)
@@ -86,12 +77,6 @@ def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
 
 
 # --- texts ---
-
-
-def test_a_huge_observation_is_cut(source: Source) -> None:
-    (episode,) = play(source, [goal(0, n=1, trouble="Step('\\u00e9' * 50_000_000, True, 1)", at=1)])
-    assert episode.reward == 1.0
-    assert episode.transcript.turns[0].observation == "\u00e9" * MAX_OBSERVATION_CHARS
 
 
 def test_an_environment_that_prints_and_reads_disturbs_nothing(

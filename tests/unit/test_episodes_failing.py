@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,11 +70,6 @@ def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None
     assert outcomes(episodes) == outcomes(play(source, goals))
 
 
-def test_an_environment_that_dies_everywhere_ends_the_run_soon(source: Source) -> None:
-    with pytest.raises(EnvironmentBroken, match=r"13 workers were lost in one run; the last one: .*SIGKILL"):
-        play(source, [goal(number, trouble="die(9)", at=1) for number in range(40)])
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -131,13 +125,6 @@ def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, 
             play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
 
 
-@pytest.mark.parametrize("line", ["sys.exit('at import')", "os._exit(3)", "raise KeyError('x')"])
-def test_a_file_that_ends_its_interpreter_ends_no_other(source: Source, line: str) -> None:
-    Path(source.file).write_text(ENVIRONMENT + f"\n\n{line}\n")
-    with pytest.raises(EnvironmentBroken, match="can't be loaded"):
-        play(source, [goal(0)])
-
-
 # --- where no score can come of it ---
 
 
@@ -147,16 +134,6 @@ def test_all_or_none_stops_at_the_first_episode_without_a_reward(source: Source)
     with pytest.raises(EnvironmentBroken, match=r"episode g0: .*broken door; begun 3 times"):
         play(source, goals, engine, max_steps=30, all_or_none=True, gather_s=30)
     assert sum(map(len, engine.batches)) <= 4 * 40, "the others were played to their end"
-
-
-def test_what_cant_be_reached_is_not_asked_again(source: Source) -> None:
-    Path(source.file).write_text(
-        ENVIRONMENT.replace("import Step", "import Step, Unavailable").replace(
-            "raise RuntimeError", "raise Unavailable"
-        )
-    )
-    (episode,) = play(source, [goal(0, trouble="fail('away')")])
-    assert episode.reward is None and str(episode.problem).endswith("Unavailable: away; begun once")
 
 
 # --- workers and their children end with the pool, and with the process that has it ---
@@ -183,15 +160,6 @@ def test_closing_ends_workers_and_their_children(source: Source) -> None:
     assert len(pids) == 3 and all(alive(pid) for pid in pids)
     pool.close()
     wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end")
-
-
-def test_closing_does_not_wait_for_a_hanging_call(source: Source) -> None:
-    pool = Pool(source, 1)
-    pool.begin(0, goal(0, trouble="time.sleep(600)", at=0), 0)
-    (pid,) = wait_for(lambda: pool.pids, "a worker")
-    started = time.monotonic()
-    pool.close()
-    assert time.monotonic() - started < 60 and not alive(pid)
 
 
 @pytest.fixture

@@ -12,17 +12,12 @@ from counting_environment import (
     ENVIRONMENT,
     count,
     goal,
-    marks_the_last,
     outcomes,
     play,
-    stuck,
 )
 from players import Player
 from streaming import StreamingPlayer
 
-from autorl_hpc.rollouts.engine import CONVERSATION
-from autorl_hpc.rollouts.environment import MAX_ATTEMPTS
-from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
 
 source = counting_environment.source
@@ -70,32 +65,7 @@ def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
     assert len(set(said[0])) > 1
 
 
-def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source: Source, tmp_path: Path) -> None:
-    engine = StreamingPlayer(marks_the_last(tmp_path / "mark", 7, 6))
-    goals = [goal(0, n=2, **stuck(tmp_path / "mark")), *(goal(number, n=6) for number in range(1, 8))]
-    play(source, goals, engine, workers=8, gather_s=30)
-    keys = [key for asked in engine.asked for key in asked]
-    assert len(keys) == 2 + 7 * 6 and all(asked == sorted(asked) for asked in engine.asked)
-    assert engine.streams == 1
-    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * CONVERSATION]
-    assert len(of_the_slow_one) == 2 and of_the_slow_one[-1] == len(keys) - 1, "the others waited for the slow one"
-
-
 # --- what fails ---
 
 
 # --- which worker hosts an episode ---
-
-
-def test_copies_of_a_goal_go_where_it_is_known_but_no_worker_gets_many_more(source: Source) -> None:
-    def hosts(pool: Pool) -> list[str]:
-        return [play(source, [goal(number)], pool=pool)[0].transcript.first for number in (0, 1, 0, 1)]
-
-    text = ENVIRONMENT.replace("seed {seed}", "process {os.getpid()}")
-    Path(source.file).write_text(text)
-    with Pool(source, 2) as pool:
-        first = [episode.transcript.first for episode in play(source, [goal(0), goal(1)], pool=pool)]
-        assert hosts(pool) == [*first, *first]
-        together = play(source, [goal(0) for _ in range(20)], pool=pool)
-        places = [episode.transcript.first for episode in together]
-        assert min(places.count(place) for place in set(places)) >= 6 and len(set(places)) == 2

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_fingerprint import Model, model, plus, save
-from treemaker import Tree, TreeRun, evaluation, outcomes
+from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.checkpoint import folder_content_hash
@@ -20,11 +20,10 @@ from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
 from autorl_hpc.grading.attempts import NotReady
 from autorl_hpc.grading.daemon import release_spare
-from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
-from autorl_hpc.records.entries import Fingerprint, Score
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.states import EntryKind, Fault, Split
+from autorl_hpc.states import Fault, Split
 
 BASE: Model = model()
 
@@ -98,12 +97,6 @@ def test_an_honest_line_of_submissions(world: World) -> None:
     assert world.work(1) is None, "committed once"
 
 
-def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint_queue, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
-    found = world.made(world.submit(BASE, is_base=True))
-    assert found.flags == ("untrained_copy",) and found.relative_delta == 0 and found.reason is None
-
-
 def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = plus(BASE, 0.02, seed=9)
     world.stage("org/instruct", other)
@@ -151,61 +144,6 @@ def test_what_cannot_be_computed_has_a_reason(world: World, damage: str) -> None
     assert found.flags == () and found.relative_delta is None
     words = {"altered": "changed after intake", "no weights": "no safetensors file", "store": "staged anew"}
     assert words[damage] in str(found.reason)
-
-
-def test_a_file_system_gets_its_time(world: World) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    content = world.content(number).pop()
-    moved = world.experiment.artifacts.parent / "moved"
-    (world.experiment.artifacts / content).rename(moved)
-    for _ in range(5):
-        with pytest.raises(NotReady):
-            world.work(number)
-    moved.rename(world.experiment.artifacts / content)
-    assert world.made(number).reason is None
-    gone = world.submit(plus(BASE, 0.01, seed=4))
-    artifacts.remove(world.experiment.artifacts / world.content(gone).pop())
-    world.tracing.missing_patience_s = 0.0
-    with pytest.raises(NotReady):
-        world.work(gone)
-    assert "is gone" in str(world.made(gone).reason)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "base_repeats", "altered", "flags"),
-    [
-        (200, False, False, ("degenerate_outputs",)),
-        (2, False, False, ("degenerate_outputs",)),
-        (200, True, False, ()),
-        (200, False, True, ()),
-    ],
-    ids=["long", "short", "so does the base", "altered items"],
-)
-def test_one_answer_for_all(
-    world: World, tokens: int, base_repeats: bool, altered: bool, flags: tuple[str, ...]
-) -> None:
-    """It wins most of the items, and is one answer all the same."""
-
-    def constant(path: Path, values: list[float]) -> str:
-        return write_items(path, [ItemOutcome(f"q{i}", v, "0" * 64, tokens) for i, v in enumerate(values)])
-
-    n = world.tree.n_feedback
-    number = world.submit(plus(BASE, 0.01), score=None)
-    values, path = outcomes(n, range(n * 86 // 100)), world.run.dir.items / f"{number:06d}.feedback.jsonl.gz"
-    found = evaluation(Split.FEEDBACK, world.content(number).pop(), values, constant(path, values))
-    world.run.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
-    if altered:
-        constant(path, values[::-1])
-    if base_repeats:
-        folder, key = world.experiment.baselines, world.base.key
-        digest = constant(folder / f"{key}.items.jsonl.gz", values)
-        changed = world.base.evaluation.model_copy(update={"items_sha256": digest})
-        atomic.write_bytes(folder / f"{key}.json", world.base.model_copy(update={"evaluation": changed}).canonical())
-    made = world.made(number)
-    assert made.flags == flags
-    assert made.commonest_output_share == (None if altered else 1.0)
-    assert made.commonest_output_tokens == (None if altered else tokens)
-    assert made.base_output_share == (1.0 if base_repeats else 1 / n)
 
 
 def test_spare_artifacts_go_while_the_run_is_open(world: World) -> None:

@@ -3,7 +3,6 @@ left in the queue of an experiment that is over."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import threading
 import time
@@ -32,11 +31,11 @@ from autorl_hpc.files.queue import (
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import engines
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
-from autorl_hpc.grading.background import Background, Finished, GraderOverdue, RatingOverdue, overdue_s
+from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
-from autorl_hpc.grading.schedule import MAX_RETRY_S, RunCatalog
+from autorl_hpc.grading.schedule import RunCatalog
 from autorl_hpc.records.entries import Evaluation, Score, Timings
 from autorl_hpc.records.exchange import Trouble
 from autorl_hpc.records.experiment import GraderSpec
@@ -60,6 +59,7 @@ class Slow(Bench):
         self.asked: list[tuple[str, int | None]] = []
         self.dropped = 0
         self.rates_few = False
+        self.breaks_on: set[str] = set()
 
     def answer(
         self,
@@ -72,6 +72,8 @@ class Slow(Bench):
         limit: int | None = None,
     ) -> SplitAnswers:
         self.asked.append((content_hash, limit))
+        if content_hash in self.breaks_on:
+            raise RuntimeError("CUDA error")
         return answered(science, content_hash, limit)
 
     def _limit_s(self, answered: SplitAnswers) -> float:
@@ -171,30 +173,23 @@ def test_nothing_is_said_of_it_where_the_base_models_are_not(
     assert slow.dropped == 0, "the engine is well"
 
 
-def test_a_first_try_in_the_background_counts_once(tmp_path: Path) -> None:
-    run = Tree(tmp_path).run().start()
-    number = run.submit(60.0)
-    name = f"f-{run.record.run_id}--{number:06d}"
-    given: list[bool] = []
-
-    def tried(request: EvaluationRequest, overdue: bool) -> Evaluation:
-        given.append(overdue)
-        raise ClusterTrouble("not now")
-
-    feedback = feedback_of(run, SimpleNamespace(evaluate=tried), "g")
-    feedback.failed(Finished(name, 1, RatingOverdue(LIMIT_S)))
-    for _ in range(2):
-        with pytest.raises(ClusterTrouble):
-            feedback.score(run.record, number, name, 1, None)
-    assert given == [True, False]
-
-
 def feedback_of(run: TreeRun, attempts: Any, name: str) -> Feedback:
     experiment, nothing = run.tree.experiment, SimpleNamespace(enqueue=lambda *_: False)
     claims = Claims(experiment.claims, name, "host", HeartbeatWatch(experiment.graders, 60.0))
     known = RunCatalog(experiment, lambda: [])
     beside: Any = nothing
     return Feedback(experiment, known, claims, beside, attempts, beside, Background(), name, lambda: None)
+
+
+def test_who_broke_the_engine_is_asked_of_the_base_model(desk: Desk, slow: Slow, request_: EvaluationRequest) -> None:
+    attempts, base = Attempts(desk.experiment, slow), slow.science.base_model_content_hash
+    slow.breaks_on = {ARTIFACT, base}
+    with pytest.raises(ClusterTrouble, match="the base model can't be scored on this node either") as told:
+        attempts.evaluate(request_)
+    assert told.value.fault is Fault.CLUSTER and slow.dropped == 3, "an engine that broke is not used again"
+    slow.breaks_on = {ARTIFACT}
+    found = attempts.evaluate(request_)
+    assert found.fault is Fault.ARTIFACT and "failed on it twice, and works for the base model" in str(found.reason)
 
 
 # --- an engine that does not start is the node's trouble: no artifact's weights have come near it
@@ -242,28 +237,6 @@ def grader(tmp_path: Path) -> Grader:
     tree.run()
     tree.save()
     return Grader(tree.experiment)
-
-
-def wait_s(grader: Grader) -> float:
-    return grader.backoff._not_before[ENTRY] - time.monotonic()
-
-
-def test_a_hanging_judge_is_waited_for_again_after_as_long_a_time(
-    desk: Desk, slow: Slow, grader: Grader, request_: EvaluationRequest
-) -> None:
-    recipe = slow.science.recipe.model_copy(update={"judge": "logprob"})
-    science = slow.science.model_copy(update={"recipe": recipe})
-    request, attempts = dataclasses.replace(request_, science=science), Attempts(desk.experiment, slow)
-    with pytest.raises(ClusterTrouble) as beside:
-        attempts.finish(request, answered(science, ARTIFACT))
-    with pytest.raises(ClusterTrouble) as whole:
-        attempts.evaluate(request)
-    for error in (beside.value, whole.value):
-        assert error.fault is Fault.GRADER
-        grader._failed(ENTRY, error, took_s=7200.0)
-        assert 7100 < wait_s(grader) <= 7200, "no more than half of the time"
-    grader._failed(ENTRY, ClusterTrouble("another"))
-    assert wait_s(grader) <= MAX_RETRY_S
 
 
 def test_entries_that_killed_graders_left_are_removed_when_all_is_over(grader: Grader, tmp_path: Path) -> None:

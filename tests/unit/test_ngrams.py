@@ -23,12 +23,11 @@ from urllib.parse import quote, quote_plus
 import needs
 import pytest
 
-from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import plaintext
 from autorl_hpc.supervise.ngrams import NgramIndex, Text, readings
-from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, opaque_bytes
-from autorl_hpc.supervise.scanner import FileContent, Heldout, Scanner
+from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks
+from autorl_hpc.supervise.scanner import Heldout, Scanner
 
 LONG = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
@@ -227,24 +226,6 @@ def test_a_file_that_is_gone_but_in_git(tmp_path: Path) -> None:
     assert look.items == {Split.REPORT: 2} and look.complete
 
 
-def test_names_are_text_too(tmp_path: Path) -> None:
-    def look(folder: Path) -> list[tuple[str, int]]:
-        return [(line.file, line.items) for line in scanner(folder).look(meter()).found]
-
-    (tmp_path / "one").mkdir()
-    (tmp_path / "one" / LONG.replace("/", "_")).touch()
-    assert look(tmp_path / "one") == [("./", 1)]
-    (tmp_path / "folder" / LONG).mkdir(parents=True)
-    assert look(tmp_path / "folder") == [("./", 1)]
-    (tmp_path / "words").mkdir()
-    for n, word in enumerate(LONG.split()):
-        (tmp_path / "words" / f"{n} {word}").touch()
-    assert look(tmp_path / "words") == [("./", 1)]
-    (tmp_path / "link").mkdir()
-    (tmp_path / "link" / "a").symlink_to(LONG)
-    assert look(tmp_path / "link") == [("./", 1)]
-
-
 # ---------------------------------------------------------------- a workspace that wants to be hard to read
 
 
@@ -275,7 +256,7 @@ BOMBS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.mark.parametrize("kind", BOMBS)
 @pytest.mark.slow
 def test_a_bomb_is_cut_off_and_the_next_file_is_read(kind: str, tmp_path: Path) -> None:
-    (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (1 << 20)))
+    (tmp_path / f"a.{kind}").write_bytes(BOMBS[kind](b"boom " * (3 << 20)))
     (tmp_path / "z.txt").write_text(LONG)
     look = scanner(tmp_path).look(meter())
     assert look.items == {Split.REPORT: 1}
@@ -304,61 +285,3 @@ def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path) -> None:
     eye.max_files = 10
     look = eye.look(meter())
     assert look.files_scanned == 10 and look.reason == "not all folders could be listed"
-
-
-def test_files_are_read_again_only_when_they_changed(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text(LONG)
-    (tmp_path / "b.txt").write_text("nothing here")
-    known: str = "[]"
-
-    def look() -> Contamination:
-        """By a scanner of its own, which is told what the one before left."""
-        nonlocal known
-        eye = scanner(tmp_path)
-        eye.known = {tuple(identity): FileContent(*content) for identity, content in json.loads(known)}
-        answer = eye.look(meter())
-        known = json.dumps(list(eye.known.items()))
-        return answer
-
-    first = look()
-    again = look()
-    assert again.items == first.items and again.found == first.found
-    assert again.bytes_scanned == 0 and again.bytes_unchanged == first.bytes_scanned > 0
-    times = (tmp_path / "b.txt").stat()
-    (tmp_path / "b.txt").write_text("NOTHING HERE"[:11] + "!")  # the same size, and the old mtime
-    os.utime(tmp_path / "b.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
-    (tmp_path / "a.txt").unlink()
-    third = look()
-    assert third.bytes_scanned == 12 and third.items == {Split.REPORT: 0}
-
-
-def test_bytes_that_cannot_be_read_are_skipped_bytes(tmp_path: Path) -> None:
-    secret = os.urandom(300_000)
-    (tmp_path / "sealed.bin").write_bytes(secret)
-    (tmp_path / "notes.txt").write_text("words " * 1000)
-    (tmp_path / "packed.gz").write_bytes(gzip.compress(b"other words " * 1000))
-    eye = scanner(tmp_path)
-    look = eye.look(meter())
-    assert (look.files_scanned, look.files_skipped, look.bytes_skipped) == (2, 1, len(secret))
-    assert look.bytes_scanned == 6000 + 12_000 and look.complete
-    again = eye.look(meter())
-    assert (again.files_skipped, again.bytes_skipped, again.bytes_scanned) == (1, len(secret), 0)
-    assert again.bytes_unchanged == 6000 + (tmp_path / "packed.gz").stat().st_size
-
-
-@pytest.mark.parametrize(
-    ("data", "share"),
-    [
-        (b"plain text " * 1000, 0.0),
-        ("中文的句子没有空格".encode() * 1000, 0.0),
-        ("caf\u00e9 na\u00efve ".encode("utf-16-le") * 1000, 0.0),
-        (bytes(100_000), 0.0),
-        (base64.b64encode(os.urandom(30_000)), 0.0),
-        (os.urandom(40_960), 1.0),
-        (zlib.compress(os.urandom(40_960)), 1.0),
-        (b"plain text in rows of tables " * 1000 + os.urandom(29_000), 0.5),
-    ],
-    ids=["text", "chinese", "utf-16", "zeros", "base64", "random", "zlib", "half"],
-)
-def test_opaque_bytes(data: bytes, share: float) -> None:
-    assert opaque_bytes(data) == pytest.approx(share * len(data), abs=2 * 4096)

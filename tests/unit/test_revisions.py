@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import multiprocessing
 import os
@@ -22,7 +21,7 @@ from codehistory import Pointer, files_at, history, message_of
 from codeworld import NOW, World
 
 from autorl_hpc.recorder import code
-from autorl_hpc.recorder.code import CodeLimits, Repository
+from autorl_hpc.recorder.code import Repository
 
 world = codeworld.world
 
@@ -101,23 +100,6 @@ def test_an_agent_at_work_during_looks_gets_whole_commits(world: World) -> None:
     world.fsck()
 
 
-def test_a_full_disk_costs_looks_and_nothing_that_was_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    (world.code / "a.py").write_text("1")
-    world.look()
-    (world.code / "a.py").write_text("2")
-    with monkeypatch.context() as patched:
-
-        def full(*_: Any) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        patched.setattr(code.os, "rename", full)
-        with pytest.raises(OSError, match="No space"):
-            world.snapshot()
-    assert world.files() == {"code/a.py": b"2"}
-    assert [line.changed for line in world.lines()] == [1, 1]
-    world.fsck()
-
-
 def test_a_new_recorder_goes_on_and_a_new_attempt_too(world: World) -> None:
     (world.code / "a.py").write_text("1")
     world.look()
@@ -144,19 +126,6 @@ def test_two_attempts_at_once_don_t_harm_each_other(world: World) -> None:
     assert repository.head() == newer.head and repository.ref("attempt-1") == older.head
     assert [len(history(world.run.code_git, each.head)) for each in (newer, older)] == [11, 11]
     world.fsck()
-
-
-def test_damage_to_what_was_kept_is_said_and_a_new_history_begins(world: World) -> None:
-    world.look()
-    revision = world.lines()[0].revision
-    path = world.run.code_git / "objects" / revision[:2] / revision[2:]
-    path.unlink()
-    path.write_bytes(b"damaged")
-    (world.code / "a.py").write_text("1")
-    world.watch = world.fresh()
-    world.look()
-    line = world.lines()[-1]
-    assert line.parent is None and line.reason is not None and "can't be read" in line.reason
 
 
 def test_the_end_keeps_the_last_state(world: World) -> None:
@@ -264,27 +233,6 @@ def test_code_may_be_replaced_by_anything(world: World, tmp_path: Path, kind: st
     (world.code / "a.py").write_text("back")
     assert world.files() == {"code/a.py": b"back"}
     world.fsck()
-
-
-def test_limits_of_files_folders_depth_names_and_texts(world: World) -> None:
-    world.watch = world.fresh(limits=CodeLimits(files=30, others=10, depth=4))
-    for number in range(50):
-        (world.code / f"{number:02d}.dat").write_text(str(number))
-    (world.code / "zz.py").write_text("source first")
-    deep = world.code / "1" / "2" / "3" / "4" / "5"
-    deep.mkdir(parents=True)
-    (deep / "too-deep.py").write_text("")
-    (deep.parents[1] / "deep-enough.py").write_text("")
-    found = world.files()
-    assert "code/zz.py" in found and "code/1/2/3/deep-enough.py" in found
-    assert not any("too-deep" in path for path in found)
-    assert sum(path.endswith(".dat") for path in found) == 10
-    line = world.lines()[-1]
-    assert line.left_out == 40 and line.reason is not None and "folders beyond the limits" in line.reason
-    world.watch = world.fresh(limits=CodeLimits(texts_bytes=5))
-    assert len(world.files()) == 7 and world.lines()[-1].left_out >= 45
-    world.watch = world.fresh(limits=CodeLimits(listed=20))
-    assert world.snapshot() is not None and "too many files to list" in str(world.lines()[-1].reason)
 
 
 # ---------------------------------------------------------------- what looks cost: large files, trees that rest, files that never rest

@@ -16,12 +16,10 @@ from treemaker import Tree
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.queue import is_waited_for, read_trouble, run_of, write_trouble
 from autorl_hpc.grading.schedule import (
-    BACKGROUND_EVERY,
     CLOSING_EVERY,
     CLOSINGS_FIRST_S,
     ENGINE_PATIENCE_S,
     MAX_RETRY_S,
-    RETRY_AFTER_TROUBLE_S,
     Backoff,
     Order,
     pause_s,
@@ -113,16 +111,6 @@ def test_a_run_with_many_submissions_does_not_keep_the_others_waiting() -> None:
     assert max(wait for name, wait in world.waits.items() if "flood" not in name) < ENGINE_START_S + 12 * 2.0
 
 
-def test_a_run_that_begins_late_has_no_claim_on_all_turns() -> None:
-    order = Order()
-    old = [entry("old", n) for n in range(1, 41)]
-    order.sort(old)
-    for name in old[:-2]:
-        order.began(name)
-    names = order.sort([*old[-2:], *(entry("new", n) for n in range(1, 10))])
-    assert [run_of(name) for name in names[:4]] in (["old", "new", "old", "new"], ["new", "old", "new", "old"])
-
-
 @pytest.mark.parametrize("graders", [1, 3])
 def test_100_submissions_of_20_runs_on_two_tasks(graders: int) -> None:
     """All queued at once; both tasks by one engine, then by one each."""
@@ -199,16 +187,6 @@ def test_a_closing_waits_for_its_run_s_scores_and_fingerprints_which_come_first(
     assert "c-g.ended" in order.sort(["c-g.ended", entry("g.other", 2)])
 
 
-def test_what_nobody_waits_for_has_its_turn_under_load() -> None:
-    order = Order()
-    names = ["b2-g-x", *(entry("g.run", n) for n in range(2, 2 + 2 * BACKGROUND_EVERY))]
-    for turn in range(1, BACKGROUND_EVERY + 1):
-        name = order.sort(names)[0]
-        order.began(name)
-        names.remove(name)
-        assert name.startswith("b2-") == (turn == BACKGROUND_EVERY)
-
-
 # --- waits of entries that fail
 
 ENTRY = "f-run--000001"
@@ -241,19 +219,6 @@ def test_the_next_grader_waits_as_long_as_the_last_one_would_have(tmp_path: Path
     assert waits == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0]
     note = read_trouble(tmp_path / "troubles", ENTRY)
     assert note == Trouble(entry=ENTRY, failures=6, fault=Fault.GRADER, problem="no key", grader="grader-5")
-
-
-def test_where_graders_died_again_the_next_waits_and_does_others_first(tmp_path: Path) -> None:
-    clock = Clock()
-    backoff = Backoff(tmp_path / "t", "a", clock)
-    names = ["f-a--000001", "f-b--000001", "c-a"]
-    assert backoff.order(names, {"f-a--000001": 1}) == names, "one death may be a preemption"
-    assert backoff.order(names, {"f-a--000001": 2}) == ["f-b--000001", "c-a", "f-a--000001"]
-    assert backoff.order(names, {"f-a--000001": 3, "f-b--000001": 2}) == ["c-a", "f-b--000001", "f-a--000001"]
-    assert not backoff.waits("f-b--000001", 1)
-    assert backoff.waits("f-a--000001", 2)
-    clock.now += RETRY_AFTER_TROUBLE_S
-    assert not backoff.waits("f-a--000001", 2)
 
 
 def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from corpora import sha
 from helpers import PATIENCE_S
 
 from autorl_hpc.rollouts.pool import Pool, Reply
-from autorl_hpc.rollouts.search.backends import BACKENDS, Result, Setup, make_backend
+from autorl_hpc.rollouts.search.backends import Setup, make_backend
 from autorl_hpc.rollouts.search.search_environment import NOTHING, Environment
 from autorl_hpc.rollouts.source import Source
 
@@ -31,19 +31,6 @@ def test_graders_search_the_recipes_corpus_alone(data: Path) -> None:
     with pytest.raises(ValueError, match="is missing"):
         make_backend(Setup({}, data, held_out=True))
     assert make_backend(Setup({"corpus_sha256": "0" * 64}, data)).search("Tesh", 1), "an agent's corpus is a part"
-
-
-def test_a_task_can_bring_a_back_end(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine:
-        identity = "mine"
-
-        def search(self, query: str, k: int) -> list[Result]:
-            return [Result("Mine", "", query)] * k
-
-    monkeypatch.setitem(BACKENDS, "mine", lambda setup: Mine())
-    environment = Environment(data, options={"search": "mine", "results": 2})
-    environment.reset({"question": "?"})
-    assert environment.step("Action: search[x y]").observation == "[1] Mine: x y\n[2] Mine: x y"
 
 
 # --- the environment ---

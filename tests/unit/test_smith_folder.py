@@ -37,16 +37,6 @@ def evaluate(question, model_answer, reference, answer_type="number", **kwargs):
     return float(model_answer.strip() == json.dumps(reference))
 '''
 
-DOWNLOAD = """import json
-from pathlib import Path
-
-OUT = Path(__file__).parent / "data" / "train.jsonl"
-if not OUT.exists():
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text("".join(json.dumps({"question": f"Half of {2 * n}?", "answer": n}) + "\\n" for n in range(50)))
-print("done")
-"""
-
 
 def rows(count: int = 100) -> list[dict[str, Any]]:
     """Rows as rl-smith writes them: numbers, a table, a further field, and one question that stands twice."""
@@ -179,20 +169,6 @@ def test_launch_pins_what_was_staged_and_freezes_no_rows(folder: Folder, root: R
     assert with_pins(root, frozen).file == with_pins(root, load_task("smith-halves")).file
 
 
-def test_rows_are_downloaded_where_there_are_none(folder: Folder, root: Root) -> None:
-    (folder.path / "data" / "train.jsonl").unlink()
-    (folder.path / "download_data.py").write_text(DOWNLOAD)
-    said: list[str] = []
-    task = load_task("smith-halves")
-    stage_task(root, task, None, say=said.append)
-    assert any("download_data.py: the task's own code, with your rights" in line for line in said), said
-    assert not (folder.path / "data" / "train.jsonl").exists(), "held-out rows lie outside the vault"
-    assert not list(root.path.rglob(".tmp-*"))
-    pinned = with_pins(root, task).file.splits
-    assert (pinned["feedback"].n, pinned["report"].n) == (10, 10)
-    verify_staged_task(root, with_pins(root, task))
-
-
 def load_and_stage(root: Root) -> Task:
     task = load_task("smith-halves")
     stage_task(root, task, None)
@@ -228,19 +204,3 @@ def test_a_config_that_is_not_understood(folder: Folder, root: Root, fields: dic
         load_and_stage(root)
     assert words in caught.value.what and caught.value.where == str(folder.path / "config.yaml")
     assert caught.value.next_step and not list(root.path.rglob("items.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("raise SystemExit('no network here')", "failed with exit code 1: no network here"),
-        ("print('nothing')", "made no data/train.jsonl: nothing"),
-    ],
-)
-def test_a_download_that_fails_says_what_it_said(folder: Folder, root: Root, script: str, words: str) -> None:
-    (folder.path / "data" / "train.jsonl").unlink()
-    (folder.path / "download_data.py").write_text(script)
-    with pytest.raises(AutorlError) as caught:
-        load_and_stage(root)
-    assert words in caught.value.what and caught.value.where == str(folder.path / "download_data.py")
-    assert "put data/train.jsonl into the task's folder" in (caught.value.next_step or "")

@@ -150,18 +150,6 @@ def test_rows_that_could_not_be_scored(folder: Path, root: Root, data: bytes, wo
     assert words in caught.value.what and caught.value.where == str(folder / "data" / "train.jsonl")
 
 
-def test_two_folders_of_one_name(folder: Path) -> None:
-    for number in (1, 2):
-        copy = folder.with_name(f"copy{number}")
-        copy.mkdir()
-        for name in ("config.yaml", "eval.py"):
-            (copy / name).write_bytes((folder / name).read_bytes())
-    assert load_task("smith-halves").folder == folder, "the one that is called so"
-    folder.rename(folder.with_name("copy3"))
-    with pytest.raises(AutorlError, match="are both the task smith-halves"):
-        load_task("smith-halves")
-
-
 @pytest.mark.parametrize("name", ["prepare.py", "environment.py", "config.yaml", "download_data.py", "lib/words.txt"])
 def test_the_scorer_s_hash_covers_what_it_may_import_or_read(folder: Path, name: str) -> None:
     path = folder / name

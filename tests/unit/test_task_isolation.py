@@ -61,14 +61,3 @@ def test_folders_given_by_tasks_come_first(tmp_path: Path, monkeypatch: pytest.M
     assert load_task("arithmetic").folder == tmp_path / "one" / "arithmetic"
     with pytest.raises(AutorlError, match="names the folder that holds task folders"):
         put_first([tmp_path / "three"])
-
-
-def test_a_folder_without_task_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
-    with pytest.raises(AutorlError, match=r"the folder of task `mine` holds no task\.yaml") as caught:
-        load_task("mine")
-    assert caught.value.where == str(tmp_path / "mine")
-    with pytest.raises(AutorlError, match="did you mean `arithmetic`") as caught:
-        load_task("aritmetic")
-    assert "--tasks" in (caught.value.next_step or "")

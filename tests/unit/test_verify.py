@@ -15,12 +15,8 @@ from treemaker import Tree, TreeRun
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths
 from autorl_hpc.files.checkpoint import walk_files
-from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import code_hash
 from autorl_hpc.records import readable_json
-
-REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -136,17 +132,6 @@ def test_frozen_code(tmp_path: Path) -> None:
     assert problems(run.dir.path) == {run.dir.run_id: []}  # one run alone: its experiment isn't asked about
 
 
-def test_experiment_that_names_other_code_than_its_runs(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "exp")
-    run = tree.run()
-    tree.run(seed=1)
-    code = freeze(tree)
-    other = {**json.loads(run.dir.record.read_text()), "code_hash": "0" * 64}
-    run.dir.record.write_text(json.dumps(other))
-    found = problems(tree.path)[SHARED]
-    assert found == [f"experiment.json names code/{code.name[:16]}..., and {run.dir.run_id}/run.json names other code"]
-
-
 def test_a_run_that_experiment_json_does_not_name_is_verified_and_named(tmp_path: Path) -> None:
     tree, run = made(tmp_path / "exp")
     record = json.loads(tree.experiment.resolved.read_text())
@@ -154,16 +139,6 @@ def test_a_run_that_experiment_json_does_not_name_is_verified_and_named(tmp_path
     found = problems(tree.path)
     assert run.dir.run_id in found
     assert "doesn't name it" in found[SHARED][0]
-
-
-def test_a_selected_checkpoint_that_lost_its_manifest_is_damage(tmp_path: Path) -> None:
-    tree, run = made(tmp_path / "exp")
-    view = RunView.of(Ledger(run.dir).read())
-    assert view.closed is not None and view.closed.selected is not None
-    content = view.submissions[view.closed.selected].content_hash or ""
-    assert "the selected checkpoint, is not here" in "\n".join(as_lines(verify_paths([tree.path])))
-    (tree.experiment.artifacts / content).mkdir()
-    assert any("lost its manifest" in problem for problem in problems(tree.path)[run.dir.run_id])
 
 
 # --- experiment.json against experiment.yaml and the runs ---
@@ -215,11 +190,3 @@ def shared(tree: Tree) -> VerifyResult:
 def test_a_spec_that_is_not_that_of_the_yaml(tree: Tree, name: str, value: object) -> None:
     edit(tree, spec={name: value})
     assert f"experiment.json was altered: its `{name}` is not that of experiment.yaml" in shared(tree).problems
-
-
-@pytest.mark.parametrize("change", [("20m", "2h"), ("network: open", "network: none")])
-def test_both_written_anew_don_t_fit_the_runs(tree: Tree, change: tuple[str, str]) -> None:
-    give(tree, YAML.replace(*change))
-    spec = {"budget": {"wall_clock_s": 7200.0}} if change[0] == "20m" else {"sandbox": {"network": "none"}}
-    edit(tree, spec=spec)
-    assert shared(tree).problems == ["experiment.json was altered: no run has its budget, protocol and network"]

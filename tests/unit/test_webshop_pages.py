@@ -12,8 +12,7 @@ from minishop import Row, wish
 
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import shop_environment
-from autorl_hpc.rollouts.webshop.catalogue import Product
-from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts, rounded_length
+from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
@@ -84,32 +83,7 @@ def test_actions_are_parsed_as_by_the_original_s_expression() -> None:
     assert time.process_time() - begun < 10
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("\n", ""),
-        (" \n ", ""),
-        (" ", " [SEP] "),
-        ("\xa0", " [SEP] "),
-        (" a ", " [SEP] a"),
-        ("a\nb", " [SEP] a\nb"),
-    ],
-)
-def test_white_space_on_a_page(text: str, shown: str) -> None:
-    product = Product("X", "T", text, (), "$1.0", 1.0, "c", "q", "p", {}, (), ())
-    page = shop_environment.sub_page("wish", product, "Description")
-    assert page.text == f"Instruction: [SEP] wish [SEP] Back to Search [SEP] < Prev{shown}"
-
-
 # --- search ---
-
-
-@pytest.mark.parametrize(
-    ("terms", "kept"), [(0, 0), (23, 23), (24, 24), (39, 39), (40, 40), (41, 40), (57, 56), (1000, 984)]
-)
-def test_lengths_are_rounded_as_lucene_rounds_them(terms: int, kept: int) -> None:
-    assert rounded_length(terms) == kept
 
 
 def test_ranking() -> None:

@@ -7,8 +7,6 @@ import pytest
 from minishop import Row, buy, wish
 
 from autorl_hpc.rollouts.webshop import reward
-from autorl_hpc.rollouts.webshop.catalogue import Product, price_of, prices
-from autorl_hpc.rollouts.webshop.reward import groups
 from autorl_hpc.rollouts.webshop.shop_environment import Environment
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
@@ -143,17 +141,6 @@ def test_similar_strings(one: str, other: str, same: bool) -> None:
 # --- goals and prices ---
 
 
-def test_prices_and_limits() -> None:
-    assert prices("$17.49 - $1,018.49") == (17.49, 1018.49)
-    assert prices("") == prices(None) == (100.0,)
-    with pytest.raises(ValueError, match="no price"):
-        prices("for free")
-    assert price_of("A", (3.0,)) == 3.0
-    drawn = [price_of(f"A{n}", (10.0, 20.0)) for n in range(200)]
-    assert drawn == [price_of(f"A{n}", (10.0, 20.0)) for n in range(200)]
-    assert all(10 <= price < 20 for price in drawn) and len(set(drawn)) == 200 and 14 < sum(drawn) / 200 < 16
-
-
 def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
     for row in wishes:
         price, limit = shop.shop.catalogue[row["product"]].price, row["price_upper"]
@@ -162,13 +149,3 @@ def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
         else:
             assert price < limit <= 10 * (price // 10 + 4) and limit > 10 * (price // 10 + 1)
             assert row["question"].endswith(f", and price lower than {limit:.2f} dollars")
-
-
-def test_products_with_one_instruction_stay_together(shop: Environment) -> None:
-    products = list(shop.shop.catalogue.products.values())
-    twins = [p for p in products if p.asin.startswith("TEA")]
-    same = [
-        Product(**{**{n: getattr(p, n) for n in p.__dataclass_fields__}, "instruction": "Find me tea"}) for p in twins
-    ]
-    assert [len(group) for group in groups(same)] == [5]
-    assert [len(group) for group in groups(products)] == [1] * 30

@@ -11,12 +11,8 @@ import minishop
 import pytest
 from minishop import rows
 
-from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
 from autorl_hpc.rollouts.webshop import shop_environment
 from autorl_hpc.rollouts.webshop.shop_environment import Environment
-from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
@@ -91,22 +87,3 @@ def test_a_changed_catalogue_is_not_graded_with(vault: Path, tmp_path: Path) -> 
         Environment(tmp_path / "2", held_out=True)
     with pytest.raises(OSError):
         Environment(tmp_path / "3", held_out=True)
-
-
-def test_a_vault_file_is_pinned_as_items_are(tmp_path: Path) -> None:
-    own = Root(tmp_path / "root")
-    task = load_task("webshop-mini")
-    staged = stage_task(own, task, None)
-    assert "catalogue.jsonl" in {file.path for file in staged.vault.files}
-    assert {file.path for file in staged.store.files} == {"train/catalogue.jsonl", "train/goals.jsonl"}
-    path = own.task_vault("webshop-mini") / "catalogue.jsonl"
-    assert path.stat().st_mode & 0o777 == 0o400
-    other = type(task)(task.folder, task.file.model_copy(update={"vault_files": {"catalogue.jsonl": "0" * 64}}))
-    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of task webshop-mini was staged by another version"):
-        verify_staged_task(own, other)
-    with pytest.raises(AutorlError, match=r"prepare\.py made another catalogue\.jsonl than task\.yaml pins"):
-        stage_task(own, other, None, again=True)
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of webshop-mini has"):
-        verify_staged_task(own, task)

@@ -35,11 +35,7 @@ class BadFrame(Exception):
 
 
 def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
-    """Send one frame. Not thread-safe.
-
-    Raises:
-        OSError: the other end is gone.
-    """
+    """Send one frame. Not thread-safe. Raises OSError: the other end is gone."""
     text = json.dumps(head, separators=(",", ":")).encode()
     sock.sendall(LENGTHS.pack(len(text), len(block)) + text)
     if block:
@@ -47,11 +43,7 @@ def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """Wait for the next frame; None if the other end is gone.
-
-    Raises:
-        BadFrame: the data are not a frame.
-    """
+    """Wait for the next frame; None if the other end is gone. Raises BadFrame: the data are not a frame."""
     lengths = _exactly(sock, LENGTHS.size)
     if lengths is None:
         return None
@@ -95,11 +87,7 @@ def pack_tokens(rows: Iterable[Sequence[int]]) -> tuple[list[int], bytes]:
 
 
 def unpack_tokens(lengths: Sequence[int], block: bytes) -> list[list[int]]:
-    """Unpack the rows of `pack_tokens`.
-
-    Raises:
-        BadFrame: the lengths don't match the block.
-    """
+    """Unpack the rows of `pack_tokens`. Raises BadFrame: the lengths don't match the block."""
     tokens = array(TOKEN_CODE)
     if len(block) % tokens.itemsize:
         raise BadFrame("a block of token ids with a broken end")

@@ -107,11 +107,7 @@ class Replica:
         self._thread.start()
 
     def send(self, head: Mapping[str, Any], block: bytes = b"") -> None:
-        """Send a frame.
-
-        Raises:
-            EngineFailed: the worker is gone.
-        """
+        """Send a frame. Raises EngineFailed: the worker is gone."""
         try:
             with self._sending:
                 framing.send(self._sock, dict(head), block)

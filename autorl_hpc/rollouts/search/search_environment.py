@@ -121,11 +121,7 @@ class Environment:
     """
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
-        """Open the search.
-
-        Raises:
-            OSError, ValueError: the back end can't be created; see `make_backend`.
-        """
+        """Open the search. Raises OSError, ValueError: the back end can't be created; see `make_backend`."""
         options = options or {}
         self._backend = make_backend(Setup(options, Path(data), held_out))
         self._results = int(options.get("results", RESULTS))

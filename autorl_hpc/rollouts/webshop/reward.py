@@ -60,11 +60,7 @@ class Goal:
 
 
 def from_row(row: Mapping[str, Any]) -> Goal:
-    """Return the goal in an item.
-
-    Raises:
-        KeyError: a field is missing.
-    """
+    """Return the goal in an item. Raises KeyError: a field is missing."""
     return Goal(
         instruction=row["question"],
         product=row["product"],

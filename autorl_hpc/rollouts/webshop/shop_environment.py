@@ -261,11 +261,7 @@ class Environment:
         return self._shown()
 
     def step(self, action: str) -> Step:
-        """Perform one action.
-
-        Raises:
-            RuntimeError: no episode has begun.
-        """
+        """Perform one action. Raises RuntimeError: no episode has begun."""
         if self._goal is None:
             raise RuntimeError("reset() comes before step()")
         if self.last is None:
