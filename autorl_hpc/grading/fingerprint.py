@@ -213,7 +213,6 @@ class FolderWeights:
     Raises:
         Refused: a file is not a safetensors file.
         ValueError: two files hold the same tensor.
-        OSError: the file system failed.
     """
 
     def __init__(self, folder: Path, but: frozenset[str] = frozenset()) -> None:
@@ -394,7 +393,6 @@ def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: st
 
     Raises:
         ValueError: names or shapes differ, the base is zero, or the content of `new` is not the accepted one.
-        OSError: the file system failed.
     """
     found, sketcher, parts = WeightComparison(), Sketcher(seed), []
     for spec in new.specs.values():

@@ -50,14 +50,7 @@ class Reply(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker died, or was killed because it hung; all its episodes are gone.
-
-    Attributes:
-        worker: its number.
-        ticket: the call that it worked on.
-        reason: a description.
-        slots: of its episodes.
-    """
+    """A worker died, or was killed because it hung, at the call `ticket`; all its episodes, in `slots`, are gone."""
 
     worker: int
     ticket: int

@@ -22,13 +22,10 @@ class EnvironmentBroken(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """An environment's file and the arguments of its classes.
+    """An environment's file, the class in it (the dialogue is `Dialogue` in the same file), and the arguments of both.
 
     Attributes:
-        file: of the task's folder, or an agent's copy of it.
-        name: the environment's class; the dialogue is `Dialogue` in the same file.
-        data: folder with the task's data: training data for agents, the vault for graders.
-        held_out: whether `data` is the vault.
+        data: folder with the task's data: training data for agents, the vault for graders (`held_out`).
         options: the recipe's.
     """
 

@@ -2,8 +2,7 @@
 
 The first line in holds the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and `{"slot": 3,
 "completion": "...", "last": false}` continues it. Each line is answered by `{"observation", "done", "reward", "action",
-"prompt"}` or `{"error"}`. A task's code runs only here, so it can't stop the process that runs the engine. The worker ends with
-stdin or with its parent.
+"prompt"}` or `{"error"}`. A task's code runs only here. The worker ends with stdin or with its parent.
 """
 
 from __future__ import annotations

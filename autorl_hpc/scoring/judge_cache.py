@@ -1,9 +1,7 @@
 """Cache of judge replies by request, so that no request is paid twice; and the prompts and parsing for pairwise judging.
 
-One small JSON file per reply, in a folder only its owner can read. The key covers the request body (model, messages,
-parameters), the address, and the experiment's `judge.revision`, the only way to tell weights apart that are served under the
-same address and name. Only hashes of questions and answers are stored. A reply that can't be a verdict is not stored, and one
-that a scorer could not read is removed, because the endpoint's trouble may be temporary.
+One small JSON file per reply, in a folder only its owner can read, by a hash of the request, the address and `judge.revision`.
+A reply that can't be a verdict is not stored, and one that a scorer could not read is removed.
 """
 
 from __future__ import annotations

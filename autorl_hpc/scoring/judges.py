@@ -234,13 +234,7 @@ _LOOK_S = 0.2
 
 @dataclass(frozen=True)
 class JudgeUsage:
-    """A judge's usage so far.
-
-    Attributes:
-        requests: sent requests, including failed ones.
-        cached: replies from the cache, which cost nothing.
-        cost: by the experiment's prices; None without prices.
-    """
+    """A judge's usage so far: requests sent (failed ones too), replies from the cache, tokens, and the cost if prices are set."""
 
     requests: int = 0
     cached: int = 0

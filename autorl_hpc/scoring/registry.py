@@ -73,14 +73,7 @@ MISSPELT_LIKENESS = 0.85
 
 @dataclass(frozen=True)
 class Option:
-    """The allowed values of one option.
-
-    Attributes:
-        kind: `number`, `whole number`, `text`, `yes or no`.
-        above: exclusive minimum.
-        most: maximum.
-        choices: allowed texts.
-    """
+    """The allowed values of one option; `kind` is `number`, `whole number`, `text` or `yes or no`, and `above` exclusive."""
 
     kind: str
     above: float = -math.inf

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autorl_hpc.rollouts.engine import Answer, Loaded
 from autorl_hpc.states import EntryKind, Fault
 from autorl_hpc.tasks.loader import PATH_VARIABLE
 
+pytestmark = pytest.mark.xdist_group("order")
 SUBMITS = "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n" + VARIANTS + "variants $((AUTORL_SEED * 50)) 3\n"
 SUBMITS += 'for folder in output/v*; do ./submit "$folder"; done\n'
 
@@ -72,13 +74,8 @@ class RecordingEngine:
 class Desk:
     """Two ended runs of three submissions each, and a grader in this process whose engine takes notes."""
 
-    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        cluster.mini_task(2)
-        cluster.agent("three", SUBMITS)
-        self.cluster = cluster
-        self.runs = cluster.prepare(["three"], matrix={"task": "mini", "seed": [0, 1]})
-        for process in [cluster.supervisor(run) for run in self.runs]:
-            assert process.wait(PATIENCE_S) == 0, cluster.logs()
+    def __init__(self, cluster: Cluster, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster, self.runs = cluster, runs
         self.engine = RecordingEngine()
         monkeypatch.setenv(PATH_VARIABLE, str(cluster.share / "tasks"))
         monkeypatch.setattr(grading_engines, "make_engine", lambda *arguments: self.engine)
@@ -108,9 +105,28 @@ class Desk:
         return [content for what, content in self.engine.did if what == "generate" and content in wanted]
 
 
+@pytest.fixture(scope="module")
+def ended(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, list[str]]]:
+    cluster = Cluster(staged, tmp_path_factory.mktemp("order"))
+    try:
+        cluster.mini_task(2)
+        cluster.agent("three", SUBMITS)
+        runs = cluster.prepare(["three"], matrix={"task": "mini", "seed": [0, 1]})
+        for process in [cluster.supervisor(run) for run in runs]:
+            assert process.wait(PATIENCE_S) == 0, cluster.logs()
+        yield cluster, runs
+    finally:
+        cluster.end()
+
+
 @pytest.fixture
-def desk(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return Desk(cluster, monkeypatch)
+def desk(ended: tuple[Cluster, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """The runs as they were at their end; put back afterwards."""
+    path, kept = ended[0].experiment.path, tmp_path / "kept"
+    shutil.copytree(path, kept, symlinks=True)
+    yield Desk(*ended, monkeypatch)
+    shutil.rmtree(path)
+    shutil.copytree(kept, path, symlinks=True)
 
 
 ONCE = [1, 2, 3]

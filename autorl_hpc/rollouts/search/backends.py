@@ -59,13 +59,7 @@ class SearchFailed(Unavailable):
 
 
 class Setup(NamedTuple):
-    """The arguments of a back end.
-
-    Attributes:
-        options: the recipe's.
-        data: the folder of the task's data: training data for agents, the vault for graders.
-        held_out: whether `data` is the vault.
-    """
+    """The arguments of a back end: the recipe's options, and the folder of the training data or the vault (`held_out`)."""
 
     options: Mapping[str, Any]
     data: Path

@@ -20,13 +20,7 @@ _AND = re.compile(r"^\s*(?:and|&)\s+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Counts:
-    """Comparison of an answer with the expected items.
-
-    Attributes:
-        found: expected items that it gives.
-        missed: expected items that it does not give.
-        extra: items that it gives in addition.
-    """
+    """How many expected items an answer gives (`found`) and misses, and how many it gives in addition (`extra`)."""
 
     found: int
     missed: int

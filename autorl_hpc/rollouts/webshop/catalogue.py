@@ -96,13 +96,8 @@ def from_row(row: Mapping[str, Any]) -> Product:
 
 
 def from_raw(raw: Mapping[str, Any], entry: Mapping[str, Any], nouns: Iterable[str]) -> Product:
-    """Return a product from the official files.
-
-    Args:
-        raw: from items_shuffle_1000.json.
-        entry: from items_ins_v2_1000.json: attributes and optionally an instruction.
-        nouns: of the title.
-    """
+    """Return a product from the official files: `raw` of items_shuffle_1000.json, `entry` of items_ins_v2_1000.json (attributes,
+    perhaps an instruction), and the title's nouns."""
     pricing = prices(raw.get("pricing"))
     features = raw["small_description"]
     options = {

@@ -40,9 +40,7 @@ class Goal:
 
     Attributes:
         product: id of the product that the goal was made from; other suitable products are accepted too.
-        wanted: requested attributes.
-        options: value by the option's name.
-        price_upper: dollars.
+        wanted, options, price_upper: requested attributes, values by the option's name, and the limit in dollars.
         session: the goal's position in the original's order; -1 if none.
     """
 
@@ -126,15 +124,8 @@ _NO_WORD = re.compile(r"\W")
 
 
 class Reward(NamedTuple):
-    """A reward with its parts.
-
-    Attributes:
-        value: 0 to 1.
-        kind: 0, 0.1, 0.5 or 1: how far the product has the wanted type.
-        attributes: wanted attributes found.
-        options: wanted options found.
-        price: whether the limit was kept.
-    """
+    """A reward from 0 to 1 with its parts: how far the product has the wanted type (0, 0.1, 0.5 or 1), the numbers of wanted
+    attributes and options found, and whether the price limit was kept."""
 
     value: float
     kind: float
