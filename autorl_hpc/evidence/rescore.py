@@ -217,9 +217,8 @@ class Rescored:
         """Return the verdict in one sentence."""
         if self.problems:
             return f"the evidence does not hold: {self.problems[0]}"
-        if not self.holds:
-            return "; ".join(f"{one.what} {one.word}" for one in self.compared if not one.holds)
-        return "the evidence is whole, and the score was measured again"
+        failing = [f"{one.what} {one.word}" for one in self.compared if not one.holds]
+        return "; ".join(failing) if not self.holds else "the evidence is whole, and the score was measured again"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""

@@ -644,8 +644,8 @@ class _Report:
             told = _cells(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES).decode())
         except (OSError, ValueError, csv.Error):
             self.verdict.problems.append(f"{self.name}{name} is missing or can't be read")
-            return
-        self._say(name, difference(told, _cells(text)))
+        else:
+            self._say(name, difference(told, _cells(text)))
 
     def compare_sides(self, merged: MergedReport) -> None:
         """Recompute a comparison from the names of its sides and compare."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip instal
 from autorl_hpc.records.entries import Evaluation  # noqa: E402
 from autorl_hpc.report.run_folder import Items  # noqa: E402
 from autorl_hpc.report.scores import PairedItems as ItemsPair  # noqa: E402
-from autorl_hpc.report.scores import gain, interval, on_all_items, optimism  # noqa: E402  # noqa: E402
+from autorl_hpc.report.scores import gain, interval, on_all_items, optimism  # noqa: E402
 from autorl_hpc.scoring import length_control  # noqa: E402
 from autorl_hpc.scoring.length_control import JudgedPair, influences, length_controlled, refits, win_rate  # noqa: E402
 
@@ -148,3 +149,10 @@ def test_the_report_compares_length_controlled_win_rates(data: Path) -> None:
     assert note is not None and note.startswith(f"secondary: {whole:.1f} on all 505 items")
     plain = items_of(new[:205], None)
     assert gain(ItemsPair(plain, plain)).how == "graded_items" and on_all_items(plain, plain) is None
+
+
+def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
+    pairs = annotations.pairs(data, "gemma-2b-it")
+    started = time.process_time()
+    length_controlled(pairs)
+    assert time.process_time() - started < 20.0  # 2 s on a quiet core

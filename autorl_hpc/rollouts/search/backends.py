@@ -21,6 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -227,21 +228,14 @@ def snippet(text: str, query: str, chars: int) -> str:
 
 def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
     """Return the start of the window with the most different words; each window begins at a hit."""
-    inside: Counter[str] = Counter()
-    best, where, end = 0, 0, 0
-    for first, (start, _, word) in enumerate(hits):
-        while end < len(hits) and hits[end][1] <= start + chars * 3 // 4:
-            inside[hits[end][2]] += 1
-            end += 1
-        if len(inside) > best:
-            best, where = len(inside), start
-        if end > first:
-            inside[word] -= 1
-            if inside[word] <= 0:
-                del inside[word]
-        else:
-            end = first + 1
-    return where
+    ends = [end for _, end, _ in hits]
+
+    def words(first: int) -> int:
+        inside = hits[first : bisect_right(ends, hits[first][0] + chars * 3 // 4)]
+        return len({word for _, _, word in inside})
+
+    best = max(range(len(hits)), key=words, default=0)
+    return hits[best][0] if hits and words(best) else 0
 
 
 def bm25_from_setup(setup: Setup) -> Bm25:

@@ -183,8 +183,7 @@ def _without_possessive(word: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    stemmed: str = _stemmer().stemWord(word)
-    return stemmed
+    return str(_stemmer().stemWord(word))
 
 
 @functools.cache
