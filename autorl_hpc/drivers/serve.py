@@ -137,13 +137,7 @@ class Server:
 
     def _lines(self) -> list[str]:
         """Return the last non-empty lines of this start, with the key masked."""
-        try:
-            with open(self._log, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return []
+        text = reading.tail(self._log, LOG_TAIL_BYTES, self._log_from) or ""
         return [line.strip().replace(self._key, "***")[:MAX_WORDS] for line in text.splitlines() if line.strip()]
 
 

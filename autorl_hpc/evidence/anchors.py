@@ -25,8 +25,7 @@ from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.exchange import SHORT_HEX, Anchor, Heads, RunHead
 from autorl_hpc.report.find import experiments_in, runs_on_disk
 
-Hashes = Mapping[str, Sequence[str]]
-"""By run_id: the hash of run.json, then those of its entries in order."""
+Hashes = Mapping[str, Sequence[str]]  # By run_id: the hash of run.json, then those of its entries in order
 
 MIN_KEY_BYTES, MAX_KEY_BYTES = 16, 4096
 MAX_ANCHORS_BYTES = 1 << 30
@@ -200,11 +199,7 @@ def add_anchors(path: Path, anchors: Sequence[Anchor]) -> None:
 
 
 def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
-    """Parse the lines of an anchors file without checking signatures.
-
-    Raises:
-        AutorlError: a line is not an anchor.
-    """
+    """Parse the lines of an anchors file without checking signatures. Raises AutorlError: a line is not an anchor."""
     found = []
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():

@@ -228,7 +228,6 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
 
 
 def _add_task(packing: _Packing, experiment: ExperimentDir, record: RunRecord) -> None:
-    """Add the frozen task.yaml, if the task has one: pins, licence and recipes, no items."""
     path = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
     if path.is_file():
         packing.lying[TASK_FILE] = path

@@ -43,8 +43,7 @@ PURE_SCORERS = ("gsm8k", "gsm8k-marked", "gsm8k-opencompass", "deepsearchqa-exac
 """Scorers whose outcome follows from item and text alone. Others use a judge, a clock, an environment or a task's own code,
 and may give one text two outcomes."""
 
-SCORE_TOLERANCE = 1e-6
-"""Points; the sum may run in another order."""
+SCORE_TOLERANCE = 1e-6  # Points; the sum may run in another order
 
 Word = Literal["identical", "within noise", "differs", "not scored"]
 
@@ -119,7 +118,6 @@ def compare(
         reproducible: the base model's answers here equal the claimed ones word for word, so noise can't explain other answers
             of the checkpoint.
     """
-    engines = claimed.engine_hash, here.engine_hash
     found = Compared(
         what,
         "not scored",
@@ -127,9 +125,9 @@ def compare(
         claimed.score,
         here.score,
         n=len(rows),
-        claimed_engine=engines[0],
-        engine=engines[1],
-        same_engine=engines[0] == engines[1] is not None,
+        claimed_engine=claimed.engine_hash,
+        engine=here.engine_hash,
+        same_engine=claimed.engine_hash == here.engine_hash is not None,
     )
     if claimed.score is None or here.score is None:
         return found
@@ -175,6 +173,7 @@ MAX_BATCH_TOKENS = 1 << 20
 """A bundle may ask for its run's batch size, which makes answers alike, but not for all of this machine's memory."""
 
 
+DEVICES: Final = ("auto", "cpu", "cuda")
 ENGINES: Final = get_args(GraderSpec.model_fields["engine"].annotation)
 
 
@@ -218,9 +217,8 @@ class Rescored:
         """Return the verdict in one sentence."""
         if self.problems:
             return f"the evidence does not hold: {self.problems[0]}"
-        if not self.holds:
-            return "; ".join(f"{one.what} {one.word}" for one in self.compared if not one.holds)
-        return "the evidence is whole, and the score was measured again"
+        failing = [f"{one.what} {one.word}" for one in self.compared if not one.holds]
+        return "; ".join(failing) if not self.holds else "the evidence is whole, and the score was measured again"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
@@ -275,17 +273,14 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
         AutorlError: the bundle is not an exported run or is damaged; the task, split, recipe, scorer or base model staged here
             is another one; this machine can't score.
     """
-    if asked.device not in ("auto", "cpu", "cuda"):
-        raise AutorlError(f"--device {asked.device}: it is auto, cpu or cuda", next_step="choose one")
-    if asked.engine is not None and asked.engine not in ENGINES:
-        raise AutorlError(f"--engine {asked.engine}: it is {' or '.join(ENGINES)}", next_step="choose one")
-    name_program(
-        load_profile(asked.cluster) if asked.cluster else None
-    )  # never from the bundle: it names a program to run
+    for option, value, known in (("device", asked.device, DEVICES), ("engine", asked.engine or ENGINES[0], ENGINES)):
+        if value not in known:
+            raise AutorlError(f"--{option} {value}: it is {' or '.join(known)}", next_step="choose one")
+    # Never the bundle's profile: it names a program to run.
+    name_program(load_profile(asked.cluster) if asked.cluster else None)
     if not root.path.is_dir():
-        raise AutorlError(
-            "there is no such folder", where=root.path, next_step="give the root that the task is staged in"
-        )
+        advice = "give the root that the task is staged in"
+        raise AutorlError("there is no such folder", where=root.path, next_step=advice)
     with work_folder(root.path, "rescore", mode=0o700) as work:
         manifest = unpack_evidence(bundle, work, lambda head: weights_allowed(root, head))
         done = Rescored(manifest)
@@ -409,7 +404,6 @@ class _Again:
             bench.drop_engine()
 
     def _base(self, bench: Bench) -> Baseline:
-        """Measure the base model twice, as for every run, and compare."""
         grader, done = f"rescore-{secrets.token_hex(4)}", self.done
         watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
         claims = Claims(self.fresh.claims, grader, host_name(), watch)
@@ -450,13 +444,10 @@ class _Again:
         theirs: Path,
         here: Evaluation,
         mine: Path,
-        *,
         reproducible: bool = False,
     ) -> None:
-        scorer, noise = self.record.science.recipe.scorer, self.done.noise_here or 0.0
-        found = compare(
-            what, claimed, _rows(theirs), here, _rows(mine), scorer=scorer, noise=noise, reproducible=reproducible
-        )
+        scorer, noise, rows = self.record.science.recipe.scorer, self.done.noise_here or 0.0, _rows(mine)
+        found = compare(what, claimed, _rows(theirs), here, rows, scorer=scorer, noise=noise, reproducible=reproducible)
         self.done.compared.append(found)
 
 

@@ -37,8 +37,7 @@ from autorl_hpc.tasks.loader import load_task
 
 MAX_HEAD_BYTES = 32 * 1024 * 1024
 MAX_FILES = 100_000
-MAX_RECORDS_BYTES = 4 * 1024**3
-"""All records together; a run of ten thousand submissions needs less."""
+MAX_RECORDS_BYTES = 4 * 1024**3  # All records together; a run of ten thousand submissions needs less
 
 ROW_BYTES = 4096
 CHUNK_BYTES = 1024 * 1024
@@ -85,7 +84,6 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceManifest:
-    """Return EVIDENCE.json with every name in it checked."""
     if first is None or first[0] != export.MANIFEST_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is no exported run: it doesn't begin with {export.MANIFEST_NAME}")
     try:
@@ -107,21 +105,19 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceMan
 
 def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     content = manifest.weights.content_hash if manifest.weights else None
-    sizes: dict[bool, int] = {True: 0, False: 0}
-    for file in manifest.files:
-        of_weights = export.is_weights(file.path, content)
-        sizes[of_weights] += file.size_bytes
-        if not of_weights and file.size_bytes > reading.MAX_RECORD_BYTES:
-            raise DamagedArchive(f"{file.path} has {file.size_bytes} bytes: no record is so large")
-    if len(manifest.files) > MAX_FILES or sizes[False] > MAX_RECORDS_BYTES:
+    weights = [file.size_bytes for file in manifest.files if export.is_weights(file.path, content)]
+    records = [file for file in manifest.files if not export.is_weights(file.path, content)]
+    large = next((file for file in records if file.size_bytes > reading.MAX_RECORD_BYTES), None)
+    if large is not None:
+        raise DamagedArchive(f"{large.path} has {large.size_bytes} bytes: no record is so large")
+    if len(manifest.files) > MAX_FILES or sum(file.size_bytes for file in records) > MAX_RECORDS_BYTES:
         raise DamagedArchive("it holds more records than a run has")
-    if sizes[True] > weights_allowed:
+    if sum(weights) > weights_allowed:
         most = f"{weights_allowed} bytes, the most that this base model's can be"
         raise DamagedArchive(f"its weights are larger than {most}")
 
 
 def _write(into: Path, row: StoreFile, data: IO[bytes]) -> None:
-    """Write a file and check its hash."""
     target = into / row.path
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
@@ -144,8 +140,7 @@ def _mark_artifact(experiment: ExperimentDir, manifest: EvidenceManifest) -> Non
 
 # --- checks against this machine's task and base model
 
-WIDEST_BYTES = 4
-"""Bytes per value: a checkpoint may be float32 whatever the base model is."""
+WIDEST_BYTES = 4  # Bytes per value: a checkpoint may be float32 whatever the base model is
 
 HEADERS_BYTES = 128 * 1024 * 1024
 

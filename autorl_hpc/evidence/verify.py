@@ -65,8 +65,7 @@ ANCHORED_NOTE = (
     "An anchor shows that what it covers is as it was when the anchor was made: as far as the account that holds the runs "
     "could not write the anchor too. It says nothing about what was done before."
 )
-SHARED = "experiment.json and code"
-"""The name of the verdict on what an experiment's runs share."""
+SHARED = "experiment.json and code"  # The name of the verdict on what an experiment's runs share
 
 MAY_COME_LATE = (EntryKind.ATTEMPT_STARTED, EntryKind.ATTEMPT_ENDED, EntryKind.FINGERPRINT, EntryKind.CONTAMINATION)
 """Entries that may follow the closing: an attempt that Slurm started late, and checks that run apart from scoring."""
@@ -289,7 +288,6 @@ def _sealed_hashes(run: RunDir) -> list[str]:
 
 
 def _first_difference(one: Sequence[str | None], other: Sequence[str | None]) -> int | None:
-    """Return the number, from 1, of the first pair that is known and differs."""
     pairs = enumerate(zip(one, other, strict=False), 1)
     return next((number for number, (a, b) in pairs if a != b and a is not None and b is not None), None)
 
@@ -324,13 +322,11 @@ def _first_altered(run: RunDir, said: str) -> str:
 
 
 def _raw_entry(run: RunDir, number: int) -> tuple[str | None, object]:
-    """Return the hash of an entry's file and the link in it, unchecked; None for what can't be read."""
     try:
         data = reading.read_bytes(run.ledger / f"{number:06d}.json")
-        value = json.loads(data)
-    except (OSError, ValueError, RecursionError):
+        return sha256_hex(data), json.loads(data)["prev"]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None, None
-    return sha256_hex(data), value.get("prev") if isinstance(value, dict) else None
 
 
 # --- scores: each must belong to the weights that it is filed under, and follow from its items
@@ -386,24 +382,22 @@ class _Scores:
                 yield "the closing entry selects a submission and has no score of it"
             return
         name = "the closing entry's score of the base model"
-        if closed.selected is None:
-            beside = self._beside(closed, report, name)
-            yield from [beside] if beside else self._of_base(report, name)
+        submission = self.view.submissions.get(closed.selected) if closed.selected is not None else None
+        if closed.selected is not None:
+            yield from self._score(closed.selected, report)
+        if closed.selected is not None and not (
+            submission and submission.is_base and self.science.protocol is not Protocol.PAPER
+        ):
             return
-        yield from self._score(closed.selected, report)
-        submission = self.view.submissions.get(closed.selected)
-        if submission and submission.is_base and self.science.protocol is not Protocol.PAPER:
-            beside = self._beside(closed, report, name)
-            yield from [beside] if beside else []
-
-    def _beside(self, closed: Closed, report: Evaluation, name: str) -> str | None:
-        """Check that a run that ends with the base model has its score by the engine of the record named with it."""
+        # A run that ends with the base model has its score by the engine of the record named with it.
         if closed.baseline_report is None:
-            return f"{name} is beside no record of the base model's score"
-        engine = report.engine_hash
-        if engine is None or closed.baseline_report != baseline_key(self.science, Split.REPORT, engine):
-            return f"{name} is not of the record that is named beside it"
-        return None
+            yield f"{name} is beside no record of the base model's score"
+        elif report.engine_hash is None or closed.baseline_report != baseline_key(
+            self.science, Split.REPORT, report.engine_hash
+        ):
+            yield f"{name} is not of the record that is named beside it"
+        elif closed.selected is None:
+            yield from self._of_base(report, name)
 
     def _of_base(self, evaluation: Evaluation, name: str) -> Iterator[str]:
         """Check that a score of the base model equals, field by field, the record of its measurement by that engine."""
@@ -480,11 +474,7 @@ class ItemRow(NamedTuple):
 
 
 def read_rows(name: str, data: bytes) -> list[ItemRow]:
-    """Parse an items file.
-
-    Raises:
-        ValueError: it is not an items file.
-    """
+    """Parse an items file. Raises ValueError: it is not an items file."""
     try:
         values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
         return [ItemRow(str(row["id"]), float(row["outcome"]), str(row["output_sha256"])) for row in values]
@@ -592,8 +582,7 @@ RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
 MERGED_FILES = (SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX)
 AGAIN = "write it again: autorl-hpc report"
 MAX_BYTES = 1 << 30
-TOLERANCE = 1e-6
-"""Relative: another machine's arithmetic may differ in the last digit."""
+TOLERANCE = 1e-6  # Relative: another machine's arithmetic may differ in the last digit
 
 RESAMPLED_WIDTHS, RESAMPLED_P = 0.05, 0.03
 """How far an interval's end (in widths of the interval) and a p value may be off: another release of numpy or scipy may draw
@@ -655,8 +644,8 @@ class _Report:
             told = _cells(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES).decode())
         except (OSError, ValueError, csv.Error):
             self.verdict.problems.append(f"{self.name}{name} is missing or can't be read")
-            return
-        self._say(name, difference(told, _cells(text)))
+        else:
+            self._say(name, difference(told, _cells(text)))
 
     def compare_sides(self, merged: MergedReport) -> None:
         """Recompute a comparison from the names of its sides and compare."""
@@ -706,7 +695,6 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
 
 
 def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> None:
-    """Compare `report/` of an experiment with the present report of all its runs."""
     try:
         merged = build([experiment.path])
     except AutorlError as error:
@@ -921,10 +909,9 @@ class _Anchoring:
             _prove(by, [*([self.shared] if self.shared else []), *self.runs])
             return True
         for run in self.runs:
-            place = next((i for i, entry in enumerate(run.hashes) if entry.startswith(head)), None)
-            if place is not None:
+            later = next((n for n, entry in enumerate(reversed(run.hashes)) if entry.startswith(head)), None)
+            if later is not None:
                 _prove(by, [run])
-                later = len(run.hashes) - 1 - place
                 run.notes += [f"{later} entries were added since the head that you gave"] if later else []
                 return True
         return False

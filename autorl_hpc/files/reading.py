@@ -60,6 +60,16 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     return data
 
 
+def tail(path: Path, max_bytes: int, start: int = 0) -> str | None:
+    """Return the end of a log, at most `max_bytes` and nothing before the offset `start`; None if it can't be read."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(start, os.fstat(file.fileno()).st_size - max_bytes))
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return None
+
+
 def says(path: Path, parts: Iterable[bytes]) -> bool:
     """Return whether the file exists and consists of exactly these parts."""
     try:

@@ -299,8 +299,11 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
     return None
 
 
-def read_key(path: Path) -> str:
+def read_key(path: Path, whose: str = "the driver's") -> str:
     """Return the key in `path`.
+
+    Args:
+        whose: begins the errors' messages.
 
     Raises:
         AutorlError: the file can't be read, is open to others, or holds no key.
@@ -310,18 +313,18 @@ def read_key(path: Path) -> str:
             state = os.fstat(file.fileno())
             data = file.read(MAX_KEY_BYTES + 1) if stat.S_ISREG(state.st_mode) else b""
     except OSError as error:
-        what = f"the driver's key file can't be read: {error.strerror}"
+        what = f"{whose} key file can't be read: {error.strerror}"
         raise AutorlError(what, where=path, next_step="put the key there, and chmod 600 it") from None
     if not stat.S_ISREG(state.st_mode):
         advice = "put the key into a plain file, and chmod 600 it"
-        raise AutorlError("the driver's key file is no file", where=path, next_step=advice)
+        raise AutorlError(f"{whose} key file is no file", where=path, next_step=advice)
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
-        what = "the driver's key file can be read by others, or is another's"
+        what = f"{whose} key file can be read by others, or is another's"
         raise AutorlError(what, where=path, next_step=f"chmod 600 {path}")
-    return checked_key(data, path)
+    return checked_key(data, path, whose)
 
 
-def checked_key(data: bytes, where: str | Path) -> str:
+def checked_key(data: bytes, where: str | Path, whose: str = "the driver's") -> str:
     """Return `data` as a key: one line of visible characters.
 
     Raises:
@@ -329,7 +332,7 @@ def checked_key(data: bytes, where: str | Path) -> str:
     """
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
-        what = "the driver's key is no single line of visible characters"
+        what = f"{whose} key is no single line of visible characters"
         raise AutorlError(what, where=where, next_step="put the key there, and nothing else")
     return key.decode("ascii")
 

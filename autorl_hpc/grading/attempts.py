@@ -46,11 +46,7 @@ def items_file(run: RunDir, number: int, split: Split) -> Path:
 
 
 def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
-    """Write the items file of a score that is about to be committed and return its sha256. An existing file at `path` is kept.
-
-    Raises:
-        OSError: the file system failed.
-    """
+    """Write the items file of a score that is about to be committed and return its sha256. An existing file at `path` is kept."""
     fresh = _hidden(path, f"{os.getpid()}-{secrets.token_hex(6)}")
     try:
         sha256 = write_items(fresh, outcomes)
@@ -73,9 +69,6 @@ def settle(path: Path, committed: str | None, own: str | None = None) -> None:
     Args:
         committed: the items_sha256 of the score in the ledger.
         own: the items_sha256 of the score that the caller offered.
-
-    Raises:
-        OSError: the file system failed.
     """
     if own is not None and own != committed:
         atomic.unlink_quietly(_hidden(path, own))
@@ -294,11 +287,7 @@ class Baselines:
         return self._known[key]
 
     def ensure(self, science: Science, split: Split) -> Baseline:
-        """Return the baseline, measuring it if needed.
-
-        Raises:
-            NotReady: another grader measures it.
-        """
+        """Return the baseline, measuring it if needed. Raises NotReady: another grader measures it."""
         found = self.get(science, split)
         if found is not None:
             return found

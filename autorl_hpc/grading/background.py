@@ -30,11 +30,7 @@ class WouldEnd(Exception):
 
 @contextmanager
 def contained() -> Iterator[None]:
-    """Let nothing but a stop signal end the grader.
-
-    Raises:
-        WouldEnd: instead of an error that is not an Exception.
-    """
+    """Let nothing but a stop signal end the grader. Raises WouldEnd: instead of an error that is not an Exception."""
     try:
         yield
     except (Exception, Stopped, KeyboardInterrupt, GeneratorExit):
@@ -113,11 +109,8 @@ class Background:
 # would wait behind one submission while the heartbeat goes on, so each rating has a limit as a whole too. An overdue rating is
 # abandoned: its processes are ended (`Cancellable`), and if its thread goes on, its result is ignored.
 
-TICK_S = 1.0
-"""The wait is counted in ticks of this length, so that the time of a suspended job does not count."""
-
-END_S = 5.0
-"""Seconds for an abandoned rating to end its processes and remove its files."""
+TICK_S = 1.0  # The wait is counted in ticks of this length, so that the time of a suspended job does not count
+END_S = 5.0  # Seconds for an abandoned rating to end its processes and remove its files
 
 
 class RatingOverdue(Exception):
@@ -141,13 +134,9 @@ def overdue_s(error: BaseException | None) -> float:
 
 
 class _Rating(threading.Thread, Generic[T]):
-    """The thread of one rating."""
-
     def __init__(self, work: Callable[[], T], end_s: float) -> None:
         super().__init__(name="rating", daemon=True)
-        self._work = work
-        self._end_s = end_s
-        self._ending = Cancellable()
+        self._work, self._end_s, self._ending = work, end_s, Cancellable()
         self.found: list[T] = []
         self.problem: BaseException | None = None
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -48,11 +49,8 @@ log = logging.getLogger("autorl_hpc.grader")
 
 # --- heartbeat: a counter in a file, written by its own thread
 
-BEATS_PER_STALENESS = 6
-"""Beats per staleness period: five beats may be missed before the claims are taken over."""
-
-MAX_BEAT_S = 5.0
-"""Each heartbeat is a synced write on a shared file system, so write no more often than needed."""
+BEATS_PER_STALENESS = 6  # Beats per staleness period: five beats may be missed before the claims are taken over
+MAX_BEAT_S = 5.0  # Each heartbeat is a synced write on a shared file system, so write no more often than needed
 
 
 class HeartbeatThread(threading.Thread):
@@ -67,10 +65,8 @@ class HeartbeatThread(threading.Thread):
         self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None]
     ) -> None:
         super().__init__(name="heartbeat", daemon=True)
-        self.experiment = experiment
-        self.beat = beat
+        self.experiment, self.beat, self.look = experiment, beat, look
         self.period_s = min(MAX_BEAT_S, stale_after_s / BEATS_PER_STALENESS)
-        self.look = look
         self._ending = threading.Event()  # not `_stop`: that is a method of Thread before Python 3.13
         self._lock = threading.Lock()
 
@@ -108,8 +104,7 @@ class HeartbeatThread(threading.Thread):
 # other grader would follow. This uses the watcher's last notes, so any grader can decide it.
 
 LOOK_S = 15.0
-STANDS_STILL_S = 60.0
-"""A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s."""
+STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 
 
 class Activity:
@@ -118,9 +113,7 @@ class Activity:
     def __init__(
         self, experiment: ExperimentDir, record: ExperimentRecord, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.experiment = experiment
-        self.record = record
-        self.clock = clock
+        self.experiment, self.record, self.clock = experiment, record, clock
         self._counters: dict[str, int] = {}
         self._last_look: float | None = None
         self._last_move = 0.0
@@ -137,25 +130,21 @@ class Activity:
             jobs = read_submitted(self.experiment)
         except (AutorlError, OSError):
             return True
-        if jobs is None:
+        submitted = () if jobs is None else jobs.submitted
+        mine = next((job for job in submitted if job.job_id == os.environ.get("SLURM_JOB_ID")), None)
+        if jobs is None or mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
             return False
-        me = os.environ.get("SLURM_JOB_ID")
-        mine = next((job for job in jobs.submitted if job.job_id == me), None)
-        if mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
-            return False
-        links = [job for job in jobs.submitted if job.name == mine.name and not job.taken_back]
-        if any(job.number > mine.number for job in links):
+        if any(job.name == mine.name and not job.taken_back and job.number > mine.number for job in submitted):
             return False
         return bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
         """Return whether any clock has moved in the last minute."""
         now = self.clock()
-        if self._last_look is None:  # first look: assume that a clock has just moved
-            self._last_move = now
+        first = self._last_look is None  # at the first look assume that a clock has just moved
         if self._last_look is None or now - self._last_look >= LOOK_S:
             self._last_look = now
-            if self._moved():
+            if self._moved() or first:
                 self._last_move = now
         return now - self._last_move <= STANDS_STILL_S
 
@@ -205,8 +194,7 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
 
 # --- the daemon
 
-POLL_BUSY_S = 0.25
-"""Poll interval with work: the median wait is an eighth of a second, for one listing each."""
+POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
 
 POLL_IDLE_S = 1.0
 """Poll interval after a minute without work: the median wait is half a second, and 100 idle graders don't load a file server."""
@@ -219,8 +207,7 @@ STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 FINISH_AT_END_S = 10.0
 """On a stop signal, time to rate and commit answers that exist already. Shorter than any scheduler's grace period."""
 
-MAX_TROUBLES = 5
-"""Consecutive cluster troubles after which the grader exits so that the next of the chain starts."""
+MAX_TROUBLES = 5  # Consecutive cluster troubles after which the grader exits so that the next of the chain starts
 
 
 class Grader:
@@ -313,7 +300,6 @@ class Grader:
             )
 
     def _give_back(self) -> None:
-        """Drop the claim in hand, unless another grader has taken it over."""
         if self._held is not None:
             self.claims.give_back(*self._held)
         self._held = None
@@ -332,9 +318,8 @@ class Grader:
         removed that a grader left behind when it was killed between its work and their removal."""
         left = {*queues.waiting(self.experiment.queue), *claimed_entries(self.experiment.claims)}  # before the check
         finished = set(reading.list_names(self.experiment.finished))
-        if not set(self.record.runs) <= finished:
-            return False
-        self.record = read_experiment(self.experiment)
+        if set(self.record.runs) <= finished:
+            self.record = read_experiment(self.experiment)
         if not set(self.record.runs) <= finished:
             return False
         for entry in sorted(left):
@@ -364,7 +349,6 @@ class Grader:
         return False
 
     def _candidates(self) -> list[tuple[str, dict[str, int]]]:
-        """Return the waiting entries in the order to try them, with all current claims."""
         names, own = queues.waiting(self.experiment.queue), self.background.names
         current = self.claims.current() if names else {}
         ordered = self.backoff.order(self.order.sort(names, current, self.bench.group, own), current)
@@ -407,7 +391,6 @@ class Grader:
         atomic.unlink_quietly(self.experiment.queue / f"{name}{queues.SUFFIX}")
 
     def _failed(self, name: str, error: Exception, took_s: float = 0.0) -> None:
-        """Put a failed entry back into the queue, and note what failed."""
         fault, problem, least_s = getattr(error, "fault", None) or Fault.CLUSTER, str(error), 0.0
         if limit_s := overdue_s(error):  # spend at most half of the time on what may hang again
             fault, least_s = getattr(error, "fault", None) or Fault.GRADER, max(limit_s, took_s)
@@ -448,7 +431,6 @@ class Grader:
         return True
 
     def _collect_all(self, timeout_s: float | None = None) -> None:
-        """Handle all entries in the background, or those that finish within `timeout_s`."""
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while self._collect(None if until is None else max(0.0, until - time.monotonic())):
             pass
@@ -520,7 +502,6 @@ class Grader:
             self.background.start(name, generation, work)
 
     def _likely_next(self) -> tuple[Path, str] | None:
-        """Return artifact and content hash of the next submission that the running engine can score, or None."""
         for name, current in self._candidates():
             if not name.startswith("f-") or name in current or self.backoff.waits(name, 0):
                 continue
@@ -547,10 +528,8 @@ def run_grader(experiment: ExperimentDir) -> int:
     name_program(grader.record.cluster)
     code = 1
     try:
-        try:
+        with suppress(Stopped):
             grader.run()
-        except Stopped:
-            pass
         # Also holds if a library swallowed the exception:
         code = 130 if grader.stopped else EXIT_TROUBLE if grader.must_leave() else 0
     except Exception:

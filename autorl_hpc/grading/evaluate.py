@@ -45,12 +45,14 @@ from autorl_hpc.tasks.folders import OWN_SCORER
 from autorl_hpc.tasks.heldout import Item, asked_items, load_judge_prompt, load_shots
 from autorl_hpc.tasks.loader import Task, check_played, load_task
 
+log = logging.getLogger("autorl_hpc.grader")
+MAX_WHAT_CHARS = 500
+
 # --- judges
 # A failing judge is the grader's fault: the entry returns to the queue and the artifact is not blamed. The model's answers are
 # kept for the next try, because writing them took longer than judging them.
 
-MAX_KEPT: Final = 16
-"""Evaluations whose answers are kept; a few megabytes each at most."""
+MAX_KEPT: Final = 16  # Evaluations whose answers are kept; a few megabytes each at most
 
 
 class Judging:
@@ -109,8 +111,7 @@ class Judging:
 
 # --- interactive tasks: items are goals, and the model's answer is an episode
 
-BY_REWARD = "episodes"
-"""The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode."""
+BY_REWARD = "episodes"  # The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode
 
 MAX_WORKERS = 64
 """Environment processes at most, one per core. A split has about 140 goals; each process takes a second to start and 100 MB."""
@@ -201,11 +202,7 @@ class Playground:
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:
-    """Return a task's environment with its vault.
-
-    Raises:
-        AutorlError: the task has no environment.
-    """
+    """Return a task's environment with its vault. Raises AutorlError: the task has no environment."""
     if task.file.environment is None:
         raise AutorlError(
             f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment",
@@ -223,15 +220,9 @@ def source_of(root: Root, task: Task, science: Science) -> Source:
 
 
 def _answer(episode: Episode, rated: bool) -> Answer:
-    """Return the episode as an answer. If the scorer rates answers, this is the environment's last observation."""
     answer = (episode.transcript.turns[-1].observation if episode.done else "") if rated else None
     text = encode(episode.reward or 0.0, episode.steps, episode.done, episode.transcript_sha256, answer)
     return Answer(text, episode.tokens, episode.truncated > 0)
-
-
-log = logging.getLogger("autorl_hpc.grader")
-
-MAX_WHAT_CHARS = 500
 
 
 def engine_group(base_model: str, recipe: Recipe) -> str:
@@ -248,10 +239,6 @@ class ItemOutcome:
     output_sha256: str
     tokens: int
     facts: Mapping[str, Fact] = field(default_factory=dict)
-
-    def as_dict(self) -> dict[str, object]:
-        line = {"id": self.id, "outcome": self.outcome, "output_sha256": self.output_sha256, "tokens": self.tokens}
-        return {**line, "facts": dict(self.facts)} if self.facts else line
 
 
 @dataclass(frozen=True)
@@ -344,34 +331,12 @@ class Bench:
             self._items[key] = asked_items(self.root, science, split, load_task(science.task).file)
         return self._items[key]
 
-    def evaluate(
-        self,
-        science: Science,
-        weights: Path,
-        content_hash: str,
-        split: Split,
-        *,
-        order: Sequence[int] | None = None,
-        limit: int | None = None,
-    ) -> Scored:
-        """Score the weights in `weights` on a split.
-
-        Args:
-            order: prompt in this order, for another batch composition; outcomes return in the split's order.
-            limit: use only the first items, to check that the engine works.
-
-        Raises:
-            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Any other error is a defect or a broken
-                engine; the caller decides whose fault it is.
-        """
-        return self.rate(self.answer(science, weights, content_hash, split, order=order, limit=limit))
-
     def evaluate_base(
         self, science: Science, split: Split, *, order: Sequence[int] | None = None, limit: int | None = None
     ) -> Scored:
-        """Score the run's base model, as `evaluate`."""
+        """Score the run's base model on a split; arguments and errors as for `answer` and `rate`."""
         weights, content = self.root.model(science.base_model), science.base_model_content_hash
-        return self.evaluate(science, weights, content, split, order=order, limit=limit)
+        return self.rate(self.answer(science, weights, content, split, order=order, limit=limit))
 
     def answer(
         self,
@@ -383,7 +348,16 @@ class Bench:
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> SplitAnswers:
-        """Run the engine's part of `evaluate`."""
+        """Let the engine answer a split's questions with the weights in `weights`.
+
+        Args:
+            order: prompt in this order, for another batch composition; answers return in the split's order.
+            limit: use only the first items, to check that the engine works.
+
+        Raises:
+            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Any other error is a defect or a broken
+                engine; the caller decides whose fault it is.
+        """
         recipe = science.recipe
         items = self.items(science, split)[:limit]
         scorer(recipe.scorer, recipe.scorer_version, science.task)
@@ -406,7 +380,7 @@ class Bench:
         return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
     def rate(self, answered: SplitAnswers) -> Scored:
-        """Run the scorer's part of `evaluate`. May run in another thread while the engine answers the next submission.
+        """Rate the answers. May run in another thread while the engine answers the next submission.
 
         Raises:
             RatingOverdue, GraderOverdue: it exceeds `rating_limit_s` and the sum of its calls' limits.
@@ -418,7 +392,6 @@ class Bench:
                 raise self._overdue(answered, error) from error
 
     def _limit_s(self, answered: SplitAnswers) -> float:
-        """Return the time limit in seconds, at least the sum of the single calls' limits."""
         science, recipe = answered.science, answered.science.recipe
         rater = scorer(recipe.scorer, recipe.scorer_version, science.task)
         if not isinstance(rater, Clocked):
@@ -538,21 +511,16 @@ def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[st
 def _samples(
     engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
 ) -> list[list[Answer]]:
-    """Return each item's answers, one per sample of the recipe; each sample has its own seed."""
-    drawn = [_in_order(engine, prompts, recipe, seed + number, order) for number in range(recipe.samples)]
-    return [list(answers) for answers in zip(*drawn, strict=True)]
-
-
-def _in_order(
-    engine: ServingEngine, prompts: list[list[int]], recipe: Recipe, seed: int, order: Sequence[int] | None
-) -> list[Answer]:
-    if order is None:
-        return engine.generate(prompts, recipe.sampling, seed)
-    half = len(order) // 2
-    answers: dict[int, Answer] = {}
-    for part in (order[:half], order[half:]):
-        answers.update(zip(part, engine.generate([prompts[i] for i in part], recipe.sampling, seed), strict=True))
-    return [answers[i] for i in range(len(prompts))]
+    # Each sample has its own seed; another order is asked in two halves, for another composition of the batches.
+    places = list(range(len(prompts)) if order is None else order)
+    half = len(places) if order is None else len(places) // 2
+    drawn: list[list[Answer]] = [[] for _ in prompts]
+    for number in range(recipe.samples):
+        for part in filter(None, (places[:half], places[half:])):
+            answers = engine.generate([prompts[place] for place in part], recipe.sampling, seed + number)
+            for place, answer in zip(part, answers, strict=True):
+                drawn[place].append(answer)
+    return drawn
 
 
 def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_field: str | None) -> ItemOutcome:
@@ -562,16 +530,15 @@ def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_fiel
     digest = hashlib.sha256("\0".join(answer.text for answer in drawn).encode("utf-8", "replace")).hexdigest()
     tokens = sum(answer.tokens for answer in drawn)
     facts = outcome.facts
-    if (
-        cluster_field is not None and cluster_field in item.data
-    ):  # the unit of the statistics where items are not independent
+    if cluster_field is not None and cluster_field in item.data:  # the unit of the statistics
         facts = {**facts, "cluster": str(item.data[cluster_field])}
     return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=facts)
 
 
 def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
     """Write an items file (gzipped JSON lines without a timestamp) and return its sha256."""
-    lines = "".join(json.dumps(o.as_dict(), sort_keys=True, separators=(",", ":")) + "\n" for o in outcomes)
+    rows = ({name: value for name, value in vars(one).items() if name != "facts" or value} for one in outcomes)
+    lines = "".join(json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
     data = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_bytes(path, data)

@@ -34,8 +34,7 @@ from autorl_hpc.records.entries import Evaluation, Score
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EntryKind, Protocol, Split
 
-PASSING: Final = (AutorlError, ClusterTrouble, OSError, NotReady)
-"""Errors that say nothing about the artifact."""
+PASSING: Final = (AutorlError, ClusterTrouble, OSError, NotReady)  # Errors that say nothing about the artifact
 
 
 @dataclass
@@ -136,7 +135,6 @@ class Feedback:
         self._settle(record, number, RunView.of(ledger.entries), evaluation.items_sha256)
 
     def _settle(self, record: RunRecord, number: int, view: RunView, own: str | None = None) -> None:
-        """Put the committed score's items file in place, whichever grader wrote it."""
         if number in view.scores:
             committed = view.scores[number].evaluation
             path = items_file(self.experiment.run(record.run_id), number, committed.split)

@@ -13,7 +13,7 @@ from autorl_hpc.files.ledger import Ledger, in_words, run_head
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading.attempts import Attempts, Baselines, EvaluationRequest, NotReady, items_file, settle
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
-from autorl_hpc.records.entries import Closed, Evaluation, Submission
+from autorl_hpc.records.entries import Closed, Submission
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import EndedBy, EntryKind, Fault, Protocol, Split
@@ -100,7 +100,11 @@ class FinalScore:
         elif chosen.is_base:
             evaluation = report.evaluation
         else:
-            evaluation = self._evaluate(record, run, chosen, entry, generation, waiting_s)
+            assert chosen.content_hash is not None
+            items = items_file(run, chosen.submission_id, Split.REPORT)
+            evaluation = self.attempts.evaluate(
+                EvaluationRequest(science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s)
+            )
         return Closed(
             selected=chosen.submission_id,
             selected_by="final" if final else "best_feedback",
@@ -108,15 +112,6 @@ class FinalScore:
             fault=evaluation.fault,
             reason=evaluation.reason,
             **facts,
-        )
-
-    def _evaluate(
-        self, record: RunRecord, run: RunDir, chosen: Submission, entry: str, generation: int, waiting_s: float | None
-    ) -> Evaluation:
-        assert chosen.content_hash is not None
-        items = items_file(run, chosen.submission_id, Split.REPORT)
-        return self.attempts.evaluate(
-            EvaluationRequest(record.science, chosen.content_hash, Split.REPORT, items, entry, generation, waiting_s)
         )
 
     def _feedback_baseline(self, record: RunRecord, view: RunView, chosen: Submission | None) -> Baseline:
@@ -131,7 +126,6 @@ class FinalScore:
 
 
 def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Closed:
-    """Return the closing entry of a run without a scored checkpoint."""
     fault, reason = _why_nothing(view)
     if fault in (Fault.CLUSTER, Fault.GRADER):
         return Closed(selected=None, selected_by="infrastructure", fault=fault, reason=reason, **facts)
@@ -139,7 +133,6 @@ def _close_without(view: RunView, report: Baseline, facts: dict[str, Any]) -> Cl
 
 
 def _why_nothing(view: RunView) -> tuple[Fault, str]:
-    """Return the fault and the reason why a run has no score."""
     assert view.sealed is not None
     if view.sealed.fault is not None and view.sealed.fault is not Fault.AGENT:
         return view.sealed.fault, view.sealed.reason or "the run was lost to the infrastructure"

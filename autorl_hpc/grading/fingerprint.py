@@ -42,8 +42,7 @@ AS_NEAR: Final = 0.5
 """A tensor's lengths match another model if they are at most this far from it, relative to the base's distance. Stricter than
 for plain distances, because the lengths of two trained models may grow alike."""
 
-ROUNDING: Final = 1e-6
-"""Relative error of a length, from the order of summation and from float32."""
+ROUNDING: Final = 1e-6  # Relative error of a length, from the order of summation and from float32
 
 
 class Energies:
@@ -88,8 +87,7 @@ class Energies:
         return np.concatenate([np.sort(np.sqrt(self.rows)), np.sort(np.sqrt(self.columns))]).astype(np.float32)
 
 
-Profile = dict[str, "NDArray[Any]"]
-"""`Energies.lengths` of each tensor of a model, by name."""
+Profile = dict[str, "NDArray[Any]"]  # `Energies.lengths` of each tensor of a model, by name
 
 
 class Places:
@@ -151,8 +149,7 @@ WIDTH: Final = 4093
 SLICE: Final = 64 * WIDTH
 """Values handled at once. Signs are drawn by slice, so this is part of the sketch's definition."""
 
-VERSION: Final = "s1"
-"""Version of the sketch; sketches of different versions don't compare."""
+VERSION: Final = "s1"  # Version of the sketch; sketches of different versions don't compare
 
 
 class Sketcher:
@@ -207,8 +204,7 @@ def distance(a: bytes, b: bytes) -> float:
 
 # --- reading weights piece by piece; no model is ever whole in memory
 
-READ_VALUES = 4 * 1024 * 1024
-"""Values per read: 8 to 16 MiB, which suits shared file systems."""
+READ_VALUES = 4 * 1024 * 1024  # Values per read: 8 to 16 MiB, which suits shared file systems
 
 
 class FolderWeights:
@@ -217,7 +213,6 @@ class FolderWeights:
     Raises:
         Refused: a file is not a safetensors file.
         ValueError: two files hold the same tensor.
-        OSError: the file system failed.
     """
 
     def __init__(self, folder: Path, but: frozenset[str] = frozenset()) -> None:
@@ -239,6 +234,10 @@ class FolderWeights:
         """Return the bytes of `count` values, beginning at value `start` of a tensor."""
         size = ITEM_BYTES[spec.dtype]
         return again(functools.partial(self._read, spec, spec.begin + start * size, count * size))
+
+    def floats(self, spec: TensorSpec, start: int, count: int) -> NDArray[Any]:
+        """Return the same as float32."""
+        return as_float32(raw(self.read(spec, start, count), spec.dtype), spec.dtype)
 
     def _read(self, spec: TensorSpec, position: int, length: int) -> bytearray:
         if spec.file not in self._files:
@@ -304,8 +303,7 @@ def precision(bits: NDArray[Any], dtype: str) -> str:
 # Both are compared in the submission's precision: an fp32 base model that was only saved as bf16 has not moved, and an fp32
 # file whose values are all bf16 counts as bf16.
 
-BLOCK: Final = READ_VALUES // SLICE * SLICE
-"""Values per read: whole slices of a sketch."""
+BLOCK: Final = READ_VALUES // SLICE * SLICE  # Values per read: whole slices of a sketch
 
 NOISE: Final = 1.5e-6
 """1.5 times what one step of Adam moves a value at 1e-6, the lowest learning rate in use. Training adds up: ten steps move by
@@ -395,7 +393,6 @@ def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: st
 
     Raises:
         ValueError: names or shapes differ, the base is zero, or the content of `new` is not the accepted one.
-        OSError: the file system failed.
     """
     found, sketcher, parts = WeightComparison(), Sketcher(seed), []
     for spec in new.specs.values():
@@ -440,8 +437,7 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
             continue
         energies = Energies(spec.shape)
         for start, count in _blocks(spec):
-            a = as_float32(raw(other.read(spec, start, count), spec.dtype), spec.dtype)
-            b = as_float32(raw(base.read(own, start, count), own.dtype), own.dtype)
+            a, b = other.floats(spec, start, count), base.floats(own, start, count)
             for at in range(0, count, SLICE):
                 energies.add(a[at : at + SLICE], start + at)
                 difference = a[at : at + SLICE] - b[at : at + SLICE]
@@ -466,6 +462,8 @@ def _add_block(
     start: int,
 ) -> None:
     """Add a block (bytes and type of both models) to the sums, in slices that fit the processor's caches."""
+    import numpy as np
+
     (mine_bytes, dtype), (base_bytes, base_dtype) = new, base
     all_bits, all_base_bits = raw(mine_bytes, dtype), raw(base_bytes, base_dtype)
     kept_as = precision(all_bits, dtype)
@@ -487,18 +485,12 @@ def _add_block(
         difference = mine - known
         places.mine.add(mine, start + at)
         places.difference.add(difference, start + at)
-        tensor.changed += _count(bits != base_bits) if same_type and not rounds else _count(difference)
+        tensor.changed += int(np.count_nonzero(bits != base_bits if same_type and not rounds else difference))
         tensor.delta += _energy(difference)
         tensor.moved += _clipped_energy(difference)
         unrounded = mine - theirs if rounds else difference
         tensor.raw_delta += _energy(unrounded)
         sketcher.add(tensor.name, (start + at) // SLICE, unrounded)
-
-
-def _count(values: NDArray[Any]) -> int:
-    import numpy as np
-
-    return int(np.count_nonzero(values))
 
 
 def _energy(values: NDArray[Any]) -> float:
@@ -550,14 +542,12 @@ away from every other model: random directions don't agree in so many dimensions
 the other model's own data, with half of its direction, gives 1.0; two thirds 0.8. A copy with added noise as large as the
 models' difference has 0.7; a mixture 0.8 from 5/9 on."""
 
-TOLD: Final = 0.5
-"""More than this share of a model must have another model's lengths."""
+TOLD: Final = 0.5  # More than this share of a model must have another model's lengths
 
 PARENT_NEARER: Final = 0.95
 """An earlier submission is the parent if it is nearer than the base by more than four standard deviations of the sketch."""
 
-REPEATS: Final = 0.5
-"""If more than this share of answers are the same long text, the model does not read its questions."""
+REPEATS: Final = 0.5  # If more than this share of answers are the same long text, the model does not read its questions
 
 REPEATS_SHORT: Final = 0.9
 SHORT_TOKENS: Final = 16

@@ -33,8 +33,7 @@ from autorl_hpc.states import EntryKind, QueueKind
 
 log = logging.getLogger("autorl_hpc.grader")
 
-TRIES: Final = 2
-"""A second try avoids a stale read; a failure without a file system error is permanent after that."""
+TRIES: Final = 2  # A second try avoids a stale read; a failure without a file system error is permanent after that
 
 
 @dataclass
@@ -217,6 +216,5 @@ def _unknown(submission: Submission, reason: str) -> Fingerprint:
 
 
 def _distance(a: bytes, b: bytes) -> float | None:
-    """Return the estimated distance; None if the weights are too large for one."""
     away = fingerprint.distance(a, b)
     return away if math.isfinite(away) else None

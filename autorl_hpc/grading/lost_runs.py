@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from autorl_hpc.cluster import slurm
@@ -45,15 +46,13 @@ ENTRY = "watcher"
 LOOKS_BEFORE_SEALING = 2
 LOST_LOOKS = 2
 FINISH_LOOKS = 6
-FINISH_PAUSE_S = 3.0
-"""Poll interval of the last job: enough looks, also for exit codes."""
+FINISH_PAUSE_S = 3.0  # Poll interval of the last job: enough looks, also for exit codes
 
 FINISH_PATIENCE_S = 120.0
 """How long the last job waits for a silent scheduler, beyond the time until a dead watcher's claim is free."""
 
 SEAL_LIMIT_S = 600.0
-JUST_SUBMITTED_S = 60.0
-"""A job that sbatch has just accepted may be missing in squeue's answer."""
+JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in squeue's answer
 
 
 class Watcher(threading.Thread):
@@ -192,11 +191,9 @@ class Watcher(threading.Thread):
             return False
 
     def _matters(self, job: SeenJob) -> bool:
-        """Return whether the job is an agents' array with a task that ended badly."""
         return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
 
     def _orphans(self, jobs: SlurmJobs, board: JobTable) -> list[str]:
-        """Return unsealed runs without a job in enough consecutive looks, whose clock has stopped."""
         record = read_experiment(self.experiment)
         alive = board.alive_runs() | self._just_submitted(jobs)
         closed = set(reading.list_names(self.experiment.finished))
@@ -237,14 +234,7 @@ class Watcher(threading.Thread):
         for run_id in runs:
             ending = self._ending_of(run_id, board.of_run(run_id))
             log.warning("%s has no job left: %s", run_id, ending.reason)
-            rows.append(
-                {
-                    "run_id": run_id,
-                    "ended_by": str(ending.ended_by),
-                    "fault": None if ending.fault is None else str(ending.fault),
-                    "reason": ending.reason,
-                }
-            )
+            rows.append({"run_id": run_id, **asdict(ending)})
         if not rows:
             return
         command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]
@@ -253,7 +243,6 @@ class Watcher(threading.Thread):
             self._missing.pop(run_id, None)  # a failed one is tried again after more looks
 
     def _ending_of(self, run_id: str, tasks: list[ListedJob]) -> OrphanEnding:
-        """Return how a run ended, by the last job seen to end badly, otherwise by the last job."""
         known = [task for task in tasks if task.seen is not None]
         bad = [task for task in known if task.state is JobState.ENDED]
         task = (bad or known or tasks)[-1]
@@ -265,15 +254,9 @@ class Watcher(threading.Thread):
         base = submitted.job_id if seen is None else seen.job_id.partition("_")[0]
         index = "" if seen is None or seen.index is None else f"_{seen.index}"
         path = Path(self.experiment.jobs) / f"{base}{index}_0_log.out"
-        try:
-            with open(path, "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - LOG_TAIL_BYTES))
-                return file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return None
+        return reading.tail(path, LOG_TAIL_BYTES)
 
     def _note(self, trouble: str | None) -> None:
-        """Write seen.json if something changed."""
         if self._generation is None:
             return
         jobs = tuple(sorted(self._seen.values(), key=lambda job: (job.name, job.number or 0, job.index or 0)))

@@ -40,8 +40,7 @@ CLOSING_EVERY: Final = 4
 """While submissions wait longer, every fourth turn goes to a closing. A busy grader then usually closes runs as fast as they
 end, and submissions wait a third longer."""
 
-BACKGROUND_EVERY: Final = 16
-"""Every 16th turn goes to a baseline on the report split, for which nobody waits yet."""
+BACKGROUND_EVERY: Final = 16  # Every 16th turn goes to a baseline on the report split, for which nobody waits yet
 
 ENGINE_PATIENCE_S: Final = 120.0
 """A grader changes its engine only after an entry for another one has waited this long. An engine takes up to a minute to
@@ -173,7 +172,6 @@ class Order:
         return {None: 0, **{group: place for place, group in enumerate(ordered) if group is not None}}
 
     def _next_turn(self, name: str) -> int:
-        """Return the turn of a new submission: the current one, or the one after its run's last."""
         run = run_of(name)
         turn = max(self._now.get(self.group_of(name), 0), self._last_turn.get(run, -1) + 1)
         self._last_turn[run] = turn
@@ -199,8 +197,7 @@ RETRY_AFTER_TROUBLE_S = 5.0
 MAX_RETRY_S = 120.0
 """Maximum wait. Repeated failures are retried more and more rarely, so that one bad cell does not block the others."""
 
-DEATHS_BEFORE_LAST = 2
-"""Graders that died on an entry before it waits behind all others. One may have been preempted."""
+DEATHS_BEFORE_LAST = 2  # Graders that died on an entry before it waits behind all others. One may have been preempted.
 
 
 def pause_s(failures: int) -> float:

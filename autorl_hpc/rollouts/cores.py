@@ -38,7 +38,6 @@ def own_folders(controller: str, cgroups: Path, own: Path) -> list[Path]:
 
 
 def _quota(folder: Path) -> float | None:
-    """Return the quota in cores, or None if there is no limit or no such file."""
     try:
         if (folder / "cpu.max").exists():
             given, period = (folder / "cpu.max").read_text(encoding="ascii").split()

@@ -18,13 +18,7 @@ from autorl_hpc.rollouts.engine import CONVERSATION
 
 
 class Step(NamedTuple):
-    """The result of an action.
-
-    Attributes:
-        observation: the text that the model sees next.
-        done: the episode has ended.
-        reward: of the episode so far, 0 to 1.
-    """
+    """The result of an action: what the model sees next, whether the episode has ended, and its reward so far, 0 to 1."""
 
     observation: str
     done: bool = False
@@ -92,12 +86,9 @@ class Episode:
     """The result of one goal.
 
     Attributes:
-        goal: its id.
         reward: at the end, 0 to 1; None if the environment failed, which is the grader's fault and gives no score.
         done: the environment ended it; otherwise steps or context were used up.
-        steps: number of the model's actions.
-        tokens: number of tokens that the model wrote.
-        truncated: completions cut off by the token limit.
+        steps, tokens, truncated: the model's actions, tokens, and completions that the token limit cut off.
         transcript: first observation and turns; `completions` are the model's texts for each turn.
         problem: why there is no reward, or what ended the episode early.
     """

@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 GATHER_S = 1.0
 """How long a batch waits for slow environments after the first is ready: about a batch's duration, so at most half is lost."""
 
-IN_FLIGHT = 256
-"""Parallel episodes: enough to fill a GPU; each has an environment in some worker's memory."""
-
-MAX_BEGINNINGS = 3
-"""Attempts at one episode. If it killed a worker three times, this is no accident."""
+IN_FLIGHT = 256  # Parallel episodes: enough to fill a GPU; each has an environment in some worker's memory
+MAX_BEGINNINGS = 3  # Attempts at one episode. If it killed a worker three times, this is no accident.
 
 MAX_LOSSES = 12
 """Lost workers and failed calls in one run. An environment that always fails should end the run soon, not after hours of
@@ -134,7 +131,6 @@ class _Run:
     # --- waiting ---
 
     def _stream(self, engine: Streaming) -> None:
-        """Submit ready prompts, wait for an event from environments or engine, and handle all pending events."""
         stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
         try:
             while self._live:
@@ -177,7 +173,6 @@ class _Run:
             self._begin(self._live[slot])
 
     def _begin(self, live: Live) -> None:
-        """Begin an episode, or begin it again."""
         live.clear()
         self._wait(live, self.pool.begin(live.slot, self.goals[live.index], self.seed))
 
@@ -185,11 +180,6 @@ class _Run:
         self._waiting.pop(live.ticket, None)
         live.ticket = ticket
         self._waiting[ticket] = live
-
-    def _act(self, live: Live) -> None:
-        """Pass the model's last completion to the environment."""
-        last = len(live.completions) >= self.max_steps
-        self._wait(live, self.pool.act(live.slot, live.completions[-1], last=last))
 
     def _take(self, live: Live, reply: Reply) -> None:
         if reply.error is not None:
@@ -236,7 +226,6 @@ class _Run:
     # --- the engine's side ---
 
     def _ask(self) -> None:
-        """Run one batch: the prompts of all ready episodes, in the goals' order."""
         asked = self._prompts()
         if asked:
             answers = self.engine.generate([tokens for _, tokens in asked], self.sampling, self.seed)
@@ -244,7 +233,6 @@ class _Run:
                 self._hand_on(live, answer)
 
     def _hand_in(self, stream: Stream) -> None:
-        """Submit the prompts of all ready episodes."""
         keyed: list[tuple[int, list[int]]] = []
         for live, tokens in self._prompts():
             live.key = live.next_key()
@@ -265,7 +253,8 @@ class _Run:
         live.tokens += answer.tokens
         live.truncated += answer.truncated
         live.completions.append(answer.text)
-        self._act(live)
+        last = len(live.completions) >= self.max_steps
+        self._wait(live, self.pool.act(live.slot, answer.text, last=last))
 
     def _prompts(self) -> list[tuple[Live, list[int]]]:
         """Return all ready episodes with their prompts' token ids, in the goals' order. Episodes with too long prompts end."""
@@ -382,7 +371,6 @@ def splits_at_line_ends(tokenizer: Any) -> bool:
 
 
 def _splitting(rules: list[Mapping[str, Any]]) -> bool:
-    """Return whether these rules in sequence split before a line feed after a letter or digit."""
     splits = False
     for rule in rules:
         if rule.get("type") == "ByteLevel":

@@ -7,39 +7,27 @@ worker. A new one goes where its goal was played before and has its data parsed,
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import queue
 import re
-import select
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from autorl_hpc.rollouts.child import PACKAGE, ChildClosed, dispose, ending, exchange, kill_group, start
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 LEAD = 4
 """Episodes that the worker which knows a goal may have more than another one. Beginning without its cache costs about ten steps;
 waiting in a line of five costs more."""
 
-KNOWN_GOALS = 8192
-"""Goals whose workers are remembered."""
-
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
-"""Limit of one line from a worker; observations and prompts are cut well below."""
+KNOWN_GOALS = 8192  # Goals whose workers are remembered
 
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 """Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
-
-PACKAGE = __package__ or "autorl_hpc.rollouts"
-HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]
-"""The folder that this package is imported from; first in the workers' PYTHONPATH."""
 
 
 class Reply(NamedTuple):
@@ -62,14 +50,7 @@ class Reply(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A worker died, or was killed because it hung; all its episodes are gone.
-
-    Attributes:
-        worker: its number.
-        ticket: the call that it worked on.
-        reason: a description.
-        slots: of its episodes.
-    """
+    """A worker died, or was killed because it hung, at the call `ticket`; all its episodes, in `slots`, are gone."""
 
     worker: int
     ticket: int
@@ -95,22 +76,9 @@ Event = Reply | Lost | Note | EnvironmentBroken
 CALL_LIMIT_S = 120.0
 """Limit of one call. A step takes milliseconds, the slowest known reset (translating a game) seconds, on an idle machine."""
 
-START_LIMIT_S = 300.0
-"""Limit until a new worker is ready, with Python and libraries cold on a busy shared file system."""
-
-EPITAPH_S = 5.0
-"""An ending process closes its pipes first; on a busy node its exit status comes later."""
-
-CLOSING_S = 10.0
-"""Time for all threads together to end after their processes are killed."""
-
-
-class _Dead(Exception):
-    """The worker's process can't be used any more."""
-
-
-class _Closed(_Dead):
-    """It closed its pipe; most likely it ended."""
+START_LIMIT_S = 300.0  # Limit until a new worker is ready, with Python and libraries cold on a busy shared file system
+EPITAPH_S = 5.0  # An ending process closes its pipes first; on a busy node its exit status comes later
+CLOSING_S = 10.0  # Time for all threads together to end after their processes are killed
 
 
 @dataclass(eq=False)
@@ -177,13 +145,13 @@ class EnvironmentProcess(threading.Thread):
                 continue
             try:
                 process = self.process or self._start()
-                tell(Reply(call.ticket, **_exchange(process, call.request, self._pool.call_limit_s)))
+                tell(Reply(call.ticket, **exchange(process, call.request, self._pool.call_limit_s)))
             except EnvironmentBroken as error:
                 self._kill()
                 self._pool.lose(self)
                 tell(error)
             except Exception as error:  # any error must be reported, or the caller would wait for ever
-                reason = self._epitaph(error)
+                reason = self._epitaph(error, self._pool.call_limit_s)
                 self._kill()
                 tell(Lost(self.number, call.ticket, reason, self._pool.lose(self)))
         self._kill()
@@ -193,66 +161,37 @@ class EnvironmentProcess(threading.Thread):
         self._ended = True
         process = self.process
         if process is not None and process.poll() is None:
-            _kill_group(process)
+            kill_group(process)
         self.calls.put(None)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        source = self._pool.source
-        path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
-        env = {**_inherited(source.held_out), "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
-        env["AUTORL_POOL_PID"] = str(os.getpid())
-        env.setdefault("OMP_NUM_THREADS", "1")
-        # Started in this thread, which lives as long as the process, because PR_SET_PDEATHSIG refers to the thread.
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", f"{PACKAGE}.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=env,
-            start_new_session=True,
-        )
+        source, limit_s = self._pool.source, self._pool.start_limit_s
+        self.process = start(f"{PACKAGE}.worker", _inherited(source.held_out))
         if self._ended:
-            raise _Dead("the pool was closed")
+            raise ChildClosed("the pool was closed")
         places = {"file": str(source.file), "data": str(source.data)}
         first = {**places, "name": source.name, "held_out": source.held_out, "options": dict(source.options)}
         try:
-            answer = _exchange(self.process, first, self._pool.start_limit_s)
+            answer = exchange(self.process, first, limit_s)
         except Exception as error:
             if self._ended:
                 raise
-            raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error)}") from error
+            raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error, limit_s)}") from error
         if "error" in answer:
             raise EnvironmentBroken(answer["error"])
         return self.process
 
-    def _epitaph(self, error: Exception) -> str:
-        """Describe why the process was lost and how it ended."""
-        try:
-            assert self.process is not None
-            code = self.process.wait(EPITAPH_S if isinstance(error, (_Closed, OSError)) else 0)
-        except (AssertionError, subprocess.TimeoutExpired):
-            return str(error)[:500]
-        try:
-            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        except ValueError:  # a real-time signal has no name
-            end = f"signal {-code}"
-        return f"the environment's process died ({end})"
+    def _epitaph(self, error: Exception, limit_s: float) -> str:
+        if isinstance(error, TimeoutError):
+            return f"the environment gave no answer within {limit_s:g} s"
+        closed = isinstance(error, (ChildClosed, OSError))
+        end = ending(self.process, EPITAPH_S if closed else 0) if self.process is not None else None
+        return f"the environment's process: {error}"[:500] if end is None else f"the environment's process died ({end})"
 
     def _kill(self) -> None:
         process, self.process = self.process, None
         if process is not None:
-            _kill_group(process)  # even if it has ended: its children are in its group
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
+            dispose(process)
 
 
 def _inherited(held_out: bool) -> dict[str, str]:
@@ -263,41 +202,6 @@ def _inherited(held_out: bool) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if not SECRET.search(name)},
         "CUDA_VISIBLE_DEVICES": "",
     }
-
-
-def _exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Write one line and read one. The worker can't delay this beyond `limit_s` by not reading or writing."""
-    assert process.stdin is not None and process.stdout is not None
-    out, into = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(out, False)
-    os.set_blocking(into, False)
-    left = memoryview(json.dumps(request).encode("ascii") + b"\n")
-    answer = bytearray()
-    deadline = time.monotonic() + limit_s
-    poll = select.poll()
-    poll.register(out, select.POLLOUT)
-    poll.register(into, select.POLLIN)
-    while True:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise _Dead(f"the environment gave no answer within {limit_s:g} s")
-        for fd, _ in poll.poll(remaining * 1000):
-            if fd == into:
-                data = os.read(into, 1 << 20)
-                if not data:
-                    raise _Closed("the environment's process closed its pipe")
-                answer += data
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise _Dead(f"the environment's answer is longer than {MAX_ANSWER_BYTES} bytes")
-            elif left:
-                left = left[os.write(out, left[: 1 << 16]) :]
-                if not left:
-                    poll.unregister(out)
-        if answer.endswith(b"\n"):
-            value = json.loads(answer)
-            if not isinstance(value, dict):
-                raise _Dead("the environment's process wrote something that is no answer")
-            return value
 
 
 class Pool:

@@ -13,8 +13,7 @@ from typing import Any
 
 from autorl_hpc.rollouts.environment import Dialogue, Environment
 
-DIALOGUE = "Dialogue"
-"""Class name of the dialogue in the environment's file."""
+DIALOGUE = "Dialogue"  # Class name of the dialogue in the environment's file
 
 
 class EnvironmentBroken(Exception):
@@ -23,13 +22,10 @@ class EnvironmentBroken(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """An environment's file and the arguments of its classes.
+    """An environment's file, the class in it (the dialogue is `Dialogue` in the same file), and the arguments of both.
 
     Attributes:
-        file: of the task's folder, or an agent's copy of it.
-        name: the environment's class; the dialogue is `Dialogue` in the same file.
-        data: folder with the task's data: training data for agents, the vault for graders.
-        held_out: whether `data` is the vault.
+        data: folder with the task's data: training data for agents, the vault for graders (`held_out`).
         options: the recipe's.
     """
 
@@ -40,11 +36,7 @@ class Source:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def environment(self) -> Environment:
-        """Create an environment.
-
-        Raises:
-            EnvironmentBroken: the file or the class can't be used.
-        """
+        """Create an environment. Raises EnvironmentBroken: the file or the class can't be used."""
         made: Environment = self._make(self.name)
         return made
 
@@ -68,11 +60,7 @@ class Source:
 
 
 def load(file: Path | str) -> ModuleType:
-    """Load the module in `file`, once per process.
-
-    Raises:
-        EnvironmentBroken: it can't be loaded.
-    """
+    """Load the module in `file`, once per process. Raises EnvironmentBroken: it can't be loaded."""
     name = f"autorl_environment_{abs(hash(str(file)))}"
     if name in sys.modules:
         return sys.modules[name]

@@ -2,35 +2,28 @@
 
 The first line in holds the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and `{"slot": 3,
 "completion": "...", "last": false}` continues it. Each line is answered by `{"observation", "done", "reward", "action",
-"prompt"}` or `{"error"}`. A task's code runs only here, so it can't stop the process that runs the engine. The worker ends with
-stdin or with its parent.
+"prompt"}` or `{"error"}`. A task's code runs only here. The worker ends with stdin or with its parent.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import math
 import numbers
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any
 
+from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, private_channels
 from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, Turn, Unavailable
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
-MAX_PROMPT_CHARS = 8_000_000
-"""No model reads more; a longer prompt would be sent and tokenized for nothing."""
+MAX_PROMPT_CHARS = 8_000_000  # No model reads more; a longer prompt would be sent and tokenized for nothing
 
 MAX_OBSERVATION_CHARS = 200_000
 """Longer observations are cut, so that a faulty environment does not fill the memory. No context window holds more."""
-
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
 
 
 class InvalidStep(Exception):
@@ -39,15 +32,15 @@ class InvalidStep(Exception):
 
 def main() -> int:
     """Run until stdin ends; return the exit code."""
-    _die_with_parent()
-    calls, answers = _private_channels()
+    die_with_starter()
+    calls, answers = private_channels(shown=True)
     host: Host | None = None
     for line in calls:
         request = json.loads(line)
         if host is None:
             source = Source(**request)
             if source.held_out:
-                _deny_inspection()
+                hide_memory()
             host = Host(source)
             answer = host.probe()
         else:
@@ -59,8 +52,6 @@ def main() -> int:
 
 @dataclass
 class _Seat:
-    """An environment and the episode in it."""
-
     environment: Environment
     transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
 
@@ -152,11 +143,7 @@ class DialogueFailed(Exception):
 
 @contextmanager
 def _named(method: str) -> Iterator[None]:
-    """Attribute errors to the dialogue.
-
-    Raises:
-        DialogueFailed: something was raised inside.
-    """
+    """Attribute errors to the dialogue. Raises DialogueFailed: something was raised inside."""
     try:
         yield
     except KeyboardInterrupt:
@@ -172,7 +159,7 @@ def _step(value: Any) -> dict[str, Any]:
         observation, done, reward = value
     except (TypeError, ValueError):
         raise InvalidStep(f"a step is (observation, done, reward), not {value!r:.200}") from None
-    if not _is_bool(done):
+    if not is_bool(done):
         raise InvalidStep(f"`done` is True or False, not {done!r:.100}")
     if isinstance(reward, (str, bytes)) or not isinstance(reward, numbers.Real):
         raise InvalidStep(f"a reward is a number, not {reward!r:.100}")
@@ -182,44 +169,10 @@ def _step(value: Any) -> dict[str, Any]:
     return {"observation": _text(observation, "an observation"), "done": bool(done), "reward": reward}
 
 
-def _is_bool(value: Any) -> bool:
-    """Accept numpy's bool too, which Python does not count as bool."""
-    return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))
-
-
 def _text(value: Any, name: str, limit: int = MAX_OBSERVATION_CHARS) -> str:
     if not isinstance(value, str):
         raise InvalidStep(f"{name} is text, not {type(value).__name__}")
     return value[:limit].encode("utf-8", "replace").decode()
-
-
-def _private_channels() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve stdin and stdout for this protocol; an environment's own output goes to stderr."""
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.dup2(2, 1)
-    return calls, answers
-
-
-def _deny_inspection() -> None:
-    """Forbid other processes of the user to read memory and environment, because the vault's goals are here."""
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # not Linux
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, even during a call."""
-    starter = int(os.environ.get("AUTORL_POOL_PID", os.getppid()))
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # not Linux: it ends with stdin, perhaps later
-    if os.getppid() != starter:
-        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,7 @@
 """Scorer `alpacaeval` (AlpacaEval 2.0): a judge compares answers with references; the score is the length-controlled win rate.
 
-An item is an instruction (`question`) with the reference model's output (`answer`); its data hold the instruction's difficulty
-and the preferences of the gamed reference models (length_control.py), if the task has them. A hash of the instruction decides
-the order of the pair. An unreadable reply is requested again, first in the other order, then with a reminder. Items that stay
-unread count nowhere and are reported as `judge_unread`; more than 1 % of them is the judge's failure.
-
-Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py.
+A hash of the instruction decides the order of the pair. An unreadable reply is requested again, first in the other order, then
+with a reminder. Items that stay unread count nowhere; more than 1 % of them is the judge's failure. Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py.
 """
 
 from __future__ import annotations
@@ -28,14 +24,9 @@ from autorl_hpc.scoring.judge_cache import (
 from autorl_hpc.scoring.length_control import JudgedPair
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
 
-TOP_LOGPROBS: Final = 5
-"""As in the official judge; every endpoint supports this many."""
-
-DISCRETE_TOKENS: Final = 8
-"""Room for one character and what a chatty judge adds."""
-
-UNREAD: Final = 0.5
-"""Outcome of an item that stayed unread. It has no fact `y` and enters neither win rate."""
+TOP_LOGPROBS: Final = 5  # As in the official judge; every endpoint supports this many
+DISCRETE_TOKENS: Final = 8  # Room for one character and what a chatty judge adds
+UNREAD: Final = 0.5  # Outcome of an item that stayed unread. It has no fact `y` and enters neither win rate.
 
 
 class AlpacaEval:

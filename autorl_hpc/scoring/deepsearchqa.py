@@ -28,10 +28,8 @@ from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, Ju
 # refuses a text that has a verdict's key outside of the parsed part.
 
 DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
-MAX_CHARS: Final = 100_000
-"""A verdict takes some hundred characters per item."""
-MAX_STARTS: Final = 50
-"""Opening brackets to try; a text with more of them outside readable JSON is not a verdict."""
+MAX_CHARS: Final = 100_000  # A verdict takes some hundred characters per item
+MAX_STARTS: Final = 50  # Opening brackets to try; a text with more of them outside readable JSON is not a verdict
 MAX_DEPTH: Final = 4
 QUOTINGS: Final = ('"', "\"'", "")
 """Quote characters to respect, in this order of tries, because quotes may be the broken part."""
@@ -76,11 +74,7 @@ class ParsedVerdict:
 
 
 def read(text: str) -> ParsedVerdict:
-    """Parse the verdict in a judge's reply.
-
-    Raises:
-        Unreadable: there is none, or it is ambiguous.
-    """
+    """Parse the verdict in a judge's reply. Raises Unreadable: there is none, or it is ambiguous."""
     if len(text) > MAX_CHARS:
         raise Unreadable(f"longer than {MAX_CHARS} characters")
     text = without_closed_thinking(text)
@@ -182,13 +176,13 @@ def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
 
 
 def _value_at(text: str, start: int) -> _Found | None:
-    """Return the value that begins at `start`; None if unreadable."""
     try:
         value, end = _DECODER.raw_decode(text, start)
         return _Found(value, start, end, True)
     except (ValueError, RecursionError):
         pass
-    closed = _closing(text, start)
+    # Quoted text is skipped, then brackets alone are counted, because the quotes may be broken.
+    closed = next((stop for quotes in QUOTINGS if (stop := _closed(text, start, quotes)) is not None), None)
     if closed is None:
         return None
     part = text[start:closed]
@@ -201,12 +195,6 @@ def _value_at(text: str, start: int) -> _Found | None:
         if value is not None:
             return _Found(value, start, closed, False)
     return None
-
-
-def _closing(text: str, start: int) -> int | None:
-    """Return the position after the bracket that closes the one at `start`. Skips quoted text, then retries by brackets alone,
-    because the quotes may be broken."""
-    return next((end for quotes in QUOTINGS if (end := _closed(text, start, quotes)) is not None), None)
 
 
 def _closed(text: str, start: int, quotes: str) -> int | None:
@@ -232,11 +220,10 @@ def _closed(text: str, start: int, quotes: str) -> int | None:
 
 def _python_value(text: str) -> Any:
     """Return an object in Python's spelling (single quotes, True); None if it is not one."""
-    words = re.sub(
-        r"\b(true|false|null)\b", lambda match: {"true": "True", "false": "False", "null": "None"}[match[1]], text
-    )
+    for word, python in (("true", "True"), ("false", "False"), ("null", "None")):
+        text = re.sub(rf"\b{word}\b", python, text)
     try:
-        return _plain(ast.parse(words.strip(), mode="eval").body)
+        return _plain(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
@@ -331,8 +318,7 @@ VERSION = "2"
 
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
-ROUNDS: Final = 3
-"""Requests to a judge until its reply is readable; after three failures more won't help."""
+ROUNDS: Final = 3  # Requests to a judge until its reply is readable; after three failures more won't help
 JUDGE_TOKENS: Final = 2048
 """Token limit of a verdict (some items have fifty expected answers). The option `judge_max_tokens` overrides it."""
 REMINDERS: Final = (
@@ -342,6 +328,9 @@ REMINDERS: Final = (
     "string escaped.",
 )
 _FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
+
+
+OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect")
 
 
 class EpisodeAnswer(NamedTuple):
@@ -421,7 +410,6 @@ class Exact:
         return _outcomes(given, lambda place, answer: compare(answer, items[place].answer, _type(items[place])))
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return `figures`."""
         return figures([outcome.facts for outcome in outcomes])
 
 
@@ -430,8 +418,7 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
     """
-    names = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect", "answered")
-    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in names}
+    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
     return {**found, "mean_steps": _mean([float(each["steps"]) for each in facts])}
 
 
@@ -461,15 +448,13 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Pa
         if not left:
             break
         asked = [conversation(context.judge_prompt, questions[number], reminder) for number in left]
-        unreadable = []
-        for number, verdict in zip(left, context.judge.ask(asked, max_tokens=limit), strict=True):
+        verdicts = context.judge.ask(asked, max_tokens=limit)
+        for number, verdict in zip(left, verdicts, strict=True):
             try:
                 found[number] = _read(verdict, official)
             except Unreadable as error:
                 why[number] = str(error)
-            if found.get(number) is None:
-                unreadable.append(verdict)
-        context.judge.forget(unreadable)
+        context.judge.forget([v for number, v in zip(left, verdicts, strict=True) if found.get(number) is None])
     unread = [number for number in range(len(questions)) if number not in found]
     if len(unread) > UNREAD_SHARE * len(questions):
         raise JudgeFailed(
@@ -509,7 +494,6 @@ def _type(item: ItemLike) -> str:
 
 
 def _expected(item: ItemLike) -> int:
-    """Return the number of expected items by their commas."""
     return compare("", item.answer, _type(item)).missed
 
 
@@ -517,16 +501,9 @@ def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str
     outcomes = []
     for place, drawn in enumerate(given):
         counts = [rate(place, answer.text) for answer in drawn]
-        facts: dict[str, Fact] = {
-            "precision": _mean([each.precision for each in counts]),
-            "recall": _mean([each.recall for each in counts]),
-            "f1": _mean([each.f1 for each in counts]),
-            "fully_correct": _mean([each.fully_correct for each in counts]),
-            "correct_with_excessive": _mean([each.correct_with_excessive for each in counts]),
-            "fully_incorrect": _mean([each.fully_incorrect for each in counts]),
-            "answered": _mean([bool(answer.text) for answer in drawn]),
-            "steps": _mean([answer.steps for answer in drawn]),
-        }
+        facts: dict[str, Fact] = {name: _mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
+        facts["answered"] = _mean([bool(answer.text) for answer in drawn])
+        facts["steps"] = _mean([answer.steps for answer in drawn])
         outcomes.append(Outcome(float(facts["fully_correct"]), facts))
     return outcomes
 

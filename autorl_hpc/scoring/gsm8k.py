@@ -30,21 +30,14 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "1"
-"""Version of the scorer `gsm8k`; any change that can change a verdict needs a new version."""
-
-MAX_TEXT_CHARS: Final = 1 << 20
-"""Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it."""
+VERSION: Final = "1"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
-MAX_EXPONENT: Final = 30
-"""`1e3` is 1000. A larger exponent is unreadable, so that no power of ten fills the memory."""
-FIELD_CHARS: Final = 240
-"""Characters of a marked answer that are read after its mark."""
-TAIL_CHARS: Final = 4000
-"""Range around the last digit for an unmarked answer and a comment in parentheses after it."""
-MAX_MARKS: Final = 50
-"""Marks of one kind to read: the first ones of `####`, the last ones of the others."""
+MAX_EXPONENT: Final = 30  # `1e3` is 1000. A larger exponent is unreadable, so that no power of ten fills the memory.
+FIELD_CHARS: Final = 240  # Characters of a marked answer that are read after its mark
+TAIL_CHARS: Final = 4000  # Range around the last digit for an unmarked answer and a comment in parentheses after it
+MAX_MARKS: Final = 50  # Marks of one kind to read: the first ones of `####`, the last ones of the others
 
 # In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
 # its sign. A NUL in the model's text becomes a space first.
@@ -170,7 +163,7 @@ def read_answer(text: str) -> Fraction | None:
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
-    text = _plain(_cut_run_on(_without_thinking(text)))
+    text = _plain(_cut_run_on(without_thinking(text)))
     last_digit = _last_digit(text)
     if last_digit < 0:
         return None
@@ -229,7 +222,8 @@ def gsm8k() -> ByItem:
     return ByItem(VERSION, lambda text, answer: float(score_item(text, answer)))
 
 
-def _without_thinking(text: str) -> str:
+def without_thinking(text: str) -> str:
+    """Return the text without thinking, without what stands before a lone `</think>`, and without what an open `<think>` begins."""
     text = without_closed_thinking(text)
     return text.rsplit("</think>", 1)[-1].split("<think>", 1)[0]
 
@@ -259,7 +253,6 @@ def _last_digit(text: str) -> int:
 
 
 def _magnitude(token: str) -> Fraction | None:
-    """Return the value of digits and separators without a sign; None if the grouping is invalid."""
     if len(token) > MAX_NUMBER_CHARS:
         return None
     if _DECIMAL_COMMA.fullmatch(token):
@@ -460,8 +453,14 @@ def gsm8k_marked() -> ByItem:
 
 # --- scorer `gsm8k-opencompass`: OpenCompass's extraction, bit for bit with its faults, to compare with published scores
 
-OPENCOMPASS_VERSION: Final = "a5acc4bb"
-"""Version of the scorer: the commit of OpenCompass that it reproduces."""
+OPENCOMPASS_VERSION: Final = "a5acc4bb"  # Version of the scorer: the commit of OpenCompass that it reproduces
+
+
+def opencompass_text(text: str) -> str:
+    """Remove thinking as OpenCompass does for every model: `extract-non-reasoning-content` of utils/text_postprocessors.py."""
+    if "<think>" not in text and "</think>" in text:
+        return text.rsplit("</think>", maxsplit=1)[-1].strip()
+    return without_closed_thinking(text).strip()
 
 
 def opencompass_extract(text: str) -> str:
@@ -472,10 +471,7 @@ def opencompass_extract(text: str) -> str:
     before the first `Question:`, else `NULL`. Known faults: `8,000` gives `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3"
     gives `-3`, a text that begins with `Question:` gives `NULL`.
     """
-    if "<think>" not in text and "</think>" in text:
-        text = text.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = without_closed_thinking(text).strip()
+    text = opencompass_text(text)
     last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
     return last[0].group() if last else "NULL"
 

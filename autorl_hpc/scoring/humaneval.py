@@ -12,18 +12,15 @@ from typing import Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.sandbox.program_limits import Program, ProgramLimits, ProgramVerdict
 from autorl_hpc.sandbox.programs import longest_s, run_programs
-from autorl_hpc.scoring.gsm8k import without_closed_thinking
+from autorl_hpc.scoring.gsm8k import opencompass_text, without_thinking
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.states import Fault
 
 # --- extraction of code: pure functions, standard library only, linear time; nothing here runs or parses the model's code
 
-MAX_TEXT_CHARS: Final = 1 << 20
-"""Longer texts count as no answer."""
-MAX_LINE_CHARS: Final = 400
-"""Characters of a line that decide whether it is code or prose."""
-INDENT: Final = 4
-"""Indent of function bodies in all HumanEval prompts."""
+MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
+MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
+INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
 
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[ \t\n]|\Z)[ \t]*\n?", re.IGNORECASE)
@@ -58,16 +55,12 @@ def completion(answer: str, entry_point: str) -> str:
     """
     if len(answer) > MAX_TEXT_CHARS:
         return ""
-    text = _without_thinking(answer).replace("\r\n", "\n")
+    text = without_thinking(answer).replace("\r\n", "\n")
     code, fenced = _code(text, entry_point)
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point) and not _TOP_RETURN.search(whole):
         return "\n" + _FUTURE.sub("", whole if fenced else _without_prose(whole)) + "\n"
     return _as_body(code, fenced) + "\n"
-
-
-def _without_thinking(text: str) -> str:
-    return without_closed_thinking(text).rsplit("</think>", 1)[-1].split("<think>", 1)[0]
 
 
 def _defines(code: str, name: str) -> bool:
@@ -102,7 +95,6 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 
 
 def _without_language(block: str) -> str:
-    """Remove a block's language tag; `def` and other words of Python are code."""
     named = _LANGUAGE.match(block)
     if named:
         return block[named.end() :]
@@ -178,8 +170,7 @@ def _moved(line: str, by: int) -> str:
     return " " * by + line if by > 0 else line[-by:]
 
 
-VERSION: Final = "2"
-"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds."""
+VERSION: Final = "2"  # Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds.
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
@@ -212,10 +203,7 @@ def opencompass_completion(answer: str) -> str:
     without leading space. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
     off keeps its fence.
     """
-    if "<think>" not in answer and "</think>" in answer:
-        text = answer.rsplit("</think>", maxsplit=1)[-1].strip()
-    else:
-        text = without_closed_thinking(answer).strip()
+    text = opencompass_text(answer)
     block = _BLOCK.search(text)
     return (block[1] if block else text).lstrip()
 
@@ -233,11 +221,7 @@ class HumanEval:
     limits: ProgramLimits
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """See the Protocol.
-
-        Raises:
-            AutorlError: an item holds no test, or programs can't be run here.
-        """
+        """See the Protocol. Raises AutorlError: an item holds no test, or programs can't be run here."""
         programs = [[self._program(item, text) for text in texts] for item, texts in zip(items, answers, strict=True)]
         distinct = list(dict.fromkeys(program for drawn in programs for program in drawn))
         unconfined = context.options.get(UNCONFINED, False) is True
@@ -256,7 +240,6 @@ class HumanEval:
         }
 
     def longest_s(self, calls: int, context: Context) -> float:
-        """See `Clocked`."""
         return longest_s(calls, context.workers, self.limits)
 
     def _program(self, item: ItemLike, answer: str) -> Program:

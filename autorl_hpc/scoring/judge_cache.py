@@ -1,9 +1,7 @@
 """Cache of judge replies by request, so that no request is paid twice; and the prompts and parsing for pairwise judging.
 
-One small JSON file per reply, in a folder only its owner can read. The key covers the request body (model, messages,
-parameters), the address, and the experiment's `judge.revision`, the only way to tell weights apart that are served under the
-same address and name. Only hashes of questions and answers are stored. A reply that can't be a verdict is not stored, and one
-that a scorer could not read is removed, because the endpoint's trouble may be temporary.
+One small JSON file per reply, in a folder only its owner can read, by a hash of the request, the address and `judge.revision`.
+A reply that can't be a verdict is not stored, and one that a scorer could not read is removed.
 """
 
 from __future__ import annotations
@@ -26,10 +24,8 @@ from autorl_hpc.scoring.outcome import Verdict
 
 log = logging.getLogger("autorl_hpc.judge")
 
-FORMAT: Final = 2
-"""Format version of the files; other versions are ignored."""
-PAUSE_S: Final = 60.0
-"""Pause after a failed write, because each attempt costs seconds of retries."""
+FORMAT: Final = 2  # Format version of the files; other versions are ignored
+PAUSE_S: Final = 60.0  # Pause after a failed write, because each attempt costs seconds of retries
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,7 @@ class JudgeCache:
 
 Conversation = list[dict[str, str]]
 
-FIRST, SECOND = ("1", "m"), ("2", "M")
-"""The judge's names for the first and the second answer."""
+FIRST, SECOND = ("1", "m"), ("2", "M")  # The judge's names for the first and the second answer
 
 REMINDER: Final = "\n\nReply with {first} or {second} alone, and nothing else."
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)\n?<\|im_end\|>", re.DOTALL)

@@ -11,15 +11,14 @@ import email.utils
 import http.client
 import json
 import math
-import os
 import random
 import re
 import ssl
-import stat
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +26,8 @@ from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from autorl_hpc import __version__
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import store
 from autorl_hpc.files.processes import GivenUp, ended_by
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.experiment import JudgeSpec
@@ -39,11 +39,8 @@ from autorl_hpc.states import Fault
 # The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for localhost. Redirects are not followed,
 # because they would carry the key to another address.
 
-MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024
-"""Limit of one response; an answer of a few tokens has some hundred bytes."""
-
-MAX_QUOTE_CHARS: Final = 200
-"""Limit of an endpoint's text quoted in an error."""
+MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024  # Limit of one response; an answer of a few tokens has some hundred bytes
+MAX_QUOTE_CHARS: Final = 200  # Limit of an endpoint's text quoted in an error
 
 PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
 """Status codes after which the same request may succeed."""
@@ -104,20 +101,8 @@ class Endpoint:
             RequestRefused: the endpoint refuses this conversation.
             JudgeFailed: no such request can succeed: the address, key, model or a parameter is wrong.
         """
-        try:
-            answer = self._read(
-                self._exchange(json.dumps(dict(body), ensure_ascii=False).encode("utf-8", "replace")), body
-            )
-        except (RetryRequest, RequestRefused, JudgeFailed) as error:
-            # A server may quote the key. The message of an exception can't be changed, so a new one is raised.
-            words = self._without_key(str(error))
-            if isinstance(error, RetryRequest):
-                raise RetryRequest(words, error.after_s) from None
-            raise type(error)(words) from None
-        return answer
-
-    def _without_key(self, words: str) -> str:
-        return words.replace(self.key, "***") if self.key else words
+        data = json.dumps(dict(body), ensure_ascii=False).encode("utf-8", "replace")
+        return self._read(self._exchange(data), body)
 
     def _exchange(self, data: bytes) -> bytes:
         address, question, query = self.url.partition("?")
@@ -140,7 +125,7 @@ class Endpoint:
                     f"{self.shown} shows a certificate that is not trusted: {reason.verify_message}"
                 ) from None
             what = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
-            raise RetryRequest(f"{self.shown} can't be reached or broke off ({_quoted(what)})") from None
+            raise RetryRequest(f"{self.shown} can't be reached or broke off ({self._quoted(what)})") from None
 
     def _opener(self) -> urllib.request.OpenerDirector:
         here = urlsplit(self.url).hostname in LOOPBACK
@@ -149,7 +134,7 @@ class Endpoint:
 
     def _by_status(self, error: urllib.error.HTTPError, deadline: float) -> Exception:
         try:
-            said = _message(_body(error, deadline))
+            said = self._message(_body(error, deadline))
         except (OSError, http.client.HTTPException, RetryRequest):
             said = ""
         what = f"{self.shown} answered {error.code}" + (f": {said}" if said else "")
@@ -169,12 +154,14 @@ class Endpoint:
             usage = value.get("usage") or {}
             prompt, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
-            raise RetryRequest(f"{self.shown} gave no chat completion: {_message(data) or 'an empty body'}") from None
+            raise RetryRequest(
+                f"{self.shown} gave no chat completion: {self._message(data) or 'an empty body'}"
+            ) from None
         if not isinstance(text, str | None):
             raise RetryRequest(f"{self.shown} gave a message whose content is no text")
         if isinstance(named, str) and not any(named.startswith(name) for name in self.answers_as):
             raise JudgeFailed(
-                f"{self.shown} answered as model `{_quoted(named)}`, asked was `{body['model']}`; if that is the same one, "
+                f"{self.shown} answered as model `{self._quoted(named)}`, asked was `{body['model']}`; if that is the same one, "
                 "name it in `judge.answers_as`"
             )
         logprobs = _first_token(choice) if body.get("logprobs") else {}
@@ -183,6 +170,20 @@ class Endpoint:
                 f"{self.shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
             )
         return JudgeReply(text or "", logprobs, prompt, written, finish if isinstance(finish, str) else "")
+
+    def _message(self, data: bytes) -> str:
+        try:
+            value = json.loads(data)
+            error = value.get("error", value) if isinstance(value, dict) else value
+            said = error.get("message", error) if isinstance(error, dict) else error
+            return self._quoted(said if isinstance(said, str) else json.dumps(said))
+        except (ValueError, RecursionError):
+            return self._quoted(data[: 4 * MAX_QUOTE_CHARS].decode("utf-8", "replace"))
+
+    def _quoted(self, text: str) -> str:
+        """Return some plain characters of a text without the key, which a server may quote."""
+        text = " ".join(text.split())
+        return printable(text.replace(self.key, "***") if self.key else text)[:MAX_QUOTE_CHARS]
 
 
 def _body(response: Any, deadline: float) -> bytes:
@@ -208,21 +209,6 @@ def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
     return {token: value for token, value in reversed(found) if math.isfinite(value)}
 
 
-def _message(data: bytes) -> str:
-    """Return the error message in a body, or its beginning, in a few plain characters."""
-    try:
-        value = json.loads(data)
-        error = value.get("error", value) if isinstance(value, dict) else value
-        said = error.get("message", error) if isinstance(error, dict) else error
-        return _quoted(said if isinstance(said, str) else json.dumps(said))
-    except (ValueError, RecursionError):
-        return _quoted(data[: 4 * MAX_QUOTE_CHARS].decode("utf-8", "replace"))
-
-
-def _quoted(text: str) -> str:
-    return printable(" ".join(text.split()))[:MAX_QUOTE_CHARS]
-
-
 def _retry_after_s(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3)."""
     if value is None:
@@ -239,27 +225,16 @@ def _retry_after_s(value: str | None) -> float | None:
 
 JUDGE_MODEL: Final = "judge_model"
 """Recipe option with the judge's name; filled in at launch, or set by a task that has its own judge."""
-JUDGE_REVISION: Final = "judge_revision"
-"""Recipe option with the experiment's `judge.revision`; filled in at launch."""
-FIRST_PAUSE_S: Final = 1.0
-"""Pause after the first failure; it doubles with each further one."""
-MAX_PAUSE_S: Final = 120.0
-"""Longest pause before a retry, even if the endpoint asks for a longer one."""
-MAX_REFUSALS: Final = 10
-"""If this many conversations were refused and none answered, the request itself is wrong."""
-MAX_KEY_BYTES: Final = 4096
+JUDGE_REVISION: Final = "judge_revision"  # Recipe option with the experiment's `judge.revision`; filled in at launch
+FIRST_PAUSE_S: Final = 1.0  # Pause after the first failure; it doubles with each further one
+MAX_PAUSE_S: Final = 120.0  # Longest pause before a retry, even if the endpoint asks for a longer one
+MAX_REFUSALS: Final = 10  # If this many conversations were refused and none answered, the request itself is wrong
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
 class JudgeUsage:
-    """A judge's usage so far.
-
-    Attributes:
-        requests: sent requests, including failed ones.
-        cached: replies from the cache, which cost nothing.
-        cost: by the experiment's prices; None without prices.
-    """
+    """A judge's usage so far: requests sent (failed ones too), replies from the cache, tokens, and the cost if prices are set."""
 
     requests: int = 0
     cached: int = 0
@@ -269,9 +244,10 @@ class JudgeUsage:
 
     def since(self, before: JudgeUsage) -> dict[str, float]:
         """Return the difference as metrics of an evaluation."""
-        names = ("requests", "cached", "prompt_tokens", "completion_tokens")
-        found = {f"judge_{name}": float(getattr(self, name) - getattr(before, name)) for name in names}
-        return found if self.cost is None else {**found, "judge_cost": self.cost - (before.cost or 0.0)}
+        then = vars(before)
+        return {
+            f"judge_{name}": float(value - (then[name] or 0)) for name, value in vars(self).items() if value is not None
+        }
 
 
 class MeteredJudge(Judge, Protocol):
@@ -312,39 +288,10 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | N
 
 
 def read_key(spec: JudgeSpec) -> str | None:
-    """Read the judge's key; None if none is needed. No error shows any part of it.
-
-    Raises:
-        AutorlError: the file can't be read, is readable by others, or holds no key.
-    """
+    """Read the judge's key; None if none is needed. Errors as for `store.read_key`."""
     if spec.key_file is None:
         return None
-    path = Path(spec.key_file).expanduser()
-    try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(MAX_KEY_BYTES + 1)
-    except OSError as error:
-        raise AutorlError(
-            f"field `judge.key_file`: the judge's key can't be read: {error.strerror}",
-            where=path,
-            next_step="put the key alone into this file, for its owner alone (chmod 600)",
-        ) from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise AutorlError(
-            f"field `judge.key_file`: others may read the judge's key (mode {stat.S_IMODE(mode):04o})",
-            where=path,
-            next_step=f"run: chmod 600 {path}",
-        )
-    key = data.decode("ascii", "replace").strip()
-    if len(data) > MAX_KEY_BYTES or not re.fullmatch(r"[!-~]+", key):
-        raise AutorlError(
-            "field `judge.key_file`: this file holds no key",
-            where=path,
-            next_step="put the key alone into it, without quotes or a name before it",
-            exit_code=Exit.USAGE,
-        )
-    return key
+    return store.read_key(Path(spec.key_file).expanduser(), "field `judge.key_file`: the judge's")
 
 
 class HttpJudge:
@@ -363,7 +310,7 @@ class HttpJudge:
         self._endpoint = Endpoint(spec.url, read_key(spec), spec.timeout_s, names)
         self._lock = threading.Lock()
         self._not_before = 0.0  # the endpoint asked for a pause, which holds for all threads
-        self._requests = self._cached = self._prompt_tokens = self._completion_tokens = 0
+        self._counts: Counter[str] = Counter()
 
     @property
     def model(self) -> str:
@@ -373,20 +320,19 @@ class HttpJudge:
     def usage(self) -> JudgeUsage:
         """Usage so far."""
         with self._lock:
-            cost = None
-            if self.spec.price_in is not None or self.spec.price_out is not None:
-                tokens_in, tokens_out = self._prompt_tokens, self._completion_tokens
-                cost = (tokens_in * (self.spec.price_in or 0.0) + tokens_out * (self.spec.price_out or 0.0)) / 1e6
-            return JudgeUsage(self._requests, self._cached, self._prompt_tokens, self._completion_tokens, cost)
+            counts, prices = dict(self._counts), (self.spec.price_in, self.spec.price_out)
+        tokens = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
+        cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
+        return JudgeUsage(**counts, cost=None if prices == (None, None) else cost)
+
+    def _count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
     ) -> list[Verdict]:
-        """Return the verdicts on all conversations, in order.
-
-        Raises:
-            JudgeFailed: retries failed, or can't help.
-        """
+        """Return the verdicts on all conversations, in order. Raises JudgeFailed: retries failed, or can't help."""
         bodies = [self._body(conversation, max_tokens, logprobs) for conversation in conversations]
         keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
         wanted = dict(zip(keys, bodies, strict=True))  # the same request is sent once
@@ -395,8 +341,7 @@ class HttpJudge:
             known = self.cache.get(key) if self.cache else None
             if known is not None and (known.logprobs or not logprobs):
                 found[key] = known
-        with self._lock:
-            self._cached += len(found)
+        self._count(cached=len(found))
         missing = [key for key in wanted if key not in found]
         batch = _Batch(answered=bool(found))
         refused: dict[str, str] = {}
@@ -406,9 +351,10 @@ class HttpJudge:
                 found[key] = self._patiently(wanted[key], key, batch)
             except RequestRefused as error:
                 refused[key] = str(error)
-                batch.refuse(str(error))
+                if len(refused) >= MAX_REFUSALS and not batch.answered:
+                    raise JudgeFailed(str(error)) from None
 
-        _side_by_side(work, missing, self.spec.concurrency, batch)
+        batch.run(work, missing, self.spec.concurrency)
         return [
             Verdict("", refused=refused[key])
             if key in refused
@@ -417,7 +363,6 @@ class HttpJudge:
         ]
 
     def forget(self, verdicts: Sequence[Verdict]) -> None:
-        """See the Protocol."""
         for verdict in verdicts:
             if self.cache and verdict.key:
                 self.cache.forget(verdict.key)
@@ -449,10 +394,8 @@ class HttpJudge:
                 batch.wait(pause_s)
                 continue
             batch.answered = True
-            with self._lock:
-                if not batch.ending.is_set():  # otherwise it would count for the next evaluation
-                    self._prompt_tokens += answer.prompt_tokens
-                    self._completion_tokens += answer.completion_tokens
+            if not batch.ending.is_set():  # otherwise it would count for the next evaluation
+                self._count(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
             if self.cache and answer.lasting:
                 self.cache.put(key, answer)
             return answer
@@ -461,11 +404,11 @@ class HttpJudge:
     def _count_request(self) -> None:
         with self._lock:
             limit = self.spec.max_requests
-            if limit is not None and self._requests >= limit:
+            if limit is not None and self._counts["requests"] >= limit:
                 raise JudgeFailed(
                     f"this grader has sent the judge {limit} requests, all that `judge.max_requests` allows"
                 )
-            self._requests += 1
+            self._counts["requests"] += 1
 
 
 class _Ended(Exception):
@@ -474,77 +417,57 @@ class _Ended(Exception):
 
 @dataclass
 class _Batch:
-    """State shared by the threads of one `ask`."""
-
     answered: bool
     ending: threading.Event = field(default_factory=threading.Event)
     failure: BaseException | None = None
-    _refused: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, seconds: float) -> None:
         """Pause; raises _Ended if another thread fails meanwhile."""
         if self.ending.wait(max(0.0, seconds)):
             raise _Ended
 
-    def refuse(self, why: str) -> None:
-        """Count a refused conversation. Raises JudgeFailed after too many with no answered one."""
-        with self._lock:
-            self._refused += 1
-            if self._refused >= MAX_REFUSALS and not self.answered:
-                raise JudgeFailed(why)
-
     def fail(self, error: BaseException) -> None:
         """End the batch; the first failure is reported."""
-        with self._lock:
-            self.failure = self.failure or error
+        self.failure = self.failure or error
         self.ending.set()
 
+    def run(self, work: Callable[[str], None], keys: Sequence[str], at_once: int) -> None:
+        """Do all the work in threads until it is done or one fails, whose exception is then raised.
 
-def _side_by_side(work: Callable[[str], None], keys: Sequence[str], at_once: int, batch: _Batch) -> None:
-    """Do all the work in threads until it is done or one fails, whose exception is then raised.
+        Daemon threads, unlike those of an executor: a grader that is asked to stop must not wait for a pending reply.
+        """
+        waiting = list(reversed(keys))
 
-    Daemon threads, unlike those of an executor: a grader that is asked to stop must not wait for a pending reply.
-    """
-    waiting = list(reversed(keys))
-
-    def run() -> None:
-        while not batch.ending.is_set():
+        def run() -> None:
             try:
-                key = waiting.pop()
-            except IndexError:
-                return
-            try:
-                work(key)
-            except _Ended:
+                while not self.ending.is_set():
+                    work(waiting.pop())
+            except (IndexError, _Ended):
                 return
             except BaseException as error:
-                batch.fail(error)
+                self.fail(error)
 
-    threads = [threading.Thread(target=run, name="judge", daemon=True) for _ in range(min(at_once, len(keys)))]
-    try:
-        with ended_by(lambda: batch.fail(GivenUp("the judge's answers are no longer waited for"))):
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive() and not batch.ending.is_set():
-                    thread.join(_LOOK_S)
-    finally:
-        batch.ending.set()
-    if batch.failure is not None:
-        raise batch.failure
+        threads = [threading.Thread(target=run, name="judge", daemon=True) for _ in range(min(at_once, len(keys)))]
+        try:
+            with ended_by(lambda: self.fail(GivenUp("the judge's answers are no longer waited for"))):
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    while thread.is_alive() and not self.ending.is_set():
+                        thread.join(_LOOK_S)
+        finally:
+            self.ending.set()
+        if self.failure is not None:
+            raise self.failure
 
 
 # --- built-in judge for trials: no model, no network; its preferences mean nothing
 # It prefers the answer with more words of the instruction, and among equals the longer one, up to a limit. It only reads the
 # prompts of this package (judge_cache.py).
 
-MAX_CHARS: Final = 600
-"""Length beyond this has no effect."""
-WORD_WORTH_CHARS: Final = 2 * MAX_CHARS
-"""One word of the instruction outweighs any length."""
-STEEPNESS: Final = 2.0 / WORD_WORTH_CHARS
-"""Slope of its log probabilities: one more word changes the odds by e^2."""
+MAX_CHARS: Final = 600  # Length beyond this has no effect
+WORD_WORTH_CHARS: Final = 2 * MAX_CHARS  # One word of the instruction outweighs any length
+STEEPNESS: Final = 2.0 / WORD_WORTH_CHARS  # Slope of its log probabilities: one more word changes the odds by e^2
 
 _PART = re.compile(
     r"^\[(?P<mark>[0-9a-f]{16}) instruction\]\n(?P<instruction>.*)^\[(?P=mark) first answer\]\n(?P<first>.*)"

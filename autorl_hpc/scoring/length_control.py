@@ -27,20 +27,15 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-GAMED_WEIGHT: Final = 0.1
-"""Of each gamed row: upstream's regularisation of 0.2, over its two gamed models."""
+GAMED_WEIGHT: Final = 0.1  # Of each gamed row: upstream's regularisation of 0.2, over its two gamed models
 FOLDS: Final = 5
 STRENGTHS: Final = tuple(float(10.0 ** (-4 + 8 * step / 9)) for step in range(10))
 """Inverse penalties C that cross validation tries: scikit-learn's default of ten."""
 FALLBACK_C: Final = STRENGTHS[5]
 """Where there is nothing to cross-validate: a middle one of those that the published models get."""
-MIN_ROWS_FOR_FOLDS: Final = 25
-"""Rows below which a fold would hold fewer than five."""
-
-_SURE = 1e-9
-"""Preferences are kept this far from 0 and 1, so that both labels have some weight in every fold."""
-_CHUNK_CELLS = 1_000_000
-"""Resampled cells held at once: 8 MB an array."""
+MIN_ROWS_FOR_FOLDS: Final = 25  # Rows below which a fold would hold fewer than five
+_SURE = 1e-9  # Preferences are kept this far from 0 and 1, so that both labels have some weight in every fold
+_CHUNK_CELLS = 1_000_000  # Resampled cells held at once: 8 MB an array
 _MAX_NEWTON, _MAX_SWEEPS, _MAX_HALVINGS = 100, 200, 30
 _CONVERGED, _LONG_STEP = 1e-8, 0.5
 

@@ -139,12 +139,10 @@ class ByItem:
     judge_one: Callable[[str, str], float]
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """See the Protocol."""
         return [
             Outcome(sum(self.judge_one(text, item.answer) for text in texts) / len(texts))
             for item, texts in zip(items, answers, strict=True)
         ]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return no further figures."""
         return {}

@@ -8,15 +8,10 @@ process), `evaluate_file` (default `evaluate.py`), `evaluate_sha256` (filled in 
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import select
-import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,26 +20,18 @@ from typing import Any
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
 from autorl_hpc.files.redact import without_secrets
+from autorl_hpc.rollouts.child import BadAnswer, ChildClosed, dispose, ending, exchange, kill_group, start
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
-from autorl_hpc.scoring.own_child import POSITIONAL, STARTER_VARIABLE
+from autorl_hpc.scoring.own_child import POSITIONAL
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.folders import SCORER_SHA256, scorer_file, scorer_sha256
 
-TIMEOUT_S = 10.0
-"""Limit of one call. Comparing texts takes microseconds, a parser or proof checker seconds."""
-
-START_LIMIT_S = 120.0
-"""Limit for importing the file, with Python and libraries cold on a busy shared file system."""
-
-MEMORY_GIB = 8.0
-"""Address space, not memory in use: numpy's threads reserve a gigabyte and use a tenth of it."""
+TIMEOUT_S = 10.0  # Limit of one call. Comparing texts takes microseconds, a parser or proof checker seconds.
+START_LIMIT_S = 120.0  # Limit for importing the file, with Python and libraries cold on a busy shared file system
+MEMORY_GIB = 8.0  # Address space, not memory in use: numpy's threads reserve a gigabyte and use a tenth of it
 
 MAX_CHILDREN = 8
-CALLS_A_CHILD = 32
-"""With fewer calls another process costs more than it saves; a start takes a tenth of a second."""
-
-MAX_ANSWER_BYTES = 64 * 1024
-HOME = Path(__file__).resolve().parents[2]
+CALLS_A_CHILD = 32  # With fewer calls another process costs more than it saves; a start takes a tenth of a second
 
 
 class EvaluateFailed(AutorlError):
@@ -100,20 +87,14 @@ class OwnScorer:
         """
         file = scorer_file(self.folder, context.options)
         self._check(context.options)
-        calls = [
-            _Call(item.id, {"arguments": [*_asked(item, text)], "named": _named(item)})
-            for item, texts in zip(items, answers, strict=True)
-            for text in texts
-        ]
+        calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Return no further figures."""
         return {}
 
     def longest_s(self, calls: int, context: Context) -> float:
-        """See `Clocked`."""
         limits = ChildLimits.of(context.options)
         return limits.start_s + math.ceil(calls / _children(calls, context)) * limits.call_s
 
@@ -191,19 +172,11 @@ def _children(calls: int, context: Context) -> int:
     return max(1, min(context.workers, MAX_CHILDREN, calls // CALLS_A_CHILD))
 
 
-def _asked(item: ItemLike, text: str) -> tuple[Any, str, Any]:
-    """Return question and reference as in the row, because a task may store a table or a list there."""
-    raw = _raw(item)
-    return raw.get("question", item.question), text, raw.get("answer", item.answer)
-
-
-def _named(item: ItemLike) -> dict[str, Any]:
+def _call(item: ItemLike, text: str) -> _Call:
+    """Return a call with question and reference as in the row, because a task may store a table or a list there."""
+    row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
     further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
-    return {"id": _raw(item).get("id", item.id), **further}
-
-
-def _raw(item: ItemLike) -> Mapping[str, Any]:
-    return getattr(item, "raw", {})
+    return _Call(item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}})
 
 
 class _Lane:
@@ -216,127 +189,49 @@ class _Lane:
         self._over = False
 
     def call(self, request: Mapping[str, Any]) -> float:
-        """Return the value of one call.
-
-        Raises:
-            _Bad: there is none; a child that hung or died is gone.
-        """
+        """Return the value of one call. Raises _Bad: there is none; a child that hung or died is gone."""
         process = self._process or self._start()
-        answer = self._exchange(process, request, self._limits.call_s)
+        answer = self._ask(process, request, self._limits.call_s)
         if "error" in answer:
             raise _Bad(answer["error"])
         return float(answer["value"])
 
     def _start(self) -> subprocess.Popen[bytes]:
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-m", "autorl_hpc.scoring.own_child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            env=_environment(),
-            cwd="/",
-            start_new_session=True,
-        )
+        # No secrets, because the code reads a model's texts; no GPUs, because they belong to the engine.
+        env = {**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""}
+        self._process = process = start("autorl_hpc.scoring.own_child", env)
         if self._over:  # `kill` was called before the start
             self.kill()
         first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
-        answer = self._exchange(process, first, self._limits.start_s, "can't be used: its import gave")
+        answer = self._ask(process, first, self._limits.start_s, "can't be used: its import gave")
         if "error" in answer:
             raise _Bad(f"can't be used: {answer['error']}")
         return process
 
-    def _exchange(
+    def _ask(
         self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float, verb: str = "gave"
     ) -> dict[str, Any]:
         try:
             return exchange(process, request, limit_s)
         except TimeoutError:
-            self.kill()
-            raise _Bad(f"{verb} no answer within {limit_s:g} s") from None
-        except (OSError, EOFError, ValueError) as error:
-            if self._over:
-                raise _Bad("was stopped") from None
-            code = _end_of(process)
-            self.kill()
-            if isinstance(error, ValueError) or code is None:
-                raise _Bad("broke the pipe to its process") from None
-            end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            raise _Bad(f"ended its process ({end})") from None
+            problem = f"{verb} no answer within {limit_s:g} s"
+        except (OSError, ChildClosed, BadAnswer) as error:
+            end = None if isinstance(error, BadAnswer) else ending(process, 1.0)
+            problem = "broke the pipe to its process" if end is None else f"ended its process ({end})"
+        if self._over:
+            problem = "was stopped"
+        self.kill()
+        raise _Bad(problem)
 
     def kill(self) -> None:
         """Kill the process and its group at once."""
         self._over = True
-        process = self._process
-        if process is not None:
-            try:  # even if it has ended: its children are in its group
-                os.killpg(process.pid, signal.SIGKILL)
-            except OSError:
-                pass
+        if self._process is not None:
+            kill_group(self._process)
 
     def end(self) -> None:
         """End the process and close its pipes."""
-        self.kill()
-        process, self._process = self._process, None
-        if process is not None:
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-
-def _end_of(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the exit code of a process that closed its pipe; None if it still runs."""
-    try:
-        return process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _environment() -> dict[str, str]:
-    """Return our environment without secrets (the code reads a model's texts) and without GPUs (they belong to the engine)."""
-    env = without_secrets(os.environ)
-    path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
-    env.update(PYTHONPATH=path, PYTHONHASHSEED="0", CUDA_VISIBLE_DEVICES="")
-    env[STARTER_VARIABLE] = str(os.getpid())
-    env.setdefault("OMP_NUM_THREADS", "1")
-    return env
-
-
-def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Write one line and read one. The process can't delay this beyond `limit_s` by not reading or writing.
-
-    Raises:
-        TimeoutError: no whole answer came in time.
-        EOFError, OSError: the process is gone.
-        ValueError: the answer is not a JSON object, or too long.
-    """
-    assert process.stdin is not None and process.stdout is not None
-    out, into = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(out, False)
-    os.set_blocking(into, False)
-    left = memoryview(json.dumps(request).encode("ascii") + b"\n")
-    answer = bytearray()
-    poll = select.poll()
-    poll.register(out, select.POLLOUT)
-    poll.register(into, select.POLLIN)
-    deadline = time.monotonic() + limit_s
-    while not answer.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        for number, _ in poll.poll(remaining * 1000):
-            if number == out:
-                left = left[os.write(out, left[: 1 << 16]) :]
-                if not left:
-                    poll.unregister(out)
-                continue
-            data = os.read(into, 1 << 16)
-            if not data:
-                raise EOFError
-            answer += data
-            if len(answer) > MAX_ANSWER_BYTES:
-                raise ValueError("the answer is too long")
-    value = json.loads(answer)
-    if not isinstance(value, dict):
-        raise ValueError("the answer is no object")
-    return value
+        self._over = True
+        if self._process is not None:
+            dispose(self._process)
+            self._process = None

@@ -7,7 +7,6 @@ stdin or with its parent. Whatever the task's code raises, prints or does to the
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import inspect
 import json
@@ -15,24 +14,20 @@ import math
 import numbers
 import os
 import resource
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from autorl_hpc.files.processes import deny_inspection
+from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, private_channels
 
 FUNCTION = "evaluate"
 POSITIONAL = ("question", "model_answer", "reference")
 """The first three arguments, passed by position, so that a task may name them as it likes."""
 
-STARTER_VARIABLE = "AUTORL_SCORER_PID"
-PR_SET_PDEATHSIG = 1
 MAX_WORDS = 300
-TOLERANCE = 1e-9
-"""Tolerance for means of shares slightly above 1."""
+TOLERANCE = 1e-9  # Tolerance for means of shares slightly above 1
 
 
 class InvalidScore(Exception):
@@ -41,9 +36,9 @@ class InvalidScore(Exception):
 
 def main() -> int:
     """Run until stdin ends; return the exit code."""
-    _die_with_parent()
-    deny_inspection()  # references are in this process's memory
-    calls, answers = _private_channels()
+    die_with_starter()
+    hide_memory()
+    calls, answers = private_channels(shown=False)  # what the task prints may hold references
     sys.dont_write_bytecode = True  # the task's folder may be frozen code, in which compiled files are not allowed
     evaluate: Callable[..., Any] | None = None
     for line in calls:
@@ -63,7 +58,6 @@ def main() -> int:
 
 
 def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
-    """Import the task's function; modules beside it can be imported."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_AS, memory_bytes)
     os.chdir(folder)
@@ -113,9 +107,7 @@ def as_score(value: Any) -> float:
     Raises:
         InvalidScore: it is anything else; the message describes it.
     """
-    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
-        value = bool(value)  # Python does not count numpy's bool as a number
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) and not is_bool(value):
         raise InvalidScore(f"returned {_shown(value)}, which is no number")
     number = float(value)
     if not math.isfinite(number) or not -TOLERANCE <= number <= 1.0 + TOLERANCE:
@@ -124,7 +116,6 @@ def as_score(value: Any) -> float:
 
 
 def _shown(value: Any) -> str:
-    """Return a short text for any value, even if its repr raises."""
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)[:MAX_WORDS]
     try:
@@ -149,27 +140,6 @@ def _words(error: BaseException, folder: Path) -> str:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
-
-
-def _private_channels() -> tuple[BinaryIO, BinaryIO]:
-    """Reserve stdin and stdout for this protocol. The task's own output is discarded, because it may hold references."""
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY)):
-        null = os.open(os.devnull, flags)
-        os.dup2(null, number)
-        os.close(null)
-    return calls, answers
-
-
-def _die_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends, even during a call."""
-    starter = int(os.environ.get(STARTER_VARIABLE, os.getppid()))
-    try:
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # not Linux: it ends with stdin, perhaps later
-    if os.getppid() != starter:
-        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -73,14 +73,7 @@ MISSPELT_LIKENESS = 0.85
 
 @dataclass(frozen=True)
 class Option:
-    """The allowed values of one option.
-
-    Attributes:
-        kind: `number`, `whole number`, `text`, `yes or no`.
-        above: exclusive minimum.
-        most: maximum.
-        choices: allowed texts.
-    """
+    """The allowed values of one option; `kind` is `number`, `whole number`, `text` or `yes or no`, and `above` exclusive."""
 
     kind: str
     above: float = -math.inf
@@ -89,19 +82,18 @@ class Option:
 
     def problem(self, value: Value) -> str | None:
         """Return what is wrong with a value, in words that follow its name, or None."""
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
         right = {
-            "number": isinstance(value, (int, float)) and not isinstance(value, bool),
-            "whole number": isinstance(value, int) and not isinstance(value, bool),
+            "number": number,
+            "whole number": number and isinstance(value, int),
             "text": isinstance(value, str),
             "yes or no": isinstance(value, bool),
         }[self.kind]
         if not right:
             return f"it is {value!r:.100}, expected is a {self.kind}"
-        if isinstance(value, str):
-            return (
-                None if not self.choices or value in self.choices else f"it is {value!r:.100}, known: {self.choices[0]}"
-            )
-        if isinstance(value, (int, float)) and not (self.above < value <= self.most):
+        if self.choices and value not in self.choices:
+            return f"it is {value!r:.100}, known: {self.choices[0]}"
+        if number and not self.above < float(value) <= self.most:
             upper = f" and at most {self.most:g}" if math.isfinite(self.most) else ""
             return f"it is {value!r}, expected is more than {self.above:g}{upper}"
         return None
@@ -167,8 +159,7 @@ def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
 
 VERSION = "1"
 
-TOLERANCE = 1e-9
-"""Rewards are sums of fractions; 0.9999999999 means 1."""
+TOLERANCE = 1e-9  # Rewards are sums of fractions; 0.9999999999 means 1
 
 DEFAULT_THRESHOLD = 1.0
 

@@ -15,15 +15,13 @@ from autorl_hpc.tasks.folders import OWN_SCORER, code_files, scorer_file
 from autorl_hpc.tasks.loader import Task, check_search_name
 
 SPLITS = ("feedback", "report")
-ENVIRONMENT_TIMEOUT = "environment_timeout_s"
-"""Recipe option: limit in seconds of one call of environment and dialogue."""
+ENVIRONMENT_TIMEOUT = "environment_timeout_s"  # Recipe option: limit in seconds of one call of environment and dialogue
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
 
 
-Problem = tuple[Path | str, str, str]
-"""Where it is, what is wrong, and what to do about it."""
+Problem = tuple[Path | str, str, str]  # Where it is, what is wrong, and what to do about it
 
 
 def check_task(task: Task) -> None:

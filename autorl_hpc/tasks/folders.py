@@ -11,11 +11,8 @@ from typing import Any
 from autorl_hpc.files.checkpoint import tree_sha256, walk_files
 from autorl_hpc.records.task import Recipe
 
-CONFIG, EVALUATE = "config.yaml", "eval.py"
-"""A folder with these files is in rl-smith's form."""
-
-DATA_FOLDER = "data/"
-"""Folder of an rl-smith task with its rows, most of which are held out."""
+CONFIG, EVALUATE = "config.yaml", "eval.py"  # A folder with these files is in rl-smith's form
+DATA_FOLDER = "data/"  # Folder of an rl-smith task with its rows, most of which are held out
 
 
 def is_smith(folder: Path) -> bool:
@@ -31,8 +28,7 @@ def code_files(folder: Path) -> list[str]:
 
 # --- files that decide a score by the task's own scorer (`scorer: task`)
 
-OWN_SCORER = "task"
-"""Name of the scorer in the task's folder."""
+OWN_SCORER = "task"  # Name of the scorer in the task's folder
 
 EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
 """Recipe options: the file with `evaluate`, and the hash that `launch` fills in."""
@@ -67,7 +63,7 @@ MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 
 
 class NotUtf8(ValueError):
-    """A file is in another encoding; the message follows "is not in UTF-8:"."""
+    """A file is in another encoding; the message begins with "is not in UTF-8"."""
 
 
 class BadRow(ValueError):
@@ -84,14 +80,14 @@ def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
     """
     for mark, name in MARKS.items():
         if data.startswith(mark):
-            raise NotUtf8(f"it begins like {name}")
+            raise NotUtf8(f"is not in UTF-8: it begins like {name}")
     for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not line.strip():
             continue
         try:
             yield number, line.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise NotUtf8(f"line {number} holds the byte 0x{line[error.start]:02x}") from None
+            raise NotUtf8(f"is not in UTF-8: line {number} holds the byte 0x{line[error.start]:02x}") from None
 
 
 def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:

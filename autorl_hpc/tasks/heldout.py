@@ -98,7 +98,7 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
         except (BadRow, NotUtf8) as error:
             form = "each line is one JSON object with an `id` of its own"
             raise AutorlError(
-                f"{name} of task {task.name}: {_words(error)}",
+                f"{name} of task {task.name}: {error}",
                 where=made_by or path,
                 next_step=f"correct what makes it, pin it anew (bin/pin-task) and stage it again: {form}",
             ) from None
@@ -107,12 +107,7 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
             raise AutorlError(what, where=own, next_step="pin it anew: bin/pin-task prints it")
 
 
-def _words(error: BadRow | NotUtf8) -> str:
-    return f"is not in UTF-8: {error}" if isinstance(error, NotUtf8) else str(error)
-
-
 def _items_files(task: Task) -> list[tuple[str, str, SplitPin]]:
-    """Return field of task.yaml, path below the vault's folder, and pin."""
     found = [(f"splits.{split}", f"{pin.folder or split}/{ITEMS_NAME}", pin) for split, pin in task.file.splits.items()]
     paper = task.file.paper
     return found if paper is None else [*found, ("paper", f"{paper.folder or 'paper'}/{ITEMS_NAME}", paper)]
@@ -167,7 +162,7 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
         return [_item(row) for row in read_items(data)]
     except (BadRow, NotUtf8) as error:
         raise AutorlError(
-            f"held-out items of task {task}, {split} split: {_words(error)}",
+            f"held-out items of task {task}, {split} split: {error}",
             where=path,
             fault=Fault.GRADER,
             next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",

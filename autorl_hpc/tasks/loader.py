@@ -55,11 +55,7 @@ class Task:
         return tree_sha256(self.folder, code_files(self.folder))
 
     def recipe(self, name: str | None) -> Recipe:
-        """Return the recipe of that name.
-
-        Raises:
-            AutorlError: the task has none.
-        """
+        """Return the recipe of that name. Raises AutorlError: the task has none."""
         recipe = self.file.recipe(name)
         if recipe is None:
             what = f"task {self.name} has no recipe `{name}`; it has {', '.join(r.name for r in self.file.recipes)}"
@@ -74,11 +70,7 @@ def task_folders() -> list[Path]:
 
 
 def put_first(folders: Sequence[Path]) -> None:
-    """Search these folders before all others, in this process and its children.
-
-    Raises:
-        AutorlError: one is not a folder.
-    """
+    """Search these folders before all others, in this process and its children. Raises AutorlError: one is not a folder."""
     layout.put_first(PATH_VARIABLE, folders, "task")
 
 
@@ -161,8 +153,7 @@ def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
 # --- hashes of what decides an episode: the task's code, the rollouts package, files in the vault
 # Pinned in the recipe at launch or in task.yaml; graders check them before environments start.
 
-ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"
-"""Recipe options, filled in by `launch`."""
+ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"  # Recipe options, filled in by `launch`
 
 NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
 """Files of a task folder that can't change an episode."""
@@ -197,20 +188,23 @@ def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
         AutorlError: a file has changed after staging or launch.
     """
     room = Path(autorl_hpc.rollouts.__file__).parent
-    found = {ENVIRONMENT_SHA256: environment_sha256(task.folder), ROLLOUTS_SHA256: rollouts_sha256()}
-    for name, where in ((ENVIRONMENT_SHA256, task.folder), (ROLLOUTS_SHA256, room)):
-        if options.get(name, found[name]) != found[name]:
+    found = {
+        ENVIRONMENT_SHA256: (environment_sha256(task.folder), task.folder),
+        ROLLOUTS_SHA256: (rollouts_sha256(), room),
+    }
+    for name, (here, where) in found.items():
+        if options.get(name, here) != here:
             what = f"the environment of task {task.name} is not the one that this run was launched with"
             raise _changed(what, where, "put the files back as they were, or launch under another name")
     again = f"put the original back or run: autorl-hpc stage {task.name} --again"
     for name, pinned in sorted(task.file.vault_files.items()):
         path = root.task_vault(task.name) / name
         try:
-            changed = file_sha256(path) != pinned
+            problem = "was changed after staging" if file_sha256(path) != pinned else None
         except OSError as error:
-            raise _changed(f"{name} of task {task.name} can't be read: {error.strerror}", path, again) from None
-        if changed:
-            raise _changed(f"{name} of task {task.name} was changed after staging", path, again)
+            problem = f"can't be read: {error.strerror}"
+        if problem:
+            raise _changed(f"{name} of task {task.name} {problem}", path, again)
 
 
 def _changed(what: str, where: Path, next_step: str) -> AutorlError:

@@ -14,7 +14,7 @@ import posixpath
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -49,8 +49,7 @@ SALT = "autorl-hpc rl-smith split 2"
 SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
 """Percent of the distinct questions."""
 
-MIN_QUESTIONS = 5
-"""With fewer questions a split would be empty."""
+MIN_QUESTIONS = 5  # With fewer questions a split would be empty
 
 MAX_DATA_BYTES = 1024 * 1024 * 1024
 
@@ -66,27 +65,22 @@ def read_rows(path: Path) -> list[Row]:
     rows = []
     try:
         for number, line in utf8_lines(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)):
-            row, wrong = _row(line)
+            wrong = None
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                row, wrong = {}, f"is no JSON: {error}"
+            if wrong is None and (not isinstance(row, dict) or not row.get("question")):
+                wrong = "is no object with a field `question`"
+            elif wrong is None and row.get("answer") is None:
+                wrong = "has no `answer`: `evaluate` would have nothing to compare with"
             if wrong is not None:
                 raise AutorlError(f"line {number} {wrong}", where=path, next_step="correct the line, or remove it")
             rows.append(row)
     except NotUtf8 as error:
-        what = f"{path.name} is not in UTF-8: {error}"
+        what = f"{path.name} {error}"
         raise AutorlError(what, where=path, next_step="save it as UTF-8, one JSON object a line") from None
     return rows
-
-
-def _row(line: str) -> tuple[Row, str | None]:
-    """Return the row, and what is wrong with it."""
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return {}, f"is no JSON: {error}"
-    if not isinstance(row, dict) or not row.get("question"):
-        return {}, "is no object with a field `question`"
-    if row.get("answer") is None:
-        return {}, "has no `answer`: `evaluate` would have nothing to compare with"
-    return row, None
 
 
 def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
@@ -176,8 +170,7 @@ def canonical(row: Any) -> str:
 
 # --- files that agents get, and the search for copies of held-out rows in them
 
-TRAIN_NAME = "train.jsonl"
-"""Name of the training rows in the workspace's data/."""
+TRAIN_NAME = "train.jsonl"  # Name of the training rows in the workspace's data/
 GZIP_MARK = b"\x1f\x8b"
 
 
@@ -195,25 +188,25 @@ def exposed_names(folder: Path, given: Any) -> list[str]:
     given = [given] if isinstance(given, str) else [] if given is None else given
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise NotExposed(f"a list of file names is expected, not {given!r:.100}")
-    for name in given:
-        if problem := _not_exposed(folder, name):
-            raise NotExposed(f"{name}: {problem}")
-    return list(dict.fromkeys(posixpath.normpath(name) for name in given))
-
-
-def _not_exposed(folder: Path, name: str) -> str | None:
-    plain = posixpath.normpath(name)
-    parts, path = plain.split("/"), folder / plain
-    if name.startswith("/") or parts[0] == ".." or not name:
-        return "no file of this folder"
-    # Compare names (some file systems take DATA/ for data/) and resolved paths.
-    if parts[0].lower() == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):
-        return "agents get training rows alone"
-    if any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
-        return "a link; only files of the folder itself can be given"
-    if not path.is_file():
-        return "no file of this folder"
-    return "it would lie in the place of the training rows" if parts[0].lower() == TRAIN_NAME else None
+    found = {posixpath.normpath(name): name for name in given}
+    for plain, name in found.items():
+        parts, path = plain.split("/"), folder / plain
+        # Compare names (some file systems take DATA/ for data/) and resolved paths.
+        in_data = path.resolve().is_relative_to((folder / DATA_FOLDER).resolve())
+        if name.startswith("/") or parts[0] == ".." or not name:
+            problem = "no file of this folder"
+        elif parts[0].lower() == DATA_FOLDER.rstrip("/") or in_data:
+            problem = "agents get training rows alone"
+        elif any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
+            problem = "a link; only files of the folder itself can be given"
+        elif not path.is_file():
+            problem = "no file of this folder"
+        elif parts[0].lower() == TRAIN_NAME:
+            problem = "it would lie in the place of the training rows"
+        else:
+            continue
+        raise NotExposed(f"{name}: {problem}")
+    return list(found)
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
@@ -245,15 +238,6 @@ def _holds(path: Path, wanted: Set[str]) -> bool:
     return any(question_key(question) in wanted for question in questions_in(data))
 
 
-def write_exposed(folder: Path, names: Sequence[str], out: Path) -> None:
-    """Copy exposed files below `out`. Raises FileExistsError if a target exists."""
-    for name in names:
-        target = out / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with open(target, "xb") as file:
-            file.write((folder / name).read_bytes())
-
-
 PREFIX = "smith-"
 DATA, DOWNLOAD = "data/train.jsonl", "download_data.py"
 EVAL_MODE = "per_sample"
@@ -270,11 +254,7 @@ class SmithFolder:
 
     @property
     def exposed(self) -> list[str]:
-        """Files that agents get in addition to the data.
-
-        Raises:
-            AutorlError: see `exposed_names`.
-        """
+        """Files that agents get in addition to the data. Raises AutorlError: see `exposed_names`."""
         try:
             return exposed_names(self.folder, self.config.get("expose_files"))
         except NotExposed as error:
@@ -295,11 +275,7 @@ class SmithFolder:
 
 
 def read_description(path: Path) -> str:
-    """Read a description.md, which agents see.
-
-    Raises:
-        AutorlError: it is not UTF-8.
-    """
+    """Read a description.md, which agents see. Raises AutorlError: it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -405,7 +381,11 @@ def write_splits(folder: SmithFolder, data: Path, name: str, out: Path) -> None:
         path = out / (TRAIN_FILE if split == "train" else f"{split}/items.jsonl")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(canonical(row) + "\n" for row in rows), encoding="utf-8")
-    write_exposed(folder.folder, exposed, out / "train")
+    for file in exposed:
+        target = out / "train" / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with open(target, "xb") as copy:  # never over what is there
+            copy.write((folder.folder / file).read_bytes())
 
 
 def pinned(file: TaskFile, data_sha256: str, out: Path) -> TaskFile:

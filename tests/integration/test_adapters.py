@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
-import tracemalloc
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import needs
 import numpy as np
 import pytest
-from adapters import ADAPTER, PREFIX, Q, factors, lay_base, merged_by_peft, read_base, train_adapter, write_adapter
+from adapters import ADAPTER, Q, factors, lay_base, merged_by_peft, read_base, train_adapter, write_adapter
 from checkpoints import SINGLE, TINY, Desk, changed, meanwhile, save, tiny_tensors, write_at
-from weights import Tensors, write_safetensors
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, weight_files
-from autorl_hpc.supervise.adapters import narrow, widen
 from autorl_hpc.supervise.copy import copy_checkpoint
 from autorl_hpc.supervise.intake import lint_folder
 
@@ -115,15 +109,6 @@ def test_an_adapter_is_merged_as_peft_merges_it(
     assert kept.adapter is not None and kept.adapter.model_dump() == answer["adapter"]
     assert kept.tensors == len(desk.base.shapes) and not kept.is_base
     compare(base, artifact, desk.checkpoint, count)
-
-
-def test_a_head_of_its_own_and_shards(tmp_path: Path, bases: Callable[..., Path]) -> None:
-    base = bases("bfloat16", untied=True, shards="100KB")
-    desk = Desk(tmp_path, read_base(base))
-    train_adapter(base, desk.checkpoint, embeddings=False, r=8, target_modules=[*ALL, "lm_head"])
-    artifact = desk.artifact(desk.accepted())
-    assert weight_files(artifact) == weight_files(base) and len(weight_files(base)) > 1
-    compare(base, artifact, desk.checkpoint, 15)
 
 
 def test_the_sum_is_the_content_whatever_lies_beside_it_and_however_it_comes(tmp_path: Path) -> None:
@@ -222,57 +207,3 @@ def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
     assert desk.intake.poll() == 0 and manifest.exists()
     os.rename(tmp_path / "away", tmp_path / "base")
     assert desk.intake.poll() == 1 and desk.answer("v1")["status"] == "accepted"
-
-
-def test_memory_is_bounded_by_blocks_of_rows(tmp_path: Path) -> None:
-    """A weight of 128 MiB is merged in a few blocks of 4 MiB."""
-    name, shape, rank = "model.layers.0.mlp.up_proj", (16384, 4096), 64
-    rng = np.random.default_rng(0)
-    base_tensors: Tensors = {f"{name}.weight": ("BF16", rng.integers(0x3C00, 0x3D00, shape, dtype=np.uint16))}
-    (tmp_path / "base").mkdir()
-    write_safetensors(tmp_path / "base" / SINGLE, base_tensors)
-    (tmp_path / "base" / "config.json").write_text("{}")
-    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
-    a, b = rng.random((rank, shape[1]), np.float32), rng.random((shape[0], rank), np.float32)
-    tensors: Tensors = {f"{PREFIX}{name}.lora_A.weight": ("F32", a), f"{PREFIX}{name}.lora_B.weight": ("F32", b)}
-    write_adapter(desk.checkpoint, {"r": rank}, tensors)
-    tracemalloc.start()
-    try:
-        desk.accepted()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < 64 << 20, f"{peak >> 20} MiB"
-
-
-def test_bf16_is_rounded_to_nearest_even_as_torch_does() -> None:
-    import torch
-
-    rng = np.random.default_rng(0)
-    bits = rng.integers(0, 2**32, 400_000, dtype=np.uint32)
-    bits[:6] = [0x3F808000, 0x3F818000, 0x3F808001, 0x80000000, 0x00000001, 0x7F7FFFFF]  # ties, zeros, the largest
-    values = bits.view(np.float32)
-    values = values[np.isfinite(values)]
-    for dtype, kind in (("BF16", torch.bfloat16), ("F16", torch.float16)):
-        with np.errstate(over="ignore"):
-            stored = narrow(values.copy(), dtype)
-        expected = torch.from_numpy(values.copy()).to(kind)
-        assert np.array_equal(stored.view(np.uint16), expected.view(torch.int16).numpy().view(np.uint16))
-        assert np.array_equal(widen(stored, dtype), expected.float().numpy())
-
-
-def test_blas_is_told_to_use_one_thread() -> None:
-    """Else the threads of the copy and those of BLAS wait for each other. In a process whose BLAS has several otherwise."""
-    pytest.importorskip("threadpoolctl")
-    script = (
-        "import os, threadpoolctl\n{0}\n"
-        "print(*{{i['num_threads'] for i in threadpoolctl.threadpool_info() if i['user_api'] == 'blas'}}, 'OPENBLAS_NUM_THREADS' in os.environ)"
-    )
-    env = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
-    said = []
-    for line in ("import numpy", "from autorl_hpc.supervise.adapters import one_threaded_numpy; one_threaded_numpy()"):
-        argv = [sys.executable, "-c", script.format(line)]
-        said.append(subprocess.run(argv, env=env, capture_output=True, text=True, check=True).stdout.split())
-    if said[0][0] == "1":
-        needs.skip("cores", "BLAS has one thread here anyway: a host of one core")
-    assert said[1] == ["1", "False"]

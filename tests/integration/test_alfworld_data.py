@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import os
 import shutil
@@ -17,8 +16,6 @@ from players import Player
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.evaluate import source_of
-from autorl_hpc.records.run import Science
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.environment import Environment, Transcript, Turn
 from autorl_hpc.rollouts.episodes import run_episodes
@@ -160,70 +157,11 @@ def test_every_game_is_won_by_its_walkthrough(root: Root, task: Task, planned: S
     assert [e.steps for e in episodes] == [len(goal["walkthrough"]) for goal in goals]
 
 
-def puts(action: str) -> str:
-    """In the words of ReAct's examples."""
-    if not action.startswith("move "):
-        return action
-    what, _, where = action.removeprefix("move ").partition(" to ")
-    return f"put {what} in/on {where}"
-
-
-@needs_textworld
-def test_put_wins_by_the_default_recipe_and_is_refused_by_the_papers(root: Root, task: Task, planned: Source) -> None:
-    goals = [goal for goal in goals_of(root, task, "report") if goal["walkthrough"][-1].startswith("move ")][::30]
-    assert len(goals) >= 4
-    won: dict[str, list[float | None]] = {}
-    for name in ("default", "paper"):
-        recipe = task.recipe(name)
-        source = Source(planned.file, planned.name, planned.data, True, dict(recipe.options))
-        episodes = run_episodes(by_plan(goals, puts), goals, source, Sampling(max_new_tokens=1), max_steps=15)
-        won[name] = [e.reward for e in episodes]
-        if name == "paper":
-            last = [turn for e in episodes for turn in e.transcript.turns if turn.action.startswith("put ")]
-            assert last and {turn.observation for turn in last} == {"Nothing happens."}
-    assert won == {"default": [1.0] * len(goals), "paper": [0.0] * len(goals)}
-    assert task.recipe("default").version == 2 and task.recipe("paper").version == 1
-
-
 @pytest.fixture
 def environment(root: Root, task: Task) -> Environment:
     return Source(
         task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True
     ).environment()
-
-
-@needs_textworld
-def test_odd_actions_are_answered_and_win_nothing(root: Root, task: Task, environment: Any) -> None:
-    goal = goals_of(root, task, "report")[0]
-    first = environment.reset(goal, 0)
-    assert first.startswith("You are in the middle of a room. Looking quickly around you, you see a ")
-    assert first.endswith(f"\nYour task is to: {goal['question']}") and first.count("\n") == 1
-    for action in ("think: where is it?", "think:"):
-        assert environment.step(action) == ("OK.", False, 0.0)
-    odd = ("", " ", "go to", "go to desk 99", "put a in/on b", "put  in/on ", "GO TO DESK 1", "\u2028", "x" * 100_000, "{r}", "take (a) from [b]", "#look.feedback#", "'; import os", "\ud800")  # fmt: skip
-    for action in odd:
-        assert environment.step(action) == ("Nothing happens.", False, 0.0), action[:30]
-    assert environment.step("  look  ").observation.startswith("You are in the middle of a room.")
-    assert "go to desk 1" in environment.admissible_commands()
-    results = [environment.step(action) for action in goal["walkthrough"]]
-    assert [r.done for r in results] == [False] * (len(results) - 1) + [True] and results[-1].reward == 1.0
-
-
-@needs_textworld
-def test_environments_of_one_process_dont_meddle_with_each_other(root: Root, task: Task, environment: Any) -> None:
-    source = Source(task.folder / "environment.py", "Environment", root.task_vault("alfworld"), held_out=True)
-    other: Any = source.environment()
-    goals = goals_of(root, task, "report")
-    pair = [goals[0], goals[70]]
-    alone = []
-    for goal in pair:
-        alone.append([environment.reset(goal, 0), *(environment.step(action) for action in goal["walkthrough"])])
-    together: list[list[Any]] = [[environment.reset(pair[0], 0)], [other.reset(pair[1], 0)]]
-    for actions in itertools.zip_longest(*(goal["walkthrough"] for goal in pair)):
-        for which, player, action in zip(together, (environment, other), actions, strict=True):
-            if action is not None:
-                which.append(player.step(action))
-    assert together == alone
 
 
 def test_the_prompt_is_the_references(root: Root, task: Task, official: Path) -> None:
@@ -250,11 +188,3 @@ def test_the_prompt_is_the_references(root: Root, task: Task, official: Path) ->
             + "\nHere is the task.\nA room.\nYour task is to: x.\n> go to a 1\nOn the a 1.\n>"
         )
     assert dialogue.action(" go to a 1 ") == "go to a 1"
-
-
-def test_graders_play_over_the_vault(root: Root, task: Task) -> None:
-    recipe = task.recipe(None)
-    science = Science.model_construct(task="alfworld", recipe=recipe)
-    source = source_of(root, task, science)
-    assert source.data == root.task_vault("alfworld") and source.held_out
-    assert source.options == {"put_means_move": True, "max_prompt_tokens": 8000, "max_steps": 50}

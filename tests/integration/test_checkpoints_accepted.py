@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from checkpoints import (
     EMBEDDING,
@@ -56,19 +55,6 @@ def test_what_transformers_saves_is_accepted_and_shards_don_t_change_the_hash(tm
 
 def hash_of(tmp: Path, name: str, tensors: Tensors) -> str:
     return take(save(tmp / name, tensors), tmp / f"copy of {name}").content_hash
-
-
-def test_the_base_model_itself_has_the_base_s_hash(tmp_path: Path) -> None:
-    assert hash_of(tmp_path, "base", tiny_tensors()) == tiny_base().content_hash
-    assert (tmp_path / "copy of base" / SINGLE).read_bytes() == (tmp_path / "base" / SINGLE).read_bytes()
-
-
-def test_one_changed_value_changes_the_hash(tmp_path: Path) -> None:
-    tensors = changed(tiny_tensors())
-    first = hash_of(tmp_path, "a", tensors)
-    values = tensors[EMBEDDING][1]
-    values[0, 0] = np.nextafter(values[0, 0], np.float32(1))
-    assert hash_of(tmp_path, "b", tensors) != first
 
 
 def test_two_tensors_exchanged_change_the_hash(tmp_path: Path) -> None:

@@ -214,16 +214,6 @@ def test_heads_of_an_untied_base(
     assert answer["code"] == name and tensor in answer["error"], answer
 
 
-def test_one_value_tells_a_head_from_a_constant_one(tmp_path: Path) -> None:
-    """The last value of the last row, beyond the first block that is looked at."""
-    base = BaseModel({"model_type": "llama"}, {EMBEDDING: (3000, 512)}, "0" * 64)
-    values = np.full((3000, 512), 0.5, np.float32)
-    values[-1, -1] = 0.25
-    desk = Desk(tmp_path, base)
-    save(desk.checkpoint, {EMBEDDING: ("F32", values)}, base.config)
-    desk.accepted()
-
-
 BIGGEST = {"float16": 65504.0, "bfloat16": float.fromhex("0x1.fep127"), "float32": float(np.finfo(np.float32).max)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 from typing import Any
 
-from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.entries import Fingerprint
@@ -105,38 +104,3 @@ def test_flags_lineage_and_kept_artifacts(cluster: Cluster) -> None:
     assert os.listdir(cluster.experiment.artifacts) == [view.submissions[view.closed.selected].content_hash]
     assert os.listdir(cluster.experiment.queue) == [] and os.listdir(cluster.experiment.claims) == []
     cluster.run("verify", str(cluster.experiment.path))
-
-
-def test_a_grader_killed_after_the_score(cluster: Cluster) -> None:
-    """Neither the score's grader nor the fingerprint's comes to its end: the closing sees what is missing."""
-    cluster.mini_task()
-    cluster.agent("one", SUBMITS_ONE + "sleep 300\n")
-    (run_id,) = cluster.prepare(["one"], **MINI)
-    supervisor, grader = cluster.supervisor(run_id), cluster.grader()
-    wait_for(lambda: cluster.view(run_id).scores, what="the score")
-    grader.kill()
-    grader.wait()
-    for name in os.listdir(cluster.experiment.queue):
-        if name.startswith("p-"):
-            (cluster.experiment.queue / name).unlink()
-    before = len(fingerprints(cluster, run_id))
-    supervisor.kill()
-    supervisor.wait()
-    cluster.run("cancel", str(cluster.experiment.path))
-    assert before in (0, 1)
-    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
-    (found,) = fingerprints(cluster, run_id)
-    assert found.flags == ("untrained_copy",)
-    assert cluster.finished([run_id])
-
-
-def test_a_claim_of_a_dead_grader_is_taken_over(cluster: Cluster) -> None:
-    cluster.mini_task()
-    run_id = cluster.sealed_run(**MINI)
-    entry = f"p-{run_id}--000001"
-    claim = {"schema_version": 1, "entry": entry, "generation": 1, "grader": "dead", "host": "gone", "pid": 1}
-    (cluster.experiment.claims / f"{entry}.g0001").write_text(json.dumps(claim) + "\n")
-    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
-    (found,) = fingerprints(cluster, run_id)
-    assert found.flags == ("untrained_copy",) and cluster.finished([run_id])
-    assert os.listdir(cluster.experiment.claims) == []

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from held_graders import HeldGraders
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
@@ -48,49 +45,53 @@ def assert_nothing_waits(cluster: Cluster) -> None:
     assert os.listdir(cluster.experiment.claims) == []
 
 
-def test_killed_while_scoring_is_scored_once_by_the_next(cluster: Cluster) -> None:
+def test_a_stopped_grader_gives_its_claim_back_and_that_of_a_killed_one_is_taken_over(cluster: Cluster) -> None:
     cluster.mini_task()
     run_id = cluster.sealed_run(**MINI)
-    (first,) = HeldGraders(cluster).start()
-    assert scores_in_ledger(cluster, run_id) == []
-    assert os.listdir(cluster.experiment.claims) == [f"f-{run_id}--000001.g0001"]
-    first.kill()
-    second = cluster.grader()
-    assert second.wait(PATIENCE_S) == 0, cluster.logs()
+    held, claim = HeldGraders(cluster), [f"f-{run_id}--000001.g0001"]
+    (first,) = held.start()
+    assert scores_in_ledger(cluster, run_id) == [] and os.listdir(cluster.experiment.claims) == claim
+    first.terminate()
+    assert first.wait(PATIENCE_S) == 130
+    assert os.listdir(cluster.experiment.claims) == []
+    assert [beat["state"] for beat in cluster.heartbeats()] == ["ended"]
+    (second,) = held.start()
+    assert os.listdir(cluster.experiment.claims) == claim
+    second.kill()
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
-    assert score.generation == 2
-    assert score.evaluation.score is not None
+    assert score.generation == 2 and score.evaluation.score is not None
     assert cluster.finished([run_id])
     assert_nothing_waits(cluster)
 
 
-def test_two_graders_race_over_60_submissions(cluster: Cluster) -> None:
+def test_two_graders_race_over_their_submissions(cluster: Cluster) -> None:
     cluster.mini_task(2, max_new_tokens=2)
     script = (
         "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n"
         + VARIANTS
-        + """variants $((AUTORL_SEED * 15)) 15
+        + """variants $((AUTORL_SEED * 6)) 6
 for folder in output/v*; do
   echo "{\\"schema_version\\": 1, \\"model_path\\": \\"$folder\\"}" > submissions/.tmp-x
   mv submissions/.tmp-x "submissions/${folder#output/}.json"
 done
-while [ "$(ls results | wc -l)" -lt 15 ]; do sleep 0.1; done
+while [ "$(ls results | wc -l)" -lt 6 ]; do sleep 0.1; done
 """
     )
     cluster.agent("many", script)
-    run_ids = cluster.prepare(["many"], matrix={"task": "mini", "seed": [0, 1, 2, 3]}, grader={"stale_after_s": 600})
+    run_ids = cluster.prepare(["many"], matrix={"task": "mini", "seed": [0, 1]}, grader={"stale_after_s": 600})
     supervisors = [cluster.supervisor(run_id) for run_id in run_ids]
-    assert [process.wait(PATIENCE_S) for process in supervisors] == [0, 0, 0, 0], cluster.logs()
+    assert [process.wait(PATIENCE_S) for process in supervisors] == [0, 0], cluster.logs()
     waiting = [name for name in os.listdir(cluster.experiment.queue) if name.startswith("f-")]
-    assert len(waiting) == 60
+    assert len(waiting) == 12
     held = HeldGraders(cluster)
     graders = held.start(2)  # one that is slower to start would else find nothing left
     held.let_go()
     assert [process.wait(PATIENCE_S) for process in graders] == [0, 0], cluster.logs()
 
     scores = [(run_id, score) for run_id in run_ids for score in scores_in_ledger(cluster, run_id)]
-    assert len(scores) == 60
-    assert len({(run_id, score.submission_id) for run_id, score in scores}) == 60
+    assert len(scores) == 12
+    assert len({(run_id, score.submission_id) for run_id, score in scores}) == 12
     assert all(score.evaluation.score is not None and score.generation == 1 for _, score in scores)
     by_grader = [sum(score.grader == name for _, score in scores) for name in {s.grader for _, s in scores}]
     assert len(by_grader) == 2 and min(by_grader) >= 2, by_grader  # one each when they are let go
@@ -102,21 +103,7 @@ while [ "$(ls results | wc -l)" -lt 15 ]; do sleep 0.1; done
     assert all('"repeat_score":null' not in path.read_text() for path in measured)
     assert cluster.logs_of("grader").count("measuring the base model") == 2
     done = cluster.run("verify", str(cluster.experiment.path))
-    assert "4 runs, 0 damaged" in done.stdout
-
-
-def test_sigterm_gives_the_claim_back_at_once(cluster: Cluster) -> None:
-    cluster.mini_task()
-    run_id = cluster.sealed_run(grader={"stale_after_s": 600}, **MINI)
-    (first,) = HeldGraders(cluster).start()
-    assert os.listdir(cluster.experiment.claims) == [f"f-{run_id}--000001.g0001"]
-    first.terminate()
-    assert first.wait(PATIENCE_S) == 130
-    assert os.listdir(cluster.experiment.claims) == []
-    assert [beat["state"] for beat in cluster.heartbeats()] == ["ended"]
-    second = cluster.grader()
-    assert second.wait(PATIENCE_S) == 0, cluster.logs()  # with the first one's claim it would wait 600 s
-    assert [score.generation for score in scores_in_ledger(cluster, run_id)] == [1]
+    assert "2 runs, 0 damaged" in done.stdout
 
 
 def test_artifact_altered_after_intake_is_the_clusters_fault(cluster: Cluster) -> None:
@@ -150,61 +137,6 @@ def test_artifact_that_breaks_the_engine_is_blamed_after_the_base_model_was_trie
     assert closed.report is not None and closed.report.score is not None
 
 
-def test_no_blame_while_the_base_model_cannot_be_tried(cluster: Cluster) -> None:
-    """The engine is up when the store's copy changes; then an artifact breaks it: who is to blame can't be found out."""
-    cluster.mini_task(temperature=1.0)
-    cluster.agent("one", EXPLODES.replace("./submit", "until [ -e code/altered ]; do sleep 0.1; done\n./submit"))
-    (run_id,) = cluster.prepare(["one"], **MINI)
-    cluster.grader()
-    wait_for(lambda: len(list(cluster.experiment.baselines.glob("[!.]*[!s].json"))) == 2, what="both baselines")
-    weights = cluster.root.model("autorl/tiny") / "model.safetensors"
-    good = weights.read_bytes()
-    # The supervisor checks the store too, so the change comes when it has laid the workspace.
-    supervisor = cluster.supervisor(run_id)
-    wait_for((cluster.workspace(run_id) / "time.json").exists, what="the agent")
-    alter(weights)
-    (cluster.workspace(run_id) / "code" / "altered").touch()
-    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
-    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="the entry to go back")
-    assert scores_in_ledger(cluster, run_id) == []
-    weights.write_bytes(good)
-    wait_for(lambda: scores_in_ledger(cluster, run_id), what="the score")
-    assert scores_in_ledger(cluster, run_id)[0].evaluation.fault is Fault.ARTIFACT
-
-
-HANGS = """
-
-import os, time
-_score_marked = score_marked
-
-
-def score_marked(text, answer):
-    while os.path.exists({flag!r}):
-        time.sleep(0.05)
-    return _score_marked(text, answer)
-"""
-
-
-def test_a_rating_that_hangs_holds_nobody_up_for_longer_than_its_limit(cluster: Cluster) -> None:
-    """Here that of the base model, for which all submissions wait."""
-    flag = cluster.root.path / "hang"
-    flag.touch()
-    cluster.mini_task()
-    assert cluster.code is not None
-    with open(cluster.code / "autorl_hpc" / "scoring" / "gsm8k.py", "a") as file:
-        file.write(HANGS.format(flag=str(flag)))
-    run_id = cluster.sealed_run(grader={"rating_limit_s": 2}, **MINI)
-    grader = cluster.grader()
-    wait_for(lambda: "goes back to the queue" in cluster.logs_of("grader"), what="an entry to go back")
-    flag.unlink()
-    assert "the answers were not rated within 2 s" in cluster.logs_of("grader")
-    assert grader.wait(PATIENCE_S) == 0, cluster.logs()
-    (score,) = scores_in_ledger(cluster, run_id)
-    assert score.evaluation.score is not None and score.evaluation.fault is None
-    assert cluster.finished([run_id])
-    assert_nothing_waits(cluster)
-
-
 def alter(path: Path) -> None:
     """Flips a bit near a file's end, as a person with the owner's rights may."""
     os.chmod(path.parent, 0o700)
@@ -214,33 +146,23 @@ def alter(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    ("victim", "message"),
-    [
-        (lambda c: c.root.model("autorl/tiny") / "model.safetensors", r"model\.safetensors of autorl/tiny has sha256"),
-        (lambda c: c.root.model("autorl/tiny") / "tokenizer.json", r"tokenizer\.json of autorl/tiny has sha256"),
-        (lambda c: c.root.task_vault("mini") / "feedback" / "items.jsonl", "held-out data of task mini were changed"),
-    ],
-    ids=["weights", "tokenizer", "vault"],
-)
-def test_store_or_vault_changed_after_launch_gives_no_score(
-    cluster: Cluster, victim: Callable[[Cluster], Path], message: str
-) -> None:
+def test_a_store_changed_after_launch_gives_no_score(cluster: Cluster) -> None:
     cluster.mini_task()
     run_id = cluster.sealed_run(**MINI)
-    path = victim(cluster)
+    path, message = (
+        cluster.root.model("autorl/tiny") / "model.safetensors",
+        "model.safetensors of autorl/tiny has sha256",
+    )
     kept = cluster.root.path / "kept-aside"
     shutil.copyfile(path, kept)
     alter(path)
     grader = cluster.grader()
-    wait_for(lambda: re.search(message, cluster.logs_of("grader")), what=message)
+    wait_for(lambda: message in cluster.logs_of("grader"), what=message)
     wait_for(lambda: cluster.logs_of("grader").count("goes back to the queue") >= 2, what="two entries to go back")
     assert scores_in_ledger(cluster, run_id) == []
     assert f"f-{run_id}--000001.json" in os.listdir(cluster.experiment.queue)
     grader.kill()
     grader.wait()
-    if path.name != "model.safetensors":
-        return
     os.replace(kept, path)  # put back: nothing was lost
     assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)

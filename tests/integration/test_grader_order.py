@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,9 @@ from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.queue import Claims, HeartbeatWatch, waiting, write_heartbeat
+from autorl_hpc.files.queue import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.grading import engines as grading_engines
 from autorl_hpc.grading import schedule
-from autorl_hpc.grading.background import RATED_AT_ONCE
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.records.entries import Score
 from autorl_hpc.records.exchange import Engine as Identity
@@ -30,6 +30,7 @@ from autorl_hpc.rollouts.engine import Answer, Loaded
 from autorl_hpc.states import EntryKind, Fault
 from autorl_hpc.tasks.loader import PATH_VARIABLE
 
+pytestmark = pytest.mark.xdist_group("order")
 SUBMITS = "#!/usr/bin/env bash\nset -e\ncd $WORKSPACE\n" + VARIANTS + "variants $((AUTORL_SEED * 50)) 3\n"
 SUBMITS += 'for folder in output/v*; do ./submit "$folder"; done\n'
 
@@ -73,13 +74,8 @@ class RecordingEngine:
 class Desk:
     """Two ended runs of three submissions each, and a grader in this process whose engine takes notes."""
 
-    def __init__(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        cluster.mini_task(2)
-        cluster.agent("three", SUBMITS)
-        self.cluster = cluster
-        self.runs = cluster.prepare(["three"], matrix={"task": "mini", "seed": [0, 1]})
-        for process in [cluster.supervisor(run) for run in self.runs]:
-            assert process.wait(PATIENCE_S) == 0, cluster.logs()
+    def __init__(self, cluster: Cluster, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.cluster, self.runs = cluster, runs
         self.engine = RecordingEngine()
         monkeypatch.setenv(PATH_VARIABLE, str(cluster.share / "tasks"))
         monkeypatch.setattr(grading_engines, "make_engine", lambda *arguments: self.engine)
@@ -109,13 +105,31 @@ class Desk:
         return [content for what, content in self.engine.did if what == "generate" and content in wanted]
 
 
+@pytest.fixture(scope="module")
+def ended(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, list[str]]]:
+    cluster = Cluster(staged, tmp_path_factory.mktemp("order"))
+    try:
+        cluster.mini_task(2)
+        cluster.agent("three", SUBMITS)
+        runs = cluster.prepare(["three"], matrix={"task": "mini", "seed": [0, 1]})
+        for process in [cluster.supervisor(run) for run in runs]:
+            assert process.wait(PATIENCE_S) == 0, cluster.logs()
+        yield cluster, runs
+    finally:
+        cluster.end()
+
+
 @pytest.fixture
-def desk(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    return Desk(cluster, monkeypatch)
+def desk(ended: tuple[Cluster, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    """The runs as they were at their end; put back afterwards."""
+    path, kept = ended[0].experiment.path, tmp_path / "kept"
+    shutil.copytree(path, kept, symlinks=True)
+    yield Desk(*ended, monkeypatch)
+    shutil.rmtree(path)
+    shutil.copytree(kept, path, symlinks=True)
 
 
 ONCE = [1, 2, 3]
-ROOM = RATED_AT_ONCE - 1
 
 
 def in_order(scores: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -153,34 +167,6 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
         assert ("prefetch", content) in desk.engine.did[:place], "before the former was answered"
     runs = [run for content in order for run in desk.runs if content in desk.cluster.view(run).contents()]
     assert runs[0] != runs[1] and runs[2] != runs[3], "by turns"
-
-
-def test_slow_ratings_go_on_side_by_side_while_the_engine_answers_for_others(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Programs that hang, and judges, leave the GPU to whoever comes next; and no more are begun than there is room for."""
-    rate, rated = desk.grader.bench.rate, threading.Event()
-    begun: list[str] = []
-    answered: list[int] = []
-
-    def rate_late(answered_one: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread():
-            begun.append(answered_one.content_hash)
-            if len(begun) <= ROOM:
-                assert rated.wait(PATIENCE_S), "the fourth is not answered while three are rated"
-        return rate(answered_one)
-
-    def answering() -> None:
-        answered.append(sum(name.startswith("f-") for name in desk.grader.background.names))
-        if answered[-1] == ROOM:
-            rated.set()
-
-    monkeypatch.setattr(desk.grader.bench, "rate", rate_late)
-    desk.engine.before_answer = answering
-    desk.work()
-    assert rated.is_set() and max(answered) == ROOM == 3, answered
-    assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE)
-    assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
 
 
 def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
@@ -287,27 +273,6 @@ daemon.Grader._collect = collect
 evaluate.Bench.rate = rate
 sys.exit(daemon.run_grader(ExperimentDir(Path({experiment!r}))))
 """
-
-
-def test_a_grader_that_dies_before_the_commit_loses_nothing(cluster: Cluster) -> None:
-    """Killed with one submission under way and another being finished: both are scored by the next one, once."""
-    cluster.mini_task(2)
-    cluster.agent("three", SUBMITS)
-    runs = cluster.prepare(["three"], matrix={"task": "mini"}, grader={"stale_after_s": 2})
-    assert cluster.supervisor(runs[0]).wait(PATIENCE_S) == 0, cluster.logs()
-    grader = cluster.grader()
-    wait_for(lambda: cluster.view(runs[0]).scores, what="a score")
-    grader.kill()
-    grader.wait()
-    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
-    for run in runs:
-        entries = [e.body.submission_id for e in Ledger(cluster.run_dir(run)).read() if e.kind is EntryKind.SCORE]
-        assert sorted(entries) == ONCE
-    assert cluster.finished(runs)
-    left = [
-        name for name in os.listdir(cluster.experiment.claims) if not name.startswith(".tmp-")
-    ]  # of the killed grader
-    assert waiting(cluster.experiment.queue) == left == []
 
 
 def test_a_part_of_the_feedback_split(cluster: Cluster) -> None:

@@ -106,17 +106,6 @@ def test_right_solutions_pass_in_any_dress(
     assert not [item.id for item, outcome in zip(items, outcomes, strict=True) if outcome.value != 1.0]
 
 
-def test_the_reference_s_recipe(root: Root, humaneval: Task, official: Path) -> None:
-    items = problems(root, humaneval, official)
-    recipe = humaneval.recipe("opencompass")
-    made = scorer(recipe.scorer, recipe.scorer_version)
-    blocks = [[f"```python\n{item.question}{item.answer}```"] for item in items]
-    assert {o.value for o in made.score(items, blocks, Context(workers=2))} == {1.0}
-    assert recipe.sampling.max_new_tokens == 8192 and recipe.prompt.endswith("\n{question}")
-    sampled = humaneval.recipe("sampled")
-    assert (sampled.samples, sampled.sampling.temperature, sampled.sampling.top_p) == (20, 0.8, 0.95)
-
-
 # --- damaged files ---
 
 
@@ -174,10 +163,3 @@ def test_a_damaged_file_is_refused_by_name(
         stage_task(root, humaneval, official)
     assert caught.value.where == str(official / NAME) and "get the original from" in (caught.value.next_step or "")
     assert not any(root.path.iterdir()), "something was made"
-
-
-def test_a_renamed_file_is_missed_by_name(root: Root, humaneval: Task, official: Path) -> None:
-    (official / NAME).rename(official / "humaneval.jsonl.gz")
-    with pytest.raises(AutorlError, match=f"{NAME} is missing") as caught:
-        stage_task(root, humaneval, official)
-    assert caught.value.where == str(official / NAME)

@@ -4,61 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from pathlib import Path
 
-import pytest
-import yaml
-from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, wait_for
-
-from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.states import EntryKind
-
-HANGS = """import time
-
-
-def evaluate(question, model_answer, reference):
-    time.sleep(600)
-"""
+from helpers import SUBMITS_ONE, Cluster
 
 EVAL = """def evaluate(question, model_answer, reference, digits=1, **kwargs):
     return float(str(reference)[:digits] in model_answer)
 """
-
-
-def own_task(cluster: Cluster, parent: Path, name: str, evaluate: str) -> None:
-    """The task `mini` under another name, with a scorer of its own; staged."""
-    assert cluster.code is not None
-    shutil.copytree(cluster.code / "tasks" / "mini", parent / name)
-    path = parent / name / "task.yaml"
-    value = yaml.safe_load(path.read_text())
-    value["name"] = name
-    value["recipes"][0] |= {"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 0.5}}
-    path.write_text(yaml.safe_dump(value))
-    (parent / name / "evaluate.py").write_text(evaluate)
-    cluster.run("stage", name, "--tasks", str(parent), "--root", str(cluster.root.path))
-
-
-def test_an_evaluate_that_hangs_leaves_the_other_run_alone(
-    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster.mini_task()
-    own_task(cluster, tmp_path / "tasks", "hangs", HANGS)
-    cluster.agent("one", SUBMITS_ONE)
-    monkeypatch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
-    bad, good = sorted(cluster.prepare(["one"], matrix={"task": ["hangs", "mini"]}))
-    assert [cluster.supervisor(run_id).wait(PATIENCE_S) for run_id in (bad, good)] == [0, 0], cluster.logs()
-    cluster.grader()
-    wait_for(lambda: cluster.finished([good]), "the other run's end")
-    log = wait_for(lambda: "no answer within" in (said := cluster.logs_of("grader")) and said, "the bad run's try")
-    assert "evaluate.py of task hangs, item feedback-" in log and "evaluate gave no answer within 0.5 s" in log
-    assert "fault: grader" in log and "evaluate_timeout_s" in log
-    assert cluster.view(good).closed is not None and cluster.view(good).closed.selected == 1
-    assert not cluster.finished([bad])
-    entries = Ledger(cluster.run_dir(bad)).read()
-    assert not [entry for entry in entries if entry.kind in (EntryKind.SCORE, EntryKind.CLOSED)], "it got a score"
-    assert any(name.startswith(f"f-{bad}") for name in os.listdir(cluster.experiment.queue))
 
 
 def test_an_rl_smith_folder_runs_to_its_report(cluster: Cluster, tmp_path: Path) -> None:

@@ -98,15 +98,3 @@ def test_a_folder_does_as_well_as_a_zip(official: Path, tmp_path: Path) -> None:
     )
     for path in (tmp_path / "a").iterdir():
         assert path.read_bytes() == (tmp_path / "b" / path.name).read_bytes()
-
-
-def test_what_is_missing_is_named(official: Path, tmp_path: Path) -> None:
-    games, told = zips(official, tmp_path, {"valid_unseen": 1})
-    done = packed(games, "--to", tmp_path / "out")
-    assert done.returncode == 2 and "has no traj_data.json" in done.stderr
-    done = packed(told, "--to", tmp_path / "out")
-    assert done.returncode == 2 and "no game.tw-pddl below train, valid_seen, valid_unseen" in done.stderr
-    (tmp_path / "text.zip").write_text("no zip")
-    done = packed(tmp_path / "text.zip", "--to", tmp_path / "out")
-    assert done.returncode == 2 and "File is not a zip file" in done.stderr and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()

@@ -80,10 +80,10 @@ def once(staged: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Clo
     try:
         cluster.mini_task(ITEMS, max_new_tokens=8)
         cluster.agent("one", AGENT)
-        run_id, kept = cluster.prepare(["one", "null"], matrix={"task": "mini"})
-        assert all(cluster.supervisor(one).wait(PATIENCE_S) == 0 for one in (run_id, kept)), cluster.logs()
+        (run_id,) = cluster.prepare(["one"], matrix={"task": "mini"})
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
         grader = cluster.grader()
-        wait_for(lambda: cluster.finished([run_id, kept]), "the closing")
+        wait_for(lambda: cluster.finished([run_id]), "the closing")
         assert grader.wait(PATIENCE_S) == 0, cluster.logs()
         assert "closed: head of" in cluster.logs_of("grader") and "head of" in cluster.logs_of("agent")
         cluster.run("report", str(cluster.experiment.path))
@@ -102,17 +102,6 @@ def closed(once: Closed, monkeypatch: pytest.MonkeyPatch) -> Iterator[Closed]:
     before = sorted(os.listdir(once.elsewhere.path))
     yield once
     assert sorted(os.listdir(once.elsewhere.path)) == before  # whatever happened, nothing is left
-
-
-def test_there_and_back(closed: Closed) -> None:
-    code, found = closed.command(closed.bundle, "--expect", closed.told["head"])
-    assert code == 0 and found["holds"] and found["anchored"] and found["problems"] == found["notes"] == []
-    for one in (found["base"], found["selected"]):
-        assert one["word"] == "identical" and one["same_engine"] and one["same_texts"] == one["n"] == ITEMS
-    assert found["engine"] == found["claimed_engine"] and found["noise_here"] is not None
-    closed_entry = closed.cluster.view(closed.run_id).closed
-    assert closed_entry is not None and closed_entry.report is not None
-    assert found["selected"]["claimed"] == closed_entry.report.score
 
 
 def test_no_held_out_text_is_in_it(closed: Closed) -> None:
@@ -181,30 +170,20 @@ def test_a_repeat_of_100_on_an_engine_of_ones_own_excuses_nothing(closed: Closed
     assert code == 1 and found["selected"]["word"] == "differs", found["selected"]
 
 
-@pytest.mark.parametrize("other_texts", [True, False])
-def test_a_forged_score(closed: Closed, tmp_path: Path, other_texts: bool) -> None:
-    bundle = write_bundle(tmp_path / "forged.tar.zst", forged(closed, ITEMS, other_texts=other_texts))
+def test_a_forged_score(closed: Closed, tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "forged.tar.zst", forged(closed, ITEMS, other_texts=False))
     code, found = closed.command(bundle)
     assert code == 1 and not found["holds"] and found["problems"] == []  # the chain fits: the score alone is a lie
     assert found["base"]["word"] == "identical" and found["selected"]["word"] == "differs"
     assert found["selected"]["claimed"] == 100.0 and found["selected"]["here"] < 100.0
-    assert found["selected"]["same_text_other_outcome"] == (0 if other_texts else found["selected"]["changed"])
+    assert found["selected"]["same_text_other_outcome"] == found["selected"]["changed"] > 0
     known = closed.refused(bundle, RescoreOptions(expect=closed.told["head"]))  # who was told the head need not score
     assert "not the one that you expect" in known.problems[0]
 
 
-def test_a_score_that_its_items_do_not_give(closed: Closed, tmp_path: Path) -> None:
-    def change(entry: dict[str, Any]) -> None:
-        if entry["kind"] == "closed":
-            entry["body"]["report"]["score"] = 100.0
-
-    bundle = write_bundle(tmp_path / "e.tar.zst", forge(closed.files, change))
-    assert "doesn't give the recorded score 100.0" in closed.refused(bundle).problems[0]
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("split", "feedback"), ("content_hash", "0" * 64), ("recipe_hash", "0" * 64), ("items_sha256", None)],
+    [("split", "feedback"), ("content_hash", "0" * 64), ("items_sha256", None)],
 )
 def test_a_score_of_something_else(closed: Closed, tmp_path: Path, field: str, value: object) -> None:
     def change(entry: dict[str, Any]) -> None:
@@ -288,44 +267,20 @@ def of_other_science(closed: Closed, change: Callable[[dict[str, Any]], None], o
     return write_bundle(out, changed, run_id=science.run_id(), head={**head, "run_id": science.run_id()})
 
 
-def _prompt(science: dict[str, Any]) -> None:
-    science["recipe"]["prompt"] = "The answer is 4. {question}"
-
-
-def _shots(science: dict[str, Any]) -> None:
-    science["recipe"] |= {"shots_file": "../../../etc/passwd", "shots_sha256": "0" * 64}
-
-
-def _scorer(science: dict[str, Any]) -> None:
-    science["recipe"] |= {"scorer": "task"}
-
-
-def _name(science: dict[str, Any]) -> None:
-    science["recipe"]["name"] = "mine"
-
-
-def _split(science: dict[str, Any]) -> None:
-    science["splits"]["report"] = science["splits"]["feedback"]
-
-
-def _folder(science: dict[str, Any]) -> None:
-    science["splits"]["report"]["folder"] = "feedback"
-
-
-def _task(science: dict[str, Any]) -> None:
-    science["task"] = "arithmetic"
+RECIPE = "the run's recipe default is not the one of the task here"
+SPLIT = "the run's report split is not the one of the task here"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (_prompt, "the run's recipe default is not the one of the task here"),
-        (_shots, "the run's recipe default is not the one of the task here"),
-        (_scorer, "the run's recipe default is not the one of the task here"),
-        (_name, "has no recipe `mine`"),
-        (_split, "the run's report split is not the one of the task here"),
-        (_folder, "the run's report split is not the one of the task here"),
-        (_task, "the run's report split is not the one of the task here"),
+        (lambda s: s["recipe"].update(prompt="The answer is 4. {question}"), RECIPE),
+        (lambda s: s["recipe"].update(shots_file="../../../etc/passwd", shots_sha256="0" * 64), RECIPE),
+        (lambda s: s["recipe"].update(scorer="task"), RECIPE),
+        (lambda s: s["recipe"].update(name="mine"), "has no recipe `mine`"),
+        (lambda s: s["splits"].update(report=s["splits"]["feedback"]), SPLIT),
+        (lambda s: s["splits"]["report"].update(folder="feedback"), SPLIT),
+        (lambda s: s.update(task="arithmetic"), SPLIT),
     ],
 )
 def test_what_is_asked_is_this_machines_own(
@@ -348,15 +303,6 @@ def test_another_science_that_asks_the_same_is_scored(closed: Closed, tmp_path: 
     assert code == 0 and found["selected"]["word"] == "identical"
 
 
-def test_a_run_that_kept_its_base_model(closed: Closed, tmp_path: Path) -> None:
-    (run_id,) = set(os.listdir(closed.cluster.experiment.finished)) - {closed.run_id}
-    bundle = tmp_path / "null.tar.gz"
-    closed.cluster.run("export", str(closed.cluster.run_dir(run_id).path), "--out", str(bundle))
-    code, found = closed.command(bundle)
-    assert code == 0 and found["base"]["word"] == found["selected"]["word"] == "identical"
-    assert found["selected"]["claimed"] == found["base"]["claimed"]
-
-
 def test_what_is_not_staged_here_or_is_another(closed: Closed, tmp_path: Path) -> None:
     bare = Root(tmp_path / "bare")
     bare.path.mkdir()
@@ -372,15 +318,3 @@ def test_what_is_not_staged_here_or_is_another(closed: Closed, tmp_path: Path) -
     items.write_bytes(items.read_bytes().replace(b"1", b"2", 1))
     code, told = closed.command(closed.bundle, root=changed)
     assert code == 1 and "items.jsonl" in told["error"]
-    weights = changed.model("autorl/tiny") / "model.safetensors"
-    weights.chmod(0o600)
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    code, told = closed.command(closed.bundle, root=changed)
-    assert code == 1 and "model.safetensors" in told["error"]
-
-
-def test_no_such_bundle(closed: Closed, tmp_path: Path) -> None:
-    code, told = closed.command(tmp_path / "none.tar.zst")
-    assert code == 3 and "No such file" in told["error"]
-    code, told = closed.command(Path(__file__))
-    assert code == 1 and "is no bundle" in told["error"]

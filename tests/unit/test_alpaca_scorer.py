@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,17 +16,13 @@ import pytest
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.records.experiment import JudgeSpec
 from autorl_hpc.scoring.alpacaeval import AlpacaEval, figures, pairs_of
 from autorl_hpc.scoring.judge_cache import JudgedPairText, conversation, is_swapped, read_discrete, read_logprobs
-from autorl_hpc.scoring.judges import LengthAndWords, make_judge
 from autorl_hpc.scoring.length_control import refits
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
-from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.heldout import Item, load_items, load_judge_prompt
+from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
 
 REPO = Path(__file__).resolve().parents[2]
@@ -77,12 +71,6 @@ def test_the_official_prompt(data: Path) -> None:
     m, big_m = user["content"].split('"model_identifier": "M"')
     assert '"""the reference"""' in m and '"""the answer"""' in big_m
     assert user["content"].endswith("## Best Model Identifier")
-
-
-@pytest.mark.parametrize("template", ["", "{output_1} {output_2}", "<|im_start|>user\n{output_1}\n<|im_end|>"])
-def test_a_text_that_is_no_prompt(template: str) -> None:
-    with pytest.raises(ValueError, match="ends with a user's turn"):
-        conversation(template, JudgedPairText("x", "r", "a", False))
 
 
 def test_the_order_is_a_coin_for_each_instruction() -> None:
@@ -167,17 +155,6 @@ def rated(judge: Any, answers: Sequence[str], items: Sequence[Item] = ITEMS, **f
     return AlpacaEval().score(items, [[answer] for answer in answers], context(judge, **fields))
 
 
-def test_a_preference_does_not_depend_on_the_order() -> None:
-    answers = ["good" if number % 4 == 0 else "bad" for number in range(200)]
-    order = {"good": 2, "A plain reference.": 1, "bad": 0}
-    judge = Scripted(lambda content, _: "2" if order[parts(content)[0]] < order[parts(content)[1]] else "1")
-    outcomes = rated(judge, answers)
-    assert [outcome.value for outcome in outcomes] == [float(number % 4 == 0) for number in range(200)]
-    assert outcomes[0].facts == {"len_1": 18, "len_2": 4, "y": 1.0}
-    first = [parts(content)[0] == "A plain reference." for content in judge.rounds[0]]
-    assert 60 < sum(first) < 140, "the order is always the same"
-
-
 def test_a_reply_that_cannot_be_read_is_asked_again_in_the_other_order_and_then_with_a_reminder() -> None:
     def says(content: str, number: int) -> str:
         return "Both!" if "Question 7\n" in content and number < 3 else better_is("answer 7!")(content, number)
@@ -231,37 +208,6 @@ def test_the_error_of_the_length_controlled_win_rate() -> None:
     assert alike["score"] == 100.0 and 0.1 < alike["standard_error"] < 2.0
 
 
-def test_a_refusal_is_told() -> None:
-    class Refuses(Scripted):
-        def ask(self, conversations: Any, **_: Any) -> list[Verdict]:
-            return [Verdict("", refused="answered 400: too long") for _ in conversations]
-
-    with pytest.raises(JudgeFailed, match=r"200 of 200 replies.*400: too long"):
-        rated(Refuses(better_is("x")), ["a"] * 200)
-
-
-def test_no_judge_and_several_samples() -> None:
-    with pytest.raises(JudgeFailed, match="no judge"):
-        rated(None, ["a"] * 200)
-    with pytest.raises(ValueError, match="`samples` must be 1"):
-        AlpacaEval().score(ITEMS[:1], [["a", "b"]], context(Scripted(better_is("x"))))
-
-
-def test_thinking_is_not_judged() -> None:
-    judge = Scripted(better_is("x"))
-    outcomes = rated(judge, ["<think>long thoughts</think>short"], ITEMS[:1])
-    assert outcomes[0].facts["len_2"] == 5 and "thoughts" not in judge.rounds[0][0]
-
-
-def test_facts_survive_the_items_file() -> None:
-    item = Item("i", "Q", "ref", {"difficulty": -0.25, "gamed": [[-1.5, 0.75], [0.5, 0.125]]})
-    (outcome,) = rated(Scripted(better_is("yes")), ["yes"], [item])
-    (pair,) = pairs_of([json.loads(json.dumps(dict(outcome.facts)))])
-    assert pair == (1.0, 3.0, 3.0, -0.25, ((-1.5, 0.75), (0.5, 0.125)))
-    with pytest.raises(ValueError, match="no facts of a judged pair"):
-        pairs_of([{"y": 1.0}])
-
-
 # --- the tasks ---
 
 
@@ -270,39 +216,6 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> Root:
     root = Root(tmp_path_factory.mktemp("mini"))
     stage_task(root, load_task("alpacaeval-mini"), None)
     return root
-
-
-@pytest.mark.parametrize("split", ["feedback", "report"])
-@pytest.mark.parametrize("name", ["default", "weighted"])
-def test_mini_s_oracle_has_100_and_null_answers_have_0(mini: Root, split: str, name: str) -> None:
-    task = load_task("alpacaeval-mini")
-    recipe = task.recipe(name)
-    items = load_items(mini, task.name, split, task.file.splits[split])  # type: ignore[index]
-    judge = make_judge(None, str(recipe.options["judge_model"]), mini.judge_cache)
-    given = Context(recipe.options, judge=judge, judge_mode=recipe.judge, judge_prompt=load_judge_prompt(mini, task.name, recipe))  # fmt: skip
-    rater = scorer(recipe.scorer, recipe.scorer_version)
-
-    def scored(answers: list[str]) -> dict[str, float]:
-        return rater.metrics(items, rater.score(items, [[answer] for answer in answers], given))
-
-    oracle = scored([f"{item.question} {item.answer} {item.question}" for item in items])
-    null = scored([""] * len(items))
-    same = scored([item.answer for item in items])
-    if name == "default":
-        assert (oracle["score"], oracle["win_rate"], null["score"], null["win_rate"]) == (100.0, 100.0, 0.0, 0.0)
-    else:  # a weighted judge is never quite sure
-        assert null["score"] < 30 < same["score"] < 70 < oracle["score"]
-        assert same["score"] == pytest.approx(50, abs=1)
-
-
-def test_mini_asks_in_the_words_of_alpacaeval() -> None:
-    for name in ("judge_discrete.txt", "judge_logprob.txt"):
-        assert (REPO / "tasks" / "alpacaeval-mini" / name).read_bytes() == (OWN / name).read_bytes()
-
-
-def test_the_toy_judge_reads_no_other_prompt() -> None:
-    assert LengthAndWords().ask([[{"role": "user", "content": "Which is better?"}]], max_tokens=1) == [Verdict("?")]
-    assert make_judge(JudgeSpec(url=JudgeSpec.BUILTIN), JudgeSpec.BUILTIN, Path()).model == JudgeSpec.BUILTIN
 
 
 class Replays:
@@ -379,38 +292,3 @@ def test_alpacaeval_s_splits(data: Path, real: Root) -> None:
     assert len(train) == 1805 and not {row["question"] for row in train} & {row["instruction"] for row in reference}
     official = real.task_vault("alpacaeval") / "judge_prompt_alpaca_eval_clf.txt"
     assert official.is_file() and not (official.stat().st_mode & 0o077)
-
-
-REQUIRED = [
-    "reference_gpt4_1106_preview.json", "instruction_difficulty.recovered.csv", "df_gamed.surrogate.csv",
-    "alpaca_train_first1805.jsonl.gz",
-]  # fmt: skip
-
-
-@pytest.fixture
-def copied(data: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    for name in [*REQUIRED, "judge_prompt_alpaca_eval_clf.txt"]:
-        shutil.copyfile(data / "alpacaeval" / name, folder / name)
-    return folder
-
-
-@pytest.mark.parametrize("name", [*REQUIRED, "judge_prompt_alpaca_eval_clf.txt"])
-def test_an_altered_source_is_refused_by_name(copied: Path, tmp_path: Path, name: str) -> None:
-    os.truncate(copied / name, (copied / name).stat().st_size - 1)
-    with pytest.raises(AutorlError, match=f"{name} has sha256 .*: truncated, re-encoded or altered") as caught:
-        stage_task(Root(tmp_path / "root"), load_task("alpacaeval"), copied)
-    assert caught.value.where == str(copied / name) and "://" in (caught.value.next_step or "")
-
-
-def test_the_official_prompt_is_optional(copied: Path, tmp_path: Path) -> None:
-    (copied / "judge_prompt_alpaca_eval_clf.txt").unlink()
-    root = Root(tmp_path / "root")
-    root.path.mkdir()
-    said: list[str] = []
-    stage_task(root, load_task("alpacaeval"), copied, say=said.append)
-    assert any("judge_prompt_alpaca_eval_clf.txt is not there" in line for line in said)
-    recipe = load_task("alpacaeval").recipe("official")
-    with pytest.raises(AutorlError, match="can't be read"):
-        load_judge_prompt(root, "alpacaeval", recipe)

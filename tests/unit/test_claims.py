@@ -54,15 +54,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return World(tmp_path, monkeypatch)
 
 
-def test_a_free_entry_is_claimed_with_the_first_generation(world: World) -> None:
-    a = world.grader("a")
-    assert world.take(a) == 1
-    assert world.names() == [f"{ENTRY}.g0001"]
-    claim = json.loads((world.claims / f"{ENTRY}.g0001").read_bytes())
-    assert (claim["grader"], claim["generation"], claim["pid"]) == ("a", 1, os.getpid())
-    assert a.holds(ENTRY, 1)
-
-
 def test_a_living_grader_keeps_its_claim(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     world.take(a)
@@ -107,33 +98,6 @@ def test_a_counter_that_goes_back_is_a_sign_of_life(world: World) -> None:
         world.later(STALE_S * 0.5)
 
 
-def test_a_grader_without_a_heartbeat_is_stale_after_a_while(world: World) -> None:
-    watch = HeartbeatWatch(world.graders, STALE_S)
-    assert not watch.is_stale("a")
-    world.later(STALE_S * 1.2)
-    assert watch.is_stale("a")
-    world.beat("a", 1)
-    assert not watch.is_stale("a"), "it only started slowly"
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'{"counter": null}', b'{"counter": "x"}', None])
-def test_a_dead_grader_does_not_live_by_heartbeats_that_can_t_be_read(world: World, damage: bytes | None) -> None:
-    watch = HeartbeatWatch(world.graders, STALE_S)
-    world.beat("a", 1)
-    beat = (world.graders / "a.json").read_bytes()
-    assert not watch.is_stale("a")
-    for _ in range(25):  # now readable, now not: the counter itself never changes
-        if damage is None:
-            (world.graders / "a.json").unlink()
-        else:
-            (world.graders / "a.json").write_bytes(damage)
-        watch.is_stale("a")
-        (world.graders / "a.json").write_bytes(beat)
-        watch.is_stale("a")
-        world.later(STALE_S / 20)
-    assert watch.is_stale("a")
-
-
 def test_an_ended_grader_s_claim_is_taken_at_once(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     world.take(a)
@@ -146,17 +110,6 @@ def test_an_ended_grader_s_claim_is_taken_at_once(world: World) -> None:
 def test_its_own_claim_is_taken_again_with_the_next_generation(world: World) -> None:
     a = world.grader("a")
     assert [world.take(a), world.take(a)] == [1, 2]
-
-
-def test_dropping_removes_every_generation_and_nothing_else(world: World) -> None:
-    a = world.grader("a")
-    world.take(a)
-    world.take(a)
-    other = f"{ENTRY}1"
-    a.take(other, {})
-    a.drop(ENTRY)
-    assert world.names() == [f"{other}.g0001"]
-    assert world.take(a) == 1
 
 
 def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: World) -> None:
@@ -178,32 +131,12 @@ def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: Wo
     assert held == [3, 3, 3]
 
 
-def test_a_claim_dropped_after_the_listing_is_left_alone(world: World) -> None:
-    """The holder finished between another one's listing and its look: the work is done, not free."""
-    a, b = world.grader("a"), world.grader("b")
-    world.take(a)
-    listing = b.current()
-    a.drop(ENTRY)
-    assert b.take(ENTRY, listing) is None
-    assert world.names() == []
-
-
 def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: World) -> None:
     b = world.grader("b")
     (world.claims / f"{ENTRY}.g0001").write_bytes(b"")
     assert world.take(b) is None
     world.later(STALE_S * 1.2)
     assert world.take(b) == 2
-
-
-def test_an_old_listing_wins_nothing(world: World) -> None:
-    """Two graders saw the same stale claim; the slower one finds the next generation taken."""
-    a, b, c = world.grader("a"), world.grader("b"), world.grader("c")
-    world.take(a)
-    world.beat("a", 1, "ended")
-    listing = c.current()
-    assert world.take(b) == 2
-    assert c.take(ENTRY, listing) is None
 
 
 RACER = """

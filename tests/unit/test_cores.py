@@ -73,8 +73,3 @@ def test_memory(
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(text)
     assert usable_bytes(tmp_path / "fs", own, environ) == expected * MIB
-
-
-def test_this_process() -> None:
-    assert usable_bytes() > 0
-    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))

@@ -13,14 +13,13 @@ from autorl_hpc.scoring.deepsearchqa import (
     REMINDERS,
     ROUNDS,
     DeepSearchQA,
-    Exact,
     ParsedVerdict,
     answered,
     conversation,
     read,
 )
 from autorl_hpc.scoring.outcome import Context, JudgeFailed, Verdict
-from autorl_hpc.scoring.registry import encode, scorer
+from autorl_hpc.scoring.registry import encode
 from autorl_hpc.tasks.heldout import Item
 
 
@@ -28,12 +27,6 @@ def test_a_reply_that_its_limit_cut_off_is_no_verdict() -> None:
     with pytest.raises(JudgeFailed, match="cut off by the limit of tokens"):
         cut = Verdict(ALL, cut_off=True)
         rated(Scripted([cut, NO], [cut], [cut]), [[episode("x")], [episode("y")]])
-
-
-def test_a_judge_that_names_no_item_makes_nothing_fully_correct() -> None:
-    context = Context(judge=Scripted([wrapped("{}"), NO]), judge_prompt=TEMPLATE, options={"judge_rule": "official"})
-    outcomes = DeepSearchQA().score(ITEMS, [[episode("x")], [episode("y")]], context)
-    assert [outcome.value for outcome in outcomes] == [0.0, 0.0]
 
 
 class Scripted:
@@ -86,20 +79,6 @@ def test_the_judge_sees_question_type_gold_and_the_episodes_answer() -> None:
     ]
 
 
-def test_facts_and_figures() -> None:
-    judge = Scripted([wrapped('{"Belgium": true, "France": true}', '["Italy"]'), YES])
-    context = Context(judge=judge, judge_prompt=TEMPLATE)
-    outcomes = DeepSearchQA().score(ITEMS, [[episode("Belgium, France, Italy", 4)], [episode("Ivo Karst", 2)]], context)
-    assert outcomes[0].facts == pytest.approx(
-        {"precision": 2 / 3, "recall": 1.0, "f1": 0.8, "fully_correct": 0.0, "correct_with_excessive": 1.0,
-         "fully_incorrect": 0.0, "answered": 1.0, "steps": 4.0, "judge_unread": 0.0, "items_differ": 0.0}
-    )  # fmt: skip
-    assert DeepSearchQA().metrics(ITEMS, outcomes) == pytest.approx(
-        {"precision": 100 * 5 / 6, "recall": 100.0, "f1": 90.0, "fully_correct": 50.0, "correct_with_excessive": 50.0,
-         "fully_incorrect": 0.0, "answered": 100.0, "mean_steps": 3.0, "judge_unread": 0.0, "items_differ": 0.0}
-    )  # fmt: skip
-
-
 def test_no_answer_is_wrong_and_no_judge_is_asked_about_it() -> None:
     judge = Scripted([YES])
     assert rated(judge, [[episode("")], [episode("Ivo Karst")]]) == [0.0, 1.0]
@@ -141,14 +120,6 @@ def test_under_the_official_rule_the_unreadable_counts_as_nothing_found_and_is_s
     assert metrics["judge_unread"] == 50.0 and metrics["recall"] == 50.0 and metrics["fully_incorrect"] == 50.0
 
 
-def test_a_judge_that_leaves_out_what_was_missed_is_shown() -> None:
-    judge = Scripted([wrapped('{"Belgium": true}'), YES])
-    outcomes = DeepSearchQA().score(
-        ITEMS, [[episode("Belgium")], [episode("Ivo Karst")]], Context(judge=judge, judge_prompt=TEMPLATE)
-    )
-    assert DeepSearchQA().metrics(ITEMS, outcomes)["items_differ"] == 50.0
-
-
 @pytest.mark.parametrize("rule", ["", "official"])
 def test_a_judge_that_will_not_answer_gives_no_score(rule: str) -> None:
     refusal = Verdict("", refused="too long")
@@ -157,25 +128,10 @@ def test_a_judge_that_will_not_answer_gives_no_score(rule: str) -> None:
         rated(judge, [[episode("x")], [episode("y")]], judge_rule=rule)
 
 
-def test_without_a_judge_there_is_no_score() -> None:
-    with pytest.raises(JudgeFailed, match="no judge"):
-        DeepSearchQA().score(ITEMS, [[episode("x")], [episode("y")]], Context())
-
-
 def test_of_several_samples_the_mean_counts() -> None:
     judge = Scripted([ALL, YES, NO])
     assert rated(judge, [[episode("both"), episode("both")], [episode("Ivo"), episode("Mara")]]) == [1.0, 0.5]
     assert len(judge.asked[0]) == 3, "the same answer is judged once"
-
-
-def test_the_exact_scorer_needs_no_judge() -> None:
-    answers = [[episode("France, Belgium")], [episode("Ivo")]]
-    assert [outcome.value for outcome in Exact().score(ITEMS, answers, Context())] == [1.0, 0.0]
-
-
-@pytest.mark.parametrize("name", ["deepsearchqa", "deepsearchqa-exact"])
-def test_the_scorers_are_found_by_name(name: str) -> None:
-    assert scorer(name, "2").version == "2"
 
 
 @pytest.mark.parametrize(
@@ -191,11 +147,6 @@ def test_the_scorers_are_found_by_name(name: str) -> None:
 )
 def test_an_answer_is_an_episodes_or_a_plain_text(text: str, expected: tuple[str, int]) -> None:
     assert answered(text) == expected
-
-
-def test_a_prompt_without_a_place_for_the_answer_is_refused() -> None:
-    with pytest.raises(ValueError, match="correct_answer"):
-        conversation("Is {response} right?", {})
 
 
 def test_the_official_prompt_can_be_filled(data: Path) -> None:

@@ -17,17 +17,14 @@ from checkpoints import EMBEDDING, HEAD, TINY
 from helpers import PATIENCE_S, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
-from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import framing, vllm, worker_process
-from autorl_hpc.grading.engines.framing import BadFrame, Routes
+from autorl_hpc.grading.engines.framing import BadFrame
 from autorl_hpc.grading.engines.transformers import BaseTokenizer
-from autorl_hpc.grading.engines.vllm_extension import asleep_beside_others
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
-from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.rollouts.engine import CONVERSATION, WeightsChanged
+from autorl_hpc.rollouts.engine import WeightsChanged
 
 TIED = frozenset({HEAD})
 FEW = Sampling(max_new_tokens=4)
@@ -92,18 +89,6 @@ def test_the_cache_reads_ahead_and_keeps_the_last_within_its_limit(
     cache.close()
 
 
-def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path, str]], tmp_path: Path) -> None:
-    cache, late = WeightsCache(1 << 30, TIED), tmp_path / "late"
-    cache.prefetch(late, made[0][1])
-    cache.prefetch(made[1][0], "0" * 64)
-    with pytest.raises(WeightsChanged):
-        cache.take(made[1][0], "0" * 64)
-    with pytest.raises(FileNotFoundError):
-        cache.take(late, made[0][1])
-    shutil.copytree(made[0][0], late)
-    assert cache.take(late, made[0][1]) is not None, "a failure is not kept"
-
-
 def test_gpus_by_all_their_names() -> None:
     def seen(value: str | None) -> list[str]:
         return vllm.visible({} if value is None else {vllm.VARIABLE: value}, lambda: 3)
@@ -143,38 +128,6 @@ def test_how_many_workers_suit_a_gpu() -> None:
     assert framing.cache_bytes(6 << 30, larger, 2) < room
 
 
-def test_conversations_stay_where_they_are_known() -> None:
-    routes = Routes(3, 10)
-    begun = [routes.give(number * CONVERSATION, 100) for number in range(9)]
-    assert sorted(begun) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
-    for number in range(9):
-        routes.done(begun[number], number * CONVERSATION)
-    assert routes.busy() == []
-    for turn in range(1, 4):
-        assert [routes.give(number * CONVERSATION + turn, 100 + turn) for number in range(9)] == begun
-    long = routes.give(9 * CONVERSATION, 5000)
-    assert len({long, routes.give(10 * CONVERSATION, 1), routes.give(11 * CONVERSATION, 1)}) > 1
-    crowd = Routes(2, 10)
-    given = [crowd.give(key, 100) for key in range(40)]
-    assert set(given[:9]) == {0} and given[9] == 1, "one that has much more to do than another gives some away"
-    assert abs(given.count(0) - given.count(1)) < 15
-
-
-def test_memory_that_others_take_meanwhile_keeps_no_worker_from_sleeping() -> None:
-    told: list[int] = []
-
-    def sleep(level: int, words: str = "Memory usage increased after sleeping.") -> None:
-        told.append(level)
-        assert level == 1, words
-
-    asleep = asleep_beside_others(sleep)
-    asleep(1)
-    asleep(level=2)
-    with pytest.raises(AssertionError, match="lost"):
-        asleep(2, "buffers are lost")
-    assert told == [1, 2, 2]
-
-
 def test_frames_and_what_is_none() -> None:
     ours, theirs = socket.socketpair()
     rows = [[1, 2, 3], [], [2**31 - 1] * 300_000]
@@ -197,31 +150,6 @@ def test_frames_and_what_is_none() -> None:
     ours.close()
     assert framing.receive(theirs) is None
     theirs.close()
-
-
-def test_the_python_beside_a_named_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "venv" / "bin"
-    folder.mkdir(parents=True)
-    for name in ("vllm", "python3"):
-        (folder / name).write_text("#!/bin/sh\n")
-        (folder / name).chmod(0o755)
-    monkeypatch.delenv(PROGRAM_VARIABLE, raising=False)
-    monkeypatch.setenv("SOFTWARE", str(tmp_path))
-    profile = ClusterProfile.model_construct(vllm="$SOFTWARE/venv/bin/vllm")
-    worker_process.name_program(profile)
-    assert worker_process.interpreter() == str(folder / "python3")
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python3").symlink_to(sys.executable)
-    (tmp_path / "bin" / "vllm").symlink_to(folder / "vllm")
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "bin" / "vllm"))
-    assert worker_process.interpreter() == str(folder / "python3"), "not another one that lies beside the link"
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(folder / "vllm"))
-    (folder / "python3").unlink()
-    with pytest.raises(AutorlError, match="beside"):
-        worker_process.interpreter()
-    monkeypatch.setenv(PROGRAM_VARIABLE, str(tmp_path / "nowhere"))
-    with pytest.raises(AutorlError, match="no Python with vLLM"):
-        worker_process.interpreter()
 
 
 def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -149,22 +148,6 @@ def test_several_workers_share_a_gpu_and_each_conversation_has_one(
     assert not any(alive(pid) for pid in [*pids, *started(faults)])
 
 
-def test_one_worker_is_started_where_several_were_only_thought_to_fit(
-    start: Start, faults: Path, base: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(vllm, "usable_cores", lambda: 6)
-    (faults / "gpu").touch()
-    (faults / "crowded").touch()
-    engine = start("cuda", "auto")
-    assert len(engine.pids) == 1 and "workers_per_gpu" not in engine.identity.versions
-    assert len([pid for pid in started(faults) if alive(pid)]) == 2, "it and its child"
-    engine.load(*base)
-    assert engine.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-    with pytest.raises(EngineFailed, match="No available memory"):
-        start("cuda", 2)
-
-
 def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -193,20 +176,6 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
     (faults / "wrong").touch()
     with pytest.raises(EngineFailed, match="they don't fit"):
         engine.load(*other)
-
-
-def test_a_tied_base_that_holds_its_head_takes_checkpoints_without(
-    start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(TINY, model)
-    (model / "model.safetensors").unlink()
-    tensors = read_safetensors(TINY / "model.safetensors")
-    write_safetensors(model / "model.safetensors", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
-    engine = start(model=model)
-    engine.load(model, base[1])
-    engine.load(*other)
-    assert notes(faults, "swap") == [base[1], other[1]]
 
 
 def test_a_stream_takes_prompts_while_it_answers_and_is_silent_after_its_end(
@@ -270,37 +239,6 @@ def test_a_worker_that_dies_is_an_engine_that_failed(
     fresh = start()
     fresh.load(*base)
     assert fresh.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_silent_is_ended(start: Start, faults: Path, base: tuple[Path, str]) -> None:
-    engine = start(silence_limit_s=15.0)
-    engine.load(*base)
-    (faults / "hang").touch()
-    with pytest.raises(EngineFailed, match="no sign of life"):
-        engine.generate([[5]], FEW, 0)
-    assert not any(alive(pid) for pid in started(faults))
-
-
-def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(
-    start: Start, faults: Path, base: tuple[Path, str]
-) -> None:
-    """It would go on giving signs of life, and be waited for for ever."""
-    engine = start()
-    engine.load(*base)
-    (faults / "forget").touch()
-    problem: list[EngineFailed] = []
-
-    def ask() -> None:
-        try:
-            engine.generate([[5, 6, 7], [5, 6]], FEW, 0)
-        except EngineFailed as error:
-            problem.append(error)
-
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
-    asking.join(60.0)
-    assert problem and "2 prompts" in str(problem[0])
 
 
 def test_what_keeps_it_from_starting_is_told(start: Start, faults: Path) -> None:

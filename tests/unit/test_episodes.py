@@ -16,7 +16,6 @@ from players import Player
 from autorl_hpc.rollouts.environment import Live, Transcript, Turn
 from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
-from autorl_hpc.rollouts.worker import MAX_OBSERVATION_CHARS
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import Episodes, encode
 from autorl_hpc.tasks.heldout import Item
@@ -53,14 +52,6 @@ def test_the_hash_of_an_episode_stands_for_every_word_of_it() -> None:
     assert len({digest(*one) for one in told}) == 4 and digest(*told[0]) == digest(*told[0])
 
 
-def test_a_finished_episode_makes_room_for_the_next_goal(source: Source) -> None:
-    engine = Player(count)
-    play(source, [goal(number, n=1 + number % 4) for number in range(24)], engine, in_flight=6, gather_s=30)
-    sizes = [len(batch) for batch in engine.batches]
-    assert max(sizes) == 6 and sum(sizes) == 60
-    assert all(size == 6 for size in sizes[:8]), f"the batch was not kept full: {sizes}"
-
-
 def test_a_slow_environment_does_not_stall_the_others(source: Source, tmp_path: Path) -> None:
     engine = Player(marks_the_last(tmp_path / "mark", 5, 10))
     goals = [goal(0, n=2, **stuck(tmp_path / "mark")), *(goal(number, n=10) for number in range(1, 6))]
@@ -70,24 +61,11 @@ def test_a_slow_environment_does_not_stall_the_others(source: Source, tmp_path: 
     assert last >= 10
 
 
-def test_more_steps_than_allowed_end_an_episode(source: Source) -> None:
-    (episode,) = play(source, [goal(0, n=8)], max_steps=4)
-    assert (episode.reward, episode.done, episode.steps, episode.problem) == (0.5, False, 4, None)
-
-
 def test_a_prompt_that_grows_too_long_ends_an_episode_with_the_reward_so_far(source: Source) -> None:
     short, long = play(source, [goal(0, n=2), goal(1, n=10)], max_prompt_tokens=50)
     assert short.reward == 1.0 and short.problem is None
     assert long.reward is not None and 0 < long.reward < 1 and not long.done
     assert long.problem == "the prompt is longer than the recipe allows"
-
-
-def test_messages_go_through_the_template_and_to_plain_text_without_one(source: Source) -> None:
-    with_template, without = Player(count, template=True), Player(count)
-    goals = [goal(0, n=1, chat=True)]
-    assert [e.reward for e in (*play(source, goals, with_template), *play(source, goals, without))] == [1.0, 1.0]
-    assert with_template.batches[0] == ["<system>count<user>g0: count to 1, seed 0"]
-    assert without.batches[0] == ["count\n\ng0: count to 1, seed 0"]
 
 
 def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
@@ -99,25 +77,6 @@ def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
 
 
 # --- texts ---
-
-
-def test_texts_of_all_kinds_come_through(source: Source) -> None:
-    odd = "a\u2028b\u0085c\0d \U0001f600 \u202e e\u0301 \\n {question} </s>\r\n\t"
-    (episode,) = play(source, [goal(0, n=1, trouble=f"Step({odd!r}, True, 1)", at=1)])
-    assert episode.transcript.turns[0].observation == odd
-    (episode,) = play(source, [goal(0, n=1, trouble="Step('half \\ud83d of it', True, 1)", at=1)])
-    assert episode.transcript.turns[0].observation == "half ? of it"
-
-
-def test_a_huge_observation_is_cut(source: Source) -> None:
-    (episode,) = play(source, [goal(0, n=1, trouble="Step('\\u00e9' * 50_000_000, True, 1)", at=1)])
-    assert episode.reward == 1.0
-    assert episode.transcript.turns[0].observation == "\u00e9" * MAX_OBSERVATION_CHARS
-
-
-def test_a_huge_goal_and_action_come_through(source: Source) -> None:
-    wide = [goal(number, n=2, filling="x" * 3_000_000) for number in range(4)]
-    assert [e.reward for e in play(source, wide, workers=1)] == [1.0] * 4
 
 
 def test_an_environment_that_prints_and_reads_disturbs_nothing(
@@ -167,19 +126,6 @@ def test_won_is_what_reaches_the_threshold(reward: float, threshold: float | Non
     items = [Item("a", "", "")]
     (outcome,) = Episodes().score(items, [[encode(reward, 3, True, "0" * 64)]], context)
     assert outcome.value == won and outcome.facts == {"reward": reward, "steps": 3.0}
-
-
-def test_the_metrics_of_rewards() -> None:
-    items = [Item(str(number), "", "") for number in range(4)]
-    answers = [[encode(reward, steps, True, "")] for reward, steps in [(1.0, 2), (0.5, 4), (0.25, 6), (0.0, 8)]]
-    outcomes = Episodes().score(items, answers, Context(options={"threshold": 0.5}))
-    assert [o.value for o in outcomes] == [1, 1, 0, 0]
-    assert Episodes().metrics(items, outcomes) == {
-        "average_reward": 0.4375,
-        "success_at_1": 25.0,
-        "success_at_half": 50.0,
-        "mean_steps": 5.0,
-    }
 
 
 # --- for agents ---

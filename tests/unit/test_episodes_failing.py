@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import counting_environment
@@ -56,21 +54,6 @@ def test_an_environment_that_always_fails_is_no_zero_and_no_harm_to_others(sourc
     assert re.search(reason, failed.problem)
 
 
-def test_an_environment_that_fails_in_reset(source: Source) -> None:
-    (failed,) = play(source, [goal(0, trouble="fail('no door')", at=0)])
-    assert failed.reward is None and "RuntimeError: no door" in str(failed.problem) and failed.steps == 0
-    (failed,) = play(source, [goal(0, trouble="42", at=0)])
-    assert failed.reward is None and "an observation is text, not int" in str(failed.problem)
-
-
-def test_an_action_that_is_no_text_is_named(source: Source, tmp_path: Path) -> None:
-    text = Path(source.file).read_text().replace("return completion.strip()", "return None")
-    file = tmp_path / "mute.py"
-    file.write_text(text)
-    (failed,) = play(replace(source, file=file), [goal(0)])
-    assert failed.reward is None and "an action is text, not NoneType" in str(failed.problem)
-
-
 def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None:
     goals = [goal(number, n=6) for number in range(8)]
     with Pool(source, 2) as pool:
@@ -85,11 +68,6 @@ def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None
         episodes = play(source, goals, engine, pool=pool, gather_s=30)
     assert len(engine.batches) > 6, "nothing was begun again"
     assert outcomes(episodes) == outcomes(play(source, goals))
-
-
-def test_an_environment_that_dies_everywhere_ends_the_run_soon(source: Source) -> None:
-    with pytest.raises(EnvironmentBroken, match=r"13 workers were lost in one run; the last one: .*SIGKILL"):
-        play(source, [goal(number, trouble="die(9)", at=1) for number in range(40)])
 
 
 @pytest.mark.parametrize(
@@ -147,34 +125,6 @@ def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, 
             play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
 
 
-@pytest.mark.parametrize(
-    "trouble", ["fail('no prompt')", "7", "[{'role': 'user'}]", "[{'role': 'user', 'content': 7}]", "None"]
-)
-def test_a_prompt_that_is_none_is_the_tasks_failure(source: Source, trouble: str) -> None:
-    spoilt = with_dialogue(source, "prompt", trouble)
-    (episode,) = play(spoilt, [goal(0, n=3)], Player(lambda prompt: "1"), max_steps=5)
-    spoken = str(episode.problem)
-    assert episode.reward is None and ("Dialogue.prompt raised" in spoken or "AssertionError" in spoken)
-
-
-@pytest.mark.parametrize("line", ["sys.exit('at import')", "os._exit(3)", "raise KeyError('x')"])
-def test_a_file_that_ends_its_interpreter_ends_no_other(source: Source, line: str) -> None:
-    Path(source.file).write_text(ENVIRONMENT + f"\n\n{line}\n")
-    with pytest.raises(EnvironmentBroken, match="can't be loaded"):
-        play(source, [goal(0)])
-
-
-def test_a_file_that_hangs_at_import_is_given_up(source: Source) -> None:
-    Path(source.file).write_text(ENVIRONMENT + "\n\ntime.sleep(600)\n")
-    with Pool(source, 1, start_limit_s=1) as pool, pytest.raises(EnvironmentBroken, match="no answer within 1 s"):
-        play(source, [goal(0)], pool=pool)
-
-
-def test_the_tasks_code_runs_in_the_workers_alone(source: Source) -> None:
-    Path(source.file).write_text(ENVIRONMENT + "\n\nassert 'autorl_hpc.rollouts.episodes' not in sys.modules\n")
-    assert [e.reward for e in play(source, [goal(0)])] == [1.0]
-
-
 # --- where no score can come of it ---
 
 
@@ -184,22 +134,6 @@ def test_all_or_none_stops_at_the_first_episode_without_a_reward(source: Source)
     with pytest.raises(EnvironmentBroken, match=r"episode g0: .*broken door; begun 3 times"):
         play(source, goals, engine, max_steps=30, all_or_none=True, gather_s=30)
     assert sum(map(len, engine.batches)) <= 4 * 40, "the others were played to their end"
-
-
-def test_an_environment_that_raises_everywhere_ends_the_run_soon(source: Source) -> None:
-    engine = Player(count)
-    with pytest.raises(EnvironmentBroken, match=r"13 calls failed in one run; the last one: RuntimeError: broken door"):
-        play(source, [goal(number, trouble="fail('broken door')") for number in range(40)], engine)
-
-
-def test_what_cant_be_reached_is_not_asked_again(source: Source) -> None:
-    Path(source.file).write_text(
-        ENVIRONMENT.replace("import Step", "import Step, Unavailable").replace(
-            "raise RuntimeError", "raise Unavailable"
-        )
-    )
-    (episode,) = play(source, [goal(0, trouble="fail('away')")])
-    assert episode.reward is None and str(episode.problem).endswith("Unavailable: away; begun once")
 
 
 # --- workers and their children end with the pool, and with the process that has it ---
@@ -226,15 +160,6 @@ def test_closing_ends_workers_and_their_children(source: Source) -> None:
     assert len(pids) == 3 and all(alive(pid) for pid in pids)
     pool.close()
     wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end")
-
-
-def test_closing_does_not_wait_for_a_hanging_call(source: Source) -> None:
-    pool = Pool(source, 1)
-    pool.begin(0, goal(0, trouble="time.sleep(600)", at=0), 0)
-    (pid,) = wait_for(lambda: pool.pids, "a worker")
-    started = time.monotonic()
-    pool.close()
-    assert time.monotonic() - started < 60 and not alive(pid)
 
 
 @pytest.fixture

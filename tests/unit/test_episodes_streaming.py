@@ -10,22 +10,15 @@ import counting_environment
 import pytest
 from counting_environment import (
     ENVIRONMENT,
-    TROUBLES,
     count,
     goal,
-    limit_s,
-    marks_the_last,
     outcomes,
     play,
-    stuck,
 )
 from players import Player
 from streaming import StreamingPlayer
 
-from autorl_hpc.rollouts.engine import CONVERSATION
-from autorl_hpc.rollouts.environment import MAX_ATTEMPTS
-from autorl_hpc.rollouts.pool import Pool
-from autorl_hpc.rollouts.source import EnvironmentBroken, Source
+from autorl_hpc.rollouts.source import Source
 
 source = counting_environment.source
 
@@ -72,67 +65,7 @@ def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
     assert len(set(said[0])) > 1
 
 
-def test_what_is_ready_together_is_asked_together_and_nothing_is_gathered(source: Source, tmp_path: Path) -> None:
-    engine = StreamingPlayer(marks_the_last(tmp_path / "mark", 7, 6))
-    goals = [goal(0, n=2, **stuck(tmp_path / "mark")), *(goal(number, n=6) for number in range(1, 8))]
-    play(source, goals, engine, workers=8, gather_s=30)
-    keys = [key for asked in engine.asked for key in asked]
-    assert len(keys) == 2 + 7 * 6 and all(asked == sorted(asked) for asked in engine.asked)
-    assert engine.streams == 1
-    of_the_slow_one = [place for place, key in enumerate(keys) if key < MAX_ATTEMPTS * CONVERSATION]
-    assert len(of_the_slow_one) == 2 and of_the_slow_one[-1] == len(keys) - 1, "the others waited for the slow one"
-
-
 # --- what fails ---
 
 
-@pytest.mark.parametrize("name", ["killed", "hangs", "raises"])
-def test_an_environment_that_fails_once_changes_no_outcome(source: Source, tmp_path: Path, name: str) -> None:
-    calm = [goal(number, n=4) for number in range(6)]
-    once = {"trouble": TROUBLES[name][0], "at": 2, "once": str(tmp_path / "once")}
-    troubled = [{**g, **once} if g["id"] == "g3" else g for g in calm]
-    with Pool(source, 2, call_limit_s=limit_s(name)) as pool:
-        assert outcomes(play(source, troubled, StreamingPlayer(count, most_s=0.01), pool=pool)) == outcomes(
-            play(source, calm)
-        )
-    assert (tmp_path / "once").exists()
-
-
-@pytest.mark.slow
-def test_the_engines_own_error_ends_the_run_and_the_pool_stays_of_use(source: Source) -> None:
-    goals = [goal(number, n=5, slow=0.005) for number in range(8)]
-    expected = outcomes(play(source, goals))
-    with Pool(source, 2) as pool:
-        for breaks_at in (0, 3, 17):
-            with pytest.raises(ZeroDivisionError, match="out of memory"):
-                play(source, goals, StreamingPlayer(count, breaks_at=breaks_at, most_s=0.005), pool=pool)
-            assert outcomes(play(source, goals, StreamingPlayer(count), pool=pool)) == expected
-            assert outcomes(play(source, goals, pool=pool)) == expected
-
-
-def test_all_or_none_closes_the_stream(source: Source) -> None:
-    goals = [goal(0, n=3, trouble="fail('broken door')"), *(goal(number, n=30) for number in range(1, 9))]
-    engine = StreamingPlayer(count, most_s=0.01)
-    with Pool(source, 2) as pool:
-        with pytest.raises(EnvironmentBroken, match="episode g0"):
-            play(source, goals, engine, pool=pool, max_steps=30, all_or_none=True)
-        asked = len(engine.asked)
-        assert [e.reward for e in play(source, goals[1:], pool=pool, max_steps=30)] == [1.0] * 8
-        assert len(engine.asked) == asked
-
-
 # --- which worker hosts an episode ---
-
-
-def test_copies_of_a_goal_go_where_it_is_known_but_no_worker_gets_many_more(source: Source) -> None:
-    def hosts(pool: Pool) -> list[str]:
-        return [play(source, [goal(number)], pool=pool)[0].transcript.first for number in (0, 1, 0, 1)]
-
-    text = ENVIRONMENT.replace("seed {seed}", "process {os.getpid()}")
-    Path(source.file).write_text(text)
-    with Pool(source, 2) as pool:
-        first = [episode.transcript.first for episode in play(source, [goal(0), goal(1)], pool=pool)]
-        assert hosts(pool) == [*first, *first]
-        together = play(source, [goal(0) for _ in range(20)], pool=pool)
-        places = [episode.transcript.first for episode in together]
-        assert min(places.count(place) for place in set(places)) >= 6 and len(set(places)) == 2

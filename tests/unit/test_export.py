@@ -23,7 +23,7 @@ from autorl_hpc.evidence.unpack import unpack_evidence
 from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.archive import add, writing
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.records.exchange import EvidenceManifest
 
 ALLOWED = 100_000
@@ -248,28 +248,6 @@ def test_files_that_are_not_as_described(exported: Exported, tmp_path: Path, cha
     refused(write_bundle(tmp_path / "e.tar.zst", files, describe=False), tmp_path, words)
 
 
-def test_cut_and_foreign_files(exported: Exported, tmp_path: Path) -> None:
-    data = exported.path.read_bytes()
-    for place, part in enumerate((b"", b"hello", data[:100], data[: len(data) // 2], data[:-9], data + data)):
-        bundle = tmp_path / f"cut{place}.tar.zst"
-        bundle.write_bytes(part)
-        with pytest.raises(AutorlError) as caught:
-            unpacked(bundle, tmp_path / f"out{place}")
-        assert caught.value.exit_code is Exit.FAILED
-
-
-@pytest.mark.parametrize(
-    "head", [b"", b"[]", b"{", b"[" * 100_000, b'{"schema_version": 99}', b'{"files": 1}', b"\xff\xfe"]
-)
-def test_heads_that_are_none(exported: Exported, tmp_path: Path, head: bytes) -> None:
-    files = {**read_bundle(exported.path), HEAD: head}
-    with open(tmp_path / "e.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
-        for name, data in files.items():
-            add(archive, name, len(data), 0o444, io.BytesIO(data))
-    with pytest.raises(AutorlError):
-        unpacked(tmp_path / "e.tar.zst", tmp_path / "out")
-
-
 def test_sizes_beyond_all_reason(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = read_bundle(exported.path)
     weights = next(name for name in files if name.endswith(".safetensors"))
@@ -291,17 +269,6 @@ def test_a_bundle_that_says_little_and_holds_much(exported: Exported, tmp_path: 
     names = sorted(name for name in files if name != HEAD)
     with open(tmp_path / "e.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
         add(archive, HEAD, len(files[HEAD]), 0o444, io.BytesIO(files[HEAD]))
-        add(archive, names[0], 1 << 28, 0o444, io.BytesIO(b"\0" * (1 << 28)))
+        add(archive, names[0], 1 << 24, 0o444, io.BytesIO(b"\0" * (1 << 24)))
     refused(tmp_path / "e.tar.zst", tmp_path, "is not as EVIDENCE.json says")
     assert not [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
-
-
-def test_an_altered_entry_is_named_after_unpacking(exported: Exported, tmp_path: Path) -> None:
-    files = read_bundle(exported.path)
-    name = entries_of(files)[3]
-    files[name] = files[name].replace(b'"generation":1', b'"generation":2')
-    write_bundle(tmp_path / "e.tar.zst", files)
-    manifest = unpacked(tmp_path / "e.tar.zst", tmp_path / "out")
-    place = ExperimentDir(tmp_path / "out" / "experiment")
-    (problem,) = verify_run(place, RunDir(place.path / manifest.run_id)).problems
-    assert problem.endswith("is entry 000004")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from test_fingerprint import Model, model, plus, save
-from treemaker import Tree, TreeRun, evaluation, outcomes
+from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.checkpoint import folder_content_hash
@@ -18,13 +18,12 @@ from autorl_hpc.files.queue import waiting
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
-from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
+from autorl_hpc.grading.attempts import NotReady
 from autorl_hpc.grading.daemon import release_spare
-from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
-from autorl_hpc.records.entries import Fingerprint, Score
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.states import EntryKind, Fault, Split
+from autorl_hpc.states import Fault, Split
 
 BASE: Model = model()
 
@@ -98,22 +97,6 @@ def test_an_honest_line_of_submissions(world: World) -> None:
     assert world.work(1) is None, "committed once"
 
 
-def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
-    first = plus(BASE, 0.01, seed=1)
-    world.made(world.submit(first, score=0.4))
-    artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
-    assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
-    sketch = fingerprint_queue.sketch_file(world.run.dir, 1)
-    sketch.write_bytes(sketch.read_bytes()[::-1])
-    assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
-
-
-def test_copy_of_the_base_is_known_without_reading(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fingerprint_queue, "FolderWeights", lambda folder: pytest.fail(f"{folder} was read"))
-    found = world.made(world.submit(BASE, is_base=True))
-    assert found.flags == ("untrained_copy",) and found.relative_delta == 0 and found.reason is None
-
-
 def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = plus(BASE, 0.02, seed=9)
     world.stage("org/instruct", other)
@@ -127,14 +110,6 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
     assert found[2].nearest_model != "org/instruct"
     assert sorted(read) == ["instruct", "plain"]
-
-
-def test_a_damaged_staged_model_hinders_nothing(world: World) -> None:
-    world.stage("org/broken", BASE)
-    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
-    (world.root.model("org/unread")).mkdir()
-    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
-    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
 
 
 def test_queued_once_and_only_what_is_due(world: World) -> None:
@@ -169,67 +144,6 @@ def test_what_cannot_be_computed_has_a_reason(world: World, damage: str) -> None
     assert found.flags == () and found.relative_delta is None
     words = {"altered": "changed after intake", "no weights": "no safetensors file", "store": "staged anew"}
     assert words[damage] in str(found.reason)
-
-
-def test_a_file_system_gets_its_time(world: World) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    content = world.content(number).pop()
-    moved = world.experiment.artifacts.parent / "moved"
-    (world.experiment.artifacts / content).rename(moved)
-    for _ in range(5):
-        with pytest.raises(NotReady):
-            world.work(number)
-    moved.rename(world.experiment.artifacts / content)
-    assert world.made(number).reason is None
-    gone = world.submit(plus(BASE, 0.01, seed=4))
-    artifacts.remove(world.experiment.artifacts / world.content(gone).pop())
-    world.tracing.missing_patience_s = 0.0
-    with pytest.raises(NotReady):
-        world.work(gone)
-    assert "is gone" in str(world.made(gone).reason)
-
-
-def test_graders_that_die_of_it_end_it(world: World) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
-    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "base_repeats", "altered", "flags"),
-    [
-        (200, False, False, ("degenerate_outputs",)),
-        (2, False, False, ("degenerate_outputs",)),
-        (200, True, False, ()),
-        (200, False, True, ()),
-    ],
-    ids=["long", "short", "so does the base", "altered items"],
-)
-def test_one_answer_for_all(
-    world: World, tokens: int, base_repeats: bool, altered: bool, flags: tuple[str, ...]
-) -> None:
-    """It wins most of the items, and is one answer all the same."""
-
-    def constant(path: Path, values: list[float]) -> str:
-        return write_items(path, [ItemOutcome(f"q{i}", v, "0" * 64, tokens) for i, v in enumerate(values)])
-
-    n = world.tree.n_feedback
-    number = world.submit(plus(BASE, 0.01), score=None)
-    values, path = outcomes(n, range(n * 86 // 100)), world.run.dir.items / f"{number:06d}.feedback.jsonl.gz"
-    found = evaluation(Split.FEEDBACK, world.content(number).pop(), values, constant(path, values))
-    world.run.write(EntryKind.SCORE, Score(submission_id=number, evaluation=found, grader="g", generation=1))
-    if altered:
-        constant(path, values[::-1])
-    if base_repeats:
-        folder, key = world.experiment.baselines, world.base.key
-        digest = constant(folder / f"{key}.items.jsonl.gz", values)
-        changed = world.base.evaluation.model_copy(update={"items_sha256": digest})
-        atomic.write_bytes(folder / f"{key}.json", world.base.model_copy(update={"evaluation": changed}).canonical())
-    made = world.made(number)
-    assert made.flags == flags
-    assert made.commonest_output_share == (None if altered else 1.0)
-    assert made.commonest_output_tokens == (None if altered else tokens)
-    assert made.base_output_share == (1.0 if base_repeats else 1 / n)
 
 
 def test_spare_artifacts_go_while_the_run_is_open(world: World) -> None:
@@ -267,14 +181,4 @@ def test_content_submitted_again_while_it_is_released_stays(world: World, monkey
     assert reading.list_names(world.experiment.artifacts / content / "refs") == [run_id]
     monkeypatch.setattr(artifacts, "release_if_same", real)
     assert release_spare(world.experiment, run_id, world.run.ledger) == 1
-    assert content not in world.kept()
-
-
-def test_what_a_kill_left_of_a_release_goes_with_the_run(world: World) -> None:
-    world.submit(plus(BASE, 0.01, seed=1))
-    content, run_id = world.content(1).pop(), world.run.dir.run_id
-    refs = world.experiment.artifacts / content / "refs"
-    (refs / run_id).rename(refs / f"{run_id}~0123456789ab")
-    assert release_spare(world.experiment, run_id, world.run.ledger) == 0 and content in world.kept()
-    artifacts.release(world.experiment.artifacts, content, run_id)
     assert content not in world.kept()

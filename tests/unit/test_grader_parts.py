@@ -3,9 +3,7 @@ left in the queue of an experiment that is over."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -15,10 +13,8 @@ from typing import Any
 
 import pytest
 from checkpoints import Desk, tiny_base
-from helpers import PATIENCE_S
 from treemaker import ENGINE, Tree, TreeRun
 
-from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.artifacts import READY_NAME
 from autorl_hpc.files.layout import Root
@@ -34,12 +30,12 @@ from autorl_hpc.files.queue import (
 )
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import engines
-from autorl_hpc.grading.attempts import Attempts, Baselines, ClusterTrouble, EvaluationRequest, offer, settle
-from autorl_hpc.grading.background import Background, Finished, GraderOverdue, RatingOverdue, overdue_s, within
+from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
+from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
-from autorl_hpc.grading.schedule import MAX_RETRY_S, RunCatalog
+from autorl_hpc.grading.schedule import RunCatalog
 from autorl_hpc.records.entries import Evaluation, Score, Timings
 from autorl_hpc.records.exchange import Trouble
 from autorl_hpc.records.experiment import GraderSpec
@@ -63,6 +59,7 @@ class Slow(Bench):
         self.asked: list[tuple[str, int | None]] = []
         self.dropped = 0
         self.rates_few = False
+        self.breaks_on: set[str] = set()
 
     def answer(
         self,
@@ -75,6 +72,8 @@ class Slow(Bench):
         limit: int | None = None,
     ) -> SplitAnswers:
         self.asked.append((content_hash, limit))
+        if content_hash in self.breaks_on:
+            raise RuntimeError("CUDA error")
         return answered(science, content_hash, limit)
 
     def _limit_s(self, answered: SplitAnswers) -> float:
@@ -122,21 +121,6 @@ def slow(desk: Desk) -> Slow:
 @pytest.fixture
 def request_(desk: Desk, slow: Slow) -> EvaluationRequest:
     return EvaluationRequest(slow.science, ARTIFACT, Split.FEEDBACK, desk.experiment.path / "items.gz", ENTRY)
-
-
-def test_what_comes_in_time_is_passed_on() -> None:
-    def raises() -> None:
-        raise SystemExit(3)
-
-    assert within(5.0, lambda: 7) == 7
-    with pytest.raises(SystemExit):
-        within(5.0, raises)
-    with pytest.raises(TimeoutError, match="of its own"):  # not taken for the limit
-
-        def late() -> None:
-            raise TimeoutError("of its own")
-
-        within(5.0, late)
 
 
 def test_an_overdue_rating_keeps_no_other_from_its_turn(slow: Slow) -> None:
@@ -189,30 +173,23 @@ def test_nothing_is_said_of_it_where_the_base_models_are_not(
     assert slow.dropped == 0, "the engine is well"
 
 
-def test_a_first_try_in_the_background_counts_once(tmp_path: Path) -> None:
-    run = Tree(tmp_path).run().start()
-    number = run.submit(60.0)
-    name = f"f-{run.record.run_id}--{number:06d}"
-    given: list[bool] = []
-
-    def tried(request: EvaluationRequest, overdue: bool) -> Evaluation:
-        given.append(overdue)
-        raise ClusterTrouble("not now")
-
-    feedback = feedback_of(run, SimpleNamespace(evaluate=tried), "g")
-    feedback.failed(Finished(name, 1, RatingOverdue(LIMIT_S)))
-    for _ in range(2):
-        with pytest.raises(ClusterTrouble):
-            feedback.score(run.record, number, name, 1, None)
-    assert given == [True, False]
-
-
 def feedback_of(run: TreeRun, attempts: Any, name: str) -> Feedback:
     experiment, nothing = run.tree.experiment, SimpleNamespace(enqueue=lambda *_: False)
     claims = Claims(experiment.claims, name, "host", HeartbeatWatch(experiment.graders, 60.0))
     known = RunCatalog(experiment, lambda: [])
     beside: Any = nothing
     return Feedback(experiment, known, claims, beside, attempts, beside, Background(), name, lambda: None)
+
+
+def test_who_broke_the_engine_is_asked_of_the_base_model(desk: Desk, slow: Slow, request_: EvaluationRequest) -> None:
+    attempts, base = Attempts(desk.experiment, slow), slow.science.base_model_content_hash
+    slow.breaks_on = {ARTIFACT, base}
+    with pytest.raises(ClusterTrouble, match="the base model can't be scored on this node either") as told:
+        attempts.evaluate(request_)
+    assert told.value.fault is Fault.CLUSTER and slow.dropped == 3, "an engine that broke is not used again"
+    slow.breaks_on = {ARTIFACT}
+    found = attempts.evaluate(request_)
+    assert found.fault is Fault.ARTIFACT and "failed on it twice, and works for the base model" in str(found.reason)
 
 
 # --- an engine that does not start is the node's trouble: no artifact's weights have come near it
@@ -262,63 +239,6 @@ def grader(tmp_path: Path) -> Grader:
     return Grader(tree.experiment)
 
 
-def wait_s(grader: Grader) -> float:
-    return grader.backoff._not_before[ENTRY] - time.monotonic()
-
-
-def test_a_hanging_judge_is_waited_for_again_after_as_long_a_time(
-    desk: Desk, slow: Slow, grader: Grader, request_: EvaluationRequest
-) -> None:
-    recipe = slow.science.recipe.model_copy(update={"judge": "logprob"})
-    science = slow.science.model_copy(update={"recipe": recipe})
-    request, attempts = dataclasses.replace(request_, science=science), Attempts(desk.experiment, slow)
-    with pytest.raises(ClusterTrouble) as beside:
-        attempts.finish(request, answered(science, ARTIFACT))
-    with pytest.raises(ClusterTrouble) as whole:
-        attempts.evaluate(request)
-    for error in (beside.value, whole.value):
-        assert error.fault is Fault.GRADER
-        grader._failed(ENTRY, error, took_s=7200.0)
-        assert 7100 < wait_s(grader) <= 7200, "no more than half of the time"
-    grader._failed(ENTRY, ClusterTrouble("another"))
-    assert wait_s(grader) <= MAX_RETRY_S
-
-
-def test_a_base_model_that_is_not_rated_in_time_is_the_graders_fault(desk: Desk, slow: Slow, grader: Grader) -> None:
-    slow.hangs_on.add(slow.science.base_model_content_hash)
-    baselines = Baselines(desk.experiment, grader.claims, slow, "g")
-    with pytest.raises(AutorlError, match="the rating of the base model's answers") as told:  # as `rescore` tells it
-        baselines._measure(slow.science, Split.REPORT, "k" * 64)
-    assert told.value.fault is Fault.GRADER and told.value.exit_code is Exit.ENVIRONMENT
-    assert slow.dropped == 0
-
-
-def test_background_work_is_collected_as_it_finishes_and_errors_are_results() -> None:
-    background, go = Background(), {name: threading.Event() for name in ("f-a", "f-b", "f-c")}
-
-    def work(name: str) -> str:
-        assert go[name].wait(PATIENCE_S)
-        return name
-
-    for number, name in enumerate(go, 1):
-        assert not background.is_full(name)
-        background.start(name, number, lambda name=name: work(name))  # type: ignore[misc]
-    assert background.is_full("f-d") and not background.is_full("p-a") and background.names == [*go]
-    assert background.collect() is None and background.collect(0.05) is None
-    go["f-b"].set()
-    assert background.collect(None) == Finished("f-b", 2, "f-b")
-    assert background.names == ["f-a", "f-c"] and not background.is_full("f-b")
-    background.start("p-a", 1, lambda: sys.exit(3))
-    assert background.is_full("p-b")
-    found = background.collect(PATIENCE_S)
-    assert found is not None and isinstance(found.result, Exception) and "SystemExit: 3" in str(found.result)
-    go["f-a"].set()
-    go["f-c"].set()
-    rest = [background.collect(PATIENCE_S), background.collect(PATIENCE_S)]
-    assert {(found.name, found.generation) for found in rest if found} == {("f-a", 1), ("f-c", 3)}
-    assert background.names == [] and background.collect(None) is None, "there is nothing to wait for"
-
-
 def test_entries_that_killed_graders_left_are_removed_when_all_is_over(grader: Grader, tmp_path: Path) -> None:
     experiment, (run,) = grader.experiment, grader.record.runs
     assert not grader._is_over()
@@ -336,27 +256,6 @@ def test_entries_that_killed_graders_left_are_removed_when_all_is_over(grader: G
 
 
 # --- what single calls may take ---
-
-
-@pytest.mark.parametrize(
-    ("recipe", "least_s"),
-    [
-        ({"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 3600}}, 500 / 8 * 3600),
-        ({"scorer": "humaneval", "scorer_version": "2"}, 3600.0),
-    ],
-)
-def test_who_keeps_to_the_limits_of_calls_is_not_overdue(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, recipe: dict[str, Any], least_s: float
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    bench, science = Bench(Root(Path("/nowhere")), GraderSpec()), desk.record.science
-    assert bench._limit_s(answered(science, ARTIFACT, items=500)) == 3600.0
-    science = science.model_copy(update={"recipe": science.recipe.model_copy(update=recipe)})
-    assert bench._limit_s(answered(science, ARTIFACT)) == max(
-        3600.0, 120.0 + recipe.get("options", {}).get("evaluate_timeout_s", 0)
-    )
-    assert bench._limit_s(answered(science, ARTIFACT, items=500)) > least_s
 
 
 # --- items files: what the committed score names is what stands
@@ -436,16 +335,3 @@ def test_a_death_between_commit_and_items_is_mended_by_the_next_who_finds_the_en
     assert problems(quick.run) != []
     slow.feedback.score(slow.run.record, slow.number, f"f-{slow.run.dir.run_id}--{slow.number:06d}", 3, None)
     assert problems(quick.run) == []
-
-
-def test_offering_replaces_nothing_and_settling_may_be_done_twice(tmp_path: Path) -> None:
-    path = tmp_path / "items.jsonl.gz"
-    one, two = (offer(path, [ItemOutcome("q", value, "0" * 64, 3)]) for value in (0.0, 1.0))
-    first = path.read_bytes()
-    settle(path, one, own=two)
-    assert path.read_bytes() == first and os.listdir(tmp_path) == [path.name]
-    two = offer(path, [ItemOutcome("q", 1.0, "0" * 64, 3)])
-    assert path.read_bytes() == first
-    for _ in range(2):
-        settle(path, two, own=two)
-        assert path.read_bytes() != first and os.listdir(tmp_path) == [path.name]

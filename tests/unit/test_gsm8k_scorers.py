@@ -61,11 +61,6 @@ def test_opencompass_compares_as_the_reference(pred: str, gold: str, expected: b
     assert opencompass_correct(pred, gold) is expected
 
 
-def test_opencompass_refuses_a_row_without_gold() -> None:
-    with pytest.raises(ValueError, match="check the task's data"):
-        opencompass_correct("18", "18")
-
-
 MARKED: list[tuple[str, Fraction | int | None]] = [
     ("3 + 4 = 7\n#### 7", 7),
     ("#### 7\n#### 8", 7),

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from pathlib import Path
 
 import pytest
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.sandbox import seccomp
 from autorl_hpc.scoring.humaneval import completion, opencompass_completion, pass_at_k
@@ -88,26 +85,6 @@ RIGHT = {
     "annotations from the prompt's imports": "def add(a: List[int], b) -> int:\n    return a + b",
 }
 
-WRONG = {
-    "nothing": "",
-    "spaces": "  \n\t\n ",
-    "a lone fence": "```",
-    "an empty fence": "```python\n```",
-    "prose": "I can't do that.",
-    "another function": "def sub(a, b):\n    return a - b",
-    "a function in a class": "class Solution:\n    def add(self, a, b):\n        return a + b",
-    "a wrong one before a right one": f"```python\ndef add(a, b):\n    return a - b\n```\nor\n```python\n{DEF}```",
-    "unclosed thinking": f"<think>\n{DEF}",
-    "a cut off body": "    return (a +",
-    "the prompt alone": PROMPT,
-    "an early exit": "import os; os._exit(0)",
-    "a print": "    print('passed')",
-    "no Python": "```js\nfunction add(a, b) { return a + b }\n```",
-    "a zero byte": "    return a + b\0",
-    "a lone surrogate": "    return a + b  # \ud800",
-    "far too long": "    return a + b\n" + "#" * (1 << 20),
-}
-
 
 def solved(answers: list[str], name: str = "humaneval", version: str = "2") -> list[bool]:
     test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"
@@ -119,11 +96,6 @@ def solved(answers: list[str], name: str = "humaneval", version: str = "2") -> l
 def test_code_is_found_in_awkward_answers() -> None:
     found = dict(zip(RIGHT, solved(list(RIGHT.values())), strict=True))
     assert not {name: completion(RIGHT[name], "add") for name, right in found.items() if not right}
-
-
-def test_what_solves_nothing_counts_as_wrong() -> None:
-    found = dict(zip(WRONG, solved(list(WRONG.values())), strict=True))
-    assert not [name for name, right in found.items() if right]
 
 
 @pytest.mark.parametrize(
@@ -158,12 +130,6 @@ def test_the_reference_s_extraction_with_its_faults(answer: str, expected: str) 
     assert opencompass_completion(answer) == expected
 
 
-def test_the_reference_s_scorer_loses_what_its_extraction_loses() -> None:
-    answers = [DEF, f"```python\n{DEF}```", "    return a + b", f"Sure:\n{DEF}"]
-    assert solved(answers, "humaneval-opencompass", "a5acc4bb-2") == [True, True, False, False]
-    assert solved(answers) == [True] * 4
-
-
 # --- pass@k ---
 
 
@@ -172,15 +138,6 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
     for passed, k in itertools.product(range(n + 1), range(1, n + 1)):
         draws = list(itertools.combinations([True] * passed + [False] * (n - passed), k))
         assert pass_at_k(n, passed, k) == pytest.approx(sum(map(any, draws)) / len(draws), abs=1e-12)
-
-
-def test_pass_at_k_of_many_samples() -> None:
-    assert pass_at_k(1000, 3, 100) == pytest.approx(1 - math.comb(997, 100) / math.comb(1000, 100), abs=1e-12)
-    assert pass_at_k(20, 20, 10) == pass_at_k(20, 11, 10) == 1.0
-    assert pass_at_k(20, 0, 10) == 0.0
-    for wrong in ((5, 6, 1), (5, -1, 1), (5, 1, 6), (5, 1, 0)):
-        with pytest.raises(ValueError, match="pass@"):
-            pass_at_k(*wrong)
 
 
 def test_metrics_are_averages_over_problems() -> None:
@@ -222,25 +179,6 @@ def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
     assert {(o.facts["samples"], o.facts["passed"]) for o in outcomes} == {(5, 3)}
     assert {type(fact) for o in outcomes for fact in o.facts.values()} <= {int, str}
     assert made.metrics(mini, outcomes) == {"pass@1": pytest.approx(60.0)}
-
-
-def test_facts_hold_words_and_no_texts(mini: list[Item]) -> None:
-    (outcome,) = scorer("humaneval", "2").score(mini[:1], [["def x: secret"]], Context())
-    assert set(outcome.facts) == {"samples", "passed", "isolation", "reason"}
-    assert outcome.facts["reason"] == "syntax"
-
-
-def test_the_problems_of_the_splits_are_different(mini: list[Item], tmp_path: Path) -> None:
-    task = load_task("humaneval-mini")
-    stage_task(Root(tmp_path), task, None)
-    text = (Root(tmp_path).task_train(task.name) / "train.jsonl").read_text()
-    assert not [item.id for item in mini if item.data["entry_point"] + "(" in text]
-    assert len({item.question for item in mini}) == 16
-
-
-def test_an_item_without_a_test_is_the_task_s_fault() -> None:
-    with pytest.raises(AutorlError, match="item x has no test and entry point"):
-        scorer("humaneval", "2").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
 
 
 # --- the filter of system calls, for the architecture that is not here too ---

@@ -16,7 +16,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.launch.expand import expand, read_spec
 from autorl_hpc.launch.plan import prepare
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.loader import PATH_VARIABLE, Task, load_task
+from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
 
 HTTP = {"url": "http://127.0.0.1:9/v1", "model": "some/judge"}
 
@@ -99,14 +99,6 @@ def test_a_wrong_field_of_the_judge_is_named(root: Root, judge: dict[str, Any], 
     assert "secret" not in str(error)
 
 
-def test_a_key_that_others_may_read_is_refused(root: Root, tmp_path: Path) -> None:
-    key = tmp_path / "judge.key"
-    key.write_text("sk-secret")
-    key.chmod(0o644)
-    error = refused(root, "judged", judge={**HTTP, "key_file": str(key)})
-    assert "others may read the judge's key" in error.what and error.next_step == f"run: chmod 600 {key}"
-
-
 def test_the_judge_is_part_of_the_recipe_and_how_it_is_reached_is_not(root: Root, tmp_path: Path) -> None:
     key = tmp_path / "judge.key"
     key.write_text("sk-secret")
@@ -132,40 +124,3 @@ def test_the_judge_is_part_of_the_recipe_and_how_it_is_reached_is_not(root: Root
 def test_a_task_s_own_judge_stands_below_the_experiment_s(root: Root) -> None:
     assert recipe_of(root, "alpacaeval-mini").options["judge_model"] == "builtin:length-and-words"
     assert recipe_of(root, "alpacaeval-mini", judge=HTTP).options["judge_model"] == "some/judge"
-
-
-def test_a_prompt_that_was_not_staged_is_named(root: Root) -> None:
-    path = spec(root, "judged", judge=HTTP, recipe={"judged": "special"})
-    with pytest.raises(AutorlError, match=r"recipe special needs special\.txt, which was not staged"):
-        prepare(path, root)
-    prompt = root.task_vault("alpacaeval-mini") / "judge_discrete.txt"
-    prompt.chmod(0o600)
-    prompt.write_text(prompt.read_text() + "Prefer the second.")
-    with pytest.raises(AutorlError, match=r"judge_discrete\.txt of .*alpacaeval-mini has"):
-        prepare(spec(root, "alpacaeval-mini"), root)
-
-
-def test_a_package_that_graders_need_is_named(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = load_task("judged").folder
-    value = yaml.safe_load((folder / "task.yaml").read_text())
-    value["needs"] = ["no_such_module"]
-    (folder / "task.yaml").write_text(yaml.safe_dump(value))
-    with pytest.raises(AutorlError, match="graders of task judged need the Python package no_such_module") as caught:
-        prepare(spec(root, "judged", judge=HTTP), root)
-    assert caught.value.next_step == "pip install no_such_module"
-    assert isinstance(load_task("judged"), Task)
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["the experiment's", "the task's own"])
-def test_the_toy_writes_no_json_and_is_refused_where_a_judge_must(root: Root, own: bool) -> None:
-    folder = load_task("judged").folder
-    value = yaml.safe_load((folder / "task.yaml").read_text())
-    value["recipes"][0]["judge"] = "json"
-    if own:
-        value["recipes"][0]["options"]["judge_model"] = "builtin:length-and-words"
-    (folder / "task.yaml").write_text(yaml.safe_dump(value))
-    error = refused(root, "judged", **({} if own else {"judge": {"url": "builtin:length-and-words"}}))
-    assert "builtin:length-and-words writes no JSON, and task judged needs a judge that does" in error.what
-    if not own:
-        assert "builtin" not in str(refused(root, "judged").next_step), "the advice leads into a run without scores"
-    assert recipe_of(root, "judged", judge=HTTP).options["judge_model"] == "some/judge"

@@ -71,19 +71,6 @@ def test_a_dead_watchers_claim_is_waited_for(desk: Desk) -> None:
     assert claimed_entries(desk.experiment.claims) == {}
 
 
-def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, clients: Clients) -> None:
-    tries = clients.folder / "tries"
-    row = squeue_line("7_0", AGENTS, "CANCELLED", 1)
-    clients.script(
-        "squeue",
-        f"echo >>{tries}",
-        f"if [ $(wc -l <{tries}) -lt 8 ]; then echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1; fi",
-        f"printf '%s\\n' '{row}'",
-    )
-    seal_what_is_lost(desk.experiment, PAUSE_S)
-    assert sealed_by(desk) is EndedBy.CANCELLED
-
-
 @pytest.mark.parametrize(("marked", "ended_by"), [(True, EndedBy.CANCELLED), (False, EndedBy.CRASHED)])
 def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
     desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch, marked: bool, ended_by: EndedBy
@@ -94,13 +81,6 @@ def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
         (desk.experiment.cancel / desk.record.run_id).touch()
     seal_what_is_lost(desk.experiment, PAUSE_S)
     assert sealed_by(desk) is ended_by
-
-
-def test_where_nothing_is_left_to_seal_one_look_is_enough(desk: Desk, clients: Clients) -> None:
-    seal_what_is_lost(desk.experiment, PAUSE_S)
-    before = len(clients.calls("squeue"))
-    seal_what_is_lost(desk.experiment, PAUSE_S)
-    assert len(clients.calls("squeue")) - before <= 1
 
 
 def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import prompt_tokens
 from autorl_hpc.records.task import Recipe, Sampling
@@ -38,11 +36,6 @@ def asked(recipe: Recipe, question: str, *, template: bool, shots: Sequence[dict
 def recipe(**fields: object) -> Recipe:
     values = {"name": "r", "version": 1, "prompt": "Q: {question}\nA:", "scorer": "gsm8k", "scorer_version": "1"}
     return Recipe(**{**values, "sampling": Sampling(max_new_tokens=8), **fields})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("question", ["How many?", "{question}", "{x} {0} %s {{}}", "a\u2028b"])
-def test_a_question_stands_as_it_is(question: str) -> None:
-    assert asked(recipe(), question, template=True) == f"Q: {question}\nA:"
 
 
 def test_the_template_is_used_only_where_the_recipe_and_the_model_have_it() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backends import RecordedAnswers, Result, SearchCache, SearchFailed, key_of
+from autorl_hpc.rollouts.search.backends import RecordedAnswers, Result, SearchFailed, key_of
 
 no_connections = corpora.no_connections
 NAME = "counting/1"
@@ -50,12 +50,6 @@ def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> N
             RecordedAnswers(identity, tmp_path).search(query, k)
 
 
-def test_a_failure_is_not_recorded(tmp_path: Path) -> None:
-    with pytest.raises(SearchFailed, match="away"):
-        RecordedAnswers(NAME, tmp_path, Counting()).search("fails", 3)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 @pytest.mark.parametrize(
     "change",
     [None, [], {"key": "0" * 64}, {"format": 2}, {"found": [["a", "b"]]}, {"found": [["a", "b", 3]]}],
@@ -82,10 +76,3 @@ def test_records_are_for_their_owner_alone_and_named_by_content(tmp_path: Path) 
         == (tmp_path / "c").stat().st_mode & 0o077
         == 0
     )
-
-
-def test_the_first_record_stays(tmp_path: Path) -> None:
-    cache = SearchCache(tmp_path)
-    cache.put("ab" * 32, "b", "q", [Result("first", "", "")])
-    cache.put("ab" * 32, "b", "q", [Result("second", "", "")])
-    assert cache.get("ab" * 32) == [Result("first", "", "")]

@@ -13,10 +13,8 @@ import yaml
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.launch.expand import expand, read_spec
-from autorl_hpc.scoring.registry import KNOWN, SCORERS
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.folders import OWN_SCORER
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
 
 PLAYED = "class Environment:\n    pass\n\n\nclass Dialogue:\n    pass\n"
@@ -78,10 +76,6 @@ def test_a_whole_folder_passes_and_is_not_run(folder: Folder) -> None:
     folder.check()
     folder.played(options={"threshold": 0.5, "my_own": "x"})
     folder.check()
-
-
-def test_every_scorer_says_which_options_it_knows() -> None:
-    assert set(KNOWN) == {*SCORERS, OWN_SCORER}
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in share("tasks").glob("*/task.yaml")))
@@ -289,24 +283,3 @@ def test_a_search_back_end_that_is_not_there_is_named(folder: Folder) -> None:
     ) as caught:
         folder.check()
     assert "bm25, online, replay" in str(caught.value.next_step)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        SEARCHING + "from autorl_hpc.rollouts.search.backends import BACKENDS\nBACKENDS['gogle'] = print\n",
-        SEARCHING
-        + "from autorl_hpc.rollouts.search import backends as backend\nbackend.BACKENDS.update(gogle=print)\n",
-        PLAYED,  # no search of the package's: the option is the task's own
-    ],
-)
-def test_a_search_back_end_of_the_task_passes(folder: Folder, text: str) -> None:
-    folder.played(text, options={"search": "gogle"})
-    folder.check()
-
-
-@pytest.mark.parametrize("value", [0, -1.0, "soon", True])
-def test_an_environments_time_is_a_number_of_seconds(folder: Folder, value: Any) -> None:
-    folder.played(options={"environment_timeout_s": value})
-    with pytest.raises(AutorlError, match=r"`recipes\.default\.options\.environment_timeout_s`"):
-        folder.check()

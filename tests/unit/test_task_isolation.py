@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, put_first, task_names
+from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, put_first
 
 LOADS = """
 import json, os, sys
@@ -47,25 +47,6 @@ def test_no_file_of_another_task_is_opened(name: str) -> None:
     assert not {f"autorl_hpc.scoring.{module}" for module in foreign} & set(modules)
 
 
-def broken(folder: Path) -> None:
-    """A folder whose every file is unreadable nonsense."""
-    folder.mkdir(parents=True)
-    for name in ("task.yaml", "config.yaml", "eval.py", "prepare.py"):
-        (folder / name).write_bytes(b"\xff: [")
-
-
-def test_a_broken_neighbour_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken(tmp_path / "aaa")
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
-    assert load_task("arithmetic").name == "arithmetic"
-    assert "aaa" in task_names(), "listing reads names alone"
-    with pytest.raises(AutorlError) as caught:
-        load_task("aaa")
-    assert caught.value.where == str(tmp_path / "aaa" / "task.yaml")
-    paths, _ = opened("arithmetic")
-    assert not [path for path in paths if path.is_relative_to(tmp_path)]
-
-
 def test_folders_given_by_tasks_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built_in = load_task("arithmetic").folder
     for name in ("one", "two"):
@@ -80,14 +61,3 @@ def test_folders_given_by_tasks_come_first(tmp_path: Path, monkeypatch: pytest.M
     assert load_task("arithmetic").folder == tmp_path / "one" / "arithmetic"
     with pytest.raises(AutorlError, match="names the folder that holds task folders"):
         put_first([tmp_path / "three"])
-
-
-def test_a_folder_without_task_yaml_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path))
-    with pytest.raises(AutorlError, match=r"the folder of task `mine` holds no task\.yaml") as caught:
-        load_task("mine")
-    assert caught.value.where == str(tmp_path / "mine")
-    with pytest.raises(AutorlError, match="did you mean `arithmetic`") as caught:
-        load_task("aritmetic")
-    assert "--tasks" in (caught.value.next_step or "")

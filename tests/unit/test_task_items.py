@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
-from autorl_hpc.records.task import SplitPin
 from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.states import Fault
-from autorl_hpc.tasks.heldout import load_items, verify_staged_task
+from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
 
 GOOD = '{"id": "a", "question": "1?", "answer": "1"}\n{"id": 2, "question": "2?", "answer": "2"}\n'
@@ -89,13 +86,6 @@ def test_an_item_that_can_t_be_used(folder: Folder, root: Root, data: bytes, wor
     assert not list(root.path.rglob("items.jsonl"))
 
 
-def test_a_scorer_that_reads_no_answer_needs_none(folder: Folder, root: Root) -> None:
-    folder.scorer = "task"
-    (folder.path / "evaluate.py").write_text("def evaluate(q, a, r, **kw):\n    return 1.0\n")
-    folder.write(b'{"id": 3, "question": "3?"}\n')
-    stage(root)
-
-
 @pytest.mark.parametrize("pinned", [1, 3])
 def test_another_number_of_items_than_is_pinned(folder: Folder, root: Root, pinned: int) -> None:
     folder.write(GOOD.encode(), n=pinned)
@@ -109,44 +99,3 @@ def test_another_number_of_items_than_is_pinned(folder: Folder, root: Root, pinn
     folder.write(GOOD.encode(), n=pinned)  # after the staging: the hash is the same
     with pytest.raises(AutorlError, match="holds 2 items"):
         verify_staged_task(root, load_task("mine"))
-
-
-def test_the_grader_says_what_is_wrong_with_an_item(root: Root) -> None:
-    data = GOOD.encode() + b"[]\n"
-    place = root.task_vault("mine") / "report"
-    place.mkdir(parents=True)
-    (place / "items.jsonl").write_bytes(data)
-    with pytest.raises(AutorlError, match="report split: line 3 is a list") as caught:
-        load_items(root, "mine", "report", SplitPin(n=3, sha256=hashlib.sha256(data).hexdigest()))
-    assert caught.value.fault is Fault.GRADER and caught.value.where == str(place / "items.jsonl")
-
-
-CODE = [
-    ("import sys\n\ndef prepare(source, out):\n    sys.exit(0)\n", "failed: it called sys.exit(0)", ":4"),
-    ("raise SystemExit\n", "can't be loaded: it called sys.exit(None)", ":1"),
-    ("import no_such_package\n", "can't be loaded: ModuleNotFoundError: No module named 'no_such_package'", ":1"),
-    ("def prepare(:\n", "can't be loaded: SyntaxError", ":1"),
-    ("def prepared(source, out): ...\n", "has no function prepare(source, out)", ""),
-    ("prepare = 5\n", "has no function prepare(source, out)", ""),
-    ("def prepare(): ...\n", "failed: TypeError", ""),
-    ("def prepare(source, out): ...\n", "prepare.py made another feedback/items.jsonl", ""),
-]
-
-
-@pytest.mark.parametrize(("text", "words", "line"), CODE, ids=[row[1] for row in CODE])
-def test_a_prepare_that_does_not(folder: Folder, root: Root, text: str, words: str, line: str) -> None:
-    folder.write(GOOD.encode())
-    (folder.path / "prepare.py").write_text(text)
-    with pytest.raises(AutorlError) as caught:
-        stage(root)
-    assert words in caught.value.what and caught.value.where == f"{folder.path / 'prepare.py'}{line}"
-    assert caught.value.exit_code in (Exit.FAILED, Exit.USAGE) and caught.value.next_step
-    assert not list(root.path.rglob(".tmp-*"))
-
-
-def test_items_of_shipped_tasks_are_looked_at(root: Root) -> None:
-    stage_task(root, load_task("arithmetic"), None)
-    pins = load_task("arithmetic").file.splits
-    for split, pin in pins.items():
-        rows = (root.task_vault("arithmetic") / split / "items.jsonl").read_text().splitlines()
-        assert len(rows) == pin.n == len({json.loads(row)["id"] for row in rows})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from autorl_hpc.records.task import Recipe
 from autorl_hpc.stage.self_test import check_scores, perfect_answer
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.heldout import Item
-from autorl_hpc.tasks.loader import load_task
+from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
 
 TESTED_ELSEWHERE = {"humaneval"}
 """Its 164 programs, with these answers too: test_humaneval_data.py."""
@@ -89,10 +90,17 @@ def own_task(folder: Path, evaluate: str) -> Path:
         ("def score(q, a, r):\n    return 0.5\n", 2, "has no function evaluate"),
     ],
 )
-def test_check_task_tells_an_author(tmp_path: Path, evaluate: str, code: int, words: str) -> None:
+def test_check_task_tells_an_author(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    evaluate: str,
+    code: int,
+    words: str,
+) -> None:
     folder = own_task(tmp_path, evaluate)
-    done = subprocess.run(
-        [sys.executable, str(REPO / "bin" / "check-task"), str(folder)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert words in done.stdout + done.stderr
+    monkeypatch.setenv(PATH_VARIABLE, "")
+    monkeypatch.setattr(sys, "argv", ["check-task", str(folder)])
+    found = runpy.run_path(str(REPO / "bin" / "check-task"))["main"]()
+    said = "".join(capsys.readouterr())
+    assert found == code and words in said, said

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from adapters import write_adapter
 from checkpoints import EMBEDDING, HEAD, TINY, changed, refusal, save, take, tiny_config, tiny_tensors
 from weights import Tensors, write_safetensors
 
@@ -23,7 +22,7 @@ from autorl_hpc.files.checkpoint import (
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.fingerprint import FolderWeights, compare
 from autorl_hpc.records.task import Sampling
-from autorl_hpc.stage.models import TINY_CONTENT_HASH, stage_model
+from autorl_hpc.stage.models import stage_model
 from autorl_hpc.supervise.lint import BaseModel
 
 FEW = Sampling(max_new_tokens=8)
@@ -51,11 +50,6 @@ def base(tmp_path: Path) -> BaseModel:
     content = stage_model(root, "some/model", source).content_hash
     assert content is not None
     return BaseModel.read(root.model("some/model"), content)
-
-
-def test_its_own_head_is_not_in_its_hash(base: BaseModel) -> None:
-    assert base.content_hash == TINY_CONTENT_HASH == base_content_hash(TINY), "that of the model without"
-    assert base.tied and HEAD not in base.shapes
 
 
 def test_a_base_with_two_that_differ_is_refused(tmp_path: Path) -> None:
@@ -101,13 +95,6 @@ def test_a_head_that_is_not_the_embedding_is_refused_with_advice(base: BaseModel
         given = {**tensors, EMBEDDING: halves, HEAD: ("BF16", halves[1].view(np.uint16))}
     refused = refusal(save(tmp_path / "a", given), tmp_path / "copy", base)
     assert refused.code == "untied_head" and "tie_word_embeddings" in refused.advice and HEAD in refused.advice
-
-
-def test_an_adapter_is_added_to_it(base: BaseModel, tmp_path: Path) -> None:
-    copied = take(write_adapter(tmp_path / "a"), tmp_path / "copy", base)
-    alone = BaseModel.read(TINY, TINY_CONTENT_HASH)
-    assert copied.content_hash == take(tmp_path / "a", tmp_path / "copy-alone", alone).content_hash
-    assert copied.not_in_hash == (HEAD,)
 
 
 def test_configs_are_understood_as_transformers_does() -> None:

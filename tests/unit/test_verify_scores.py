@@ -15,7 +15,7 @@ from weights import write_safetensors
 from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import Fingerprint, Score
+from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.states import EntryKind, Protocol, Split
 
 HEAD = "lm_head.weight"
@@ -58,21 +58,6 @@ def test_a_score_of_100_for_the_base_model_is_not_that_of_its_record(
     assert "is 100.0, and not what baselines/" in problems(run)[0]
 
 
-def test_a_score_of_the_base_model_needs_its_record(tmp_path: Path) -> None:
-    run = started(tmp_path)
-    run.seal().close(baseline_report=None)
-    assert "beside no record" in problems(run)[0]
-
-
-def test_a_feedback_score_of_a_base_submission_is_the_base_models(tmp_path: Path) -> None:
-    run = started(tmp_path)
-    number = run.submit(10.0, is_base=True)
-    true = run.tree.baseline(run.science, Split.FEEDBACK).evaluation
-    body = Score(submission_id=number, evaluation=true.model_copy(update={"score": 99.0}), grader="g", generation=1)
-    run.write(EntryKind.SCORE, body)
-    assert "on the feedback split is 99.0, and not what baselines/" in problems(run)[0]
-
-
 def test_who_is_the_base_model(tmp_path: Path) -> None:
     run = started(tmp_path)
     run.submit(10.0, content_hash=run.science.base_model_content_hash)
@@ -113,11 +98,6 @@ def artifact(tmp_path: Path, *, head: bool = True, left_out: tuple[str, ...] = (
     target = folder.rename(run.tree.experiment.artifacts / content)
     run.submit(10.0, content_hash=content)
     return run, target
-
-
-def test_a_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
-    run, _ = artifact(tmp_path)
-    assert problems(run) == []
 
 
 @pytest.mark.parametrize("name", ["trojan", EMBEDDING])

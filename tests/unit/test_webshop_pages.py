@@ -8,12 +8,11 @@ import time
 
 import minishop
 import pytest
-from minishop import Row, buy, wish
+from minishop import Row, wish
 
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import shop_environment
-from autorl_hpc.rollouts.webshop.catalogue import Product
-from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts, rounded_length, tokens
+from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
@@ -59,15 +58,6 @@ def test_the_way_through_the_pages(shop: Environment, wishes: list[Row]) -> None
     assert shop.step("click[back to search]") == step, "after the purchase nothing changes"
 
 
-def test_options_are_forgotten_on_the_way_back(shop: Environment, wishes: list[Row]) -> None:
-    row = wish(wishes, "HAT5", "small", "red")
-    for way in (["click[< prev]"], ["click[back to search]", "search[Fleece Hat]"], ["search[Fleece Hat]"]):
-        shop.reset(row, 0)
-        for action in ("search[Fleece Hat]", "click[hat5]", "click[small]", "click[red]", *way, "click[hat5]"):
-            shop.step(action)
-        assert shop.step("click[buy now]").reward == 0.6, way
-
-
 INVALID = (
     "", " ", "buy now", "click", "click[]", "click[", "click]", "click[buy now", "CLICK[hat5]", "Click[hat5]", " click[hat5]",
     "click[hat5 ]", "click[ hat5]", "click[hat99]", "click[search]", "click[attributes]", "click[click[hat5]]", "[hat5]",
@@ -93,63 +83,7 @@ def test_actions_are_parsed_as_by_the_original_s_expression() -> None:
     assert time.process_time() - begun < 10
 
 
-QUERIES = ("the", "!?", "zzzz", " ", "'", "<r>", "<q> hats", "\ud800", "wool " * 5000, "﷽", "hat\x00", "caf\xe9")
-
-
-@pytest.mark.parametrize("query", QUERIES, ids=lambda text: ascii(text[:10]))
-def test_odd_searches_show_a_page(shop: Environment, wishes: list[Row], query: str) -> None:
-    shop.reset(wishes[0], 0)
-    text, _ = parts(shop.step(f"search[{query}]").observation)
-    assert "Page 1 (Total results: " in text and text.count("[SEP]") >= 4
-
-
-def test_an_option_of_two_groups_and_one_that_is_called_like_a_button() -> None:
-    options = {"size": ("one", "buy now"), "color": ("one", "red")}
-    product = Product("X", "T", "D", (), "$1.0", 1.0, "c", "q", "p", options, (), ())
-    page = shop_environment.item_page("wish", product)
-    assert page.options["one"] == "color"  # the last group's, as in the original
-    assert page.actions().count("click[buy now]") == page.actions().count("click[one]") == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("", ""),
-        ("\n", ""),
-        (" \n ", ""),
-        (" ", " [SEP] "),
-        ("\xa0", " [SEP] "),
-        (" a ", " [SEP] a"),
-        ("a\nb", " [SEP] a\nb"),
-    ],
-)
-def test_white_space_on_a_page(text: str, shown: str) -> None:
-    product = Product("X", "T", text, (), "$1.0", 1.0, "c", "q", "p", {}, (), ())
-    page = shop_environment.sub_page("wish", product, "Description")
-    assert page.text == f"Instruction: [SEP] wish [SEP] Back to Search [SEP] < Prev{shown}"
-
-
-def test_one_episode_leaves_nothing_for_the_next(shop: Environment, wishes: list[Row]) -> None:
-    assert buy(shop, wishes[0], wishes[0]["product"], *wishes[0]["options"].values()) == 1.0
-    text, _ = parts(shop.reset(wishes[1], 0))
-    assert wishes[1]["question"] in text and wishes[0]["question"] not in text
-    assert shop.step("click[buy now]").done is False
-
-
 # --- search ---
-
-
-def test_terms() -> None:
-    assert tokens("The Cat's toys, and it's 1,000.5 U.S. dollars!") == ["cat", "toi", "1,000.5", "u.", "dollar"]
-    assert tokens("description:solid X-Large men\u2019s") == ["description:solid", "x", "larg", "men"]
-    assert tokens("a an the") == [] and tokens("Äpfel naïve") == ["äpfel", "naïv"]
-
-
-@pytest.mark.parametrize(
-    ("terms", "kept"), [(0, 0), (23, 23), (24, 24), (39, 39), (40, 40), (41, 40), (57, 56), (1000, 984)]
-)
-def test_lengths_are_rounded_as_lucene_rounds_them(terms: int, kept: int) -> None:
-    assert rounded_length(terms) == kept
 
 
 def test_ranking() -> None:

@@ -7,8 +7,6 @@ import pytest
 from minishop import Row, buy, wish
 
 from autorl_hpc.rollouts.webshop import reward
-from autorl_hpc.rollouts.webshop.catalogue import Product, price_of, prices
-from autorl_hpc.rollouts.webshop.reward import at_most, attainable, groups
 from autorl_hpc.rollouts.webshop.shop_environment import Environment
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
@@ -59,13 +57,6 @@ def test_rewards_of_hand_made_episodes(
     expected: float,
 ) -> None:
     assert round(buy(shop, wish(wishes, product, *options), bought, *chosen), 6) == expected
-
-
-def test_a_buyer_that_follows_the_goal_gets_the_full_reward_everywhere(shop: Environment, wishes: list[Row]) -> None:
-    assert len(wishes) == 90
-    for row in wishes:
-        assert buy(shop, row, row["product"], *row["options"].values()) == 1.0, row
-        assert attainable(reward.from_row(row), shop.shop.catalogue[row["product"]])
 
 
 @pytest.mark.parametrize(
@@ -147,24 +138,7 @@ def test_similar_strings(one: str, other: str, same: bool) -> None:
     assert reward.similar(one, other) == same
 
 
-def test_attributes_are_found_in_texts(shop: Environment) -> None:
-    product = shop.shop.catalogue["TEA1"]
-    bare = Product(**{**{name: getattr(product, name) for name in product.__dataclass_fields__}, "attributes": None})
-    assert reward.attributes_found(bare, ("caffeine free", "non gmo")) == 1  # "Caffeine free." is in the description
-
-
 # --- goals and prices ---
-
-
-def test_prices_and_limits() -> None:
-    assert prices("$17.49 - $1,018.49") == (17.49, 1018.49)
-    assert prices("") == prices(None) == (100.0,)
-    with pytest.raises(ValueError, match="no price"):
-        prices("for free")
-    assert price_of("A", (3.0,)) == 3.0
-    drawn = [price_of(f"A{n}", (10.0, 20.0)) for n in range(200)]
-    assert drawn == [price_of(f"A{n}", (10.0, 20.0)) for n in range(200)]
-    assert all(10 <= price < 20 for price in drawn) and len(set(drawn)) == 200 and 14 < sum(drawn) / 200 < 16
 
 
 def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
@@ -175,28 +149,3 @@ def test_limits_of_goals(wishes: list[Row], shop: Environment) -> None:
         else:
             assert price < limit <= 10 * (price // 10 + 4) and limit > 10 * (price // 10 + 1)
             assert row["question"].endswith(f", and price lower than {limit:.2f} dollars")
-
-
-def test_a_goal_s_words(wishes: list[Row]) -> None:
-    row = wish(wishes, "HAT5", "small", "red")
-    assert row["question"] == (
-        "Find me warm, machine wash hats with color: red, and size: small, and price lower than 50.00 dollars"
-    )
-    assert wish(wishes, "LAMP5", "large")["question"] == "Find me hand made, eco friendly lamps with size: large"
-
-
-def test_at_most_some_goals_a_product(wishes: list[Row]) -> None:
-    made = [reward.from_row(row) for row in wishes]
-    chosen = at_most([*made, *made], 2)
-    assert len(chosen) == len({goal.instruction for goal in chosen}) == 25 * 2 + 5
-    assert chosen == at_most(reversed(made), 2)
-
-
-def test_products_with_one_instruction_stay_together(shop: Environment) -> None:
-    products = list(shop.shop.catalogue.products.values())
-    twins = [p for p in products if p.asin.startswith("TEA")]
-    same = [
-        Product(**{**{n: getattr(p, n) for n in p.__dataclass_fields__}, "instruction": "Find me tea"}) for p in twins
-    ]
-    assert [len(group) for group in groups(same)] == [5]
-    assert [len(group) for group in groups(products)] == [1] * 30

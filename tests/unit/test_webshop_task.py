@@ -9,16 +9,10 @@ from pathlib import Path
 
 import minishop
 import pytest
-from minishop import Row, buy, rows, wish
+from minishop import rows
 
-from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.layout import Root
-from autorl_hpc.rollouts.environment import Transcript, Turn
-from autorl_hpc.rollouts.source import Source
 from autorl_hpc.rollouts.webshop import shop_environment
 from autorl_hpc.rollouts.webshop.shop_environment import Environment
-from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
@@ -38,28 +32,6 @@ def test_the_recipes_hold_the_dialogue_s_words(name: str) -> None:
         assert recipe.options["catalogue"] == task.file.vault_files["catalogue.jsonl"]
         assert (recipe.scorer, recipe.scorer_version) == ("episodes", "1")
     assert [recipe.options["threshold"] for recipe in task.file.recipes][:2] in ([1.0, 0.5], [1.0])
-
-
-def test_the_mini_shop_s_prompts_fit_the_tiny_model(vault: Path, wishes: list[Row]) -> None:
-    tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = tokenizers.Tokenizer.from_file(str(REPO / "templates" / "models" / "tiny" / "tokenizer.json"))
-    task = load_task("webshop-mini")
-    source = Source(task.folder / "environment.py", "Environment", vault, True, dict(task.file.recipes[0].options))
-    shop, talk = source.environment(), source.dialogue()
-    limit = int(task.file.recipes[0].options["max_prompt_tokens"])
-    for row in wishes:
-        transcript = Transcript(row, shop.reset(row, 0))
-        kind = row["product"].rstrip("12345").lower()
-        for action in (
-            f"search[{kind}]",
-            f"click[{row['product']}]",
-            *(f"click[{v}]" for v in row["options"].values()),
-        ):
-            transcript.turns.append(Turn(action, shop.step(action).observation))
-            prompt = talk.prompt(transcript)
-            assert isinstance(prompt, str) and "[SEP]" not in prompt and prompt.count(row["question"]) == 1
-            assert len(tokenizer.encode(prompt).ids) <= limit, prompt
-        assert shop.step("click[buy now]").reward == 1.0
 
 
 def test_an_agent_s_copy_works_under_another_name(tmp_path: Path, train: Path) -> None:
@@ -103,17 +75,6 @@ def test_agents_get_no_attribute_and_no_wish_of_held_out_products(vault: Path, t
     assert (vault / "catalogue.jsonl").is_file() and not list(train.rglob("items.jsonl"))
 
 
-def test_an_agent_trains_on_its_own_catalogue(train: Path, vault: Path, wishes: list[Row]) -> None:
-    shop = Environment(train, held_out=False, options={"catalogue": "of the grader"})
-    for row in rows(train / "goals.jsonl"):
-        assert buy(shop, row, row["product"], *row["options"].values()) == 1.0
-    assert (
-        buy(shop, wish(wishes, "HAT1", "small", "red"), "HAT1", "small", "red") == 0.8
-    )  # one attribute is told in a text
-    with pytest.raises(ValueError, match="withholds the attributes of 15 products"):
-        Environment(train, held_out=True)
-
-
 def test_a_changed_catalogue_is_not_graded_with(vault: Path, tmp_path: Path) -> None:
     options = dict(load_task("webshop-mini").file.recipes[0].options)
     Environment(vault, held_out=True, options=options)
@@ -126,22 +87,3 @@ def test_a_changed_catalogue_is_not_graded_with(vault: Path, tmp_path: Path) -> 
         Environment(tmp_path / "2", held_out=True)
     with pytest.raises(OSError):
         Environment(tmp_path / "3", held_out=True)
-
-
-def test_a_vault_file_is_pinned_as_items_are(tmp_path: Path) -> None:
-    own = Root(tmp_path / "root")
-    task = load_task("webshop-mini")
-    staged = stage_task(own, task, None)
-    assert "catalogue.jsonl" in {file.path for file in staged.vault.files}
-    assert {file.path for file in staged.store.files} == {"train/catalogue.jsonl", "train/goals.jsonl"}
-    path = own.task_vault("webshop-mini") / "catalogue.jsonl"
-    assert path.stat().st_mode & 0o777 == 0o400
-    other = type(task)(task.folder, task.file.model_copy(update={"vault_files": {"catalogue.jsonl": "0" * 64}}))
-    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of task webshop-mini was staged by another version"):
-        verify_staged_task(own, other)
-    with pytest.raises(AutorlError, match=r"prepare\.py made another catalogue\.jsonl than task\.yaml pins"):
-        stage_task(own, other, None, again=True)
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(AutorlError, match=r"catalogue\.jsonl of webshop-mini has"):
-        verify_staged_task(own, task)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.files import redact
-from autorl_hpc.files.layout import Root
-from autorl_hpc.grading import evaluate
-from autorl_hpc.grading.evaluate import MAX_POOLS, Playground
 from autorl_hpc.rollouts import pool
 from autorl_hpc.rollouts.pool import Lost, Pool, Reply
 from autorl_hpc.rollouts.source import Source
@@ -69,35 +65,6 @@ def test_beside_a_vault_a_worker_gets_no_secrets_and_no_gpu_and_is_not_looked_in
 
 def test_an_answer_nested_too_deeply_loses_the_worker_and_not_the_call(tmp_path: Path) -> None:
     assert isinstance(begun(tmp_path, False, breaks=True), Lost)
-
-
-class _Pool:
-    """Stands for processes."""
-
-    def __init__(self, source: str, size: int, call_limit_s: float) -> None:
-        self.source, self.open = source, True
-
-    def close(self) -> None:
-        self.open = False
-
-
-def test_a_grader_keeps_the_environments_of_its_last_tasks_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate, "Pool", _Pool)
-    monkeypatch.setattr(evaluate, "load_task", lambda name: name)
-    monkeypatch.setattr(evaluate, "check_played", lambda *arguments: None)
-    monkeypatch.setattr(evaluate, "source_of", lambda root, task, science: f"source of {task}")
-    playground = Playground(Root(Path("/nowhere")))
-
-    def warm(task: str) -> Any:
-        science: Any = SimpleNamespace(task=task, recipe=SimpleNamespace(options={}))
-        return playground._warm(science)
-
-    first = [warm(f"task {number}") for number in range(MAX_POOLS)]
-    assert [warm(f"task {number}") for number in range(MAX_POOLS)] == first and all(pool.open for pool in first)
-    one_more = warm("another")
-    assert [pool.open for pool in first] == [False, *[True] * (MAX_POOLS - 1)], "the one that was used last of all"
-    playground.close()
-    assert not any(pool.open for pool in [*first, one_more])
 
 
 def test_one_rule_of_what_a_secret_is_called() -> None:

@@ -35,11 +35,7 @@ class BadFrame(Exception):
 
 
 def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
-    """Send one frame. Not thread-safe.
-
-    Raises:
-        OSError: the other end is gone.
-    """
+    """Send one frame. Not thread-safe. Raises OSError: the other end is gone."""
     text = json.dumps(head, separators=(",", ":")).encode()
     sock.sendall(LENGTHS.pack(len(text), len(block)) + text)
     if block:
@@ -47,11 +43,7 @@ def send(sock: socket.socket, head: dict[str, Any], block: bytes = b"") -> None:
 
 
 def receive(sock: socket.socket) -> Frame | None:
-    """Wait for the next frame; None if the other end is gone.
-
-    Raises:
-        BadFrame: the data are not a frame.
-    """
+    """Wait for the next frame; None if the other end is gone. Raises BadFrame: the data are not a frame."""
     lengths = _exactly(sock, LENGTHS.size)
     if lengths is None:
         return None
@@ -95,11 +87,7 @@ def pack_tokens(rows: Iterable[Sequence[int]]) -> tuple[list[int], bytes]:
 
 
 def unpack_tokens(lengths: Sequence[int], block: bytes) -> list[list[int]]:
-    """Unpack the rows of `pack_tokens`.
-
-    Raises:
-        BadFrame: the lengths don't match the block.
-    """
+    """Unpack the rows of `pack_tokens`. Raises BadFrame: the lengths don't match the block."""
     tokens = array(TOKEN_CODE)
     if len(block) % tokens.itemsize:
         raise BadFrame("a block of token ids with a broken end")
@@ -158,11 +146,8 @@ class Routes:
 # --- workers per GPU
 # With a small model, vLLM's single Python thread is the bottleneck and the GPU idles.
 
-SIZES = ((500_000_000, 4), (1_500_000_000, 2))
-"""(parameter limit, workers on one GPU); larger models get one worker."""
-
-CORES_EACH = 3
-"""Cores per worker: its main thread, its helper threads, and a share for the daemon and the environments."""
+SIZES = ((500_000_000, 4), (1_500_000_000, 2))  # (parameter limit, workers on one GPU); larger models get one worker
+CORES_EACH = 3  # Cores per worker: its main thread, its helper threads, and a share for the daemon and the environments
 
 SEQUENCES = 256
 """Prompts that each of several workers answers at a time; together at most vLLM's default on a large GPU."""
@@ -170,8 +155,7 @@ SEQUENCES = 256
 STEP_TOKENS = 8192
 """Tokens that each of several workers computes in a step. The last layer's memory grows with this number."""
 
-FIXED_BYTES = 2 << 30
-"""Memory of each worker for CUDA's context and libraries, CUDA graphs, and some reserve."""
+FIXED_BYTES = 2 << 30  # Memory of each worker for CUDA's context and libraries, CUDA graphs, and some reserve
 
 LOGIT_BYTES = 48
 """Bytes per sequence and vocabulary entry in the sampler: logits, sorted logits with indices, sums and samples."""

@@ -56,11 +56,9 @@ class BaseTokenizer:
         self._end_set = frozenset(self.ends)
 
     def encode(self, text: str) -> list[int]:
-        """See the Protocol."""
         return self._encoder.encode(text)
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """See the Protocol."""
         if not getattr(self.tokenizer, "chat_template", None):
             return None
         text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import re
 import threading
 import time
@@ -71,22 +72,16 @@ def shares(entries: Sequence[str], each: int) -> list[list[str]]:
     Raises:
         AutorlError: there are too few GPUs, or slices would have to work together.
     """
+    problem = advice = ""
     if len(entries) < each:
-        raise AutorlError(
-            f"the grader has {len(entries)} GPUs, `tensor_parallel` needs {each}",
-            where=f"{VARIABLE}={','.join(entries)}",
-            fault=Fault.CLUSTER,
-            next_step="ask for more GPUs in `resources.grader.gpus`, or set `grader.tensor_parallel` lower",
-            exit_code=Exit.ENVIRONMENT,
-        )
-    if each > 1 and any(map(is_slice, entries)):
-        raise AutorlError(
-            "slices of GPUs (MIG) can't hold one model together: NCCL doesn't reach from one to another",
-            where=f"{VARIABLE}={','.join(entries)}",
-            fault=Fault.CLUSTER,
-            next_step="set `grader.tensor_parallel: 1`, or ask for whole GPUs",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        problem = f"the grader has {len(entries)} GPUs, `tensor_parallel` needs {each}"
+        advice = "ask for more GPUs in `resources.grader.gpus`, or set `grader.tensor_parallel` lower"
+    elif each > 1 and any(map(is_slice, entries)):
+        problem = "slices of GPUs (MIG) can't hold one model together: NCCL doesn't reach from one to another"
+        advice = "set `grader.tensor_parallel: 1`, or ask for whole GPUs"
+    if problem:
+        where = f"{VARIABLE}={','.join(entries)}"
+        raise AutorlError(problem, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return [list(entries[at : at + each]) for at in range(0, len(entries) - each + 1, each)]
 
 
@@ -96,16 +91,10 @@ def environment(share: Sequence[str], index_of: Callable[[str], int | None] | No
     Args:
         index_of: returns a GPU's index by its UUID, or None if unknown; then the UUID is used.
     """
-    entries = []
-    by_bus = False
-    for entry in share:
-        index = (index_of or _index_of)(entry) if entry.startswith("GPU-") else None
-        by_bus = by_bus or index is not None
-        entries.append(entry if index is None else str(index))
-    variables = {VARIABLE: ",".join(entries)}
-    if by_bus:
-        variables[ORDER_VARIABLE] = "PCI_BUS_ID"
-    return variables
+    indices = [(index_of or _index_of)(entry) if entry.startswith("GPU-") else None for entry in share]
+    entries = (entry if index is None else str(index) for entry, index in zip(share, indices, strict=True))
+    by_bus = any(index is not None for index in indices)
+    return {VARIABLE: ",".join(entries), **({ORDER_VARIABLE: "PCI_BUS_ID"} if by_bus else {})}
 
 
 def _on_this_node() -> int:
@@ -139,8 +128,6 @@ log = logging.getLogger("autorl_hpc.grader")
 
 @dataclass
 class _Part:
-    """A worker and its state."""
-
     replica: Replica
     ready: Frame | None = None
     loaded: Frame | None = None
@@ -216,7 +203,6 @@ class VllmEngine:
         return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
-        """Start the workers and wait until all are ready."""
         spec, cores = self._spec, usable_cores()
         places = [share for share in self._shares for _ in range(self._copies)]
         cache = default_bytes() if spec.cache_gib is None else int(spec.cache_gib * 2**30)
@@ -303,29 +289,21 @@ class VllmEngine:
         return Loaded(load_s=max(0.0, waited_s - swap_s), swap_s=swap_s)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        answers: dict[int, Answer] = {}
-        problem: list[Exception] = []
-        done = threading.Event()
-
-        def deliver(key: int, answer: Answer | Exception) -> None:
-            if isinstance(answer, Exception):
-                problem.append(answer)
-            else:
-                answers[key // CONVERSATION] = answer
-            if problem or len(answers) == len(prompts):
-                done.set()
-
         if not prompts:
             return []
-        stream = self.stream(sampling, seed, deliver)
+        found: queue.SimpleQueue[tuple[int, Answer | Exception]] = queue.SimpleQueue()
+        stream = self.stream(sampling, seed, lambda key, answer: found.put((key, answer)))
+        answers: dict[int, Answer] = {}
         try:
-            stream.ask([(key * CONVERSATION, prompt) for key, prompt in enumerate(prompts)])
-            done.wait()
+            stream.ask([(number * CONVERSATION, prompt) for number, prompt in enumerate(prompts)])
+            while len(answers) < len(prompts):
+                key, answer = found.get()
+                if isinstance(answer, Exception):
+                    raise answer
+                answers[key // CONVERSATION] = answer
         finally:
             stream.close()
-        if problem:
-            raise problem[0]
-        return [answers[key] for key in range(len(prompts))]
+        return [answers[number] for number in range(len(prompts))]
 
     def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
         with self.lock:
@@ -357,19 +335,19 @@ class VllmEngine:
 
         Workers per GPU are part of it, because they limit the prompts in a step and so decide the kernels of a whole evaluation.
         """
-        spec = self._spec
-        frames = [part.ready for part in self.parts if part.ready is not None]
-        kinds = sorted({frame.head["device"] for frame in frames})
-        versions = dict(frames[0].head["ready"])
+        spec, heads = self._spec, [part.ready.head for part in self.parts if part.ready is not None]
+        versions = dict(heads[0]["ready"])
         if spec.context_tokens is not None:
-            versions["context"] = str(frames[0].head["context"])
+            versions["context"] = str(heads[0]["context"])
         if self._copies > 1:
             versions["workers_per_gpu"] = str(self._copies)
-        device = " + ".join(kinds)
-        if device == "cpu":
-            device = f"cpu: {cpu_name()}"
+        device = " + ".join(sorted({head["device"] for head in heads}))
         return EngineIdentity(
-            backend="vllm", versions=versions, device=device, dtype=self._dtype, parallel=spec.tensor_parallel
+            backend="vllm",
+            versions=versions,
+            device=f"cpu: {cpu_name()}" if device == "cpu" else device,
+            dtype=self._dtype,
+            parallel=spec.tensor_parallel,
         )
 
     def _wait(self, condition: Callable[[], bool]) -> None:
@@ -385,28 +363,22 @@ class VllmEngine:
             raise EngineFailed("the engine is closed")
 
     def _hear(self, number: int, frame: Frame) -> None:
-        """Handle a frame. Runs in the replica's thread."""
         with self.lock:
             while len(self.parts) <= number:  # it sent a frame before it was added to the list
                 self.lock.wait(0.1)
-            part = self.parts[number]
-            if "ready" in frame.head:
+            part, head = self.parts[number], frame.head
+            if "ready" in head:
                 part.ready = frame
-            elif "loaded" in frame.head and frame.head["loaded"] == self._loads:
+            elif "loaded" in head and head["loaded"] == self._loads:
                 part.loaded = frame
-            elif "answers" in frame.head:
-                stream = self.open_stream
-                if stream is not None and stream.number == frame.head["answers"]:
-                    tokens = framing.unpack_tokens(frame.head["lengths"], frame.block)
-                    keys = [int(key) for key in frame.head["keys"]]
-                    for key in keys:
-                        stream.routes.done(number, key)
-                    found = list(zip(keys, tokens, strict=True))
-                else:
-                    return
             self.lock.notify_all()
-        if "answers" in frame.head and stream is not None:
-            stream.hand_over(found)
+            stream = self.open_stream
+            if "answers" not in head or stream is None or stream.number != head["answers"]:
+                return
+            found = list(zip(map(int, head["keys"]), framing.unpack_tokens(head["lengths"], frame.block), strict=True))
+            for key, _ in found:
+                stream.routes.done(number, key)
+        stream.hand_over(found)
 
     def _fail(self, error: EngineFailed) -> None:
         """Give up the whole engine. Runs in the thread of the replica that ended."""

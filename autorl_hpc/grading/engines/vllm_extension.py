@@ -24,8 +24,7 @@ FUSED = {
 """Tensors that vLLM stacks in one parameter, by the first of them."""
 
 SLEPT = "Memory usage increased after sleeping"
-CHECKED_ROWS = 64
-"""Rows compared at the beginning and at the end of a tensor."""
+CHECKED_ROWS = 64  # Rows compared at the beginning and at the end of a tensor
 
 CHECKED_LARGE = 24
 """Tensors with rows that are compared, spread over the model; tensors without rows are all compared. Comparing everything

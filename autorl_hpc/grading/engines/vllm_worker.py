@@ -24,14 +24,9 @@ from autorl_hpc.grading.engines.framing import Frame
 
 BEAT_S = 1.0
 IDLE_BEAT_S = 5.0
-FETCH_WAIT_S = 0.5
-"""Seconds between two signs of life while a checkpoint is being read."""
-
-ADD_AT_ONCE = 64
-"""Prompts added between two steps, so that the first are answered while the last still arrive."""
-
-SETTLE_STEPS = 8
-"""Steps to drain the pipeline. vLLM plans one step ahead, so two would be enough."""
+FETCH_WAIT_S = 0.5  # Seconds between two signs of life while a checkpoint is being read
+ADD_AT_ONCE = 64  # Prompts added between two steps, so that the first are answered while the last still arrive
+SETTLE_STEPS = 8  # Steps to drain the pipeline. vLLM plans one step ahead, so two would be enough.
 
 BLOCK = 64
 """Tokens per cache block. vLLM hashes every block of a prompt; with its default of 16 this is most of a long prompt's cost."""

@@ -24,8 +24,7 @@ from autorl_hpc.rollouts.cores import CGROUPS, own_folders
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 OWN = Path("/proc/self/cgroup")
-LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
-"""Limit files of cgroup v2 and v1."""
+LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # Limit files of cgroup v2 and v1
 
 
 def usable_bytes(cgroups: Path = CGROUPS, own: Path = OWN, environ: Mapping[str, str] = os.environ) -> int:
@@ -53,11 +52,8 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 READ_BYTES = 8 * 1024 * 1024
 """Bytes per read: large enough for shared file systems, and still in the processor's cache when hashed."""
 
-MAX_READERS = 8
-"""Reader threads. They share the hashing, which runs at 1 to 2 GB/s per core."""
-
-MEMORY_SHARE = 8
-"""The default cache size is the usable memory divided by this."""
+MAX_READERS = 8  # Reader threads. They share the hashing, which runs at 1 to 2 GB/s per core.
+MEMORY_SHARE = 8  # The default cache size is the usable memory divided by this
 
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -211,7 +207,6 @@ class WeightsCache:
         return read_checkpoint(folder, wanted, self._tied)
 
     def _make_room(self, size: int) -> None:
-        """Drop the least recently used checkpoints until `size` more bytes fit."""
         with self._lock:
             done = {name: read.future for name, read in self._reads.items() if read.future.done()}
             sizes = {name: future.result().size for name, future in done.items() if not future.exception()}

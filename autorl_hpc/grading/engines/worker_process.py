@@ -28,7 +28,8 @@ from typing import Any
 
 from autorl_hpc.cluster.vllm_program import INSTALL, PROGRAM_VARIABLE, python_beside
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.processes import descendants
+from autorl_hpc.files import reading
+from autorl_hpc.files.processes import descendants, stat_fields
 from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.grading.engines import framing
 from autorl_hpc.grading.engines.framing import Frame
@@ -44,21 +45,16 @@ START_LIMIT_S = 900.0
 SILENCE_LIMIT_S = 300.0
 """A busy worker sends a sign of life every second, an idle one every five; one step may have to compile a kernel."""
 
-TICK_S = 1.0
-"""Silence is counted in ticks of this length, so that the time of a suspended job does not count."""
+TICK_S = 1.0  # Silence is counted in ticks of this length, so that the time of a suspended job does not count
 
 END_WAIT_S = 10.0
-EXIT_WAIT_S = 10.0
-"""An ending process closes its socket first; on a busy node its exit status comes later."""
-
-LAST_WORDS_S = 60.0
-"""A send may fail before the thread knows how the worker ended and has killed its children."""
+EXIT_WAIT_S = 10.0  # An ending process closes its socket first; on a busy node its exit status comes later
+LAST_WORDS_S = 60.0  # A send may fail before the thread knows how the worker ended and has killed its children
 
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
 MAX_PROBLEM_CHARS = 500
-MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Limit of a worker's log; older output is dropped at its next start."""
+MAX_LOG_BYTES = 64 * 1024 * 1024  # Limit of a worker's log; older output is dropped at its next start
 
 MODULE = "autorl_hpc.grading.engines.vllm_worker"
 
@@ -111,11 +107,7 @@ class Replica:
         self._thread.start()
 
     def send(self, head: Mapping[str, Any], block: bytes = b"") -> None:
-        """Send a frame.
-
-        Raises:
-            EngineFailed: the worker is gone.
-        """
+        """Send a frame. Raises EngineFailed: the worker is gone."""
         try:
             with self._sending:
                 framing.send(self._sock, dict(head), block)
@@ -168,13 +160,7 @@ class Replica:
 
     def _last_words(self) -> str:
         """Return the last meaningful line of this start's output, usually its error."""
-        try:
-            with open(self.log, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(self._log_from, size - LOG_TAIL_BYTES))
-                text = file.read().decode("utf-8", errors="replace")
-        except OSError:
-            return ""
+        text = reading.tail(self.log, LOG_TAIL_BYTES, self._log_from) or ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line]
         return (errors or lines or [""])[-1][-300:]
@@ -212,14 +198,12 @@ class Replica:
             return  # the worker is gone; the listener reports how
 
     def _hang_up(self) -> None:
-        """Shut down both directions, which wakes every thread that waits for the socket."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def _listen(self) -> str:
-        """Pass frames on until the worker ends; return why it ended."""
         silent_s, limit_s, closing_s = 0.0, self._start_limit_s, 0.0
         while True:
             begun = time.monotonic()
@@ -250,7 +234,6 @@ class Replica:
                 self._heard(frame)
 
     def _end(self) -> None:
-        """Kill the process, its group, and descendants in other groups; wait until they are gone."""
         process = self._process
         if process is None:
             return
@@ -288,11 +271,8 @@ def _how(process: subprocess.Popen[bytes] | None) -> str:
 
 def _started(pid: int) -> int | None:
     """Return a process's start time in clock ticks; None if it is gone, or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-        return None if fields[0] == b"Z" else int(fields[19])
-    except (OSError, IndexError):
-        return None
+    fields = stat_fields(pid)
+    return int(fields[19]) if fields and fields[0] != b"Z" else None
 
 
 # --- the worker's log, Python and environment
@@ -312,8 +292,7 @@ def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
 CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"
 """Variable with a folder for compiled kernels, instead of the one in the user's cache."""
 
-HOME = Path(__file__).resolve().parents[3]
-"""The folder that this package is imported from."""
+HOME = Path(__file__).resolve().parents[3]  # The folder that this package is imported from
 
 PACKAGE = __name__.partition(".")[0]
 

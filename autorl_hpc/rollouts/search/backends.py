@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import heapq
 import json
+import math
 import os
 import re
 import secrets
@@ -18,12 +20,13 @@ import unicodedata
 import urllib.error
 import urllib.parse
 import urllib.request
+from array import array
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from autorl_hpc.rollouts.bm25 import TermIndex
 from autorl_hpc.rollouts.environment import Unavailable
 
 
@@ -57,13 +60,7 @@ class SearchFailed(Unavailable):
 
 
 class Setup(NamedTuple):
-    """The arguments of a back end.
-
-    Attributes:
-        options: the recipe's.
-        data: the folder of the task's data: training data for agents, the vault for graders.
-        held_out: whether `data` is the vault.
-    """
+    """The arguments of a back end: the recipe's options, and the folder of the training data or the vault (`held_out`)."""
 
     options: Mapping[str, Any]
     data: Path
@@ -83,19 +80,56 @@ def make_backend(setup: Setup) -> SearchBackend:
     return BACKENDS[name](setup)
 
 
+# --- BM25: the index, also of WebShop's search
+
+K1, B = 0.9, 0.4  # Anserini's defaults for passages, and WebShop's settings
+
+
+class TermIndex:
+    """BM25 ranking with an inverted index in memory, for some hundred thousand short texts: about 1 kB for 100 words.
+
+    Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
+
+    Args:
+        texts: the terms of each text.
+        length: the length that counts for a text of so many terms.
+    """
+
+    def __init__(self, texts: Iterable[Iterable[str]], length: Callable[[int], int] = int) -> None:
+        counts = [Counter(text) for text in texts]
+        lengths = [count.total() for count in counts]
+        average = (sum(lengths) / len(lengths) if lengths else 0.0) or 1.0
+        frequency = Counter(term for count in counts for term in count)
+        self._postings: dict[str, tuple[array[int], array[float]]] = {}
+        for number, count in enumerate(counts):
+            norm = K1 * (1 - B + B * length(lengths[number]) / average)
+            for term, times in count.items():
+                idf = math.log(1 + (len(counts) - frequency[term] + 0.5) / (frequency[term] + 0.5))
+                numbers, weights = self._postings.setdefault(term, (array("I"), array("d")))
+                numbers.append(number)
+                weights.append(idf * times / (times + norm))
+
+    def best(self, query: Iterable[str], k: int) -> list[int]:
+        """Return the numbers of the `k` best texts that hold a term of the query; equal ones in the texts' order."""
+        scores: dict[int, float] = {}
+        for term, times in Counter(query).items():
+            for number, weight in zip(*self._postings.get(term, ((), ())), strict=True):
+                scores[number] = scores.get(number, 0.0) + times * weight
+        best = heapq.nsmallest(k, ((-score, number) for number, score in scores.items()))
+        return [number for _, number in best]
+
+
 # --- BM25 over an offline corpus
 # A corpus is a JSON lines file, or a folder of them (`*.jsonl`, in order of names), with `title`, `text` and optionally `url`.
 # Its hash is the sha256 of the concatenated bytes, so for a single file it equals `sha256sum`.
 
-BM25_VERSION = "1"
-"""Any change that can change a result needs a new version."""
+BM25_VERSION = "1"  # Any change that can change a result needs a new version
 SNIPPET_CHARS = 300
 """Length of a result's text: three of them fit into a context of 4,096 tokens beside the rest of an episode."""
 CORPUS = "corpus.jsonl"
 _STOP_WORDS = """a an and are as at be but by for from had has have he her his how in into is it its no not of on or she that
 the their then there these they this to was were what when where which who whom whose will with"""
-STOP_WORDS = frozenset(_STOP_WORDS.split())
-"""Includes question words, because a query is often the question itself."""
+STOP_WORDS = frozenset(_STOP_WORDS.split())  # Includes question words, because a query is often the question itself
 _WORD = re.compile(r"\w+")
 
 
@@ -164,7 +198,6 @@ class Bm25:
 
     @property
     def identity(self) -> str:
-        """See the Protocol."""
         return f"bm25/{BM25_VERSION} corpus {self.corpus.sha256} snippet {self.snippet_chars}"
 
     def search(self, query: str, k: int) -> list[Result]:
@@ -195,21 +228,14 @@ def snippet(text: str, query: str, chars: int) -> str:
 
 def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
     """Return the start of the window with the most different words; each window begins at a hit."""
-    inside: Counter[str] = Counter()
-    best, where, end = 0, 0, 0
-    for first, (start, _, word) in enumerate(hits):
-        while end < len(hits) and hits[end][1] <= start + chars * 3 // 4:
-            inside[hits[end][2]] += 1
-            end += 1
-        if len(inside) > best:
-            best, where = len(inside), start
-        if end > first:
-            inside[word] -= 1
-            if inside[word] <= 0:
-                del inside[word]
-        else:
-            end = first + 1
-    return where
+    ends = [end for _, end, _ in hits]
+
+    def words(first: int) -> int:
+        inside = hits[first : bisect_right(ends, hits[first][0] + chars * 3 // 4)]
+        return len({word for _, _, word in inside})
+
+    best = max(range(len(hits)), key=words, default=0)
+    return hits[best][0] if hits and words(best) else 0
 
 
 def bm25_from_setup(setup: Setup) -> Bm25:
@@ -257,18 +283,15 @@ def write_corpus(path: Path, documents: Iterator[Document] | Sequence[Document])
 ONLINE_VERSION = "2"
 TIMEOUT_S = 20.0
 TRIES = 3
-FIRST_PAUSE_S = 2.0
-"""Doubles with each try. All tries together take less than the 120 s of an environment's step."""
+FIRST_PAUSE_S = 2.0  # Doubles with each try. All tries together take less than the 120 s of an environment's step.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 MAX_KEY_BYTES = 4096
-MAX_QUERY_CHARS = 400
-"""Engines refuse longer queries."""
+MAX_QUERY_CHARS = 400  # Engines refuse longer queries
 FIELDS = {"search_list": "organic_results", "search_title": "title", "search_link": "link", "search_snippet": "snippet"}
 EMPTY = "search_empty"
 ERRORS = ("error", "errors")
 """Fields by which engines report errors (a quota, an expired key), also with HTTP status 200."""
-PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Status codes after which the same request may succeed."""
+PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})  # Status codes after which the same request may succeed
 _PLACE = re.compile(r"\{(query|results|key)\}")
 
 
@@ -321,7 +344,6 @@ class Online:
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol."""
         values = {"query": query[:MAX_QUERY_CHARS], "results": str(k), "key": self._key}
         address = _PLACE.sub(
             lambda place: urllib.parse.quote(values[place[1]].encode("utf-8", "replace"), ""), self._address
@@ -337,23 +359,15 @@ class Online:
             raise SearchFailed(
                 f"the answer of {self._host} has no list at `{self._fields['search_list']}`{self._advice()}"
             )
-        self._check(rows)
+        if any(not isinstance(row, dict) for row in rows):
+            raise SearchFailed(f"a result of {self._host} is no object")
+        for option in ("search_title", "search_link", "search_snippet"):  # a field that all rows lack is misspelt
+            if rows and not any(self._fields[option] in row for row in rows):
+                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
         return [self._result(row) for row in rows[:k]]
 
     def _advice(self) -> str:
         return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
-
-    def _check(self, rows: list[Any]) -> None:
-        """Check that these are results. A row may lack a field; a field that all rows lack is misspelt.
-
-        Raises:
-            SearchFailed: they are not results.
-        """
-        if any(not isinstance(row, dict) for row in rows):
-            raise SearchFailed(f"a result of {self._host} is no object")
-        for option in ("search_title", "search_link", "search_snippet"):
-            if rows and not any(self._fields[option] in row for row in rows):
-                raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
 
     def _result(self, row: Mapping[str, Any]) -> Result:
         title, url, text = (str(row.get(self._fields[f"search_{name}"]) or "") for name in ("title", "link", "snippet"))
@@ -385,27 +399,15 @@ class Online:
 
 
 def _at(value: Any, path: str) -> Any:
-    """Return the value at a path of names joined by dots; None if missing."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def _says(answer: Any, form: str) -> bool:
-    """Return whether an answer has the form of `search_empty`."""
     path, equals, text = form.partition("=")
     found = _at(answer, path)
     return str(found) == text if equals and isinstance(found, (str, int, float)) else bool(found and not equals)
-
-
-def online_from_setup(setup: Setup) -> Online:
-    """Create the engine that the options name, with its key.
-
-    Raises:
-        OSError, ValueError: an option is missing or wrong, or the key can't be read or is readable by others.
-    """
-    file = setup.options.get("search_key_file")
-    return Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
 
 
 def read_key(path: Path) -> str:
@@ -427,8 +429,7 @@ def read_key(path: Path) -> str:
 # results. `replay` only reads: a query that was not recorded is the grader's error, never an empty result. It can repeat
 # scores without a network, but can't score a model that sends new queries.
 
-FORMAT = 1
-"""Format version of the files; other versions are ignored."""
+FORMAT = 1  # Format version of the files; other versions are ignored
 FOLDER = ".search-cache"
 
 
@@ -444,41 +445,42 @@ def key_of(identity: str, query: str, k: int) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode("ascii")).hexdigest()
 
 
-class SearchCache:
-    """A folder of recorded answers. Several processes may use it at once."""
+class RecordedAnswers:
+    """A folder of recorded answers, which several processes may use at once. A query that has none is asked of `backend` and
+    recorded, or fails without a back end."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, identity: str, folder: Path, backend: SearchBackend | None = None) -> None:
+        self.identity, self.folder, self.backend = identity, folder, backend
 
-    def get(self, key: str) -> list[Result] | None:
-        """Return the answer of that name; None if there is none or its file is damaged."""
-        try:
-            value = json.loads(self._path(key).read_bytes())
-            if value["format"] != FORMAT or value["key"] != key:
-                return None
-            rows = [Result(*row) for row in value["found"]]
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            return None
-        return rows if all(isinstance(part, str) for row in rows for part in row) else None
-
-    def stands(self, key: str) -> bool:
-        """Return whether a file of that name exists, readable or not."""
-        return os.path.lexists(self._path(key))
-
-    def put(self, key: str, backend: str, query: str, found: list[Result]) -> None:
-        """Store an answer atomically. An existing one is kept, because results must not change under a recipe.
-
-        Raises:
-            OSError: the folder can't be written.
-        """
+    def search(self, query: str, k: int) -> list[Result]:
+        key = key_of(self.identity, query, k)
+        path = self.folder / key[:2] / f"{key}.json"
+        found = _recorded(path, key)
+        if found is not None:
+            return found
+        if self.backend is None:
+            name = f"recorded answer {key[:16]} for the query {query[:80]!r}"
+            if os.path.lexists(path):
+                advice = "put the original back, or ask the engine again"
+                raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
+            raise SearchFailed(f"no {name}: it was not asked before")
+        found = self.backend.search(query, k)
         value = {
             "format": FORMAT,
             "key": key,
-            "backend": backend,
+            "backend": self.identity,
             "query": query,
-            "found": [list(row) for row in found],
+            "found": [[*row] for row in found],
         }
-        path = self._path(key)
+        try:
+            self._record(path, value)
+        except OSError as error:
+            raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
+        # Another process may have recorded other results first; all use the recorded ones.
+        return _recorded(path, key) or found
+
+    def _record(self, path: Path, value: Mapping[str, Any]) -> None:
+        """Store an answer atomically. A readable one is kept, because results must not change under a recipe."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
         temporary = path.with_name(f".tmp-{os.getpid()}-{secrets.token_hex(4)}")
@@ -487,45 +489,27 @@ class SearchCache:
                 file.write(json.dumps(value, sort_keys=True, indent=1).encode("ascii"))
                 file.flush()
                 os.fsync(file.fileno())
-            if self.get(key) is None:  # a damaged file is replaced
+            if _recorded(path, value["key"]) is None:
                 os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
-        return self.folder / key[:2] / f"{key}.json"
 
-
-class RecordedAnswers:
-    """Recorded answers; a query that has none is asked of `backend` and recorded, or fails without a back end."""
-
-    def __init__(self, identity: str, folder: Path, backend: SearchBackend | None = None) -> None:
-        self.identity, self.backend = identity, backend
-        self.cache = SearchCache(folder)
-
-    def search(self, query: str, k: int) -> list[Result]:
-        """See the Protocol."""
-        key = key_of(self.identity, query, k)
-        found = self.cache.get(key)
-        if found is not None:
-            return found
-        if self.backend is None:
-            name = f"recorded answer {key[:16]} for the query {query[:80]!r}"
-            if self.cache.stands(key):
-                advice = "put the original back, or ask the engine again"
-                raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
-            raise SearchFailed(f"no {name}: it was not asked before")
-        found = self.backend.search(query, k)
-        try:
-            self.cache.put(key, self.identity, query, found)
-        except OSError as error:
-            raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
-        # Another process may have recorded other results first; all use the recorded ones.
-        return self.cache.get(key) or found
+def _recorded(path: Path, key: str) -> list[Result] | None:
+    """Return the answer in a file; None if there is none or it is damaged."""
+    try:
+        value = json.loads(path.read_bytes())
+        if value["format"] != FORMAT or value["key"] != key:
+            return None
+        rows = [Result(*row) for row in value["found"]]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return rows if all(isinstance(part, str) for row in rows for part in row) else None
 
 
 def _online(setup: Setup) -> SearchBackend:
-    engine = online_from_setup(setup)
+    file = setup.options.get("search_key_file")
+    engine = Online(setup.options, read_key(Path(str(file)).expanduser()) if file else "")
     recorded = setup.options.get("search_record", True)
     return RecordedAnswers(engine.identity, folder_of(setup), engine) if recorded else engine
 

@@ -9,8 +9,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-SINGLE, SET = "Single Answer", "Set Answer"
-"""The two answer types in DeepSearchQA's files."""
+SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|[%+#$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf]")
@@ -21,13 +20,7 @@ _AND = re.compile(r"^\s*(?:and|&)\s+", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Counts:
-    """Comparison of an answer with the expected items.
-
-    Attributes:
-        found: expected items that it gives.
-        missed: expected items that it does not give.
-        extra: items that it gives in addition.
-    """
+    """How many expected items an answer gives (`found`) and misses, and how many it gives in addition (`extra`)."""
 
     found: int
     missed: int

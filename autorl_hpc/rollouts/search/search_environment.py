@@ -16,8 +16,7 @@ from autorl_hpc.rollouts.search.matching import SINGLE, compare
 # AutoRL-Bench's reference stops the model at `\\nAction:`, so an action on its own line, as its instructions ask for, is cut off
 # and such a model never searches. Here the only stop string is `\\nObservation:`, so that a completion ends after its action.
 
-STOP = ("\nObservation:",)
-"""The recipe's stop strings, so that the model does not invent observations."""
+STOP = ("\nObservation:",)  # The recipe's stop strings, so that the model does not invent observations
 
 SYSTEM = """Answer the question by searching. You take turns: you write a thought and one action, and then you are shown what was observed.
 
@@ -102,10 +101,8 @@ def _closing(text: str, start: int) -> int | None:
 
 
 TRAIN = "train.jsonl"
-RESULTS = 3
-"""Results per search, as in the reference."""
-MAX_RESULT_CHARS = 600
-"""Limit of one result with its title, because online engines may send more."""
+RESULTS = 3  # Results per search, as in the reference
+MAX_RESULT_CHARS = 600  # Limit of one result with its title, because online engines may send more
 NOTHING = "Nothing was found."
 NO_ACTION = "That is no action. Write `Action: search[words]` or `Action: answer[the answer]`."
 
@@ -124,11 +121,7 @@ class Environment:
     """
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
-        """Open the search.
-
-        Raises:
-            OSError, ValueError: the back end can't be created; see `make_backend`.
-        """
+        """Open the search. Raises OSError, ValueError: the back end can't be created; see `make_backend`."""
         options = options or {}
         self._backend = make_backend(Setup(options, Path(data), held_out))
         self._results = int(options.get("results", RESULTS))

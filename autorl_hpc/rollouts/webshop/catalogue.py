@@ -10,17 +10,15 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 CATALOGUE_NAME = "catalogue.jsonl"
 CATEGORY_SEPARATOR = "\u203a"
 
-DEFAULT_PRICE = 100.0
-"""Dollars, for a product without a price."""
-PRICE_SALT = "webshop-price-1"
-"""Another salt gives other prices and changes every score."""
+DEFAULT_PRICE = 100.0  # Dollars, for a product without a price
+PRICE_SALT = "webshop-price-1"  # Another salt gives other prices and changes every score
 
 
 @dataclass(frozen=True)
@@ -76,57 +74,30 @@ class Product:
         Args:
             withheld: leave out the fields that belong to goals: attributes, instruction and wanted attributes.
         """
-        row: dict[str, Any] = {
-            "asin": self.asin,
-            "title": self.title,
-            "description": self.description,
-            "features": list(self.features),
-            "price_text": self.price_text,
-            "price": self.price,
-            "category": self.category,
-            "query": self.query,
-            "product_category": self.product_category,
-            # As pairs, because rows are written with sorted keys and options have the page's order.
-            "options": [[name, list(values)] for name, values in self.options.items()],
-            "nouns": list(self.nouns),
-        }
-        if withheld:
-            return {**row, "withheld": True}
-        row["attributes"] = None if self.attributes is None else list(self.attributes)
-        if self.instruction is not None:
-            row |= {"instruction": self.instruction, "wanted": list(self.wanted)}
-        return row
+        left_out = {"rating", *(OF_GOALS if withheld else () if self.instruction is not None else OF_GOALS[1:])}
+        row = {name: value for name, value in vars(self).items() if name in FIELDS and name not in left_out}
+        # As pairs, because rows are written with sorted keys and options have the page's order.
+        row["options"] = [[name, list(values)] for name, values in self.options.items()]
+        return {**row, "withheld": True} if withheld else row
+
+
+OF_GOALS = ("attributes", "instruction", "wanted")
+FIELDS = frozenset(field.name for field in fields(Product))
 
 
 def from_row(row: Mapping[str, Any]) -> Product:
     """Return the product in a row of a catalogue."""
-    attributes = row.get("attributes")
-    return Product(
-        asin=row["asin"],
-        title=row["title"],
-        description=row["description"],
-        features=tuple(row["features"]),
-        price_text=row["price_text"],
-        price=row["price"],
-        category=row["category"],
-        query=row["query"],
-        product_category=row["product_category"],
-        options={name: tuple(values) for name, values in row["options"]},
-        nouns=tuple(row["nouns"]),
-        attributes=None if attributes is None else tuple(attributes),
-        instruction=row.get("instruction"),
-        wanted=tuple(row.get("wanted", ())),
-    )
+    found: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in FIELDS
+    }
+    options = {name: tuple(values) for name, values in row["options"]}
+    found |= {"attributes": found.get("attributes"), "options": options}
+    return Product(**found)
 
 
 def from_raw(raw: Mapping[str, Any], entry: Mapping[str, Any], nouns: Iterable[str]) -> Product:
-    """Return a product from the official files.
-
-    Args:
-        raw: from items_shuffle_1000.json.
-        entry: from items_ins_v2_1000.json: attributes and optionally an instruction.
-        nouns: of the title.
-    """
+    """Return a product from the official files: `raw` of items_shuffle_1000.json, `entry` of items_ins_v2_1000.json (attributes,
+    perhaps an instruction), and the title's nouns."""
     pricing = prices(raw.get("pricing"))
     features = raw["small_description"]
     options = {

@@ -17,7 +17,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,12 +28,9 @@ from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Product, fract
 # price limit follows from the product's number; the original draws it from an unseeded generator.
 
 SHUFFLE_SEED = 233
-LIMITS = tuple(10.0 * n for n in range(1, 100))
-"""Possible limits in dollars."""
-LIMITS_ABOVE = 4
-"""A limit is the larger of two different ones among the first four above the price."""
-NO_LIMIT = 1_000_000.0
-"""Dollars, for a product too expensive for any limit."""
+LIMITS = tuple(10.0 * n for n in range(1, 100))  # Possible limits in dollars
+LIMITS_ABOVE = 4  # A limit is the larger of two different ones among the first four above the price
+NO_LIMIT = 1_000_000.0  # Dollars, for a product too expensive for any limit
 LIMIT_SALT = "webshop-limit-1"
 
 
@@ -43,9 +40,7 @@ class Goal:
 
     Attributes:
         product: id of the product that the goal was made from; other suitable products are accepted too.
-        wanted: requested attributes.
-        options: value by the option's name.
-        price_upper: dollars.
+        wanted, options, price_upper: requested attributes, values by the option's name, and the limit in dollars.
         session: the goal's position in the original's order; -1 if none.
     """
 
@@ -58,24 +53,12 @@ class Goal:
 
     def row(self, identity: str) -> dict[str, Any]:
         """Return the goal as an item."""
-        return {
-            "id": identity,
-            "question": self.instruction,
-            "answer": "",
-            "product": self.product,
-            "wanted": list(self.wanted),
-            "options": dict(self.options),
-            "price_upper": self.price_upper,
-            "session": self.session,
-        }
+        own = {**vars(self), "wanted": list(self.wanted), "options": dict(self.options)}
+        return {"id": identity, "question": own.pop("instruction"), "answer": "", **own}
 
 
 def from_row(row: Mapping[str, Any]) -> Goal:
-    """Return the goal in an item.
-
-    Raises:
-        KeyError: a field is missing.
-    """
+    """Return the goal in an item. Raises KeyError: a field is missing."""
     return Goal(
         instruction=row["question"],
         product=row["product"],
@@ -90,10 +73,7 @@ def generate(products: Iterable[Product]) -> list[Goal]:
     """Return every combination of options of every product with an instruction, in the original's order of sessions."""
     found = [goal for product in products for goal in of_product(product)]
     random.Random(SHUFFLE_SEED).shuffle(found)
-    return [
-        Goal(goal.instruction, goal.product, goal.wanted, goal.options, goal.price_upper, session)
-        for session, goal in enumerate(found)
-    ]
+    return [replace(goal, session=session) for session, goal in enumerate(found)]
 
 
 def of_product(product: Product) -> list[Goal]:
@@ -133,12 +113,9 @@ tiger turquoise violet walnut wheat white wine yellow
 COLOURS = tuple(_COLOURS.split())
 """Colour words in the order of the search (COLOR_SET of engine/normalize.py; MIT licence)."""
 
-SIMILAR = 85
-"""Of 100; strings with a higher ratio are the same attribute or option."""
-SAME_TITLE = 0.2
-"""Share of the wanted title's nouns above which a product has the wanted type whatever its categories."""
-OTHER_TITLE = 0.1
-"""Below this the product has another type even in the same category."""
+SIMILAR = 85  # Of 100; strings with a higher ratio are the same attribute or option
+SAME_TITLE = 0.2  # Share of the wanted title's nouns above which a product has the wanted type whatever its categories
+OTHER_TITLE = 0.1  # Below this the product has another type even in the same category
 SHARED_CATEGORIES = 2
 NO_NOUNS_SCORE = 0.2
 
@@ -147,15 +124,8 @@ _NO_WORD = re.compile(r"\W")
 
 
 class Reward(NamedTuple):
-    """A reward with its parts.
-
-    Attributes:
-        value: 0 to 1.
-        kind: 0, 0.1, 0.5 or 1: how far the product has the wanted type.
-        attributes: wanted attributes found.
-        options: wanted options found.
-        price: whether the limit was kept.
-    """
+    """A reward from 0 to 1 with its parts: how far the product has the wanted type (0, 0.1, 0.5 or 1), the numbers of wanted
+    attributes and options found, and whether the price limit was kept."""
 
     value: float
     kind: float
@@ -286,9 +256,9 @@ def write_task(
         prefix: of the goals' ids.
     """
     _write(out / "train" / CATALOGUE_NAME, (p.row(withheld=p.asin in withheld) for p in products))
-    _write(out / "train" / GOALS_NAME, (_item(goal, prefix) for goal in train))
+    _write(out / "train" / GOALS_NAME, (goal.row(f"{prefix}-{goal.session:04d}") for goal in train))
     for split, goals in held_out.items():
-        _write(out / split / ITEMS_NAME, (_item(goal, prefix) for goal in goals))
+        _write(out / split / ITEMS_NAME, (goal.row(f"{prefix}-{goal.session:04d}") for goal in goals))
     _write(out / CATALOGUE_NAME, (p.row() for p in products))
 
 
@@ -322,10 +292,6 @@ def at_most(goals: Iterable[Goal], count: int) -> list[Goal]:
 def rank(key: str) -> str:
     """Return the hash of a key, for a fixed, shuffled order."""
     return hashlib.sha256(key.encode()).hexdigest()
-
-
-def _item(goal: Goal, prefix: str) -> dict[str, Any]:
-    return goal.row(f"{prefix}-{goal.session:04d}")
 
 
 def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from autorl_hpc.rollouts.bm25 import TermIndex
 from autorl_hpc.rollouts.environment import Step, Transcript
+from autorl_hpc.rollouts.search.backends import TermIndex
 from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
 
@@ -133,8 +133,7 @@ def _visible(text: str) -> str | None:
 # compared with a running Lucene: its tokenizer is approximated by a regular expression, and the stemmer is Snowball's
 # `porter`, without two of Lucene's departures from the published algorithm (`bli`, `logi`).
 
-RESULTS = 50
-"""Maximum number of products that a search returns."""
+RESULTS = 50  # Maximum number of products that a search returns
 _STOP_WORDS = """
 a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with
 """
@@ -144,8 +143,7 @@ _LETTER = r"[^\W\d_]"
 _TOKEN = re.compile(rf"\w+(?:(?:(?<={_LETTER})[{_APOSTROPHES}.:·](?={_LETTER})|(?<=\d)[{_APOSTROPHES}.,;](?=\d))\w+)*")
 """Unicode's word boundaries (UAX 29) for Latin text: "levi's", "u.s" and "1,000.5" are one token each."""
 MAX_TOKEN_CHARS = 255
-FREE_LENGTHS = 24
-"""Lengths below this are stored exactly in Lucene's byte."""
+FREE_LENGTHS = 24  # Lengths below this are stored exactly in Lucene's byte
 CACHED_QUERIES = 4096
 
 
@@ -185,8 +183,7 @@ def _without_possessive(word: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    stemmed: str = _stemmer().stemWord(word)
-    return stemmed
+    return str(_stemmer().stemWord(word))
 
 
 @functools.cache
@@ -196,10 +193,8 @@ def _stemmer() -> Any:
     return snowballstemmer.stemmer("porter")
 
 
-ACTIONS_HEADING = "\n\nAvailable actions:\n"
-"""Separates a page's text from the list of available actions."""
-PINNED = "catalogue"
-"""Recipe option with the hash of the catalogue, which decides scores as much as the items do."""
+ACTIONS_HEADING = "\n\nAvailable actions:\n"  # Separates a page's text from the list of available actions
+PINNED = "catalogue"  # Recipe option with the hash of the catalogue, which decides scores as much as the items do
 
 
 class Shop:
@@ -265,11 +260,7 @@ class Environment:
         return self._shown()
 
     def step(self, action: str) -> Step:
-        """Perform one action.
-
-        Raises:
-            RuntimeError: no episode has begun.
-        """
+        """Perform one action. Raises RuntimeError: no episode has begun."""
         if self._goal is None:
             raise RuntimeError("reset() comes before step()")
         if self.last is None:
@@ -351,8 +342,7 @@ def parts(observation: str) -> tuple[str, list[str]]:
 
 # --- the dialogue; the recipe in task.yaml holds the same texts
 
-WINDOW = 5
-"""Exchanges that the prompt repeats."""
+WINDOW = 5  # Exchanges that the prompt repeats
 
 SYSTEM = (
     "You are shopping in an online store for a customer. You see the customer's wish, the current page and the actions that are "
