@@ -35,11 +35,7 @@ class DamagedArchive(Exception):
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of `SUFFIXES` that the bundle's name ends with.
-
-    Raises:
-        AutorlError: it ends with none of them.
-    """
+    """Return the suffix of `SUFFIXES` that the bundle's name ends with. Raises AutorlError: it ends with none of them."""
     found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if found is None:
         raise AutorlError(
@@ -62,11 +58,7 @@ def packing_of(path: Path) -> str | None:
 
 
 def zstandard_module() -> Any:
-    """Import and return the package zstandard.
-
-    Raises:
-        AutorlError: it is not installed.
-    """
+    """Import and return the package zstandard. Raises AutorlError: it is not installed."""
     try:
         import zstandard
     except ImportError:
@@ -146,11 +138,8 @@ class ArchiveReader:
         self.bound = Bounded(stream, allowed)
 
     def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
-        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under `damage`.
-
-        Raises:
-            DamagedArchive: there is anything but plain files, or data after the archive's end.
-        """
+        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under
+        `damage`. Raises DamagedArchive: there is anything but plain files, or data after the archive's end."""
         source: Any = self.bound
         archive = tarfile.open(fileobj=source, mode="r|", tarinfo=Header)  # noqa: SIM115  a stream, not a file
         while (row := archive.next()) is not None:

@@ -29,11 +29,7 @@ MANIFEST_NAME = "MANIFEST.json"
 
 
 def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManifest:
-    """Read the manifest of a staged folder.
-
-    Raises:
-        AutorlError: it is not staged; the error says how to stage it.
-    """
+    """Read the manifest of a staged folder. Raises AutorlError: it is not staged; the error says how to stage it."""
     path, again_command = folder / MANIFEST_NAME, f"{stage_command} --again"
     try:
         value = reading.read_json(path)
@@ -55,11 +51,8 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
     """Check that the folder holds exactly the manifest's files, by size and sha256. An extra shard would be loaded too.
-
-    Raises:
-        AutorlError: names the first file that differs.
-        OSError: the file system failed; this says nothing about the files.
-    """
+    Raises AutorlError: names the first file that differs; OSError: the file system failed; this says nothing about the
+    files."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith("."))  # an NFS client's
     advice = f"something changed it after staging; put the original back or run: {stage_command} --again"
     _verify(folder, manifest, manifest.name, names, advice)
@@ -91,11 +84,8 @@ def _all_names(folder: Path) -> Iterator[str]:
 
 
 def verify_model(root: Root, name: str) -> StoreManifest:
-    """Return the manifest of a staged base model, after checking every file's hash.
-
-    Raises:
-        AutorlError: it is not staged, or a file was changed.
-    """
+    """Return the manifest of a staged base model, after checking every file's hash. Raises AutorlError: it is not staged,
+    or a file was changed."""
     command = f"autorl-hpc stage {name}"
     manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
     verify_files(root.model(name), manifest, command)
@@ -152,11 +142,8 @@ def present_hash(root: Root, name: str) -> str | None:
 
 
 def find_environment(root: Root, name: str, content_hash: str | None = None) -> tuple[Path, StoreManifest]:
-    """Return folder and manifest of an environment: the current one, or that with the given hash. Its files are not checked.
-
-    Raises:
-        AutorlError: it is not staged.
-    """
+    """Return folder and manifest of an environment: the current one, or that with the given hash. Its files are not
+    checked. Raises AutorlError: it is not staged."""
     command = f"autorl-hpc stage env:{name}"
     wanted = content_hash or present_hash(root, name)
     if wanted is None:
@@ -174,11 +161,8 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
 
 
 def verify_environment(root: Root, name: str, content_hash: str | None = None) -> StoreManifest:
-    """Return the manifest of a staged environment, after checking every file's hash.
-
-    Raises:
-        AutorlError: it is not staged, or something was changed after staging.
-    """
+    """Return the manifest of a staged environment, after checking every file's hash. Raises AutorlError: it is not staged,
+    or something was changed after staging."""
     folder, manifest = find_environment(root, name, content_hash)
     _verify(folder, manifest, f"environment {name}", environment_files(folder), _made_again(name))
     bundled = [file.sha256 for file in manifest.files if file.path.startswith(f"{WHEELS}/")]
@@ -300,11 +284,7 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
 
 
 def read_key(path: Path) -> str:
-    """Return the key in `path`.
-
-    Raises:
-        AutorlError: the file can't be read, is open to others, or holds no key.
-    """
+    """Return the key in `path`. Raises AutorlError: the file can't be read, is open to others, or holds no key."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             state = os.fstat(file.fileno())
@@ -322,11 +302,7 @@ def read_key(path: Path) -> str:
 
 
 def checked_key(data: bytes, where: str | Path) -> str:
-    """Return `data` as a key: one line of visible characters.
-
-    Raises:
-        AutorlError: it is not one.
-    """
+    """Return `data` as a key: one line of visible characters. Raises AutorlError: it is not one."""
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
         what = "the driver's key is no single line of visible characters"

@@ -186,11 +186,8 @@ class ArrayTask:
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
-    """Work on this array task's run (`job task`) and return the exit code.
-
-    Raises:
-        AutorlError: this is not a job of that array.
-    """
+    """Work on this array task's run (`job task`) and return the exit code. Raises AutorlError: this is not a job of that
+    array."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
     stopping.install()

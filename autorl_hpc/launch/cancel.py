@@ -79,11 +79,8 @@ WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to scor
 def cancel_runs(
     experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`.
-
-    Raises:
-        AutorlError: the experiment has no run with that id.
-    """
+    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError:
+    the experiment has no run with that id."""
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:

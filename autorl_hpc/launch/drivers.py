@@ -30,11 +30,8 @@ def served(spec: ExperimentSpec) -> Sequence[str]:
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
-    """Return the pinned facts of each driver of the matrix.
-
-    Raises:
-        AutorlError: a model to serve is not staged, or was changed.
-    """
+    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model to serve is not staged, or was
+    changed."""
     return {
         name: driver.science(model_hash(root, driver.model, f"drivers.{name}.model") if driver.kind == "vllm" else None)
         for name, driver in used(spec).items()
@@ -42,11 +39,8 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
 
 
 def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
-    """Return the content hash of a staged model after checking its files.
-
-    Raises:
-        AutorlError: it is not staged or was changed; the error names the experiment's field.
-    """
+    """Return the content hash of a staged model after checking its files. Raises AutorlError: it is not staged or was
+    changed; the error names the experiment's field."""
     try:
         manifest = verify_model(root, name)
     except AutorlError as error:
@@ -58,14 +52,8 @@ def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
 
 
 def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
-    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a key.
-
-    Args:
-        profile: None for this machine.
-
-    Raises:
-        AutorlError: names the field.
-    """
+    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a
+    key. `profile`: None for this machine. Raises AutorlError: names the field."""
     for name, driver in used(spec).items():
         if driver.kind == "vllm":
             _check_gpus(name, driver, profile, where)
@@ -79,14 +67,8 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
-    """Check that no agent's `secrets` name a driver's key variable.
-
-    Args:
-        frozen: the code whose agents run; None for the agents as they are now.
-
-    Raises:
-        AutorlError: names the agent.
-    """
+    """Check that no agent's `secrets` name a driver's key variable. `frozen`: the code whose agents run; None for the
+    agents as they are now. Raises AutorlError: names the agent."""
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
     for agent in spec.matrix.agent:
@@ -154,11 +136,7 @@ PARALLEL = ("pipeline-parallel-size", "data-parallel-size")
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
     """Write `drivers/<name>.key`: a random key for each server of ours, and keys from variables, which jobs do not get.
-
-    Raises:
-        AutorlError: see `check_drivers`.
-        OSError: it can't be written.
-    """
+    Raises AutorlError: see `check_drivers`; OSError: it can't be written."""
     for name, driver in used(spec).items():
         path = experiment.driver_key(name)
         if driver.kind == "vllm":

@@ -85,14 +85,12 @@ def _impossible(what: str, where: str, next_step: str) -> AutorlError:
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
-    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link.
+    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link. Raises AutorlError: a job is
+    too short to be useful, or too many are needed.
 
     Args:
         limit_s: the longest possible job; None for no limit.
         closing_s: what the job does after the agent's end if its grader is in it.
-
-    Raises:
-        AutorlError: a job is too short to be useful, or too many are needed.
     """
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
@@ -220,11 +218,8 @@ class Planner:
         self.grader = profile.grader.resources(self.spec.resources.grader)
 
     def plan(self, needs: Needs) -> list[JobPlan]:
-        """Return the sbatch calls in the order in which they must be made.
-
-        Raises:
-            AutorlError: the site's limits make the budget impossible.
-        """
+        """Return the sbatch calls in the order in which they must be made. Raises AutorlError: the site's limits make the
+        budget impossible."""
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)

@@ -271,11 +271,8 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob
 def only_one(experiment: ExperimentDir) -> Iterator[None]:
     """Let one launch of an experiment submit at a time on this host: two would each see no job, and start all twice.
 
-    The lock is an abstract socket name of the kernel: it needs no file system, and goes with its process.
-
-    Raises:
-        AutorlError: another launch is still submitting.
-    """
+    The lock is an abstract socket name of the kernel: it needs no file system, and goes with its process. Raises
+    AutorlError: another launch is still submitting."""
     name = hashlib.sha256(os.fsencode(experiment.path.resolve())).hexdigest()[:32]
     deadline = time.monotonic() + OTHER_LAUNCH_WAIT_S
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:

@@ -28,11 +28,8 @@ TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTI
 
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
-    """Return the recipe with its judge: the experiment's, else the one that the task names.
-
-    Raises:
-        AutorlError: it needs a judge and there is none, or the judge's key can't be read.
-    """
+    """Return the recipe with its judge: the experiment's, else the one that the task names. Raises AutorlError: it needs a
+    judge and there is none, or the judge's key can't be read."""
     if recipe.judge == "none":
         return recipe
     judge = spec.judge
@@ -75,13 +72,8 @@ LOOK_TIMEOUT_S = 120.0
 
 def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
     """Return run.json's facts on the experiment's environment, after checking every file of it; None if it names none.
-
-    Args:
-        level: the sandbox level that the experiment requires.
-
-    Raises:
-        AutorlError: it is not staged, was changed, or is an image although another level than apptainer is required.
-    """
+    `level`: the sandbox level that the experiment requires. Raises AutorlError: it is not staged, was changed, or is an
+    image although another level than apptainer is required."""
     if name is None:
         return None
     try:
@@ -100,11 +92,7 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
 
 
 def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
-    """Check that the Python packages an agent needs are in its environment.
-
-    Raises:
-        AutorlError: one is missing.
-    """
+    """Check that the Python packages an agent needs are in its environment. Raises AutorlError: one is missing."""
     needs = list(agent.file.needs)
     if environment is None:
         missing = [module for module in needs if importlib.util.find_spec(module) is None]

@@ -47,12 +47,8 @@ RecordT = TypeVar("RecordT", bound=Strict)
 
 
 def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_step: str | None = None) -> RecordT:
-    """`value` as a `model`.
-
-    Raises:
-        NewerVersion: a newer autorl-hpc wrote it.
-        AutorlError: naming `where`, the first wrong field and what it should be.
-    """
+    """`value` as a `model`. Raises NewerVersion: a newer autorl-hpc wrote it; AutorlError: naming `where`, the first wrong
+    field and what it should be."""
     version = value.get("schema_version", SCHEMA_VERSION) if isinstance(value, dict) else SCHEMA_VERSION
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise NewerVersion(

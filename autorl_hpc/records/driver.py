@@ -63,11 +63,8 @@ Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
 
 
 def checked_url(value: str) -> str:
-    """`value` without a slash at its end.
-
-    Raises:
-        ValueError: no http or https address, or one with a user, a query or a fragment.
-    """
+    """`value` without a slash at its end. Raises ValueError: no http or https address, or one with a user, a query or a
+    fragment."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
         raise ValueError("an http or https address")
@@ -199,11 +196,7 @@ class DriverSpec(Resources):
         return self.price_in is not None and self.price_out is not None
 
     def cost_usd(self, tokens_in: int, tokens_out: int, tokens_cached: int = 0) -> float | None:
-        """What tokens cost, None without prices.
-
-        Args:
-            tokens_in: of requests, the cached ones among them.
-        """
+        """What tokens cost, None without prices. `tokens_in`: of requests, the cached ones among them."""
         if not self.priced:
             return None
         price_in = self.price_in or 0.0
@@ -217,11 +210,7 @@ class DriverSpec(Resources):
         return max(prices) * tokens / TOKENS_PRICED if self.fully_priced else None
 
     def science(self, model_hash: str | None) -> DriverScience:
-        """What of it makes a run another run.
-
-        Args:
-            model_hash: content hash of the staged model, of `vllm`.
-        """
+        """What of it makes a run another run. `model_hash`: content hash of the staged model, of `vllm`."""
         parts = urlsplit(self.url or "")
         answering = {name: value for name, value in serve_options(self.args).items() if SERVE_OPTIONS[name]}
         return DriverScience(
@@ -239,11 +228,8 @@ class DriverSpec(Resources):
 
 
 def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
-    """Options of `vllm serve` with their values, None of a bare flag.
-
-    Raises:
-        ValueError: an option that is not in `SERVE_OPTIONS`, stands twice, or a value without one.
-    """
+    """Options of `vllm serve` with their values, None of a bare flag. Raises ValueError: an option that is not in
+    `SERVE_OPTIONS`, stands twice, or a value without one."""
     found: dict[str, str | None] = {}
     last: str | None = None
     for argument in args:

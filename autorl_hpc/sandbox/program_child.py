@@ -96,11 +96,8 @@ OPAQUE: Message = {"o": 0}
 
 
 def encode(value: object) -> object:
-    """Encode `value` in JSON's types; what is not plain data arrives as `Opaque`.
-
-    Raises:
-        RecursionError: it is nested too deeply, or contains itself.
-    """
+    """Encode `value` in JSON's types; what is not plain data arrives as `Opaque`. Raises RecursionError: it is nested too
+    deeply, or contains itself."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -123,11 +120,7 @@ def encode(value: object) -> object:
 
 
 def decode(value: object) -> object:
-    """Decode the result of `encode`.
-
-    Raises:
-        NotPlain: it was not made by `encode`.
-    """
+    """Decode the result of `encode`. Raises NotPlain: it was not made by `encode`."""
     try:
         return _decode(value)
     except Exception as error:  # a forged frame can be wrong in any way
@@ -144,11 +137,7 @@ def _decode(value: object) -> object:
 
 
 def framed(message: object) -> bytes:
-    """Return the bytes of a frame.
-
-    Raises:
-        NotPlain: it can't be written as JSON.
-    """
+    """Return the bytes of a frame. Raises NotPlain: it can't be written as JSON."""
     try:
         data = json.dumps(message, separators=(",", ":")).encode("ascii")
     except (ValueError, TypeError, RecursionError):
@@ -157,11 +146,7 @@ def framed(message: object) -> bytes:
 
 
 def send(pipe: int, data: bytes) -> None:
-    """Write a frame.
-
-    Raises:
-        Ended: the other side is gone.
-    """
+    """Write a frame. Raises Ended: the other side is gone."""
     try:
         while data:
             data = data[os.write(pipe, data) :]
@@ -170,14 +155,8 @@ def send(pipe: int, data: bytes) -> None:
 
 
 def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: None) -> Message:
-    """Read one frame and no byte of the next.
-
-    Args:
-        wait: called with the pipe before each read that may block.
-
-    Raises:
-        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes`, or no object in JSON.
-    """
+    """Read one frame and no byte of the next. `wait`: called with the pipe before each read that may block. Raises Ended,
+    NotPlain: the pipe was closed; the frame is longer than `most_bytes`, or no object in JSON."""
     following = int.from_bytes(_read(pipe, HEAD_BYTES, wait), "big")
     if following > most_bytes:
         raise NotPlain("too long")
@@ -312,11 +291,8 @@ class Checker:
         self._requests = self._answers = -1
 
     def start(self) -> None:
-        """Fork the candidate and wait until it is confined, before any of the program runs.
-
-        Raises:
-            Stop: `refused`: it could not be confined.
-        """
+        """Fork the candidate and wait until it is confined, before any of the program runs. Raises Stop: `refused`: it
+        could not be confined."""
         request_end, self._requests = os.pipe()
         self._answers, answer_end = os.pipe()
         self._pid = os.fork()
@@ -334,11 +310,7 @@ class Checker:
         self._confined = True
 
     def check(self, test: str) -> None:
-        """Run the test; return if it passes.
-
-        Raises:
-            Stop: with any other outcome.
-        """
+        """Run the test; return if it passes. Raises Stop: with any other outcome."""
         told = self._read()
         if "ready" not in told:
             try:

@@ -77,11 +77,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class ProgramVerdict:
-    """The verdict on a program.
-
-    Attributes:
-        isolation: its confinement layers, `namespaces+landlock+seccomp`, or `none`.
-    """
+    """The verdict on a program. `isolation`: its confinement layers, `namespaces+landlock+seccomp`, or `none`."""
 
     reason: Reason
     isolation: str
@@ -189,11 +185,8 @@ PRIVATE = "/private"
 def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -> None:
     """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed.
 
-    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it did.
-
-    Raises:
-        OSError: a layer can't be applied. The process must end then.
-    """
+    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it
+    did. Raises OSError: a layer can't be applied. The process must end then."""
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written

@@ -71,11 +71,8 @@ class ProgramRunner:
             pool.shutdown(cancel_futures=True)
 
     def verdict(self, program: Program, found: Isolation) -> ProgramVerdict:
-        """Return the verdict on one program.
-
-        Raises:
-            AutorlError: its checker can't be started or confined, or its test is defective.
-        """
+        """Return the verdict on one program. Raises AutorlError: its checker can't be started or confined, or its test is
+        defective."""
         for last in (False, True):
             reason, detail = self.outcome(program, found.layers)
             if reason in REASONS and (reason != Reason.KILLED or last):
@@ -243,15 +240,13 @@ def run_programs(
     layers: Sequence[str] | None = None,
     unconfined: bool = False,
 ) -> list[ProgramVerdict]:
-    """Run each program against its test, `workers` at once, and return the verdicts in order.
+    """Run each program against its test, `workers` at once, and return the verdicts in order. Raises AutorlError: this host
+    can't confine them, a checker can't be started, or a test is defective.
 
     Args:
         workers: maximum, and never more than this process's cores.
         layers: use these instead of all that work here.
         unconfined: run them even if they could write to the files of this process's user.
-
-    Raises:
-        AutorlError: this host can't confine them, a checker can't be started, or a test is defective.
     """
     found = isolation() if layers is None else Isolation(tuple(layers))
     if found.may_write and not unconfined:

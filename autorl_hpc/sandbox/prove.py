@@ -271,14 +271,11 @@ def choose(
     programs: Sequence[str] = (),
     try_level: Callable[..., TrialFindings] = probe,
 ) -> ChosenLevel:
-    """Choose the sandbox for `plan`.
+    """Choose the sandbox for `plan`. Raises AutorlError: what is demanded is not possible on this node.
 
     Args:
         spec: what the experiment demands.
         wanted: the network if the spec names none; enforced if the level can, open at level none.
-
-    Raises:
-        AutorlError: what is demanded is not possible on this node.
     """
     network = spec.network or wanted
     refused: dict[str, str] = {}

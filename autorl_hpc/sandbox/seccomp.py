@@ -32,11 +32,8 @@ class _Program(ctypes.Structure):
 
 
 def load(made: Sequence[Instruction]) -> None:
-    """Install a filter on this process and its children. It must have set PR_SET_NO_NEW_PRIVS.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Install a filter on this process and its children. It must have set PR_SET_NO_NEW_PRIVS. Raises OSError: the kernel
+    refuses."""
     filters = (_Filter * len(made))(*(_Filter(*step) for step in made))
     filter_mode = ctypes.c_ulong(2)
     call("prctl", ctypes.c_int(PR_SET_SECCOMP), filter_mode, ctypes.byref(_Program(len(made), filters)))
@@ -99,11 +96,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def instructions(machine: str, *, may_write: bool) -> list[Instruction]:
-    """Return the filter for programs of a model.
-
-    Raises:
-        OSError: the architecture's system call numbers are unknown.
-    """
+    """Return the filter for programs of a model. Raises OSError: the architecture's system call numbers are unknown."""
     made = _preamble(machine)
     column = ARCHITECTURES[machine][1]
     for number, *_ in _numbers(ALWAYS, column) + (_numbers(IN_A_FOLDER, column) if may_write else []):
@@ -126,14 +119,8 @@ def _numbers(table: str, column: int) -> list[list[int]]:
 
 
 def restrict_calls(*, may_write: bool) -> None:
-    """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS.
-
-    Args:
-        may_write: allow opening files for writing, because another layer restricts where.
-
-    Raises:
-        OSError: the kernel refuses, or the architecture is unknown.
-    """
+    """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS. `may_write`: allow opening files for
+    writing, because another layer restricts where. Raises OSError: the kernel refuses, or the architecture is unknown."""
     load(instructions(os.uname().machine, may_write=may_write))
 
 
@@ -153,11 +140,8 @@ FAST_OPEN = 0x20000000
 
 
 def socket_instructions(machine: str) -> list[Instruction]:
-    """Return the filter for agents at level `landlock`.
-
-    Raises:
-        OSError: the architecture's system call numbers are unknown.
-    """
+    """Return the filter for agents at level `landlock`. Raises OSError: the architecture's system call numbers are
+    unknown."""
     made = _preamble(machine)
     create, sendto, sendmsg, sendmmsg, uring, prlimit = SOCKET_CALLS[machine]
     family = [  # jump targets: 10 refuses, 11 allows
@@ -191,9 +175,6 @@ def socket_instructions(machine: str) -> list[Instruction]:
 
 def only_tcp() -> None:
     """Limit this process and its children to TCP sockets and to setting their own limits. Sets PR_SET_NO_NEW_PRIVS first.
-
-    Raises:
-        OSError: the kernel refuses, or the architecture is unknown.
-    """
+    Raises OSError: the kernel refuses, or the architecture is unknown."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     load(socket_instructions(os.uname().machine))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,25 @@ class Waits:
         if not pending or pending & claimed:
             return 0.0
         return max(0.0, min(passed, now - min(self.since.values()) - self.free_s))
+
+
+# --- the GPUs of this job, which GPU-hours count whether used or not
+
+NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""A step's variables come first: with `placement: step` the grader has one of the job's GPUs."""
+NO_DEVICE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+
+
+def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
+    """Return the number of GPUs by the first variable that is set; without a scheduler, by the node's devices."""
+    named = next((outer[name] for name in NAMED_BY if name in outer), None)
+    if named is None:
+        return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
+    count = 0
+    for part in {part.strip() for part in named.split(",")}:
+        span = re.fullmatch(r"(\d+)-(\d+)", part)
+        count += part not in NO_DEVICE if span is None else int(span[2]) - int(span[1]) + 1
+    return count
 
 
 # --- the limits: parts, warnings, and what ends the run.

@@ -209,14 +209,8 @@ POLL_S, QUIET_S = 0.02, 0.2
 
 
 class GatewayProcess(OwnChild):
-    """The gateway of one attempt, from its first start to its last end.
-
-    Args:
-        unix: Unix socket on which it listens besides its port.
-
-    Attributes:
-        hear_out_s: limits how long a busy node can delay the agent's end.
-    """
+    """The gateway of one attempt, from its first start to its last end. `unix`: Unix socket on which it listens besides
+    its port. `hear_out_s`: limits how long a busy node can delay the agent's end."""
 
     name = "gateway"
     module = "autorl_hpc.gateway"
@@ -247,11 +241,8 @@ class GatewayProcess(OwnChild):
         self._proxy: str | None = None
 
     def start(self) -> None:
-        """Start the gateway and wait until it listens.
-
-        Raises:
-            AutorlError: it doesn't start, or no proxy setting leads to the driver.
-        """
+        """Start the gateway and wait until it listens. Raises AutorlError: it doesn't start, or no proxy setting leads to
+        the driver."""
         self._proxy = None if self.spec.url is None else proxy_to(self.spec.url, self.spec.proxy, self._outer)
         self._sockets = listening_at(self.unix)
         self.port = int(self._sockets[0].getsockname()[1])
@@ -363,8 +354,6 @@ class GatewayProcess(OwnChild):
 
 GPUS_OF_JOB = "SLURM_JOB_GPUS"
 """Variable that tells which visible GPUs belong to this job, if nothing else does."""
-
-NO_ANSWER: Callable[[], str | None] = lambda: None  # noqa: E731
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
@@ -418,7 +407,7 @@ class RecorderProcess(OwnChild):
             self._waiting.add(number)
         if self.send({"ask": number, "submission_id": submission_id}) is None:
             self._waiting.discard(number)
-            return NO_ANSWER
+            return lambda: None
         deadline = time.monotonic() + self.answer_s
 
         def answer() -> str | None:
@@ -471,7 +460,7 @@ class RecorderProcess(OwnChild):
             append_event(self.run.events, "recorder_started", pid=self._process.pid, start_s=start_s)
         elif value.get("ended"):
             self._last_revision = revision
-        elif isinstance(value.get("answer"), int) and value["answer"] in self._waiting:
+        elif value.get("answer") in self._waiting:
             with self._told:
                 self._answers[value["answer"]] = revision
                 self._waiting.discard(value["answer"])

@@ -62,12 +62,9 @@ class ContaminationWatch:
         self._thread.start()
 
     def finish(self, stop: Callable[[], bool]) -> None:
-        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the seal.
-        It does nothing if no submission was accepted, because then no score depends on it.
-
-        Args:
-            stop: called ten times a second; True ends the search without an entry, and the next attempt repeats it.
-        """
+        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the
+        seal. It does nothing if no submission was accepted, because then no score depends on it. `stop`: called ten times
+        a second; True ends the search without an entry, and the next attempt repeats it."""
         self._ending.set()
         if not self.chain.view.accepted():
             self._closed.set()
@@ -113,11 +110,7 @@ class ContaminationWatch:
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
 
     def _look(self, seconds: float, *, beside: bool) -> Contamination:
-        """Run one search of at most `seconds`.
-
-        Args:
-            beside: the agent is working, so use the lowest priority.
-        """
+        """Run one search of at most `seconds`. `beside`: the agent is working, so use the lowest priority."""
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
         job = {**places, "run": self.run_id, "seconds": seconds, "beside": beside}
         given = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))

@@ -68,12 +68,8 @@ def _identity(folder: Folder, name: str) -> tuple[str, int, int] | None:
 
 
 def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
-    """Read and validate a manifest by descriptor.
-
-    Raises:
-        Refused: it is no regular file, too large, not JSON, or no valid manifest; the message names the field.
-        OSError: the file system failed.
-    """
+    """Read and validate a manifest by descriptor. Raises Refused: it is no regular file, too large, not JSON, or no valid
+    manifest; the message names the field; OSError: the file system failed."""
     try:
         fd = open_regular(folder.fd, (name,))
     except OSError as error:
@@ -108,15 +104,9 @@ def _refused(code: str, what: str, advice: str) -> Refused:
 
 
 def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, str]:
-    """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path).
-
-    Args:
-        top: the open workspace.
-
-    Raises:
-        Refused: the path leaves the workspace, contains a link, or is no folder.
-        OSError: the file system failed.
-    """
+    """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path). `top`:
+    the open workspace. Raises Refused: the path leaves the workspace, contains a link, or is no folder; OSError: the file
+    system failed."""
     parts = _relative_parts(workspace, given)
     try:
         return open_below(top.fd, tuple(parts), DIR_FLAGS), "/".join(parts)
@@ -170,11 +160,7 @@ FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState
 
 @dataclass
 class ResultWriter:
-    """Writes answers and lets the bridge wait for them. Thread-safe.
-
-    Args:
-        workspace: where results/ is.
-    """
+    """Writes answers and lets the bridge wait for them. Thread-safe. `workspace`: where results/ is."""
 
     record: RunRecord
     baselines: Path
@@ -361,16 +347,13 @@ class Intake:
         self._queue_unscored(self.chain.look())
 
     def poll(self, *, patient: bool = True, stop: Callable[[], bool] = lambda: False) -> int:
-        """Take in the manifests that are there. Return the number handled.
+        """Take in the manifests that are there. Return the number handled. Raises Superseded: a newer attempt has begun, or
+        the run is sealed; OSError: not patient, and the ledger or the queue can't be written.
 
         Args:
             patient: if the file system fails, leave the manifest for later, and return after `POLL_S`. Otherwise refuse it
                 with the cluster's fault, and take all manifests.
             stop: called between two manifests; True ends the poll.
-
-        Raises:
-            Superseded: a newer attempt has begun, or the run is sealed.
-            OSError: not patient, and the ledger or the queue can't be written.
         """
         if patient and time.monotonic() < self._again_at:
             return 0
@@ -570,12 +553,8 @@ def _not_its_fault(error: Exception) -> Refused:
 
 
 def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
-    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files.
-
-    Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed, which is the cluster's fault.
-    """
+    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files. Raises Refused: with a
+    code, the file and field, and advice; OSError: the file system failed, which is the cluster's fault."""
     folder = SubmittedFolder.survey(folder_fd, base, stack)
     return lint_adapter(folder, base) if ADAPTER_FILES & set(folder.sizes) else lint_checkpoint(folder, base)
 

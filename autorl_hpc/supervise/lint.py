@@ -83,10 +83,7 @@ class BaseModel:
 
     def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
         """Open the staged weights. Return descriptors by file name, and all tensors. `stack` closes the descriptors.
-
-        Raises:
-            OSError: they can't be read, which is always the cluster's fault.
-        """
+        Raises OSError: they can't be read, which is always the cluster's fault."""
         files: dict[str, int] = {}
         tensors: list[TensorSpec] = []
         try:
@@ -105,11 +102,8 @@ class BaseModel:
 
 
 def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
-    """Return the base model of a run.
-
-    Raises:
-        AutorlError: it is not staged, was changed, or was staged again with other weights.
-    """
+    """Return the base model of a run. Raises AutorlError: it is not staged, was changed, or was staged again with other
+    weights."""
     manifest = verify_model(root, record.science.base_model)
     if manifest.content_hash != record.science.base_model_content_hash:
         raise AutorlError(
@@ -150,12 +144,8 @@ class SubmittedFolder:
 
     @classmethod
     def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
-        """List the folder and check every entry, and that no config names code.
-
-        Raises:
-            Refused: with a code, the file and field, and advice.
-            OSError: the file system failed.
-        """
+        """List the folder and check every entry, and that no config names code. Raises Refused: with a code, the file and
+        field, and advice; OSError: the file system failed."""
         values = sum(math.prod(shape) for shape in base.shapes.values())
         folder = cls(fd, stack, {}, [])
         with os.scandir(fd) as entries:
@@ -181,12 +171,8 @@ class SubmittedFolder:
         return folder
 
     def open_regular(self, name: str) -> int:
-        """Return a descriptor of the file `name`.
-
-        Raises:
-            Refused: it can't be opened, or is no longer a regular file with one name.
-            OSError: the file system failed.
-        """
+        """Return a descriptor of the file `name`. Raises Refused: it can't be opened, or is no longer a regular file with
+        one name; OSError: the file system failed."""
         try:
             fd = os.open(name, READ_FLAGS, dir_fd=self.fd)
         except OSError as error:
@@ -202,12 +188,8 @@ class SubmittedFolder:
         return fd
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in the file `name`.
-
-        Raises:
-            Refused: it is too large, not JSON, or no object.
-            OSError: the file system failed.
-        """
+        """Return the JSON object in the file `name`. Raises Refused: it is too large, not JSON, or no object; OSError: the
+        file system failed."""
         advice = "save the checkpoint again with save_pretrained"
         if self.sizes.get(name, 0) > MAX_JSON_BYTES:
             raise Refused("not_json", f"{name}: {self.sizes[name]} bytes are too many", advice)
@@ -254,11 +236,7 @@ def _names_code(value: Any) -> str | None:
 
 
 def read_exactly(fd: int, into: memoryview, position: int, file: str) -> None:
-    """Fill a buffer from an open file of a submission.
-
-    Raises:
-        Refused: the file became shorter.
-    """
+    """Fill a buffer from an open file of a submission. Raises Refused: the file became shorter."""
     got = 0
     while got < len(into):
         part = os.preadv(fd, [into[got:]], position + got)
@@ -291,12 +269,8 @@ def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
 
 
 def lint_checkpoint(folder: SubmittedFolder, base: BaseModel) -> Linted:
-    """Check a folder with full weights against the base model.
-
-    Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed, which is the cluster's fault.
-    """
+    """Check a folder with full weights against the base model. Raises Refused: with a code, the file and field, and
+    advice; OSError: the file system failed, which is the cluster's fault."""
     names = _weight_names(folder)
     compare_config(folder.read_json("config.json"), base.config)
     files: dict[str, int] = {}
@@ -392,35 +366,13 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
 # --- comparison of config.json with the base model's. The grader always computes with the base model's config, so an agent
 # gains nothing by another one. A refusal shows the agent that it trained another model than the one that would be scored.
 
-IGNORED_CONFIG = frozenset(
-    [
-        "_name_or_path",
-        "_attn_implementation_autoset",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "attention_dropout",
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "max_length",
-        "task_specific_params",
-        "pretraining_tp",
-        "is_llama_config",
-    ]
-)
+IGNORED_CONFIG = frozenset([
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
+    "dtype", "eos_token_id", "initializer_range", "pad_token_id", "torch_dtype", "transformers_version",
+    "use_cache", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "resid_pdrop",
+    "embd_pdrop", "attn_pdrop", "output_attentions", "output_hidden_states", "return_dict", "max_length",
+    "task_specific_params", "pretraining_tp", "is_llama_config",
+])  # fmt: skip
 """Config fields that don't change what the base architecture computes from given weights."""
 
 PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
@@ -428,11 +380,8 @@ PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "s
 
 
 def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    """Compare the fields that both configs have, and those of PRESENCE_MATTERS.
-
-    Raises:
-        Refused: names the field and both values.
-    """
+    """Compare the fields that both configs have, and those of PRESENCE_MATTERS. Raises Refused: names the field and both
+    values."""
     mine, theirs = _normal_config(config), _normal_config(base)
     for key in sorted(set(mine) | set(theirs)):
         a, b = mine.get(key), theirs.get(key)
@@ -453,11 +402,8 @@ def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_rope(flat: dict[str, Any]) -> None:
-    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`.
-
-    Raises:
-        Refused: it is given more than once with different values.
-    """
+    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`. Raises
+    Refused: it is given more than once with different values."""
     scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
     if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
         return  # one set per kind of layer: compared unchanged

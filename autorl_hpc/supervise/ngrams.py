@@ -1,4 +1,4 @@
-"""Index held-out texts as hashed n-grams of words, search them in other text, and undo encodings (`readings`).
+"""Index held-out texts as hashed n-grams of words, search them in other text, and and remove the NULs of wide characters (`readings`).
 
 As in the field: n-grams of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020, appendix C).
 Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
@@ -6,15 +6,12 @@ Text is folded first, so that wrapping, case, quoting, JSON and other escapes ma
 
 from __future__ import annotations
 
-import binascii
 import html
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import unquote_to_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,11 +77,7 @@ class Text:
 
 
 class NgramIndex:
-    """Index of the n-grams of the held-out texts.
-
-    Attributes:
-        short: number of items none of whose texts is long enough.
-    """
+    """Index of the n-grams of the held-out texts. `short`: number of items none of whose texts is long enough."""
 
     def __init__(self, texts: Iterable[Text], items: int) -> None:
         import numpy as np
@@ -110,13 +103,8 @@ class NgramIndex:
         self._lengths = sorted({min(WINDOW, len(ids)) for _, ids in kept})
         self._owner = np.repeat(np.arange(len(kept)), [len(own) for own in hashes[1:]])
         self._hashes, self._pattern = np.unique(np.concatenate(hashes), return_inverse=True)
-        self._count()
-        self.short = items - len(self.looked_for())
-
-    def _count(self) -> None:
-        import numpy as np
-
         self._runs_of = np.bincount(self._owner, minlength=len(self._item))
+        self.short = items - len(self.looked_for())
 
     def search(self, text: bytes) -> Patterns:
         """Return the indexed n-grams in a chunk of text, as sorted numbers for `found` and `forget`."""
@@ -144,7 +132,7 @@ class NgramIndex:
         living = alive[self._pattern]
         self._pattern, self._owner = (np.cumsum(alive) - 1)[self._pattern[living]], self._owner[living]
         self._hashes = self._hashes[alive]
-        self._count()
+        self._runs_of = np.bincount(self._owner, minlength=len(self._item))
 
     def looked_for(self) -> list[int]:
         """Return the items that have n-grams in the index, in order."""
@@ -179,59 +167,13 @@ def _runs(values: Any, length: int) -> Any:
     return state
 
 
-# --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines.
-# They are read in addition to the plain chunk, so nothing can be hidden by imitating one of them.
-
 LEAST_NULS = 13
 """Fewer NULs can't hold thirteen words in wide characters."""
 
-WIDE_SHARE = 0.5
-"""Share of the positions where single-byte text would have a NUL that must hold one; other characters are rare in most texts."""
-
-LEAST_SIGNS = 3
-LEAST_LINES = 8
-_PERCENT = re.compile(rb"%[0-9A-Fa-f]{2}")
-_SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
-_QUOTED = re.compile(rb"=(?:[013A-F][0-9A-F]|2[0-9A-F])")
-_NUMBER = re.compile(rb"^[ \t\[(\"'#]*[0-9]+[ \t:.,;)\]|>\"'-]+", re.MULTILINE)
-
 
 def readings(chunk: bytes) -> Iterator[bytes]:
-    """Yield the chunk and its other readings. Wide Latin characters are found at any position, by removing the NULs."""
+    """Yield the chunk, and without its NULs if there are many: so wide Latin characters are found at any position. The plain chunk
+    comes too, so that nothing can be hidden by imitating wide ones."""
     yield chunk
     if chunk.count(0) >= LEAST_NULS:
-        code = wide_code(chunk)
-        if code is not None:
-            yield chunk.decode(code, "replace").encode("utf-8", "replace")
-        chunk = chunk.replace(b"\0", b"")
-        yield chunk
-    if _has_many(_PERCENT, chunk):
-        yield unquote_to_bytes(chunk)
-    if _SOFT_BREAK.search(chunk) or _has_many(_QUOTED, chunk):
-        yield binascii.a2b_qp(chunk)
-    lines = chunk.count(b"\n") + 1
-    if lines >= LEAST_LINES:
-        without, numbers = _NUMBER.subn(b"", chunk)
-        if numbers >= LEAST_LINES and 2 * numbers >= lines:
-            yield without
-
-
-def _has_many(signs: re.Pattern[bytes], chunk: bytes) -> bool:
-    return len(list(islice(signs.finditer(chunk), LEAST_SIGNS))) == LEAST_SIGNS
-
-
-_WIDE = {
-    (False, False, True, True): "utf-32-le",
-    (False, True, True, True): "utf-32-le",
-    (True, True, False, False): "utf-32-be",
-    (True, True, True, False): "utf-32-be",
-    (False, True, False, True): "utf-16-le",
-    (True, False, True, False): "utf-16-be",
-}
-
-
-def wide_code(chunk: bytes) -> str | None:
-    """Return UTF-16 or UTF-32 without a byte order mark, by the positions of the NULs; None for neither."""
-    places = max(1, len(chunk) // 4)
-    first, second, third, fourth = (chunk[at::4].count(0) >= WIDE_SHARE * places for at in range(4))
-    return _WIDE.get((first, second, third, fourth))
+        yield chunk.replace(b"\0", b"")

@@ -38,9 +38,6 @@ MAX_MEMBERS = 10_000
 MAX_DIRECTORY_BYTES = 16 << 20
 """Limit for a zip: the standard library reads the directory at once and takes ten times its size in memory."""
 
-PIECE_BYTES = 32
-"""Shorter than a run of 13 words, so one of its pieces is all text; 32 compressed bytes in a row never look like text."""
-
 OPAQUE_BYTES = 4096
 MIN_PRINTABLE = 0.55
 """Random bytes have 0.38 (compressed or encrypted data, weights). A pickle of texts has more."""
@@ -84,29 +81,25 @@ class ReadingBudget:
 
 
 def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
-    """Yield the text of an open regular file; nothing for a file of weights.
-
-    Raises:
-        Limit: the search is over.
-        TooMuch: the rest of the file is skipped.
-        OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read.
-    """
-    size, head = os.fstat(fd).st_size, os.pread(fd, 8, 0)
+    """Yield the text of an open regular file; nothing for a file of weights. Raises Limit: the search is over; TooMuch: the rest of
+    the file is skipped; OSError, ValueError, EOFError, MemoryError, and what decompressors raise: the rest can't be read."""
+    size, head, some = os.fstat(fd).st_size, os.pread(fd, 8, 0), False
     problem: Exception | None = None
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
         unpack = next((read for magic, read in _FORMATS if head.startswith(magic)), None)
-        begins_packed = unpack is not None or _is_zlib(fd)
-        if begins_packed or zipfile.is_zipfile(file):
+        unpack = unpack or (_zlib if _is_zlib(fd) else _zip if zipfile.is_zipfile(file) else None)
+        if unpack is not None:
             file.seek(0)
-            parts = unpack(file) if unpack is not None else _zlib(file) if begins_packed else _zip(file)
             try:
-                yield from _overlapping(_bounded(parts, meter, meter.inflated_bytes))
+                for chunk in _overlapping(_bounded(unpack(file), meter, meter.inflated_bytes)):
+                    some = True
+                    yield chunk
             except Limit:
                 raise
             except Exception as error:
                 problem = error
-    if not begins_packed or (size <= WHOLE_BYTES and _has_text_between(os.pread(fd, size, 0))):
+    if not some:  # also what only begins like an archive
         code = next((code for mark, code in _MARKS if head.startswith(mark)), None)
         if code is not None or size <= WHOLE_BYTES or _is_text(fd, size):
             for chunk in _overlapping(_bounded(_plain(fd, size), meter, meter.file_bytes)):
@@ -137,12 +130,6 @@ def looks_like_text(sample: bytes) -> bool:
     if high:
         bad += sample.decode("utf-8", "replace").count("\ufffd")
     return bool(sample) and bad <= MAX_BAD_SHARE * len(sample)
-
-
-def _has_text_between(data: bytes) -> bool:
-    """Return whether an archive holds uncompressed text before, between or after its members."""
-    starts = range(0, len(data) - PIECE_BYTES + 1, PIECE_BYTES // 2)
-    return any(looks_like_text(data[at : at + PIECE_BYTES]) for at in starts)
 
 
 def _is_text(fd: int, size: int) -> bool:
@@ -223,6 +210,7 @@ def _zip(file: IO[bytes]) -> Iterator[bytes]:
     if int.from_bytes(end[12:16], "little") > MAX_DIRECTORY_BYTES or end[10:12] == b"\xff\xff":
         raise TooMuch("a zip with too large a directory")
     with zipfile.ZipFile(file) as archive:
+        yield archive.comment + b" "
         for info in archive.infolist()[:MAX_MEMBERS]:
             yield b" ".join((info.filename.encode("utf-8", "replace"), info.comment, b""))
             if info.is_dir() or info.flag_bits & 1:
@@ -275,11 +263,8 @@ class FoundFile:
 
 @dataclass
 class Listing:
-    """What a walk found; `whole` is False if it was cut short or a folder could not be read.
-
-    Attributes:
-        names: names of all entries, and link targets, because an agent can hide text there too.
-    """
+    """What a walk found; `whole` is False if it was cut short or a folder could not be read. `names`: names of all
+    entries, and link targets, because an agent can hide text there too."""
 
     files: list[FoundFile] = field(default_factory=list)
     whole: bool = True
@@ -293,11 +278,7 @@ def identity_of(status: os.stat_result) -> Identity:
 
 def list_files(folder: Path, meter: ReadingBudget, max_files: int = 100_000) -> Listing:
     """List the regular files below a folder, those near the top first; no link is followed, other devices are skipped.
-
-    Raises:
-        Limit: the search is over.
-        OSError: the folder can't be opened.
-    """
+    Raises Limit: the search is over; OSError: the folder can't be opened."""
     listing, name_bytes = Listing(), 0
 
     def visit(parts: Parts, status: os.stat_result) -> None:

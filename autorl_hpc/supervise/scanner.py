@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import PACKAGE, ExperimentDir, Root, share
-from autorl_hpc.files.processes import deny_inspection
+from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.files.safe_open import DIR_FLAGS, open_plain, open_regular
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.entries import Contaminated, Contamination
@@ -63,7 +63,6 @@ GIVEN_BYTES = 64 << 30
 MAX_FILE_LINES = 20
 FIRST_ITEMS = 5
 MAX_KNOWN = 200_000
-WATCH_PARENT_S = 1.0
 FIRST_SUFFIXES = (
     *(".py", ".sh", ".ipynb", ".md", ".txt", ".log", ".json", ".jsonl", ".csv", ".tsv", ".yaml", ".yml"),
     *(".gz", ".xz", ".bz2", ".zip", ".arrow"),
@@ -108,12 +107,9 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
 
 
 def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
-    """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own folder
-    is not among them, because an agent may bring held-out items with it.
-
-    Raises:
-        Limit, OSError: not all of it could be read.
-    """
+    """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own
+    folder is not among them, because an agent may bring held-out items with it. Raises Limit, OSError: not all of it could
+    be read."""
     task = load_task(record.science.task)
     yield task.description.encode()
     folders = [root.task_train(task.name), share("templates") / "workspace"]
@@ -188,12 +184,11 @@ class Scanner:
             os.close(root)
 
     def _search_names(self, names: list[bytes], meter: ReadingBudget) -> Iterator[Patterns]:
-        """Search names one by one and in numeric order, because a text may be split over file names, one word each."""
-        text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
+        text = b"\n".join(names)
         for at in range(0, len(text), CHUNK_BYTES):
             part = text[max(0, at - OVERLAP_BYTES) : at + CHUNK_BYTES]
             meter.take(len(part))
-            yield from map(self.heldout.index.search, readings(part))
+            yield self.heldout.index.search(part)
 
     def _one(self, meter: ReadingBudget, root: int, file: FoundFile) -> None:
         name, size = "/".join(file.parts), file.identity[2]
@@ -293,19 +288,9 @@ def _order(file: FoundFile) -> tuple[bool, int]:
     return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]
 
 
-def _as_numbered(name: bytes) -> tuple[int, bytes]:
-    """Sort key that orders names by a leading number."""
-    digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
-    return int(digits or b"0"), name
-
-
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:
     """Search a run's workspace once. Return the answer, and the state: the n-grams given by the suite, and the results per
-    file. It holds no text.
-
-    Raises:
-        AutorlError, OSError, Limit: the held-out items or the training data can't be read.
-    """
+    file. It holds no text. Raises AutorlError, OSError, Limit: the held-out items or the training data can't be read."""
     experiment = ExperimentDir(Path(job["experiment"]))
     run = experiment.run(job["run"])
     record, root = read_run(run), Root(Path(read_experiment(experiment).root))
@@ -322,12 +307,6 @@ def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, st
     return {"done": body.model_dump(mode="json"), "state": {"given": given, "known": list(scanner.known.items())}}
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(WATCH_PARENT_S)
-    os._exit(0)
-
-
 def main() -> int:
     """Search once. Return 0."""
     deny_inspection()  # it holds what the agent must not read
@@ -337,7 +316,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)  # a scheduler signals all processes of a job, but the supervisor decides
     stop = threading.Event()
     signal.signal(signal.SIGUSR1, lambda *_: stop.set())
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    die_with_parent(signal.SIGKILL)
     job, state = (json.loads(line) for line in sys.stdin)
     deadline = time.monotonic() + job["seconds"]
     if job["beside"]:

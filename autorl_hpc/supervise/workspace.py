@@ -181,12 +181,9 @@ def lay(
     placing: Placing = "copied",
     prompt: str | None = None,
 ) -> None:
-    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may have
-    written here, so everything is written by descriptor and no link is followed.
-
-    Args:
-        prompt: what the agent reads on its standard input; None if it takes none.
-    """
+    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may
+    have written here, so everything is written by descriptor and no link is followed. `prompt`: what the agent reads on
+    its standard input; None if it takes none."""
     lay_folders(path, root, record)
     with Folder.open(path) as top:
         for source, where in placed(root, record):
@@ -372,11 +369,8 @@ def with_carried(command: Sequence[str]) -> list[str]:
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
-    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the key.
-
-    Args:
-        url: of the gateway, without a path.
-    """
+    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the
+    key. `url`: of the gateway, without a path."""
     env = {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",
@@ -397,11 +391,8 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
 
 
 def environment_of(root: Root, record: RunRecord) -> tuple[Path | None, Path | None]:
-    """Return (venv, image) of the environment that run.json names; None what it is not.
-
-    Raises:
-        AutorlError: it is missing, or its Python is not on this node.
-    """
+    """Return (venv, image) of the environment that run.json names; None what it is not. Raises AutorlError: it is missing,
+    or its Python is not on this node."""
     if record.environment is None:
         return None, None
     name = record.environment.name

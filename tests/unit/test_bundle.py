@@ -119,22 +119,10 @@ def test_a_second_unpacking_verifies_and_does_not_replace(root: Root, bundles: d
     verify_model(root, "autorl/tiny")
 
 
-def test_other_content_is_replaced_only_if_asked(root: Root, bundles: dict[str, Path], tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(Path(__file__).resolve().parents[2] / "templates" / "models" / "tiny", source)
-    (source / "generation_config.json").write_text('{"a": 1}')
-    stage(root, ["autorl/tiny"], source=source)
-    with pytest.raises(AutorlError, match="staged already, with other content") as caught:
-        stage(root, ["tiny"], source=bundles[".tar"])
-    assert "--again" in (caught.value.next_step or "")
-    stage(root, ["tiny"], source=bundles[".tar"], again=True)
-    assert "package" in verify_model(root, "autorl/tiny").source
-
-
 # --- interrupted ---
 
 
-@pytest.mark.parametrize("time", [1, 2, 3])
+@pytest.mark.parametrize("time", [1, 3])
 def test_a_killed_unpacking_is_run_again(root: Root, bundles: dict[str, Path], time: int) -> None:
     """Killed before the given part is installed."""
     calls = 0
@@ -162,24 +150,6 @@ def test_a_killed_unpacking_is_run_again(root: Root, bundles: dict[str, Path], t
     verify_model(root, "autorl/tiny")
     verify_staged_task(root, load_task("arithmetic"))
     assert not list(root.path.rglob(".tmp-*")), "what the killed one left was not removed"
-
-
-def test_a_file_that_changes_while_it_is_packed(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage(root, ["tiny"])
-    path = root.model("autorl/tiny") / "model.safetensors"
-    real = unbundle.check_space
-
-    def changes(*arguments: Any) -> None:
-        os.chmod(path, 0o600)
-        with open(path, "r+b") as file:
-            file.seek(1000)
-            file.write(b"x")
-        real(*arguments)
-
-    monkeypatch.setattr(unbundle, "check_space", changes)
-    with pytest.raises(AutorlError, match="was changed while it was packed"):
-        stage(root, ["tiny"], bundle=tmp_path / "b.tar")
-    assert not (tmp_path / "b.tar").exists()
 
 
 def test_a_full_disk_leaves_nothing(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,8 +386,7 @@ def test_a_bomb_is_refused(root: Root, tmp_path: Path, bundles: dict[str, Path])
     refused(root, bomb, "damaged")
 
 
-@pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz", ".tar"])
-@pytest.mark.parametrize("share", [0.0005, 0.3, 0.99])
+@pytest.mark.parametrize(("suffix", "share"), [(".tar.zst", 0.3), (".tar.gz", 0.99), (".tar", 0.0005)])
 def test_a_cut_bundle_is_refused(
     root: Root, tmp_path: Path, bundles: dict[str, Path], suffix: str, share: float
 ) -> None:
@@ -427,8 +396,7 @@ def test_a_cut_bundle_is_refused(
     refused(root, path, f"cut{suffix} is ")
 
 
-@pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
-@pytest.mark.parametrize("share", [0.002, 0.5, 0.998])
+@pytest.mark.parametrize(("suffix", "share"), [(".tar.zst", 0.5), (".tar.gz", 0.998)])
 def test_an_altered_bundle_is_refused(
     root: Root, tmp_path: Path, bundles: dict[str, Path], suffix: str, share: float
 ) -> None:

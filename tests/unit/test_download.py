@@ -16,11 +16,11 @@ from pathlib import Path
 import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
-from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, no_ranges, served, to, whole
+from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, served, to, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch, retry_after_s
+from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch
 from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 DATA = bytes(range(256)) * 1000
@@ -81,15 +81,6 @@ def left(place: Path) -> list[str]:
     return sorted(name for name in os.listdir(place) if not name.endswith(".lock"))
 
 
-def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
-    with (
-        sources.alone(place / ".tmp-file.lock", "downloading this file"),
-        pytest.raises(AutorlError, match="another process is downloading this file"),
-    ):
-        get(server, place, whole(DATA))
-    get(server, place, whole(DATA))
-
-
 def test_what_is_there_is_not_fetched_again(server: LoopbackServer, place: Path) -> None:
     get(server, place, whole(DATA))
     address = HttpSource(server.url("/file"))
@@ -141,18 +132,6 @@ def test_a_part_of_another_version_is_thrown_away(server: LoopbackServer, place:
         get(server, place, whole(DATA), pin=pin)
 
 
-def test_parts_are_joined_only_where_a_hash_tells(server: LoopbackServer, place: Path) -> None:
-    get(server, place, cut(DATA, 1000), whole(DATA), pin=NO_PIN)
-    assert asked(server) == [None, None]
-    said = get(server, place, cut(DATA, 1000), no_ranges(DATA))
-    assert "whole or not at all; from the start" in said
-
-    def elsewhere(handler: object) -> None:
-        handler.plain(206, DATA[5:], Content_Range=f"bytes 5-{len(DATA) - 1}/{len(DATA)}")  # type: ignore[attr-defined]
-
-    get(server, place, cut(DATA, 1000), elsewhere, whole(DATA))
-
-
 def test_a_wrong_file_is_removed_and_both_hashes_are_said(server: LoopbackServer, place: Path) -> None:
     error = fails(server, place, whole(OTHER))
     assert hashlib.sha256(OTHER).hexdigest() in error.what and SHA in error.what
@@ -200,11 +179,6 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
     assert Patience().longest_wait_s >= 300, "the Hub counts its limits over five minutes"
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(None, 0), ("5", 5), ("-3", 0), ("soon", 0), ("nan", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)])  # fmt: skip
-def test_retry_after(value: str | None, seconds: float) -> None:
-    assert retry_after_s(value) == seconds
-
-
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 410, 451])
 def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) -> None:
     error = fails(server, place, code(number))
@@ -226,20 +200,6 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     error = fails(server, place, whole(DATA))
     assert "file needs 256.0 kB, and" in error.what and "are missing" in error.what
     assert error.exit_code is Exit.ENVIRONMENT and left(place) == []
-
-
-def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1536k", "none", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        needs.skip("mount", "needs a tmpfs of its own: mount is not allowed here")
-    try:
-        error = fails(server, small, endless, pin=NO_PIN)
-        assert "No space left on device" in error.what and error.exit_code is Exit.ENVIRONMENT
-        assert (small / ".tmp-file.part").stat().st_size > 1_000_000
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 # --- no network, proxies, redirects

@@ -3,7 +3,6 @@ that fail."""
 
 from __future__ import annotations
 
-import io
 import random
 import statistics
 from collections.abc import Callable
@@ -14,9 +13,8 @@ import pytest
 from treemaker import Tree
 
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.queue import MAX_CHARS, is_waited_for, read_trouble, read_troubles, run_of, write_trouble
+from autorl_hpc.files.queue import is_waited_for, read_trouble, run_of, write_trouble
 from autorl_hpc.grading.schedule import (
-    BACKGROUND_EVERY,
     CLOSING_EVERY,
     CLOSINGS_FIRST_S,
     ENGINE_PATIENCE_S,
@@ -113,16 +111,6 @@ def test_a_run_with_many_submissions_does_not_keep_the_others_waiting() -> None:
     assert max(wait for name, wait in world.waits.items() if "flood" not in name) < ENGINE_START_S + 12 * 2.0
 
 
-def test_a_run_that_begins_late_has_no_claim_on_all_turns() -> None:
-    order = Order()
-    old = [entry("old", n) for n in range(1, 41)]
-    order.sort(old)
-    for name in old[:-2]:
-        order.began(name)
-    names = order.sort([*old[-2:], *(entry("new", n) for n in range(1, 10))])
-    assert [run_of(name) for name in names[:4]] in (["old", "new", "old", "new"], ["new", "old", "new", "old"])
-
-
 @pytest.mark.parametrize("graders", [1, 3])
 def test_100_submissions_of_20_runs_on_two_tasks(graders: int) -> None:
     """All queued at once; both tasks by one engine, then by one each."""
@@ -173,13 +161,6 @@ def test_an_engine_is_kept_until_somebody_has_waited_too_long_for_another() -> N
     assert world.crew[0].changes == 3, "to b once, and back"
 
 
-def test_graders_spread_over_engines() -> None:
-    world = Simulation(graders=2, costs=lambda name: 3.0)
-    world.arrivals = [(0.0, entry(f"{'ab'[run % 2]}.{run}", n)) for run in range(6) for n in range(1, 11)]
-    world.run()
-    assert [grader.changes for grader in world.crew] == [1, 1]
-
-
 def test_closings_come_first_until_a_submission_waits_too_long_and_then_take_turns() -> None:
     now = [0.0]
     order = Order(clock=lambda: now[0])
@@ -204,44 +185,6 @@ def test_a_closing_waits_for_its_run_s_scores_and_fingerprints_which_come_first(
     assert "c-g.ended" not in first and first[:2] == ["p-g.ended--000003", "p-g.other--000001"]
     assert first[-1] == "b2-g-x"
     assert "c-g.ended" in order.sort(["c-g.ended", entry("g.other", 2)])
-
-
-def test_what_nobody_waits_for_has_its_turn_under_load() -> None:
-    order = Order()
-    names = ["b2-g-x", *(entry("g.run", n) for n in range(2, 2 + 2 * BACKGROUND_EVERY))]
-    for turn in range(1, BACKGROUND_EVERY + 1):
-        name = order.sort(names)[0]
-        order.began(name)
-        names.remove(name)
-        assert name.startswith("b2-") == (turn == BACKGROUND_EVERY)
-
-
-def test_the_order_survives_names_of_strangers() -> None:
-    order = Order()
-    names = [
-        "f-b--000001",
-        "b2-t-m-12345678",
-        "f.json",
-        "f",
-        "x",
-        "f-a--000001",
-        "b1-t-m-12345678",
-        "f-a--x",
-        "c-",
-    ]
-    first = order.sort(names)
-    assert first[0] == "c-" and first[1] == "b1-t-m-12345678" and set(first) == set(names)
-
-
-def test_waits_are_measured_from_the_first_look() -> None:
-    now = [5.0]
-    order = Order(clock=lambda: now[0])
-    order.look([entry("r", 1)])
-    now[0] = 8.0
-    order.look([entry("r", 1), entry("r", 2)])
-    assert (order.waited_s(entry("r", 1)), order.waited_s(entry("r", 2)), order.waited_s("x")) == (3.0, 0.0, None)
-    order.look([])
-    assert order.waited_s(entry("r", 1)) is None
 
 
 # --- waits of entries that fail
@@ -278,16 +221,6 @@ def test_the_next_grader_waits_as_long_as_the_last_one_would_have(tmp_path: Path
     assert note == Trouble(entry=ENTRY, failures=6, fault=Fault.GRADER, problem="no key", grader="grader-5")
 
 
-def test_what_comes_through_or_is_gone_keeps_no_grader(tmp_path: Path) -> None:
-    first, other = Backoff(tmp_path / "t", "a"), Backoff(tmp_path / "t", "b")
-    assert not other.waits(ENTRY, 0)  # it saw the entry before anything failed
-    first.failed(ENTRY, "x", Fault.CLUSTER)
-    late = Backoff(tmp_path / "t", "c")
-    assert late.waits(ENTRY, 0) and late.owes([ENTRY]) and not late.owes([])
-    other.well(ENTRY)
-    assert read_troubles(tmp_path / "t") == [] and not Backoff(tmp_path / "t", "d").waits(ENTRY, 0)
-
-
 def test_where_graders_died_again_the_next_waits_and_does_others_first(tmp_path: Path) -> None:
     clock = Clock()
     backoff = Backoff(tmp_path / "t", "a", clock)
@@ -299,16 +232,6 @@ def test_where_graders_died_again_the_next_waits_and_does_others_first(tmp_path:
     assert backoff.waits("f-a--000001", 2)
     clock.now += RETRY_AFTER_TROUBLE_S
     assert not backoff.waits("f-a--000001", 2)
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"entry": "x"}'])
-def test_a_damaged_note_is_none_and_is_made_anew(tmp_path: Path, damage: bytes) -> None:
-    (tmp_path / f"{ENTRY}.json").write_bytes(damage)
-    backoff = Backoff(tmp_path, "a")
-    assert read_troubles(tmp_path) == [] and not backoff.waits(ENTRY, 0)
-    backoff.failed(ENTRY, "x" * 9999, Fault.GRADER)
-    (note,) = read_troubles(tmp_path)
-    assert note.failures == 1 and len(note.problem) == MAX_CHARS
 
 
 def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
@@ -326,9 +249,3 @@ def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
     assert row["reason"] == "failed 2 times, tried again: the environment of task t failed: KeyError"
     assert rows[other.dir.run_id]["fault"] is None
     assert [trouble["failures"] for trouble in facts["troubles"]] == [3, 2, 1]
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(status.render([facts]))
-    text = console.export_text()
-    assert "b1-arithmetic-autorl+tiny-01234567: grader: failed 3 times" in text and "failed 2 times" in text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import stat
 from pathlib import Path
 from typing import Any
@@ -124,18 +123,6 @@ def test_the_scores_are_those_of_held_out_rows(folder: Folder, root: Root) -> No
     assert [(one.split, one.oracle, one.null) for one in checked] == [("feedback", 100.0, 0.0), ("report", 100.0, 0.0)]
 
 
-def test_the_split_does_not_hang_on_the_order_of_the_rows(folder: Folder, root: Root, tmp_path: Path) -> None:
-    stage_task(root, load_task("smith-halves"), None)
-    first = with_pins(root, load_task("smith-halves")).file
-    shuffled = rows()
-    random.Random(1).shuffle(shuffled)
-    folder.rows(shuffled)
-    other = Root(tmp_path / "other")
-    stage_task(other, load_task("smith-halves"), None)
-    second = with_pins(other, load_task("smith-halves")).file
-    assert (first.splits, first.train_files) == (second.splits, second.train_files)
-
-
 def test_changed_rows_are_staged_again_or_refused(folder: Folder, root: Root) -> None:
     stage_task(root, load_task("smith-halves"), None)
     verify_staged_task(root, with_pins(root, load_task("smith-halves")))
@@ -179,17 +166,6 @@ def test_launch_pins_what_was_staged_and_freezes_no_rows(folder: Folder, root: R
     assert with_pins(root, frozen).file == with_pins(root, load_task("smith-halves")).file
 
 
-def test_another_eval_is_another_recipe(folder: Folder, root: Root, staged: Path) -> None:
-    (root.path / "store").mkdir()
-    (root.path / "store" / "models").symlink_to(staged / "store" / "models")
-    stage_task(root, load_task("smith-halves"), None)
-    (before,) = expand(read_spec(job(root)), root, job(root))
-    (folder.path / "eval.py").write_text(EVAL.replace("[-1]", "[0]"))
-    stage_task(root, load_task("smith-halves"), None, again=True)
-    (after,) = expand(read_spec(job(root)), root, job(root))
-    assert before.science.recipe.hash() != after.science.recipe.hash() and before.run_id != after.run_id
-
-
 def test_rows_are_downloaded_where_there_are_none(folder: Folder, root: Root) -> None:
     (folder.path / "data" / "train.jsonl").unlink()
     (folder.path / "download_data.py").write_text(DOWNLOAD)
@@ -202,14 +178,6 @@ def test_rows_are_downloaded_where_there_are_none(folder: Folder, root: Root) ->
     pinned = with_pins(root, task).file.splits
     assert (pinned["feedback"].n, pinned["report"].n) == (10, 10)
     verify_staged_task(root, with_pins(root, task))
-
-
-def test_rows_of_another_folder(folder: Folder, root: Root, tmp_path: Path) -> None:
-    (folder.path / "data" / "train.jsonl").rename(tmp_path / "train.jsonl")
-    with pytest.raises(AutorlError, match=r"has neither data/train\.jsonl nor download_data\.py"):
-        stage_task(root, load_task("smith-halves"), None)
-    stage_task(root, load_task("smith-halves"), tmp_path)
-    assert with_pins(root, load_task("smith-halves")).file.splits["feedback"].n == 21
 
 
 def load_and_stage(root: Root) -> Task:
@@ -249,13 +217,6 @@ def test_a_config_that_is_not_understood(folder: Folder, root: Root, fields: dic
     assert caught.value.next_step and not list(root.path.rglob("items.jsonl"))
 
 
-def test_what_the_reference_does_not_know_may_be_set(folder: Folder) -> None:
-    folder.config(name="halves", prompt="Q: {question}", max_new_tokens=8, options={"evaluate_timeout_s": 2})
-    recipe = load_task("smith-halves").recipe(None)
-    assert (recipe.prompt, recipe.sampling.max_new_tokens) == ("Q: {question}", 8)
-    assert recipe.options["evaluate_timeout_s"] == 2
-
-
 BAD_ROWS = [
     ("", "0 distinct questions are too few"),
     ('{"question": "a", "answer": 1}\n' * 10, "1 distinct questions are too few"),
@@ -272,28 +233,6 @@ def test_rows_that_can_t_be_used(folder: Folder, root: Root, text: str, words: s
         load_and_stage(root)
     assert words in caught.value.what and caught.value.next_step
     assert not [path for path in root.path.rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("raise SystemExit('no network here')", "failed with exit code 1: no network here"),
-        ("print('nothing')", "made no data/train.jsonl: nothing"),
-    ],
-)
-def test_a_download_that_fails_says_what_it_said(folder: Folder, root: Root, script: str, words: str) -> None:
-    (folder.path / "data" / "train.jsonl").unlink()
-    (folder.path / "download_data.py").write_text(script)
-    with pytest.raises(AutorlError) as caught:
-        load_and_stage(root)
-    assert words in caught.value.what and caught.value.where == str(folder.path / "download_data.py")
-    assert "put data/train.jsonl into the task's folder" in (caught.value.next_step or "")
-
-
-def test_an_eval_without_evaluate(folder: Folder, root: Root) -> None:
-    (folder.path / "eval.py").write_text("def score(a, b):\n    return 1.0\n")
-    with pytest.raises(AutorlError, match=r"eval\.py of task smith-halves has no function evaluate"):
-        load_and_stage(root)
 
 
 def test_templates_and_folders_of_our_own_are_left_alone(folder: Folder) -> None:

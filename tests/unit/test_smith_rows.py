@@ -158,12 +158,6 @@ def test_rows_that_could_not_be_scored(folder: Path, root: Root, data: bytes, wo
     assert words in caught.value.what and caught.value.where == str(folder / "data" / "train.jsonl")
 
 
-def test_a_byte_order_mark_is_no_trouble(folder: Path, root: Root) -> None:
-    (folder / "data" / "train.jsonl").write_bytes(lines(ROWS).encode("utf-8-sig"))
-    stage_task(root, load_task("smith-halves"), None)
-    assert with_pins(root, load_task("smith-halves")).file.splits["feedback"].n == 8
-
-
 def test_the_folder_may_be_called_otherwise(folder: Path, root: Root) -> None:
     folder.rename(folder.with_name("My Halves (2)"))
     assert "smith-halves" in task_names()
@@ -171,18 +165,6 @@ def test_the_folder_may_be_called_otherwise(folder: Path, root: Root) -> None:
     stage_task(root, task, None)
     assert task.folder.name == "My Halves (2)"
     assert with_pins(root, task).file.splits["report"].n == 8
-
-
-def test_two_folders_of_one_name(folder: Path) -> None:
-    for number in (1, 2):
-        copy = folder.with_name(f"copy{number}")
-        copy.mkdir()
-        for name in ("config.yaml", "eval.py"):
-            (copy / name).write_bytes((folder / name).read_bytes())
-    assert load_task("smith-halves").folder == folder, "the one that is called so"
-    folder.rename(folder.with_name("copy3"))
-    with pytest.raises(AutorlError, match="are both the task smith-halves"):
-        load_task("smith-halves")
 
 
 @pytest.mark.parametrize("name", ["prepare.py", "environment.py", "config.yaml", "download_data.py", "lib/words.txt"])
@@ -198,14 +180,3 @@ def test_the_scorer_s_hash_covers_what_it_may_import_or_read(folder: Path, name:
     after = scorer_sha256(folder)
     (folder / "description.md").write_text("y")
     assert scorer_sha256(folder) == after
-
-
-def test_data_of_a_task_of_our_own_are_among_it(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    for name in ("task.yaml", "evaluate.py", "data/words.txt"):
-        (tmp_path / name).write_text("a")
-    before = scorer_sha256(tmp_path)
-    (tmp_path / "task.yaml").write_text("b")
-    assert scorer_sha256(tmp_path) == before
-    (tmp_path / "data" / "words.txt").write_text("b")
-    assert scorer_sha256(tmp_path) != before
