@@ -26,8 +26,7 @@ MAX_WINDOW_BYTES = 128 * 1024 * 1024
 """zstd's own default limit. A larger window costs memory, and our archives do not need one."""
 
 CHUNK_BYTES = 1024 * 1024
-MAX_EXTENDED_BYTES = 64 * 1024
-"""Limit for an extended header (a long name), because tarfile reads it into memory."""
+MAX_EXTENDED_BYTES = 64 * 1024  # limit for an extended header (a long name), because tarfile reads it into memory
 
 
 class DamagedArchive(Exception):

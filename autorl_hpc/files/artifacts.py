@@ -165,8 +165,7 @@ def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
     return run_id in reading.list_names(refs) and artifact_ready(artifacts, content_hash)
 
 
-Reference = tuple[int, int]
-"""(inode, mtime in ns): distinguishes a reference from a later one with the same name."""
+Reference = tuple[int, int]  # (inode, mtime in ns): distinguishes a reference from a later one with the same name
 
 
 def reference(artifacts: Path, content_hash: str, run_id: str) -> Reference | None:

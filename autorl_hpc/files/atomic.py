@@ -18,9 +18,7 @@ from typing import Any
 from autorl_hpc.files.faults import again, as_lost_answer
 from autorl_hpc.records import readable_json
 
-TEMPORARY_PREFIX = ".tmp-"
-"""Prefix of unfinished writes; every listing skips these names."""
-
+TEMPORARY_PREFIX = ".tmp-"  # prefix of unfinished writes; every listing skips these names
 Parts = Callable[[], Iterable[bytes]]
 
 

@@ -22,14 +22,11 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.faults import again
 from autorl_hpc.records import canonical_json
 
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library itself."""
-
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """Limit for config.json and the shard index; an index of a million tensors is smaller."""
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes per item of the dtypes that a submission may use."""
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per item of the dtypes that a submission may use
 
 EMBEDDING_NAMES = (
     "model.embed_tokens.weight",

@@ -136,8 +136,7 @@ def job_id() -> str | None:
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
 
-MEMFD = "/memfd:"
-"""How /proc shows an unnamed file in memory (memfd_create)."""
+MEMFD = "/memfd:"  # how /proc shows an unnamed file in memory (memfd_create)
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
@@ -238,12 +237,8 @@ def nameless_bytes(pids: set[int], device: int) -> int:
 # The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and is found by
 # walking /proc. Processes that escaped anyway are found by the mark in their environment.
 
-OWN: set[int] = set()
-"""The suite's own children of the supervisor: they are not ended with the agent."""
-
-_STARTING = threading.Lock()
-"""Held while a new child of the suite exists but is not in OWN yet."""
-
+OWN: set[int] = set()  # the suite's own children of the supervisor: they are not ended with the agent
+_STARTING = threading.Lock()  # held while a new child of the suite exists but is not in OWN yet
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
 

@@ -24,13 +24,10 @@ UNSEEN_PATIENCE_S = 40.0
 """Seconds. An NFS client may miss a new name for 30 s unless something makes it ask; a listing usually does."""
 
 UNSEEN_PAUSE_S = 0.1
-MAX_RECORD_BYTES = 32 * 1024 * 1024
-"""Far above any record of ours; a larger file under a record's name is damage."""
-
+MAX_RECORD_BYTES = 32 * 1024 * 1024  # far above any record of ours; a larger file under a record's name is damage
 _STEP_BYTES = 1 << 16
 
-MAX_UNPACKED_BYTES = 512 * 1024 * 1024
-"""Limit for an items file, which has some hundred bytes an item."""
+MAX_UNPACKED_BYTES = 512 * 1024 * 1024  # limit for an items file, which has some hundred bytes an item
 
 
 def list_names(folder: Path) -> list[str]:

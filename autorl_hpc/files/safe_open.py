@@ -60,15 +60,9 @@ def _if_regular(fd: int) -> int | None:
 # The content is the agent's, so it may hold anything. The agent also has the log's descriptor: it can't reach the file by name
 # from a sandbox, but it can truncate it, or extend it (ftruncate). Time stamps are the recorder's; a crash may cut or lose them.
 
-MAX_BYTES = 64 * 2**20
-"""How much of a log is read at once by default."""
-
-MAX_LINE_BYTES = 16 * 2**10
-"""The rest of a longer line is skipped."""
-
-MAX_TIMES_BYTES = 17 * 2**20
-"""A little more than the recorder writes."""
-
+MAX_BYTES = 64 * 2**20  # how much of a log is read at once by default
+MAX_LINE_BYTES = 16 * 2**10  # the rest of a longer line is skipped
+MAX_TIMES_BYTES = 17 * 2**20  # a little more than the recorder writes
 CHUNK_BYTES = 2**20
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
@@ -77,20 +71,13 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class AgentLogLine:
-    """One line of the log.
+    """One line of the log. `text`: as a terminal would show it, without newline and escapes: the last state of a progress
+    bar. Still the agent's words: clean it before showing it."""
 
-    Attributes:
-        offset: byte at which it begins.
-        elapsed_s: seconds of budget used when the line was complete; None if no stamp shows it.
-        text: as a terminal would show it, without newline and escapes: the last state of a progress bar. Still the agent's
-            words: clean it before showing it.
-        cut: the line was longer.
-    """
-
-    offset: int
-    elapsed_s: float | None
+    offset: int  # byte at which it begins
+    elapsed_s: float | None  # seconds of budget used when the line was complete; None if no stamp shows it
     text: str
-    cut: bool = False
+    cut: bool = False  # the line was longer
 
 
 class Times:
@@ -137,13 +124,9 @@ def lines(
     max_bytes: int = MAX_BYTES,
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[AgentLogLine]:
-    """Yield the lines that begin in the `max_bytes` bytes from `start`; an absent log has none. Raises OSError: the log can't
-    be read.
-
-    Args:
-        start: byte; inside a line, reading begins with the next one. See `tail_start`.
-        max_line_bytes: how much of a line is read. Memory stays below this plus one chunk.
-    """
+    """Yield the lines that begin in the `max_bytes` bytes from `start`; an absent log has none. Raises OSError: the log
+    can't be read. `start`: byte; inside a line, reading begins with the next one. See `tail_start`; `max_line_bytes`: how
+    much of a line is read. Memory stays below this plus one chunk."""
     stamps = read_times(times) if times is not None else Times([])
     for offset, end, data, cut in _raw_lines(log, start, max_bytes, max_line_bytes):
         yield AgentLogLine(offset, stamps.at(end), shown(data), cut)
@@ -275,26 +258,18 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """Totals of a run's driver requests over all attempts.
+    """Totals of a run's driver requests over all attempts."""
 
-    Attributes:
-        calls: requests that the driver worked on, or may have: includes cut answers and requests without an answer.
-        failed: requests that were sent to the driver and failed.
-        cost_usd: None without prices.
-        points: (elapsed_s, tokens in and out so far, cost so far), rising.
-        spans: when at least one request was open, in seconds of budget; not joined.
-    """
-
-    calls: int
+    calls: int  # requests that the driver worked on, or may have: includes cut answers and requests without an answer
     refused: int
-    failed: int
+    failed: int  # requests that were sent to the driver and failed
     estimated: int
     tokens_in: int
     tokens_out: int
     tokens_cached: int
-    cost_usd: float | None
-    points: tuple[tuple[float, int, float], ...]
-    spans: tuple[tuple[float, float], ...]
+    cost_usd: float | None  # None without prices
+    points: tuple[tuple[float, int, float], ...]  # (elapsed_s, tokens in and out so far, cost so far), rising
+    spans: tuple[tuple[float, float], ...]  # when at least one request was open, in seconds of budget; not joined
     last_number: int
 
 

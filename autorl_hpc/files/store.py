@@ -36,13 +36,9 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
     except FileNotFoundError:
         raise AutorlError(f"{name} is not staged", where=path, next_step=f"run: {stage_command}") from None
     except PermissionError as error:
-        raise AutorlError(
-            f"{name} can't be read: {error.strerror}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step="run as the user who staged it, or stage it into a root of your own",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what = f"{name} can't be read: {error.strerror}"
+        advice = "run as the user who staged it, or stage it into a root of your own"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     except (OSError, ValueError) as error:
         what = f"the manifest of {name} is unreadable: {error}"
         raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {again_command}") from None
@@ -115,8 +111,7 @@ def write_manifest(folder: Path, manifest: StoreManifest) -> None:
 # Launch checks a venv file by file; the start of an agent checks only its manifest, because a thousand agents that hash ten
 # thousand files each would overload a file server.
 
-VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"
-"""The names in an environment's folder."""
+VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"  # the names in an environment's folder
 
 
 def wheels_hash(digests: Iterable[str], python: str) -> str:
@@ -132,12 +127,9 @@ def present_hash(root: Root, name: str) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise AutorlError(
-            f"the pointer of environment {name} is unreadable: {error}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=f"stage it again: autorl-hpc stage env:{name} --again",
-        ) from None
+        what = f"the pointer of environment {name} is unreadable: {error}"
+        advice = f"stage it again: autorl-hpc stage env:{name} --again"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice) from None
     return parse_record(EnvironmentPointer, value, path).content_hash
 
 
@@ -322,8 +314,7 @@ def new_key() -> str:
 
 # --- frozen code: what an experiment's jobs run, in `code/<content hash>/`
 
-Parts = dict[str, tuple[Path, list[str]]]
-"""Source folder and files of each frozen folder, by its place."""
+Parts = dict[str, tuple[Path, list[str]]]  # source folder and files of each frozen folder, by its place
 
 
 def code_hash(frozen: Parts) -> str:

@@ -27,8 +27,7 @@ from autorl_hpc.states import JobState
 # --- cancelling on Slurm: waiting jobs are cancelled, running jobs are asked to end, and in the end none is left
 
 LOOK_S = 2.0
-END_WAIT_S = 90.0
-"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
+END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 
 
 def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[ListedJob]:
@@ -70,9 +69,7 @@ CLOSE_WAIT_S = 180.0
 
 REPORT_WAIT_S = 60.0
 POLL_S = 0.3
-CLUSTER_POLL_S = 3.0
-"""Each poll asks the scheduler."""
-
+CLUSTER_POLL_S = 3.0  # each poll asks the scheduler
 WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs"
 
 

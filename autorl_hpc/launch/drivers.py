@@ -71,12 +71,10 @@ def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path)
     agents as they are now. Raises AutorlError: names the agent."""
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
-    for agent in spec.matrix.agent:
-        loaded = load_agent(agent, folders)
-        taken = next((variable for variable in loaded.file.secrets if variable in variables), None)
-        if taken is not None:
+    for loaded in (load_agent(agent, folders) for agent in spec.matrix.agent):
+        for taken in (variable for variable in loaded.file.secrets if variable in variables):
             raise AutorlError(
-                f"agent {agent} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
+                f"agent {loaded.name} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
                 where=loaded.folder,
                 next_step=f"take {taken} out of its `secrets`: agents find a token of their run in such variables, the key is the "
                 f"gateway's; or give the driver another `key_variable`, or a `key_file` ({where})",
@@ -85,18 +83,11 @@ def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path)
 
 def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:
     if driver.key_variable is not None:  # and no earlier launch had it
-        return AutorlError(
-            f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set",
-            where=where,
-            next_step=f"export {driver.key_variable}=..., then launch again; or use `key_file`",
-            exit_code=Exit.ENVIRONMENT,
-        )
-    return AutorlError(
-        f"field `drivers.{name}.key_file`: {error.what} ({error.where})",
-        where=where,
-        next_step=error.next_step,
-        exit_code=Exit.ENVIRONMENT,
-    )
+        what = f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set"
+        advice = f"export {driver.key_variable}=..., then launch again; or use `key_file`"
+        return AutorlError(what, where=where, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    what = f"field `drivers.{name}.key_file`: {error.what} ({error.where})"
+    return AutorlError(what, where=where, next_step=error.next_step, exit_code=Exit.ENVIRONMENT)
 
 
 def _key_in_variable(name: str, variable: str, where: Path) -> str:
@@ -157,30 +148,18 @@ def drop_keys(experiment: ExperimentDir) -> None:
 def facts(
     spec: ExperimentSpec, profile: ClusterProfile | None, runs: Mapping[str, int], hours: float
 ) -> list[dict[str, Any]]:
-    """Return what the drivers may cost, for a dry run.
-
-    Args:
-        runs: number of runs by driver.
-        hours: from the first agent's start to the last one's end, during which a driver is served.
-    """
-    found = []
+    """Return what the drivers may cost, for a dry run. `runs`: number of runs by driver; `hours`: from the first agent's
+    start to the last one's end, during which a driver is served."""
+    found, tokens = [], spec.budget.tokens
     for name, driver in used(spec).items():
-        count = runs.get(name, 0)
-        limits = [spec.budget.cost_usd, None if spec.budget.tokens is None else driver.dearest_usd(spec.budget.tokens)]
+        count, gpus = runs.get(name, 0), gpus_of(driver, profile) if driver.kind == "vllm" else None
+        limits = [spec.budget.cost_usd, None if tokens is None else driver.dearest_usd(tokens)]
         each = min((limit for limit in limits if limit is not None), default=None)
-        found.append(
-            {
-                "name": name,
-                "kind": driver.kind,
-                "model": driver.model,
-                "runs": count,
-                "cost_usd_at_most": None if each is None else round(each * count, 2),
-                "tokens_at_most": None if spec.budget.tokens is None else spec.budget.tokens * count,
-                "gpus": gpus_of(driver, profile) if driver.kind == "vllm" else None,
-                "gpu_hours": round(gpus_of(driver, profile) * hours, 2) if driver.kind == "vllm" else None,
-                "priced": driver.fully_priced,
-            }
-        )
+        row = {"name": name, "kind": driver.kind, "model": driver.model, "runs": count, "priced": driver.fully_priced}
+        row["cost_usd_at_most"] = None if each is None else round(each * count, 2)
+        row["tokens_at_most"] = None if tokens is None else tokens * count
+        row |= {"gpus": gpus, "gpu_hours": None if gpus is None else round(gpus * hours, 2)}
+        found.append(row)
     return found
 
 
@@ -206,8 +185,7 @@ def notes(spec: ExperimentSpec) -> list[str]:
     return found
 
 
-VERSIONED = re.compile(r"/(v\d+\w*|openai)$")
-"""How the addresses of known APIs end."""
+VERSIONED = re.compile(r"/(v\d+\w*|openai)$")  # how the addresses of known APIs end
 
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:

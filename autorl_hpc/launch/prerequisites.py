@@ -66,8 +66,7 @@ def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> 
 
 LOOK = """import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"""
-LOOK_TIMEOUT_S = 120.0
-"""Starting a Python from a cold shared file system takes seconds, not minutes."""
+LOOK_TIMEOUT_S = 120.0  # starting a Python from a cold shared file system takes seconds, not minutes
 
 
 def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
@@ -104,12 +103,9 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
         place = f"which environment {environment.name} doesn't have"
         advice = f"add it to the requirements: autorl-hpc stage env:{environment.name} --requirements FILE --again"
     if missing:
+        what = f"agent {agent.name} needs the Python package {missing[0]}, {place}"
         raise AutorlError(
-            f"agent {agent.name} needs the Python package {missing[0]}, {place}",
-            where=agent.folder / "agent.yaml",
-            fault=Fault.CLUSTER,
-            next_step=advice,
-            exit_code=Exit.ENVIRONMENT,
+            what, where=agent.folder / "agent.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
         )
 
 

@@ -135,9 +135,7 @@ class Scripts:
 
 # --- taking back the jobs of a failed launch
 
-GONE_WAIT_S = 60.0
-"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
-
+GONE_WAIT_S = 60.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 LOOK_S = 1.0
 
 
@@ -172,12 +170,10 @@ def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
         slurm.cancel([job_id for job_id in left if job_id not in cancelled])
         cancelled |= set(left)
         if time.monotonic() > deadline:
+            what = f"jobs of a launch that failed don't end: {', '.join(left)}"
+            advice = "see squeue; then launch again"
             raise SchedulerError(
-                f"jobs of a launch that failed don't end: {', '.join(left)}",
-                where=experiment.path,
-                fault=Fault.CLUSTER,
-                next_step="see squeue; then launch again",
-                exit_code=Exit.ENVIRONMENT,
+                what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
             )
         time.sleep(LOOK_S)
     gone = [s.model_copy(update={"taken_back": True}) if s.asked_back else s for s in jobs.submitted]
@@ -210,8 +206,7 @@ def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
 
 
 SUBMIT_LIMIT_S = 900.0
-NO_UID = "0" * 12
-"""For the scripts of a dry run, when the experiment has no jobs yet."""
+NO_UID = "0" * 12  # for the scripts of a dry run, when the experiment has no jobs yet
 
 
 def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[dict[str, str]]:
@@ -272,24 +267,22 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         killed = "the submitting process was killed" if process.returncode < 0 else None
         raise _not_submitted(killed or (errors.strip().splitlines() or ["no message"])[-1], experiment) from None
     if process.returncode or "error" in told:
+        what = str(told.get("error", "the jobs could not be submitted"))
+        advice = told.get("next")
         raise AutorlError(
-            str(told.get("error", "the jobs could not be submitted")),
+            what,
             where=told.get("where") or experiment.jobs,
             fault=Fault(told.get("fault") or Fault.CLUSTER),
-            next_step=told.get("next"),
+            next_step=advice,
             exit_code=Exit(told.get("exit_code", Exit.ENVIRONMENT)),
         )
     return [Submitted.model_validate(row) for row in told["submitted"]]
 
 
 def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
-    return AutorlError(
-        f"the jobs could not all be submitted: {why}",
-        where=experiment.path,
-        fault=Fault.CLUSTER,
-        next_step="launch again: every job was noted before it was submitted, so it submits what is missing",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"the jobs could not all be submitted: {why}"
+    advice = "launch again: every job was noted before it was submitted, so it submits what is missing"
+    return AutorlError(what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def submit_here(experiment: ExperimentDir) -> list[Submitted]:
@@ -386,10 +379,6 @@ def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: 
             f"; it may be in the queue all the same, and {before} jobs submitted before it may be: the scheduler could not be "
             "asked. The next launch, or `autorl-hpc cancel`, takes them back first"
         )
-    return AutorlError(
-        f"the job `{role}` was refused{after}. {known.what}",
-        where=experiment.jobs,
-        fault=Fault.CLUSTER,
-        next_step=f"{known.next_step}; then launch again",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"the job `{role}` was refused{after}. {known.what}"
+    advice = f"{known.next_step}; then launch again"
+    return AutorlError(what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

@@ -22,7 +22,7 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
     jobs on another cluster still work on the experiment."""
     _refuse_two_places(planned)
     if record.cluster is None:
-        jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record)]
+        jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record, say)]
         said = f"{len(jobs)} jobs running"
     else:
         done = sbatch.submit(planned.experiment, record, say)

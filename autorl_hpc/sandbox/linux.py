@@ -7,11 +7,7 @@ import errno
 import os
 from collections.abc import Sequence
 
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
-PR_SET_SECCOMP = 22
-PR_SET_CHILD_SUBREAPER = 36
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -60,8 +56,7 @@ READ = READ_FILE | READ_DIR
 FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Number of access rights that each version knows; later versions know those of 5."""
 NET_TCP = 0b11
-SCOPES = 0b11
-"""From version 6 on: no abstract sockets of others, no signals to others."""
+SCOPES = 0b11  # from version 6 on: no abstract sockets of others, no signals to others
 
 
 class _Ruleset(ctypes.Structure):

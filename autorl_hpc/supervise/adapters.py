@@ -43,9 +43,7 @@ MERGE_YOURSELF = "merge it yourself: `model.merge_and_unload().save_pretrained(D
 MAX_RANK = 1024
 """An adapter of a higher rank is no smaller than full weights, and merging it costs more than the training did."""
 
-MAX_ALPHA = 1e9
-"""Keeps every scale a finite fp32 value."""
-
+MAX_ALPHA = 1e9  # keeps every scale a finite fp32 value
 HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base weights unchanged. pissa, olora, corda, loftq and lora_ga change them, so
 their factors don't fit the staged base model."""
@@ -62,15 +60,11 @@ empty: DoRA, ranks and scales by layer, trained biases or tokens, and what later
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Settings of a plain LoRA adapter.
-
-    Attributes:
-        scale: factor of B @ A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732).
-        targets: names of the adapted modules or of their ends; None if `target_modules` is a pattern, which is not run.
-    """
+    """Settings of a plain LoRA adapter. `targets`: names of the adapted modules or of their ends; None if `target_modules`
+    is a pattern, which is not run."""
 
     rank: int
-    scale: float
+    scale: float  # factor of B @ A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)
     targets: frozenset[str] | None
 
     def targets_module(self, module: str) -> bool:
@@ -256,13 +250,9 @@ class Merge:
         self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
 
     def add_to(self, raw: memoryview, first: int) -> None:
-        """Add the adapter to some rows, in place. Raises Refused: B or the sum holds NaN or Inf, or the adapter's file became
-        shorter; OSError: the file system failed.
-
-        Args:
-            raw: writable bytes of whole rows, in the base model's dtype.
-            first: index of the first of these rows.
-        """
+        """Add the adapter to some rows, in place. Raises Refused: B or the sum holds NaN or Inf, or the adapter's file
+        became shorter; OSError: the file system failed. `raw`: writable bytes of whole rows, in the base model's dtype;
+        `first`: index of the first of these rows."""
         import numpy as np
 
         dtype = self.target.dtype

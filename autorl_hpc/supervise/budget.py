@@ -56,13 +56,8 @@ class BudgetUsed:
 
 
 def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> BudgetUsed:
-    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files.
-
-    Args:
-        path: of the clock.
-        told_s: the largest time in the ledger.
-        elapsed_files: what each attempt's keeper noted.
-    """
+    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files. `path`: of the clock;
+    `told_s`: the largest time in the ledger; `elapsed_files`: what each attempt's keeper noted."""
     clock, elapsed_s = read_clock(path), told_s
     if clock is not None:
         elapsed_s = max(elapsed_s, clock.elapsed_s)
@@ -263,9 +258,7 @@ def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") ->
 # When a part is used up, the driver is closed. After the last grace, in which submissions still count, the agent gets TERM.
 # Using up the submissions doesn't end the run; further ones are refused.
 
-WARN_AT = (50, 80, 95)
-"""Percent of a part at which the agent is warned."""
-
+WARN_AT = (50, 80, 95)  # percent of a part at which the agent is warned
 HOUR_S = 3600.0
 
 ENDS = {
@@ -306,18 +299,13 @@ class Part:
 
 @dataclass
 class BudgetLimits:
-    """Compares a run's use with its budget.
-
-    Args:
-        use: returns what the driver has answered so far, over all attempts; None without a driver.
-        exhausted: returns the limit that the gateway reports as used up; None if none.
-        submissions: returns the number of different contents accepted so far.
-    """
+    """Compares a run's use with its budget. `use`: returns what the driver has answered so far, over all attempts; None
+    without a driver; `exhausted`: returns the limit that the gateway reports as used up; None if none."""
 
     clock: BudgetClock
     use: Callable[[], DriverUse | None] = lambda: None
     exhausted: Callable[[], str | None] = lambda: None
-    submissions: Callable[[], int] = lambda: 0
+    submissions: Callable[[], int] = lambda: 0  # returns the number of different contents accepted so far
 
     def __post_init__(self) -> None:
         self.budget = self.clock.budget
@@ -387,6 +375,10 @@ class BudgetLimits:
         used, progress, grace = self.clock.used, self.clock.progress, None
         if progress.out_of is not None:
             grace = {"out_of": str(progress.out_of), "left_s": round(self.grace_left_s, 1)}
+        parts = {
+            part.name: {"limit": part.limit, "used": round(part.used, 6), "left": part.left and round(part.left, 6)}
+            for part in self.parts()
+        }
         return {
             "left_s": round(self.clock.left_s, 1),
             "elapsed_s": round(used.elapsed_s, 1),
@@ -394,14 +386,7 @@ class BudgetLimits:
             "timeout_s": self.budget.wall_clock_s,
             "grace_s": self.budget.last_grace_s,
             "grace": grace,
-            "budgets": {
-                part.name: {
-                    "limit": part.limit,
-                    "used": round(part.used, 6),
-                    "left": None if part.left is None else round(part.left, 6),
-                }
-                for part in self.parts()
-            },
+            "budgets": parts,
             "warnings": [warning.says for warning in progress.warnings],
         }
 

@@ -98,12 +98,8 @@ class Confinement:
 
     def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
         """Choose the sandbox level by trying the levels on this node. Raises AutorlError: this node can't provide what the
-        experiment demands.
-
-        Args:
-            port: the bridge's port, which is the same inside the sandbox.
-            driver_port: the gateway's port; None if there is no gateway.
-        """
+        experiment demands. `port`: the bridge's port, which is the same inside the sandbox; `driver_port`: the gateway's
+        port; None if there is no gateway."""
         driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
         plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
         self._chosen = choose(
@@ -151,12 +147,9 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
     for path in readable:
         real = os.path.realpath(path)
         if any(below(real, folder) or below(folder, real) for folder in private):
-            raise AutorlError(
-                f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it",
-                where=path,
-                fault=Fault.CLUSTER,
-                next_step="name a folder outside store, vault, runs and scratch, and none above them",
-            )
+            what = f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it"
+            advice = "name a folder outside store, vault, runs and scratch, and none above them"
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice)
     return list(readable)
 
 
@@ -166,8 +159,7 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
 VERSION_LIMIT_S = 60.0
 """openhands needs 9 s of CPU for it, and large programs are read from a file server here for the first time."""
 
-MOST_BYTES = 4096
-"""Far less than a pipe holds, so that the program never blocks while it runs."""
+MOST_BYTES = 4096  # far less than a pipe holds, so that the program never blocks while it runs
 
 ASK = f"""set -o pipefail
 home=$(mktemp -d) || exit 1
@@ -186,13 +178,9 @@ def note_version(
     stop: Callable[[], bool],
     limit_s: float = VERSION_LIMIT_S,
 ) -> None:
-    """Write the version of the agent's program into the run's events; nothing for an agent without a program.
-
-    Args:
-        argv: returns a command as it runs in the sandbox.
-        env: with the agent's mark; without secrets, and without PYTHONPATH, since what the agent can write must not be imported.
-        stop: returns whether the attempt is to end.
-    """
+    """Write the version of the agent's program into the run's events; nothing for an agent without a program. `argv`:
+    returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, and without PYTHONPATH,
+    since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
     program = agent.file.program
     if program:
         found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, limit_s))

@@ -26,22 +26,14 @@ from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Superseded
 log = logging.getLogger("autorl_hpc.supervisor")
 
 POLL_S = 0.5
-LOOK_S = 120.0
-"""Limit of one search while the agent works."""
-
+LOOK_S = 120.0  # limit of one search while the agent works
 REST_FACTOR = 3.0
 """Each search is followed by a rest this many times as long, so that searching takes at most a quarter of a core."""
 
 REST_LEAST_S = 2.0
-END_S = 10.0
-"""Limit of the last search, from the agent's end to the seal, however much is left to read."""
-
-SETTLE_S = 2.0
-"""How long a search that is running at the agent's end may take to report its results."""
-
-KILL_AFTER_S = 5.0
-"""A scanner that exceeds its time by this much is stuck in a file and is killed."""
-
+END_S = 10.0  # limit of the last search, from the agent's end to the seal, however much is left to read
+SETTLE_S = 2.0  # how long a search that is running at the agent's end may take to report its results
+KILL_AFTER_S = 5.0  # a scanner that exceeds its time by this much is stuck in a file and is killed
 MAX_ALSO = 1000
 
 

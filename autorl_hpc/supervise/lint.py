@@ -53,17 +53,12 @@ SAFELY = "save with `save_pretrained(DIR, safe_serialization=True)`"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base model as its headers describe it.
-
-    Attributes:
-        shapes: shape of each tensor by name, without a tied head, even if the file holds one.
-        folder: where it is staged; None if only its headers are available.
-    """
+    """The base model as its headers describe it."""
 
     config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]  # shape of each tensor by name, without a tied head, even if the file holds one
     content_hash: str
-    folder: Path | None = None
+    folder: Path | None = None  # where it is staged; None if only its headers are available
 
     @property
     def tied(self) -> bool:
@@ -106,20 +101,15 @@ def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
     weights."""
     manifest = verify_model(root, record.science.base_model)
     if manifest.content_hash != record.science.base_model_content_hash:
-        raise AutorlError(
-            f"base model {manifest.name} was staged anew with other weights since the launch",
-            where=root.model(manifest.name),
-            fault=Fault.CLUSTER,
-            next_step="stage the weights that were launched with, or launch under another name",
-        )
+        what = f"base model {manifest.name} was staged anew with other weights since the launch"
+        advice = "stage the weights that were launched with, or launch under another name"
+        raise AutorlError(what, where=root.model(manifest.name), fault=Fault.CLUSTER, next_step=advice)
     return BaseModel.read(root.model(manifest.name), manifest.content_hash)
 
 
 # --- the submitted folder
 
-MAX_FILES = 2000
-"""A checkpoint has tens of files, a trainer's output folder hundreds."""
-
+MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
 OPTIMIZER_BYTES_PER_VALUE = 16
 """Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
 
@@ -130,17 +120,12 @@ HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
 
 @dataclass(frozen=True)
 class SubmittedFolder:
-    """The open folder behind `fd`. `stack` closes what is opened.
-
-    Attributes:
-        sizes: size in bytes of each regular file.
-        folders: names of the subfolders, for messages.
-    """
+    """The open folder behind `fd`. `stack` closes what is opened."""
 
     fd: int
     stack: ExitStack
-    sizes: dict[str, int]
-    folders: list[str]
+    sizes: dict[str, int]  # size in bytes of each regular file
+    folders: list[str]  # names of the subfolders, for messages
 
     @classmethod
     def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
@@ -250,17 +235,12 @@ def read_exactly(fd: int, into: memoryview, position: int, file: str) -> None:
 
 @dataclass
 class Linted:
-    """A folder that passed: open weight files, tensors to copy, and ignored files.
+    """A folder that passed: open weight files, tensors to copy, and ignored files."""
 
-    Attributes:
-        files: descriptors of the files to copy; for an adapter, the staged base model's.
-        extra_head: the base model ties its head, but the file holds one, which must equal the embedding.
-    """
-
-    files: dict[str, int]
+    files: dict[str, int]  # descriptors of the files to copy; for an adapter, the staged base model's
     tensors: list[TensorSpec]
     ignored: list[str]
-    extra_head: bool
+    extra_head: bool  # the base model ties its head, but the file holds one, which must equal the embedding
 
 
 def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:

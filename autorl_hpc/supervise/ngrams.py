@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
     Patterns = NDArray[np.int64]
 
-WINDOW = 13
-"""Words in a row that don't match by accident."""
-
-LEAST_WORDS = 8
-"""A match of a shorter text means nothing, for example `put a clean cup on shelf`."""
-
+WINDOW = 13  # words in a row that don't match by accident
+LEAST_WORDS = 8  # a match of a shorter text means nothing, for example `put a clean cup on shelf`
 OTHER_LEAST_WORDS = 2 * WINDOW
 OTHER_SHARE = 0.5
 """Answers and other texts of an item count if half of their n-grams are in one file. A single n-gram of an answer is often
@@ -33,9 +29,7 @@ common (the loop that tests for a prime), and a sum of few words comes up by cha
 LEAST_TELLING = 3
 """Words of an n-gram that are more than a number or a letter: many programs contain `1 2 3 4 5 6 7 8 9 a b c d`."""
 
-MAX_WINDOWS_PER_TEXT = 1000
-"""Only the first this many n-grams of a longer text (a game's file) are used."""
-
+MAX_WINDOWS_PER_TEXT = 1000  # only the first this many n-grams of a longer text (a game's file) are used
 _SOLO = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 """Scripts without spaces: each character is a word."""
 
@@ -167,8 +161,7 @@ def _runs(values: Any, length: int) -> Any:
     return state
 
 
-LEAST_NULS = 13
-"""Fewer NULs can't hold thirteen words in wide characters."""
+LEAST_NULS = 13  # fewer NULs can't hold thirteen words in wide characters
 
 
 def readings(chunk: bytes) -> Iterator[bytes]:

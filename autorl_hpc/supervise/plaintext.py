@@ -23,25 +23,17 @@ from autorl_hpc.recorder.usage import WorkspaceWalk
 from autorl_hpc.recorder.watch import Parts
 
 CHUNK_BYTES = 1 << 20
-OVERLAP_BYTES = 4096
-"""Longer than 13 words that are escaped twice."""
-
-WHOLE_BYTES = 1 << 20
-"""Smaller files are always read."""
-
+OVERLAP_BYTES = 4096  # longer than 13 words that are escaped twice
+WHOLE_BYTES = 1 << 20  # smaller files are always read
 SAMPLES, SAMPLE_BYTES = 32, 4096
-TEXT_SAMPLES = 2
-"""At least this many samples must be text, because a file of weights begins with a text header."""
-
+TEXT_SAMPLES = 2  # at least this many samples must be text, because a file of weights begins with a text header
 MAX_BAD_SHARE = 0.15
 MAX_MEMBERS = 10_000
 MAX_DIRECTORY_BYTES = 16 << 20
 """Limit for a zip: the standard library reads the directory at once and takes ten times its size in memory."""
 
 OPAQUE_BYTES = 4096
-MIN_PRINTABLE = 0.55
-"""Random bytes have 0.38 (compressed or encrypted data, weights). A pickle of texts has more."""
-
+MIN_PRINTABLE = 0.55  # random bytes have 0.38 (compressed or encrypted data, weights). A pickle of texts has more.
 _TEXT = bytes([9, 10, 13, *range(32, 127)])
 _ASCII = bytes(range(128))
 
@@ -246,11 +238,7 @@ _MARKS = [
 
 # --- regular files of an agent's folder
 
-MAX_NAME_BYTES = 32 << 20
-"""Limit for the names and link targets of one walk."""
-
-Identity = tuple[int, int, int, int]
-"""Device, inode, size, ctime: only root can give a changed file its old ctime."""
+Identity = tuple[int, int, int, int]  # device, inode, size, ctime: only root can give a changed file its old ctime
 
 
 @dataclass(frozen=True)
@@ -263,12 +251,10 @@ class FoundFile:
 
 @dataclass
 class Listing:
-    """What a walk found; `whole` is False if it was cut short or a folder could not be read. `names`: names of all
-    entries, and link targets, because an agent can hide text there too."""
+    """What a walk found."""
 
     files: list[FoundFile] = field(default_factory=list)
-    whole: bool = True
-    names: list[bytes] = field(default_factory=list)
+    whole: bool = True  # False: cut short, or a folder could not be read
 
 
 def identity_of(status: os.stat_result) -> Identity:
@@ -279,23 +265,14 @@ def identity_of(status: os.stat_result) -> Identity:
 def list_files(folder: Path, meter: ReadingBudget, max_files: int = 100_000) -> Listing:
     """List the regular files below a folder, those near the top first; no link is followed, other devices are skipped.
     Raises Limit: the search is over; OSError: the folder can't be opened."""
-    listing, name_bytes = Listing(), 0
+    listing = Listing()
 
     def visit(parts: Parts, status: os.stat_result) -> None:
-        nonlocal name_bytes
-        names = [os.fsencode(parts[-1])]
-        if stat.S_ISLNK(status.st_mode):
-            try:
-                names.append(os.fsencode(os.readlink(folder.joinpath(*parts))))
-            except OSError:
-                pass  # no longer a link
-        name_bytes += sum(map(len, names))
-        if name_bytes <= MAX_NAME_BYTES:
-            listing.names += names
-        regular = stat.S_ISREG(status.st_mode)
-        if regular and len(listing.files) < max_files:
-            listing.files.append(FoundFile(parts, identity_of(status)))
-        listing.whole &= name_bytes <= MAX_NAME_BYTES and (not regular or len(listing.files) < max_files)
+        if stat.S_ISREG(status.st_mode):
+            if len(listing.files) < max_files:
+                listing.files.append(FoundFile(parts, identity_of(status)))
+            else:
+                listing.whole = False
 
     walk = WorkspaceWalk([visit])
     for _ in walk.steps(folder):

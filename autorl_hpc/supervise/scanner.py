@@ -34,8 +34,6 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.states import Split
 from autorl_hpc.supervise.ngrams import How, NgramIndex, Text, readings
 from autorl_hpc.supervise.plaintext import (
-    CHUNK_BYTES,
-    OVERLAP_BYTES,
     FoundFile,
     Identity,
     Limit,
@@ -53,12 +51,8 @@ if TYPE_CHECKING:
     from autorl_hpc.supervise.ngrams import Patterns
 
 NICE = 19
-MEMORY_BYTES = 6 << 30
-"""Limit of address space: a decompressor that wants more fails."""
-
-LOOK_BYTES = 4 << 30
-"""Limit of decompressed text in one search."""
-
+MEMORY_BYTES = 6 << 30  # limit of address space: a decompressor that wants more fails
+LOOK_BYTES = 4 << 30  # limit of decompressed text in one search
 GIVEN_BYTES = 64 << 30
 MAX_FILE_LINES = 20
 FIRST_ITEMS = 5
@@ -68,9 +62,6 @@ FIRST_SUFFIXES = (
     *(".gz", ".xz", ".bz2", ".zip", ".arrow"),
 )
 """Read first, so that a limit cuts off the least likely files."""
-
-NAMES = "./"
-"""Name under which matches in file and folder names are reported; no file's path ends like this."""
 
 
 @dataclass
@@ -134,15 +125,10 @@ class FileContent(NamedTuple):
 
 @dataclass
 class Scanner:
-    """Searches one workspace.
-
-    Attributes:
-        given: number of items that the suite itself gave to the agent.
-        known: what was found in files that have not changed since.
-    """
+    """Searches one workspace. `known`: what was found in files that have not changed since."""
 
     heldout: Heldout
-    given: int
+    given: int  # number of items that the suite itself gave to the agent
     workspace: Path
     log: Path
     known: dict[Identity, FileContent] = field(default_factory=dict)
@@ -169,10 +155,10 @@ class Scanner:
         listing = list_files(self.workspace, meter, self.max_files)
         if not listing.whole:
             self._reasons["not all folders could be listed"] = None
-        left = sorted(listing.files, key=_order)
+        # Taken from its end: likely files first, small ones before large ones.
+        left = sorted(listing.files, key=lambda f: (f.parts[-1].lower().endswith(FIRST_SUFFIXES), -f.identity[2]))
         root = os.open(self.workspace, DIR_FLAGS)
         try:
-            self._files[NAMES] = self._found(self._search_names(listing.names, meter))
             while left:
                 self._one(meter, root, left[-1])
                 left.pop()
@@ -182,13 +168,6 @@ class Scanner:
             raise
         finally:
             os.close(root)
-
-    def _search_names(self, names: list[bytes], meter: ReadingBudget) -> Iterator[Patterns]:
-        text = b"\n".join(names)
-        for at in range(0, len(text), CHUNK_BYTES):
-            part = text[max(0, at - OVERLAP_BYTES) : at + CHUNK_BYTES]
-            meter.take(len(part))
-            yield self.heldout.index.search(part)
 
     def _one(self, meter: ReadingBudget, root: int, file: FoundFile) -> None:
         name, size = "/".join(file.parts), file.identity[2]
@@ -281,11 +260,6 @@ class Scanner:
             reason="; ".join(list(self._reasons)[:5])[:500] or None,
             took_s=took_s,
         )
-
-
-def _order(file: FoundFile) -> tuple[bool, int]:
-    """Sort key for a list that is taken from its end: likely files first, small ones before large ones."""
-    return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]
 
 
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:

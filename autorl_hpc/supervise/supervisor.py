@@ -49,9 +49,7 @@ from autorl_hpc.tasks.loader import Task, load_task
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
-LOOK_S = 0.5
-"""How often the ledger and the cancel folder are read."""
-
+LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
@@ -59,35 +57,24 @@ BY_SIGNAL = "signal "
 
 @dataclass(frozen=True)
 class WorkEnd:
-    """How an agent's work in one attempt ended.
+    """How an agent's work in one attempt ended."""
 
-    Attributes:
-        ended_by: None for a signal or a newer attempt.
-        agent: how its last start ended.
-        excess: which limit it exceeded at one moment (memory, disk, processes); None if none.
-    """
-
-    ended_by: EndedBy | None
-    agent: AgentEnd
-    excess: str | None = None
+    ended_by: EndedBy | None  # None for a signal or a newer attempt
+    agent: AgentEnd  # how its last start ended
+    excess: str | None = None  # which limit it exceeded at one moment (memory, disk, processes); None if none
 
 
 @dataclass
 class AgentRun:
-    """Runs the agent of one attempt over all its starts.
-
-    Attributes:
-        argv: returns a command as it runs in the sandbox.
-        mark: marks the processes of this attempt.
-    """
+    """Runs the agent of one attempt over all its starts."""
 
     experiment: ExperimentDir
     record: RunRecord
     agent: Agent
     workspace: Path
-    argv: Callable[[Sequence[str]], list[str]]
+    argv: Callable[[Sequence[str]], list[str]]  # returns a command as it runs in the sandbox
     env: dict[str, str]
-    mark: str
+    mark: str  # marks the processes of this attempt
     stops: Stops
     limits: BudgetLimits
     intake: Intake
@@ -331,12 +318,9 @@ class Supervisor:
             raise Superseded
         task, agent = load_task(self.record.science.task), load_agent(self.record.science.agent)
         if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
-            raise AutorlError(
-                "the task or the agent that this job found is not the one that run.json names",
-                where=agent.folder,
-                fault=Fault.CLUSTER,
-                next_step="launch again: jobs run the frozen code of the experiment",
-            )
+            what = "the task or the agent that this job found is not the one that run.json names"
+            advice = "launch again: jobs run the frozen code of the experiment"
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice)
         path, patiently = self.workspace, functools.partial(self.stops.patiently, may_pass=is_cluster_error)
         patiently(lambda: laying.lay_folders(path, self.root, self.record))
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(path)})

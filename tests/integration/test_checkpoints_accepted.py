@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from checkpoints import (
     EMBEDDING,
@@ -63,14 +62,6 @@ def test_the_base_model_itself_has_the_base_s_hash(tmp_path: Path) -> None:
     assert (tmp_path / "copy of base" / SINGLE).read_bytes() == (tmp_path / "base" / SINGLE).read_bytes()
 
 
-def test_one_changed_value_changes_the_hash(tmp_path: Path) -> None:
-    tensors = changed(tiny_tensors())
-    first = hash_of(tmp_path, "a", tensors)
-    values = tensors[EMBEDDING][1]
-    values[0, 0] = np.nextafter(values[0, 0], np.float32(1))
-    assert hash_of(tmp_path, "b", tensors) != first
-
-
 def test_two_tensors_exchanged_change_the_hash(tmp_path: Path) -> None:
     tensors = changed(tiny_tensors())
     first = hash_of(tmp_path, "a", tensors)
@@ -119,10 +110,8 @@ ENDLESS = "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{%
 SAMPLING = {"do_sample": True, "temperature": 5.0, "suppress_tokens": [1, 2], "eos_token_id": None}
 BESIDE: list[tuple[str, Callable[[Path], None]]] = [
     ("nothing", files()),
-    ("special tokens", files(tokenizer_config__json='{"extra_special_tokens": ["<a>", "<b>"]}')),
     ("endless template", files(chat_template__jinja=ENDLESS)),
     ("whole tokenizer", with_whole_tokenizer),
-    ("ids beyond the embedding", files(added_tokens__json='{"<x>": 1000000}')),
     ("sampling", files(generation_config__json=json.dumps(SAMPLING))),
     ("training state", files(optimizer__pt="K", training_args__bin="cos\nsystem", trainer_state__json="no JSON")),
     ("subfolders", with_subfolders),
@@ -153,12 +142,9 @@ OLDER = {key: value for key, value in tiny_config().items() if key not in ("rope
 CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("as it was", tiny_config()),
     ("older transformers", OLDER),
-    ("older, whole number", {**OLDER, "rope_theta": 10000}),
-    ("both ways, the same", {**tiny_config(), "rope_theta": 10000.0}),
     ("scaling that is none", {**OLDER, "rope_scaling": {"type": "default"}}),
     ("another dtype", {**tiny_config(), "dtype": "bfloat16"}),
     ("training options", {**tiny_config(), "use_cache": False, "attention_dropout": 0.1, "initializer_range": 1.0}),
-    ("another end", {**tiny_config(), "eos_token_id": [0, 1], "bos_token_id": 5}),
     ("a field of the future", {**tiny_config(), "new_in_6": True}),
     ("all layers alike", {**tiny_config(), "layer_types": ["full_attention", "full_attention"]}),
 ]

@@ -111,18 +111,6 @@ def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, t
     assert looks(cluster, run_id)[-1].submission_id is None
 
 
-def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Cluster) -> None:
-    cluster.agent("one", HONEST)
-    (run_id,) = cluster.prepare(["one"])
-    path = cluster.root.task_vault("arithmetic") / "report" / "items.jsonl"
-    path.chmod(0o600)
-    path.write_text(path.read_text() + "\n")
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
-    last = looks(cluster, run_id)[-1]
-    assert not last.complete and last.reason is not None and "changed after staging" in last.reason
-    assert len(cluster.view(run_id).accepted()) == 1
-
-
 def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
     cluster.agent("one", HONEST.replace("variants 0 1\n", LARGE + "variants 0 1\n") + "sleep 600\n")
     (run_id,) = cluster.prepare(["one"])

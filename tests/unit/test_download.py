@@ -10,7 +10,6 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import needs
@@ -20,8 +19,8 @@ from web_server import Answer, LoopbackServer, clean_environment, code, cut, han
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch
-from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
+from autorl_hpc.stage.download import NoNetwork, Patience, Pin, fetch
+from autorl_hpc.stage.sources import HttpSource, address_of, hub_file
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -123,15 +122,6 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
     assert not server.seen
 
 
-def test_a_part_of_another_version_is_thrown_away(server: LoopbackServer, place: Path) -> None:
-    (place / ".tmp-file.part").write_bytes(b"x" * 1000)
-    assert "run the same command again" in (fails(server, place, whole(DATA)).next_step or "")
-    get(server, place, whole(DATA))
-    for pin in (NO_PIN, Pin(sha256=SHA)):  # longer than the file: the server has nothing there (416)
-        (place / ".tmp-file.part").write_bytes(b"x" * 300_000)
-        get(server, place, whole(DATA), pin=pin)
-
-
 def test_a_wrong_file_is_removed_and_both_hashes_are_said(server: LoopbackServer, place: Path) -> None:
     error = fails(server, place, whole(OTHER))
     assert hashlib.sha256(OTHER).hexdigest() in error.what and SHA in error.what
@@ -185,12 +175,6 @@ def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) ->
     assert f"answers {number}" in error.what and len(server.seen) == 1 and error.where == server.url("/file")
 
 
-@pytest.mark.slow
-def test_a_server_that_hangs_is_asked_again(server: LoopbackServer, place: Path) -> None:
-    said = get(server, place, hangs(DATA, 1000), whole(DATA), patience=replace(QUICK, timeout_s=2.0))
-    assert "no answer in time" in said and asked(server) == [None, "bytes=1000-"]
-
-
 def test_a_full_disk_is_seen_before_anything_is_written(
     server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,18 +204,6 @@ def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, clo
         fetch(HttpSource(url), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
     assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT and not left(place)
-
-
-def test_proxies_of_the_environment_are_used(
-    server: LoopbackServer, place: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", server.url())
-    server.answers["http://files.invalid/file"] = [whole(DATA)]
-    fetch(HttpSource("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert server.seen[0][0] == "http://files.invalid/file"
-    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
-    with pytest.raises(NoNetwork):
-        fetch(HttpSource("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
 
 
 def test_redirects_are_followed_and_end(server: LoopbackServer, place: Path) -> None:
@@ -319,19 +291,6 @@ def test_a_refused_token_stands_in_no_message(server: LoopbackServer, token: Pat
     assert SECRET not in f"{caught.value}{caught.value.as_json()}{lines}" and len(server.seen) == 2
 
 
-def test_a_token_file_that_holds_no_token(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for content in ("", "two words", "a\nb", "é", "x" * 5000):
-        token.write_text(content)
-        with pytest.raises(AutorlError, match="must hold the token alone") as caught:
-            hub_token()
-        assert caught.value.where == str(token) and (not content or content not in str(caught.value))
-    token.unlink()
-    with pytest.raises(AutorlError, match="can't be read"):
-        hub_token()
-    monkeypatch.delenv("HF_TOKEN_PATH")
-    assert hub_token() is None
-
-
 # --- addresses, progress
 
 
@@ -362,11 +321,3 @@ def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(AutorlError) as caught:
         address_of(text)
     assert "u:p" not in str(caught.value) and caught.value.next_step
-
-
-def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
-    assert hub_file("org/m", "v1", "x").url == "https://mirror.example/hub/org/m/resolve/v1/x"
-    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
-    with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
-        hub_file("org/m", "v1", "x")

@@ -4,7 +4,6 @@ that fail."""
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,25 +108,6 @@ def test_a_run_with_many_submissions_does_not_keep_the_others_waiting() -> None:
     world.run()
     assert len(world.served) == 55
     assert max(wait for name, wait in world.waits.items() if "flood" not in name) < ENGINE_START_S + 12 * 2.0
-
-
-@pytest.mark.parametrize("graders", [1, 3])
-def test_100_submissions_of_20_runs_on_two_tasks(graders: int) -> None:
-    """All queued at once; both tasks by one engine, then by one each."""
-    for groups in ("a", "ab"):
-        world = Simulation(graders, costs=lambda name: 1.5)
-        world.arrivals = [
-            (0.0, entry(f"{groups[run % len(groups)]}.{run}", n)) for run in range(20) for n in range(1, 6)
-        ]
-        world.run()
-        assert sorted(world.served) == sorted(world.waits) and len(world.served) == 100
-        waits = list(world.waits.values())
-        assert max(waits) / statistics.median(waits) < 3
-        assert sum(grader.changes for grader in world.crew) <= graders + len(groups), "who is idle helps others once"
-        first = [
-            statistics.mean(w for name, w in world.waits.items() if run_of(name) == f"{groups[0]}.{r}") for r in (0, 18)
-        ]
-        assert max(first) < 1.5 * min(first), "runs of one task wait alike"
 
 
 @pytest.mark.parametrize("seed", range(2))
