@@ -30,7 +30,7 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
         planned, record = plan.prepare(_job_file(place, parallel), root)
     except AutorlError as error:
         raise _explained(error, root) from None
-    local.submit(planned.experiment, record)
+    local.submit(planned.experiment, record, say)
     say(
         f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
     )

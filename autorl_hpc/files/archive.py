@@ -26,8 +26,7 @@ MAX_WINDOW_BYTES = 128 * 1024 * 1024
 """zstd's own default limit. A larger window costs memory, and our archives do not need one."""
 
 CHUNK_BYTES = 1024 * 1024
-MAX_EXTENDED_BYTES = 64 * 1024
-"""Limit for an extended header (a long name), because tarfile reads it into memory."""
+MAX_EXTENDED_BYTES = 64 * 1024  # limit for an extended header (a long name), because tarfile reads it into memory
 
 
 class DamagedArchive(Exception):
@@ -35,11 +34,7 @@ class DamagedArchive(Exception):
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of `SUFFIXES` that the bundle's name ends with.
-
-    Raises:
-        AutorlError: it ends with none of them.
-    """
+    """Return the suffix of `SUFFIXES` that the bundle's name ends with. Raises AutorlError: it ends with none of them."""
     found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if found is None:
         raise AutorlError(
@@ -62,11 +57,7 @@ def packing_of(path: Path) -> str | None:
 
 
 def zstandard_module() -> Any:
-    """Import and return the package zstandard.
-
-    Raises:
-        AutorlError: it is not installed.
-    """
+    """Import and return the package zstandard. Raises AutorlError: it is not installed."""
     try:
         import zstandard
     except ImportError:
@@ -146,11 +137,8 @@ class ArchiveReader:
         self.bound = Bounded(stream, allowed)
 
     def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
-        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under `damage`.
-
-        Raises:
-            DamagedArchive: there is anything but plain files, or data after the archive's end.
-        """
+        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under
+        `damage`. Raises DamagedArchive: there is anything but plain files, or data after the archive's end."""
         source: Any = self.bound
         archive = tarfile.open(fileobj=source, mode="r|", tarinfo=Header)  # noqa: SIM115  a stream, not a file
         while (row := archive.next()) is not None:

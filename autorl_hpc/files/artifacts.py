@@ -73,11 +73,8 @@ def _hidden(artifacts: Path, prefix: str) -> list[Path]:
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
-    """Rename the copied `folder` to its content hash, with a reference of `run_id` in it. An existing equal artifact is kept.
-
-    Raises:
-        OSError: the file system failed; nothing was installed.
-    """
+    """Rename the copied `folder` to its content hash, with a reference of `run_id` in it. An existing equal artifact is
+    kept. Raises OSError: the file system failed; nothing was installed."""
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / run_id).touch()
     for _ in range(MAX_TRIES):
@@ -168,8 +165,7 @@ def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
     return run_id in reading.list_names(refs) and artifact_ready(artifacts, content_hash)
 
 
-Reference = tuple[int, int]
-"""(inode, mtime in ns): distinguishes a reference from a later one with the same name."""
+Reference = tuple[int, int]  # (inode, mtime in ns): distinguishes a reference from a later one with the same name
 
 
 def reference(artifacts: Path, content_hash: str, run_id: str) -> Reference | None:

@@ -7,6 +7,7 @@ O_CREAT|O_EXCL was seen to let two clients win.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import stat
@@ -17,23 +18,13 @@ from typing import Any
 from autorl_hpc.files.faults import again, as_lost_answer
 from autorl_hpc.records import readable_json
 
-TEMPORARY_PREFIX = ".tmp-"
-"""Prefix of unfinished writes; every listing skips these names."""
-
-Hook = Callable[[str], None]
+TEMPORARY_PREFIX = ".tmp-"  # prefix of unfinished writes; every listing skips these names
 Parts = Callable[[], Iterable[bytes]]
 
 
-def _no_hook(step: str) -> None:
-    """Do nothing; tests replace it to kill the process at each step."""
-
-
 def fsync_directory(path: Path) -> None:
-    """Make a rename or link in `path` durable where the file system can.
-
-    Failures are ignored: some file systems refuse to fsync a directory, and the new name is visible already. An error would
-    make the caller repeat what is done.
-    """
+    """Make a rename or link in `path` durable where the file system can. Failures are ignored: some file systems refuse to fsync a
+    directory, the new name is visible already, and an error would make the caller repeat what is done."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -46,49 +37,39 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _write_temporary(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool = True) -> Path:
+def _write_temporary(path: Path, parts: Parts, mode: int, durable: bool = True) -> Path:
     """Write a temporary file beside `path` and return its path. Each retry uses a new name: the old file may exist (lost
     answer), and after a failed fsync only a new file is sure to reach the disk."""
-    return again(lambda: _write_once(path, parts, mode, hook, durable))
 
-
-def _write_once(path: Path, parts: Parts, mode: int, hook: Hook, durable: bool) -> Path:
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
-    hook("start")
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    except OSError as error:
-        unlink_quietly(temporary)  # the file may exist: the error can be a lost answer
-        if isinstance(error, FileExistsError):
-            raise as_lost_answer(error) from error
-        raise
-    try:
+    def once() -> Path:
+        temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
         try:
-            hook("created")
-            for data in parts():
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(fd, view) :]
-            hook("written")
-            if durable:
-                os.fsync(fd)
-            hook("synced")
-        finally:
-            os.close(fd)  # NFS may report a full quota here
-    except BaseException:
-        unlink_quietly(temporary)
-        raise
-    return temporary
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+            try:
+                for data in parts():
+                    view = memoryview(data)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                if durable:
+                    os.fsync(fd)
+            finally:
+                os.close(fd)  # NFS may report a full quota here
+        except BaseException as error:
+            unlink_quietly(temporary)  # it may exist also where opening failed: the error can be a lost answer
+            if isinstance(error, FileExistsError):
+                raise as_lost_answer(error) from error
+            raise
+        return temporary
+
+    return again(once)
 
 
 def _link_count(path: Path) -> int:
     """Return the link count as the server has it: opening makes an NFS client ask, and fchmod makes other clients notice."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        try:
+        with contextlib.suppress(PermissionError):  # a file system without modes
             os.fchmod(fd, stat.S_IMODE(os.fstat(fd).st_mode))
-        except PermissionError:
-            pass  # a file system without modes
         return os.fstat(fd).st_nlink
     finally:
         os.close(fd)
@@ -115,54 +96,39 @@ def _rename(temporary: Path, path: Path) -> None:
 
 def unlink_quietly(path: Path) -> None:
     """Remove a file. A file that is gone or can't be removed now is no error."""
-    try:
+    with contextlib.suppress(OSError):
         os.unlink(path)
-    except OSError:
-        pass
 
 
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
-    """Replace `path` by `data`, completely or not at all. The folder must exist.
-
-    Args:
-        durable: False for files that can be made again: no fsync, so a crash of the machine may lose the file.
-
-    Raises:
-        OSError: the write failed; the old content, if any, is unchanged.
-    """
-    write_parts(path, lambda: (data,), mode=mode, hook=hook, durable=durable)
+def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace `path` by `data`, completely or not at all. The folder must exist. `durable`: False for files that can be
+    made again: no fsync, so a crash of the machine may lose the file. Raises OSError: the write failed; the old content,
+    if any, is unchanged."""
+    write_parts(path, lambda: (data,), mode=mode, durable=durable)
 
 
-def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, hook: Hook = _no_hook, durable: bool = True) -> None:
-    """Replace `path` like `write_bytes`, for content that is too large to hold in memory.
-
-    Args:
-        parts: returns the bytes from the beginning; called again on each retry.
-    """
-    temporary = _write_temporary(path, parts, mode, hook, durable)
+def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Replace `path` like `write_bytes`, for content that is too large to hold in memory. `parts`: returns the bytes from
+    the beginning; called again on each retry."""
+    temporary = _write_temporary(path, parts, mode, durable)
     try:
         again(lambda: _rename(temporary, path))
     except BaseException:
         unlink_quietly(temporary)
         raise
-    hook("renamed")
     if durable:
         fsync_directory(path.parent)
-    hook("done")
 
 
-def write_json(path: Path, value: Any, *, mode: int = 0o644, hook: Hook = _no_hook) -> None:
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     """Replace `path` by readable JSON with sorted keys; see `write_bytes`."""
-    write_bytes(path, readable_json(value), mode=mode, hook=hook)
+    write_bytes(path, readable_json(value), mode=mode)
 
 
-def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _no_hook) -> bool:
-    """Create `path` with `data` unless the name is taken. Exactly one of several racing writers gets True.
-
-    Raises:
-        OSError: the file system failed; as far as can be seen, nothing was created.
-    """
-    temporary = _write_temporary(path, lambda: (data,), mode, hook)
+def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444) -> bool:
+    """Create `path` with `data` unless the name is taken. Exactly one of several racing writers gets True. Raises OSError:
+    the file system failed; as far as can be seen, nothing was created."""
+    temporary = _write_temporary(path, lambda: (data,), mode)
     try:
         try:
             won = again(lambda: _link(temporary, path))
@@ -170,10 +136,8 @@ def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444, hook: Hook = _n
             if again(lambda: _link_count(temporary)) == 1:
                 raise
             won = True
-        hook("linked")
     finally:
         unlink_quietly(temporary)
     if won:
         fsync_directory(path.parent)
-    hook("done")
     return won

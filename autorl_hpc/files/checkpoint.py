@@ -22,14 +22,11 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.faults import again
 from autorl_hpc.records import canonical_json
 
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors library itself."""
-
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 MAX_JSON_BYTES = 16 * 1024 * 1024
 """Limit for config.json and the shard index; an index of a million tensors is smaller."""
 
-ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
-"""Bytes per item of the dtypes that a submission may use."""
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per item of the dtypes that a submission may use
 
 EMBEDDING_NAMES = (
     "model.embed_tokens.weight",
@@ -81,15 +78,9 @@ def _broken(code: str, file: str, what: str) -> Refused:
 
 
 def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) -> list[TensorSpec]:
-    """Return the tensors of an open safetensors file, read from its header alone.
-
-    Args:
-        max_header_bytes: a longer header is refused; parsing takes many times its size in memory.
-
-    Raises:
-        Refused: the header violates the format, or the file is shorter or longer than the header says.
-        OSError: the file system failed.
-    """
+    """Return the tensors of an open safetensors file, read from its header alone. `max_header_bytes`: a longer header is
+    refused; parsing takes many times its size in memory. Raises Refused: the header violates the format, or the file is
+    shorter or longer than the header says; OSError: the file system failed."""
     size = os.fstat(fd).st_size
     if size < 8:
         raise _broken("header_broken", file, f"{size} bytes are no safetensors file")
@@ -147,8 +138,7 @@ def content_hash(parts: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
 def hash_span(fd: int, begin: int, end: int) -> str:
     """Return the sha256 (hex) of the bytes [begin, end) of an open file."""
     digest = hashlib.sha256()
-    buffer = bytearray(min(CHUNK_BYTES, max(1, end - begin)))
-    view = memoryview(buffer)
+    view = memoryview(bytearray(min(CHUNK_BYTES, max(1, end - begin))))
     while begin < end:
         got = os.preadv(fd, [view[: min(CHUNK_BYTES, end - begin)]], begin)
         if got <= 0:
@@ -165,12 +155,12 @@ def weight_files(folder: Path) -> list[str]:
 
 def tensors_of(folder: Path) -> list[TensorSpec]:
     """Return all tensors of a store or artifact folder, read from the headers."""
-    return [tensor for name in weight_files(folder) for tensor in again(functools.partial(_tensors_in, folder / name))]
 
+    def read(name: str) -> list[TensorSpec]:
+        with open(folder / name, "rb") as file:
+            return read_header(file.fileno(), name)
 
-def _tensors_in(path: Path) -> list[TensorSpec]:
-    with open(path, "rb") as file:
-        return read_header(file.fileno(), path.name)
+    return [tensor for name in weight_files(folder) for tensor in again(functools.partial(read, name))]
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
@@ -182,11 +172,8 @@ def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str
 
 
 def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """Return the rows (name, dtype, shape, sha256) that the content hash of a model folder covers.
-
-    Raises:
-        Refused: a file is not a safetensors file, or two files hold the same tensor.
-    """
+    """Return the rows (name, dtype, shape, sha256) that the content hash of a model folder covers. Raises Refused: a file
+    is not a safetensors file, or two files hold the same tensor."""
     parts: list[tuple[str, str, tuple[int, ...], str]] = []
     tensors = tensors_of(folder)
     if len({tensor.name for tensor in tensors}) != len(tensors):
@@ -237,12 +224,9 @@ def own_tensors(base: Path) -> tuple[list[TensorSpec], frozenset[str]]:
 
 
 def base_content_hash(folder: Path) -> str:
-    """Return the content hash of a base model; reads every tensor once.
-
-    Raises:
-        Refused: it can't be a base model; `untied_head`: the config ties head and embedding, but the file holds two that
-            differ. transformers would load both, other engines only the embedding.
-    """
+    """Return the content hash of a base model; reads every tensor once. Raises Refused: it can't be a base model;
+    `untied_head`: the config ties head and embedding, but the file holds two that differ. transformers would load both,
+    other engines only the embedding."""
     parts = folder_parts(folder)
     _, tied = own_tensors(folder)
     found = {name: tuple(rest) for name, *rest in parts}
@@ -265,30 +249,21 @@ SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
 def file_sha256(path: Path) -> str:
     """Return the sha256 (hex) of a file; retries if the file system fails on the way."""
-    return again(lambda: _file_sha256(path))
 
+    def once() -> str:
+        with open(path, "rb", buffering=0) as file:
+            return hash_span(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
-def _file_sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    buffer = bytearray(CHUNK_BYTES)
-    view = memoryview(buffer)
-    with open(path, "rb", buffering=0) as file:
-        while True:
-            got = file.readinto(buffer)
-            if not got:
-                return digest.hexdigest()
-            digest.update(view[:got])
+    return again(once)
 
 
 def walk_files(folder: Path) -> list[str]:
     """Return the sorted relative paths of the regular files below `folder`, without caches; links are not followed."""
     found: list[str] = []
     for parent, folders, names in os.walk(folder, followlinks=False):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED)
-        for name in names:
-            path = Path(parent) / name
-            if not name.endswith(".pyc") and path.is_file() and not path.is_symlink():
-                found.append(path.relative_to(folder).as_posix())
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        paths = [Path(parent) / name for name in names if not name.endswith(".pyc")]
+        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file() and not path.is_symlink()]
     return sorted(found)
 
 

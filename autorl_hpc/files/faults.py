@@ -11,19 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CLUSTER_ERRNOS = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EIO,
-        errno.ESTALE,
-        errno.EROFS,
-        errno.EREMOTEIO,
-        errno.ENFILE,
-        errno.EMFILE,
-        errno.ENOMEM,
-        errno.ETIMEDOUT,
-        errno.EINTR,
-    }
+    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO}
+    | {errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR}
 )
 """A full disk, a stale handle, no free descriptors and the like: retried, never charged to an agent."""
 
@@ -48,11 +37,8 @@ def as_lost_answer(error: FileExistsError) -> OSError:
 def again(step: Callable[[], T]) -> T:
     """Run one step on a shared file system, with up to five tries in a second for errors that often pass.
 
-    A step that changes something must be safe to repeat, because an error may be a lost answer to a completed step.
-
-    Raises:
-        OSError: it failed with another error, or at the last try.
-    """
+    A step that changes something must be safe to repeat, because an error may be a lost answer to a completed step. Raises
+    OSError: it failed with another error, or at the last try."""
     for attempt in range(TRIES - 1):
         try:
             return step()

@@ -20,20 +20,12 @@ from autorl_hpc.states import Split
 
 
 def read_run(run: RunDir) -> RunRecord:
-    """Read run.json.
-
-    Raises:
-        AutorlError: it is absent or damaged.
-    """
+    """Read run.json. Raises AutorlError: it is absent or damaged."""
     return parse_record(RunRecord, _read(run.record), run.record)
 
 
 def read_experiment(experiment: ExperimentDir) -> ExperimentRecord:
-    """Read experiment.json.
-
-    Raises:
-        AutorlError: it is absent or damaged.
-    """
+    """Read experiment.json. Raises AutorlError: it is absent or damaged."""
     return parse_record(ExperimentRecord, _read(experiment.resolved), experiment.resolved)
 
 

@@ -121,17 +121,8 @@ class ExperimentDir:
 
     def folders(self) -> list[Path]:
         """Return the folders that launch makes."""
-        for_graders = [self.queue, self.claims, self.graders, self.drivers, self.troubles]
-        return [
-            self.path,
-            self.code,
-            *for_graders,
-            self.artifacts,
-            self.baselines,
-            self.finished,
-            self.cancel,
-            self.jobs,
-        ]
+        for_graders = [self.queue, self.claims, self.graders, self.drivers, self.troubles, self.finished]
+        return [self.path, self.code, *for_graders, self.artifacts, self.baselines, self.cancel, self.jobs]
 
 
 @dataclass(frozen=True)
@@ -187,14 +178,8 @@ def named_by(variable: str) -> list[Path]:
 
 
 def put_first(variable: str, folders: Sequence[Path], kind: str) -> None:
-    """Put folders first in the search path of an environment variable, for this process and its children.
-
-    Args:
-        kind: `agent` or `task`, for messages.
-
-    Raises:
-        AutorlError: one of them is not a folder.
-    """
+    """Put folders first in the search path of an environment variable, for this process and its children. `kind`: `agent`
+    or `task`, for messages. Raises AutorlError: one of them is not a folder."""
     for folder in folders:
         if not folder.is_dir():
             raise AutorlError(

@@ -99,13 +99,8 @@ class Ledger:
         return self._entries[-1].sha256 if self._entries else self.genesis()
 
     def read(self) -> Sequence[Linked]:
-        """Return all entries, including new ones.
-
-        Raises:
-            AutorlError: an entry is missing, altered or out of order; the message names it. The entries before it remain
-                in `entries`.
-            OSError: the file system failed; try again.
-        """
+        """Return all entries, including new ones. Raises AutorlError: an entry is missing, altered or out of order; the
+        message names it. The entries before it remain in `entries`; OSError: the file system failed; try again."""
         with self._lock:
             return self._read()
 
@@ -153,12 +148,9 @@ class Ledger:
         role: str,
         unless: Callable[[Sequence[Linked]], bool] | None = None,
     ) -> Linked | None:
-        """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain.
-
-        Raises:
-            OSError: the file system failed; as far as can be seen, nothing was committed.
-            AutorlError: the chain before it is damaged.
-        """
+        """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain. Raises
+        OSError: the file system failed; as far as can be seen, nothing was committed; AutorlError: the chain before it is
+        damaged."""
         if not isinstance(body, BODIES[kind]):
             raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
         with self._lock:
@@ -221,12 +213,7 @@ class Ledger:
 
 
 def run_head(run: RunDir) -> RunHead:
-    """Return the head of the run's ledger.
-
-    Raises:
-        AutorlError: the ledger is damaged.
-        OSError: it can't be read now.
-    """
+    """Return the head of the run's ledger. Raises AutorlError: the ledger is damaged; OSError: it can't be read now."""
     ledger = Ledger(run)
     ledger.read()
     return RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head())
@@ -248,12 +235,8 @@ def write_heads(experiment: ExperimentDir, heads: Heads) -> None:
 
 
 def read_heads(experiment: ExperimentDir) -> Heads | None:
-    """Read heads.json; None if it does not exist.
-
-    Raises:
-        AutorlError: it is damaged.
-        ValueError, OSError: it can't be read.
-    """
+    """Read heads.json; None if it does not exist. Raises AutorlError: it is damaged; ValueError, OSError: it can't be
+    read."""
     try:
         return parse_record(Heads, reading.read_json(experiment.heads), experiment.heads)
     except FileNotFoundError:

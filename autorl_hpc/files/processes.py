@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import re
 import signal
 import socket
@@ -132,53 +131,22 @@ def job_id() -> str | None:
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID")
 
 
-# --- shared address spaces: a child of vfork (as subprocess uses it) runs in its parent's address space until it execs, and
-# the same resident memory is shown for both
-
-KCMP = {"x86_64": 312, "aarch64": 272}
-"""Syscall number of kcmp(2) by machine."""
-
-KCMP_VM = 1
-
-
-def of_their_own(pids: set[int]) -> set[int]:
-    """Return the processes that do not share their parent's address space; all of them if the kernel can't say."""
-    number = KCMP.get(platform.machine())
-    if number is None:
-        return pids
-    syscall = ctypes.CDLL(None).syscall
-
-    def is_shared(pid: int) -> bool:
-        fields = stat_fields(pid)
-        if not fields or (parent := int(fields[1])) not in pids:
-            return False
-        asked = (number, pid, parent, KCMP_VM, 0, 0)
-        return bool(syscall(*(ctypes.c_long(value) for value in asked)) == 0)
-
-    return {pid for pid in pids if not is_shared(pid)}
-
-
 # --- memory of processes, and bytes of files that only they hold open
 
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
 
-MEMFD = "/memfd:"
-"""How /proc shows an unnamed file in memory (memfd_create)."""
+MEMFD = "/memfd:"  # how /proc shows an unnamed file in memory (memfd_create)
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
-    """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum exceeds `enough`.
-
-    Args:
-        enough: a sum of resident sizes below this is returned as it is, because it is much cheaper to measure.
-    """
-    owners = of_their_own(pids)
-    resident = sum(_resident_bytes(pid) for pid in owners)
+    """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum exceeds
+    `enough`. `enough`: a sum of resident sizes below this is returned as it is, because it is much cheaper to measure."""
+    resident = sum(_resident_bytes(pid) for pid in pids)
     in_files = sum(_file_system_bytes(pids)) + sum(_open_bytes(pids, lambda link, _: link.startswith(MEMFD)).values())
     if resident + in_files <= enough:
         return resident + in_files
-    shared = [_proportional_bytes(pid) for pid in owners]
+    shared = [_proportional_bytes(pid) for pid in pids]
     of_shm = sum(shm for _, shm in shared)
     return sum(everything for everything, _ in shared) - of_shm + max(of_shm, in_files)
 
@@ -269,12 +237,8 @@ def nameless_bytes(pids: set[int], device: int) -> int:
 # The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and is found by
 # walking /proc. Processes that escaped anyway are found by the mark in their environment.
 
-OWN: set[int] = set()
-"""The suite's own children of the supervisor: they are not ended with the agent."""
-
-_STARTING = threading.Lock()
-"""Held while a new child of the suite exists but is not in OWN yet."""
-
+OWN: set[int] = set()  # the suite's own children of the supervisor: they are not ended with the agent
+_STARTING = threading.Lock()  # held while a new child of the suite exists but is not in OWN yet
 KILL_ROUNDS = 200
 ROUND_PAUSE_S = 0.02
 
@@ -302,26 +266,11 @@ def _pid_namespace(pid: int) -> str | None:
 
 
 ALLOWED = (
-    "PATH",
-    "LANG",
-    "LC_ALL",
-    "LC_CTYPE",
-    "TZ",
-    "TERM",
-    "LD_LIBRARY_PATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_HOME",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "ROCR_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "OPENBLAS_CORETYPE",
-    "OPENBLAS_L2_SIZE",
-    "SSL_CERT_FILE",
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "CUDA_HOME",
+    "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "ROCR_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "SSL_CERT_FILE",
     "REQUESTS_CA_BUNDLE",
-)
+)  # fmt: skip
 """Variables that programs need to run on this host: no tokens, no SLURM_*, no PYTHONPATH."""
 
 
@@ -334,11 +283,8 @@ def start_own(
 ) -> subprocess.Popen[bytes]:
     """Start a module of the suite as a child in its own session, with pipes to its input and output.
 
-    The lock keeps a thread that is ending an agent at this moment from ending the new child too.
-
-    Args:
-        env: without secrets, because an agent may read it; default: those of ALLOWED that are set.
-    """
+    The lock keeps a thread that is ending an agent at this moment from ending the new child too. `env`: without secrets,
+    because an agent may read it; default: those of ALLOWED that are set."""
     if env is None:
         env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     with _STARTING:
@@ -441,11 +387,8 @@ _ENDING: ContextVar[Cancellable | None] = ContextVar("ending", default=None)
 
 @contextmanager
 def ended_by(way: Callable[[], None]) -> Iterator[None]:
-    """Register `way` during the block: another thread calls it if this thread's work is cancelled.
-
-    Raises:
-        GivenUp: it was cancelled before.
-    """
+    """Register `way` during the block: another thread calls it if this thread's work is cancelled. Raises GivenUp: it was
+    cancelled before."""
     ending = _ENDING.get()
     if ending is None:
         yield

@@ -24,21 +24,15 @@ UNSEEN_PATIENCE_S = 40.0
 """Seconds. An NFS client may miss a new name for 30 s unless something makes it ask; a listing usually does."""
 
 UNSEEN_PAUSE_S = 0.1
-MAX_RECORD_BYTES = 32 * 1024 * 1024
-"""Far above any record of ours; a larger file under a record's name is damage."""
-
+MAX_RECORD_BYTES = 32 * 1024 * 1024  # far above any record of ours; a larger file under a record's name is damage
 _STEP_BYTES = 1 << 16
 
-MAX_UNPACKED_BYTES = 512 * 1024 * 1024
-"""Limit for an items file, which has some hundred bytes an item."""
+MAX_UNPACKED_BYTES = 512 * 1024 * 1024  # limit for an items file, which has some hundred bytes an item
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in `folder`, without unfinished writes; an absent folder is empty.
-
-    Raises:
-        OSError: the folder exists but can't be listed after several tries.
-    """
+    """Return the sorted names in `folder`, without unfinished writes; an absent folder is empty. Raises OSError: the
+    folder exists but can't be listed after several tries."""
     try:
         names = again(lambda: os.listdir(folder))
     except FileNotFoundError:
@@ -47,13 +41,9 @@ def list_names(folder: Path) -> list[str]:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-    """Read the whole file through a new open, which makes NFS ask the server.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device.
-        OSError: it can't be read after several tries.
-    """
+    """Read the whole file through a new open, which makes NFS ask the server. Raises FileNotFoundError: it does not exist;
+    ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device; OSError: it can't be read after several
+    tries."""
     data = again(lambda: _read_file(path, max_bytes + 1))
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
@@ -110,11 +100,8 @@ def _open_file(path: Path) -> tuple[int, int]:
 
 def read_listed(path: Path) -> bytes:
     """Read a file whose name a listing has shown. While listings still show it, "absent" only means "not visible yet".
-
-    Raises:
-        FileNotFoundError: it is no longer listed, or stayed invisible for longer than any client caches a missing name.
-        ValueError, OSError: see `read_bytes`.
-    """
+    Raises FileNotFoundError: it is no longer listed, or stayed invisible for longer than any client caches a missing name;
+    ValueError, OSError: see `read_bytes`."""
     deadline = time.monotonic() + UNSEEN_PATIENCE_S
     while True:
         try:
@@ -126,11 +113,8 @@ def read_listed(path: Path) -> bytes:
 
 
 def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
-    """Unpack gzip data.
-
-    Raises:
-        ValueError: it is not gzip, or unpacks to more than `max_bytes` (a few kilobytes may hold gigabytes).
-    """
+    """Unpack gzip data. Raises ValueError: it is not gzip, or unpacks to more than `max_bytes` (a few kilobytes may hold
+    gigabytes)."""
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         found = unpacker.decompress(data, max_bytes + 1)
@@ -144,12 +128,8 @@ def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`.
-
-    Raises:
-        FileNotFoundError: it does not exist.
-        ValueError: it is not JSON in UTF-8 (json.JSONDecodeError is a ValueError), or too large.
-    """
+    """Return the JSON value in `path`. Raises FileNotFoundError: it does not exist; ValueError: it is not JSON in UTF-8
+    (json.JSONDecodeError is a ValueError), or too large."""
     try:
         return json.loads(read_bytes(path))
     except RecursionError as error:
@@ -170,11 +150,8 @@ MAX_YAML_BYTES = 1024 * 1024
 
 
 def parse_yaml(data: bytes, where: str | Path) -> Any:
-    """Return the value of a YAML text, read by the safe loader (no objects).
-
-    Raises:
-        AutorlError: it is not YAML, not UTF-8, or has a duplicate key.
-    """
+    """Return the value of a YAML text, read by the safe loader (no objects). Raises AutorlError: it is not YAML, not
+    UTF-8, or has a duplicate key."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -207,11 +184,7 @@ def parse_yaml(data: bytes, where: str | Path) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the value of a YAML file.
-
-    Raises:
-        AutorlError: it is absent, unreadable or not YAML.
-    """
+    """Return the value of a YAML file. Raises AutorlError: it is absent, unreadable or not YAML."""
     try:
         data = read_bytes(path, max_bytes=MAX_YAML_BYTES)
     except FileNotFoundError:

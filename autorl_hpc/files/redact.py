@@ -41,9 +41,7 @@ _DEFAULT = re.compile(
 )
 _SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
 _LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
-LOOKBACK = 48
-"""How many characters before a name are examined; the longest of the calls above fits."""
-
+LOOKBACK = 48  # how many characters before a name are examined; the longest of the calls above fits
 _SPACE = re.compile(r"[ \t]{1,8}")
 _EQUALS = re.compile("=")
 _VALUE = re.compile(
@@ -62,34 +60,26 @@ _CLOSING = re.compile(r"""(?:\"{3}|'{3}|\\?[\"'])$""")
 
 _SECRETS = """password passwd pwd passphrase passcode secret secrets credential credentials apikey authtoken accesstoken secretkey
 accesskey sshpass pgpassword"""
-_ALWAYS = frozenset(_SECRETS.split())
-"""Parts that make a name that of a secret, in any position."""
+_ALWAYS = frozenset(_SECRETS.split())  # parts that make a name that of a secret, in any position
 
 _KEYS = """api access secret private auth account encryption signing master service subscription license deploy shared
 storage"""
-_KEY_OF = frozenset(_KEYS.split())
-"""`key` is a secret after one of these; in `foreign_key` and `sort-key` it is not."""
+_KEY_OF = frozenset(_KEYS.split())  # `key` is a secret after one of these; in `foreign_key` and `sort-key` it is not
 
 _TOKENS = """eos bos pad unk mask cls sep stop image end start per special first last next think video audio prefix suffix
 decoder new"""
 _NO_SECRET_TOKEN = frozenset(_TOKENS.split())
 """Words before `token` in models' settings: `pad_token` is no secret. (`max_tokens` does not end in `token`.)"""
 
-_USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})
-"""curl's options that take `name:password`."""
-
+_USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options that take `name:password`
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
 _WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
-_HINTS = tuple(_WORDS.split())
-"""Every name of a secret contains one of these, so a text without them is skipped."""
-
+_HINTS = tuple(_WORDS.split())  # every name of a secret contains one of these, so a text without them is skipped
 _SHORTEST_CREDENTIAL = 8
 """`basic training` and `bearer of news` are words; credentials are longer than most words or contain other characters."""
 
-_LONG_CREDENTIAL = 32
-"""Below this length, a value with slashes is a path."""
-
+_LONG_CREDENTIAL = 32  # below this length, a value with slashes is a path
 _TOKEN = re.compile(r"[A-Za-z0-9+/=_\-]{8,2048}(?![\w.(\[])")
 
 _PROGRAMS = re.compile(

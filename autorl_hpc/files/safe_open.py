@@ -114,14 +114,11 @@ def open_plain(path: Path) -> int | None:
 
 
 def _bounded(path: Path, max_bytes: int) -> bytes:
-    try:
-        fd = open_plain(path)
-        if fd is None:
-            return b""
-        with os.fdopen(fd, "rb") as file:
-            return file.read(max_bytes)
-    except OSError:
-        return b""
+    with contextlib.suppress(OSError):
+        if (fd := open_plain(path)) is not None:
+            with os.fdopen(fd, "rb") as file:
+                return file.read(max_bytes)
+    return b""
 
 
 # --- driver.jsonl: one line for each request to the driver's gateway; token use and cost are counted from it
@@ -194,26 +191,18 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """Totals of a run's driver requests over all attempts.
+    """Totals of a run's driver requests over all attempts."""
 
-    Attributes:
-        calls: requests that the driver worked on, or may have: includes cut answers and requests without an answer.
-        failed: requests that were sent to the driver and failed.
-        cost_usd: None without prices.
-        points: (elapsed_s, tokens in and out so far, cost so far), rising.
-        spans: when at least one request was open, in seconds of budget; not joined.
-    """
-
-    calls: int
+    calls: int  # requests that the driver worked on, or may have: includes cut answers and requests without an answer
     refused: int
-    failed: int
+    failed: int  # requests that were sent to the driver and failed
     estimated: int
     tokens_in: int
     tokens_out: int
     tokens_cached: int
-    cost_usd: float | None
-    points: tuple[tuple[float, int, float], ...]
-    spans: tuple[tuple[float, float], ...]
+    cost_usd: float | None  # None without prices
+    points: tuple[tuple[float, int, float], ...]  # (elapsed_s, tokens in and out so far, cost so far), rising
+    spans: tuple[tuple[float, float], ...]  # when at least one request was open, in seconds of budget; not joined
     last_number: int
 
 
@@ -320,81 +309,37 @@ class Folder:
         return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
-        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored.
-
-        Raises:
-            OSError: it can be neither opened nor made.
-        """
-        mode = self._mode(name) if self.stands(name) else 0
-        if stat.S_ISDIR(mode):
-            if mode & OWNERS != OWNERS:
-                self._open_up(name)
-        else:
+        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored. Raises
+        OSError: it can be neither opened nor made."""
+        mode = self._mode(name)
+        if not stat.S_ISDIR(mode):
             self._clear(name)
-            try:
+            with contextlib.suppress(FileExistsError):
                 again(lambda: os.mkdir(name, 0o755, dir_fd=self.fd))
-            except FileExistsError:
-                pass
+        elif mode & OWNERS != OWNERS:  # by descriptor, so that no link put in its place is followed
+            fd = again(lambda: os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=self.fd))
+            try:
+                os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | OWNERS)
+            finally:
+                os.close(fd)
         return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
-
-    def _open_up(self, name: str) -> None:
-        """Give a folder's owner all rights again, by descriptor, so that no link put in its place is followed."""
-        fd = again(lambda: os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=self.fd))
-        try:
-            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(os.fstat(fd).st_mode) | OWNERS)
-        finally:
-            os.close(fd)
-
-    def stands(self, name: str) -> bool:
-        """Return whether something with that name exists that is not a link."""
-        try:
-            return not stat.S_ISLNK(self._mode(name))
-        except FileNotFoundError:
-            return False
 
     def write(self, path: str, data: bytes) -> bool:
         """Replace the file at a relative path, completely or not at all; return False if it can't be written. What is no folder on
         the way is replaced by one. It is not synced to the disk."""
         folder, _, rest = path.partition("/")
-        temporary = f".tmp-{secrets.token_hex(8)}"
         try:
             if rest:
                 with self.folder(folder) as inner:
                     return inner.write(rest, data)
-            with os.fdopen(os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
-                out.write(data)
-            os.rename(temporary, path, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            self._put(path, data, 0o644)
             return True
         except OSError:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=self.fd)
             return False
 
     def lay_file(self, name: str, source: Path | bytes, mode: int = 0o644) -> None:
         """Write a file, completely or not at all, unless the name exists. A link in its place is replaced."""
-        again(lambda: self._lay_file(name, source, mode))
-
-    def _lay_file(self, name: str, source: Path | bytes, mode: int) -> None:
-        if self.stands(name):
-            return
-        temporary = f".tmp-{secrets.token_hex(8)}"
-        try:
-            with os.fdopen(os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
-                if isinstance(source, bytes):
-                    out.write(source)
-                else:
-                    with open(source, "rb") as data:
-                        shutil.copyfileobj(data, out, 4 * 1024 * 1024)
-                os.fchmod(out.fileno(), mode)
-            self._rename(temporary, name)
-        except OSError as error:
-            try:
-                os.unlink(temporary, dir_fd=self.fd)
-            except OSError:
-                pass
-            if isinstance(error, FileExistsError):
-                raise as_lost_answer(error) from error
-            raise
+        again(lambda: None if self._stands(name) else self._put(name, source, mode))
 
     def lay_tree(self, source: Path, skip: frozenset[str]) -> None:
         """Copy the files below `source` that do not exist yet, except names in `skip` and compiled Python."""
@@ -406,9 +351,8 @@ class Folder:
             if stat.S_ISDIR(mode):
                 with self.folder(name) as inner:
                     inner.lay_tree(path, skip)
-            else:
-                execute = mode & 0o111  # the store's files are read-only, the agent's copies are not
-                self.lay_file(name, path, 0o644 | execute)
+            else:  # the store's files are read-only, the agent's copies are not
+                self.lay_file(name, path, 0o644 | mode & 0o111)
 
     def lay_link(self, name: str, source: Path) -> None:
         """Make a link to `source`, unless a non-empty folder is there."""
@@ -424,12 +368,33 @@ class Folder:
         self._replace_empty(name, copy)
 
     def _replace_empty(self, name: str, make: Callable[[str], None]) -> None:
-        if self.stands(name) and not self._is_empty(name):
-            return
-        temporary = f".tmp-{secrets.token_hex(8)}"
+        """Replace what is no folder, and an empty one, such as a sandbox's mount point."""
+        if self._stands(name):
+            with contextlib.suppress(NotADirectoryError), Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd)) as old:
+                if again(lambda: os.listdir(old.fd)):
+                    return
+        temporary = _temporary()
         again(lambda: make(temporary))
         self._clear(name)
         again(lambda: self._rename(temporary, name))
+
+    def _put(self, name: str, source: Path | bytes, mode: int) -> None:
+        temporary = _temporary()
+        try:
+            with os.fdopen(os.open(temporary, WRITE_FLAGS, 0o644, dir_fd=self.fd), "wb") as out:
+                if isinstance(source, bytes):
+                    out.write(source)
+                else:
+                    with open(source, "rb") as data:
+                        shutil.copyfileobj(data, out, 4 * 1024 * 1024)
+                os.fchmod(out.fileno(), mode)
+            self._rename(temporary, name)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=self.fd)
+            if isinstance(error, FileExistsError):
+                raise as_lost_answer(error) from error
+            raise
 
     def _rename(self, temporary: str, name: str) -> None:
         """Rename. On an error, the listing shows whether only the answer to a completed rename was lost."""
@@ -440,18 +405,15 @@ class Folder:
                 raise
 
     def _mode(self, name: str) -> int:
-        return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
+        """Return the mode of what has this name; 0 if nothing has."""
+        try:
+            return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
+        except FileNotFoundError:
+            return 0
 
-    def _is_empty(self, name: str) -> bool:
-        """Return whether it is an empty folder, such as a sandbox's mount point."""
-        try:
-            fd = os.open(name, DIR_FLAGS, dir_fd=self.fd)
-        except OSError:
-            return False
-        try:
-            return not again(lambda: os.listdir(fd))
-        finally:
-            os.close(fd)
+    def _stands(self, name: str) -> bool:
+        mode = self._mode(name)
+        return mode != 0 and not stat.S_ISLNK(mode)
 
     def _clear(self, name: str) -> None:
         try:
@@ -460,3 +422,7 @@ class Folder:
             pass
         except (IsADirectoryError, PermissionError):
             os.rmdir(name, dir_fd=self.fd)
+
+
+def _temporary() -> str:
+    return f".tmp-{secrets.token_hex(8)}"

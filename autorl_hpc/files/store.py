@@ -29,24 +29,16 @@ MANIFEST_NAME = "MANIFEST.json"
 
 
 def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManifest:
-    """Read the manifest of a staged folder.
-
-    Raises:
-        AutorlError: it is not staged; the error says how to stage it.
-    """
+    """Read the manifest of a staged folder. Raises AutorlError: it is not staged; the error says how to stage it."""
     path, again_command = folder / MANIFEST_NAME, f"{stage_command} --again"
     try:
         value = reading.read_json(path)
     except FileNotFoundError:
         raise AutorlError(f"{name} is not staged", where=path, next_step=f"run: {stage_command}") from None
     except PermissionError as error:
-        raise AutorlError(
-            f"{name} can't be read: {error.strerror}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step="run as the user who staged it, or stage it into a root of your own",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what = f"{name} can't be read: {error.strerror}"
+        advice = "run as the user who staged it, or stage it into a root of your own"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     except (OSError, ValueError) as error:
         what = f"the manifest of {name} is unreadable: {error}"
         raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {again_command}") from None
@@ -55,11 +47,8 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
     """Check that the folder holds exactly the manifest's files, by size and sha256. An extra shard would be loaded too.
-
-    Raises:
-        AutorlError: names the first file that differs.
-        OSError: the file system failed; this says nothing about the files.
-    """
+    Raises AutorlError: names the first file that differs; OSError: the file system failed; this says nothing about the
+    files."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith("."))  # an NFS client's
     advice = f"something changed it after staging; put the original back or run: {stage_command} --again"
     _verify(folder, manifest, manifest.name, names, advice)
@@ -91,11 +80,8 @@ def _all_names(folder: Path) -> Iterator[str]:
 
 
 def verify_model(root: Root, name: str) -> StoreManifest:
-    """Return the manifest of a staged base model, after checking every file's hash.
-
-    Raises:
-        AutorlError: it is not staged, or a file was changed.
-    """
+    """Return the manifest of a staged base model, after checking every file's hash. Raises AutorlError: it is not staged,
+    or a file was changed."""
     command = f"autorl-hpc stage {name}"
     manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
     verify_files(root.model(name), manifest, command)
@@ -125,8 +111,7 @@ def write_manifest(folder: Path, manifest: StoreManifest) -> None:
 # Launch checks a venv file by file; the start of an agent checks only its manifest, because a thousand agents that hash ten
 # thousand files each would overload a file server.
 
-VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"
-"""The names in an environment's folder."""
+VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"  # the names in an environment's folder
 
 
 def wheels_hash(digests: Iterable[str], python: str) -> str:
@@ -142,21 +127,15 @@ def present_hash(root: Root, name: str) -> str | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise AutorlError(
-            f"the pointer of environment {name} is unreadable: {error}",
-            where=path,
-            fault=Fault.CLUSTER,
-            next_step=f"stage it again: autorl-hpc stage env:{name} --again",
-        ) from None
+        what = f"the pointer of environment {name} is unreadable: {error}"
+        advice = f"stage it again: autorl-hpc stage env:{name} --again"
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice) from None
     return parse_record(EnvironmentPointer, value, path).content_hash
 
 
 def find_environment(root: Root, name: str, content_hash: str | None = None) -> tuple[Path, StoreManifest]:
-    """Return folder and manifest of an environment: the current one, or that with the given hash. Its files are not checked.
-
-    Raises:
-        AutorlError: it is not staged.
-    """
+    """Return folder and manifest of an environment: the current one, or that with the given hash. Its files are not
+    checked. Raises AutorlError: it is not staged."""
     command = f"autorl-hpc stage env:{name}"
     wanted = content_hash or present_hash(root, name)
     if wanted is None:
@@ -174,11 +153,8 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
 
 
 def verify_environment(root: Root, name: str, content_hash: str | None = None) -> StoreManifest:
-    """Return the manifest of a staged environment, after checking every file's hash.
-
-    Raises:
-        AutorlError: it is not staged, or something was changed after staging.
-    """
+    """Return the manifest of a staged environment, after checking every file's hash. Raises AutorlError: it is not staged,
+    or something was changed after staging."""
     folder, manifest = find_environment(root, name, content_hash)
     _verify(folder, manifest, f"environment {name}", environment_files(folder), _made_again(name))
     bundled = [file.sha256 for file in manifest.files if file.path.startswith(f"{WHEELS}/")]
@@ -349,8 +325,7 @@ def new_key() -> str:
 
 # --- frozen code: what an experiment's jobs run, in `code/<content hash>/`
 
-Parts = dict[str, tuple[Path, list[str]]]
-"""Source folder and files of each frozen folder, by its place."""
+Parts = dict[str, tuple[Path, list[str]]]  # source folder and files of each frozen folder, by its place
 
 
 def code_hash(frozen: Parts) -> str:

@@ -70,7 +70,8 @@ class ArrayTask:
                 if self._served():
                     break
                 if self._is_over():
-                    return self._end(self._leaving_code())
+                    # 0 if a later link does the rest, because only then it starts at once
+                    return self._end(EXIT_RESUME if self.submitted.last_link else 0)
                 self.stopping.asked = 0
                 continue
             if code == 0:  # sealed, or a newer attempt has taken over
@@ -149,10 +150,6 @@ class ArrayTask:
                 self._grader.send_signal(signal.SIGTERM)
             self._grader.wait()
 
-    def _leaving_code(self) -> int:
-        """Return 0 if a later link does the rest, because only then it starts at once; else EXIT_RESUME."""
-        return EXIT_RESUME if self.submitted.last_link else 0
-
     def _is_over(self) -> bool:
         """Return whether this job ends after a signal. Waits for a preemption's kill; False if none comes."""
         self._end_grader()
@@ -186,11 +183,8 @@ class ArrayTask:
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
-    """Work on this array task's run (`job task`) and return the exit code.
-
-    Raises:
-        AutorlError: this is not a job of that array.
-    """
+    """Work on this array task's run (`job task`) and return the exit code. Raises AutorlError: this is not a job of that
+    array."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
     stopping.install()
@@ -199,12 +193,10 @@ def run_task(experiment: ExperimentDir, number: int) -> int:
     submitted = next((s for s in jobs.submitted if s.number == number), None) if jobs is not None else None
     index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     if submitted is None or record.cluster is None or not index.isdigit() or int(index) >= len(submitted.runs):
+        what = f"no run stands for task {index or '(none)'} of call {number}"
+        advice = "this is what `autorl-hpc launch` submits; it is not started by hand"
         raise AutorlError(
-            f"no run stands for task {index or '(none)'} of call {number}",
-            where=experiment.jobs,
-            fault=Fault.CLUSTER,
-            next_step="this is what `autorl-hpc launch` submits; it is not started by hand",
-            exit_code=Exit.ENVIRONMENT,
+            what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
         )
     if submitted.asked_back:
         log.info("the launch that submitted this job failed and is taking it back: nothing to do")

@@ -27,8 +27,7 @@ from autorl_hpc.states import JobState
 # --- cancelling on Slurm: waiting jobs are cancelled, running jobs are asked to end, and in the end none is left
 
 LOOK_S = 2.0
-END_WAIT_S = 90.0
-"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
+END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 
 
 def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[ListedJob]:
@@ -70,20 +69,15 @@ CLOSE_WAIT_S = 180.0
 
 REPORT_WAIT_S = 60.0
 POLL_S = 0.3
-CLUSTER_POLL_S = 3.0
-"""Each poll asks the scheduler."""
-
+CLUSTER_POLL_S = 3.0  # each poll asks the scheduler
 WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to score what was accepted and close the runs"
 
 
 def cancel_runs(
     experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`.
-
-    Raises:
-        AutorlError: the experiment has no run with that id.
-    """
+    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError:
+    the experiment has no run with that id."""
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:

@@ -30,11 +30,8 @@ def served(spec: ExperimentSpec) -> Sequence[str]:
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
-    """Return the pinned facts of each driver of the matrix.
-
-    Raises:
-        AutorlError: a model to serve is not staged, or was changed.
-    """
+    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model to serve is not staged, or was
+    changed."""
     return {
         name: driver.science(model_hash(root, driver.model, f"drivers.{name}.model") if driver.kind == "vllm" else None)
         for name, driver in used(spec).items()
@@ -42,11 +39,8 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
 
 
 def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
-    """Return the content hash of a staged model after checking its files.
-
-    Raises:
-        AutorlError: it is not staged or was changed; the error names the experiment's field.
-    """
+    """Return the content hash of a staged model after checking its files. Raises AutorlError: it is not staged or was
+    changed; the error names the experiment's field."""
     try:
         manifest = verify_model(root, name)
     except AutorlError as error:
@@ -58,14 +52,8 @@ def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
 
 
 def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
-    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a key.
-
-    Args:
-        profile: None for this machine.
-
-    Raises:
-        AutorlError: names the field.
-    """
+    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a
+    key. `profile`: None for this machine. Raises AutorlError: names the field."""
     for name, driver in used(spec).items():
         if driver.kind == "vllm":
             _check_gpus(name, driver, profile, where)
@@ -79,22 +67,14 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
-    """Check that no agent's `secrets` name a driver's key variable.
-
-    Args:
-        frozen: the code whose agents run; None for the agents as they are now.
-
-    Raises:
-        AutorlError: names the agent.
-    """
+    """Check that no agent's `secrets` name a driver's key variable. `frozen`: the code whose agents run; None for the
+    agents as they are now. Raises AutorlError: names the agent."""
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
-    for agent in spec.matrix.agent:
-        loaded = load_agent(agent, folders)
-        taken = next((variable for variable in loaded.file.secrets if variable in variables), None)
-        if taken is not None:
+    for loaded in (load_agent(agent, folders) for agent in spec.matrix.agent):
+        for taken in (variable for variable in loaded.file.secrets if variable in variables):
             raise AutorlError(
-                f"agent {agent} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
+                f"agent {loaded.name} would get the key of driver `{variables[taken]}`: its `secrets` name {taken}",
                 where=loaded.folder,
                 next_step=f"take {taken} out of its `secrets`: agents find a token of their run in such variables, the key is the "
                 f"gateway's; or give the driver another `key_variable`, or a `key_file` ({where})",
@@ -103,18 +83,11 @@ def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path)
 
 def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:
     if driver.key_variable is not None:  # and no earlier launch had it
-        return AutorlError(
-            f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set",
-            where=where,
-            next_step=f"export {driver.key_variable}=..., then launch again; or use `key_file`",
-            exit_code=Exit.ENVIRONMENT,
-        )
-    return AutorlError(
-        f"field `drivers.{name}.key_file`: {error.what} ({error.where})",
-        where=where,
-        next_step=error.next_step,
-        exit_code=Exit.ENVIRONMENT,
-    )
+        what = f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set"
+        advice = f"export {driver.key_variable}=..., then launch again; or use `key_file`"
+        return AutorlError(what, where=where, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    what = f"field `drivers.{name}.key_file`: {error.what} ({error.where})"
+    return AutorlError(what, where=where, next_step=error.next_step, exit_code=Exit.ENVIRONMENT)
 
 
 def _key_in_variable(name: str, variable: str, where: Path) -> str:
@@ -154,11 +127,7 @@ PARALLEL = ("pipeline-parallel-size", "data-parallel-size")
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
     """Write `drivers/<name>.key`: a random key for each server of ours, and keys from variables, which jobs do not get.
-
-    Raises:
-        AutorlError: see `check_drivers`.
-        OSError: it can't be written.
-    """
+    Raises AutorlError: see `check_drivers`; OSError: it can't be written."""
     for name, driver in used(spec).items():
         path = experiment.driver_key(name)
         if driver.kind == "vllm":
@@ -179,30 +148,18 @@ def drop_keys(experiment: ExperimentDir) -> None:
 def facts(
     spec: ExperimentSpec, profile: ClusterProfile | None, runs: Mapping[str, int], hours: float
 ) -> list[dict[str, Any]]:
-    """Return what the drivers may cost, for a dry run.
-
-    Args:
-        runs: number of runs by driver.
-        hours: from the first agent's start to the last one's end, during which a driver is served.
-    """
-    found = []
+    """Return what the drivers may cost, for a dry run. `runs`: number of runs by driver; `hours`: from the first agent's
+    start to the last one's end, during which a driver is served."""
+    found, tokens = [], spec.budget.tokens
     for name, driver in used(spec).items():
-        count = runs.get(name, 0)
-        limits = [spec.budget.cost_usd, None if spec.budget.tokens is None else driver.dearest_usd(spec.budget.tokens)]
+        count, gpus = runs.get(name, 0), gpus_of(driver, profile) if driver.kind == "vllm" else None
+        limits = [spec.budget.cost_usd, None if tokens is None else driver.dearest_usd(tokens)]
         each = min((limit for limit in limits if limit is not None), default=None)
-        found.append(
-            {
-                "name": name,
-                "kind": driver.kind,
-                "model": driver.model,
-                "runs": count,
-                "cost_usd_at_most": None if each is None else round(each * count, 2),
-                "tokens_at_most": None if spec.budget.tokens is None else spec.budget.tokens * count,
-                "gpus": gpus_of(driver, profile) if driver.kind == "vllm" else None,
-                "gpu_hours": round(gpus_of(driver, profile) * hours, 2) if driver.kind == "vllm" else None,
-                "priced": driver.fully_priced,
-            }
-        )
+        row = {"name": name, "kind": driver.kind, "model": driver.model, "runs": count, "priced": driver.fully_priced}
+        row["cost_usd_at_most"] = None if each is None else round(each * count, 2)
+        row["tokens_at_most"] = None if tokens is None else tokens * count
+        row |= {"gpus": gpus, "gpu_hours": None if gpus is None else round(gpus * hours, 2)}
+        found.append(row)
     return found
 
 
@@ -228,8 +185,7 @@ def notes(spec: ExperimentSpec) -> list[str]:
     return found
 
 
-VERSIONED = re.compile(r"/(v\d+\w*|openai)$")
-"""How the addresses of known APIs end."""
+VERSIONED = re.compile(r"/(v\d+\w*|openai)$")  # how the addresses of known APIs end
 
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:

@@ -74,11 +74,7 @@ WORKSPACE_COPIES = 6
 
 
 def describe(plan: Plan, path: Path) -> dict[str, Any]:
-    """Return the plan as data for people and programs.
-
-    Args:
-        path: the experiment's file.
-    """
+    """Return the plan as data for people and programs. `path`: the experiment's file."""
     spec = plan.spec
     root = Root(plan.experiment.path.parent.parent)
     sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -37,11 +37,8 @@ from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
 
 
 def check_search(recipe: Recipe, task: str, where: Path) -> None:
-    """Check that the recipe fully names its search engine and that its key can be read.
-
-    Raises:
-        AutorlError: it does not. No connection is tried, because this machine may have no network.
-    """
+    """Check that the recipe fully names its search engine and that its key can be read. Raises AutorlError: it does not.
+    No connection is tried, because this machine may have no network."""
     kind = recipe.options.get("search")
     if kind not in ("online", "replay"):
         return
@@ -65,12 +62,8 @@ def check_search(recipe: Recipe, task: str, where: Path) -> None:
 def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
     """Return one sentence for each task that needs more than this package and its staged files."""
     recipes = {cell.science.task: cell.science.recipe for cell in cells}
-    return [
-        f"{task}: {words}"
-        for task, recipe in recipes.items()
-        for words in (_judge(recipe, spec), _search(recipe))
-        if words
-    ]
+    named = [(task, words) for task, recipe in recipes.items() for words in (_judge(recipe, spec), _search(recipe))]
+    return [f"{task}: {words}" for task, words in named if words]
 
 
 UNREACHED = "where a node can't reach it nothing is scored, and submissions wait"
@@ -97,9 +90,7 @@ def _search(recipe: Recipe) -> str:
 
 
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
-MAX_RUN_ID_CHARS = 200
-"""A file name has at most 255 bytes, and queue, claims and temporary names add to the run id."""
-
+MAX_RUN_ID_CHARS = 200  # a file name has at most 255 bytes, and queue, claims and temporary names add to the run id
 Checked = TypeVar("Checked")
 
 
@@ -118,11 +109,7 @@ class Cell:
 
 
 def read_spec(path: Path) -> ExperimentSpec:
-    """Read the experiment in `path`.
-
-    Raises:
-        AutorlError: names the file, the field and the next step.
-    """
+    """Read the experiment in `path`. Raises AutorlError: names the file, the field and the next step."""
     value = read_yaml(path)
     if not isinstance(value, dict):
         raise AutorlError(
@@ -137,15 +124,9 @@ def read_spec(path: Path) -> ExperimentSpec:
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
-    """Return the runs of an experiment, in the order of the matrix.
-
-    Args:
-        frozen: look for tasks and agents only in this frozen code.
-
-    Raises:
-        AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is listed twice,
-            or no run is left.
-    """
+    """Return the runs of an experiment, in the order of the matrix. `frozen`: look for tasks and agents only in this
+    frozen code. Raises AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is
+    listed twice, or no run is left."""
     task_places = None if frozen is None else [frozen / "tasks"]
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
     tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
@@ -156,45 +137,41 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     for task in tasks.values():
         _in_field(partial(check_task, task), "matrix.task")
         _check_task_needs(task)
-    for name in spec.recipe:
-        if name not in tasks:
-            raise AutorlError(
-                f"field `recipe.{name}`: the matrix has no task of this name", where=where, next_step="correct the name"
-            )
+    for name in (name for name in spec.recipe if name not in tasks):
+        what = f"field `recipe.{name}`: the matrix has no task of this name"
+        raise AutorlError(what, where=where, next_step="correct the name")
     combinations = _combinations(spec, where)
-    _refuse_without_driver(agents, ((values["agent"], values["driver"]) for values in combinations), where)
+    for values in combinations:
+        _check_driver(agents[values["agent"]], values["driver"], where)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
-    recipes: dict[str, Recipe] = {}
+    of_task: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
         recipe = _in_field(partial(task.recipe, spec.recipe.get(name)), f"recipe.{name}", where)
-        recipe = with_scorer_hash(with_judge(recipe, name, spec, where), task.folder)
-        recipes[name] = with_environment_hash(recipe, task)
-    pins = {name: _task_pins(root, task, spec.protocol) for name, task in tasks.items()}
-    parts = {name: _in_field(partial(_part, root, task, spec), "feedback") for name, task in tasks.items()}
-    for name, recipe in recipes.items():
-        _check_recipe_files(root, tasks[name], recipe)
-        check_search(recipe, name, where)
+        recipe = with_environment_hash(with_scorer_hash(with_judge(recipe, name, spec, where), task.folder), task)
+        pins = _task_pins(root, task, spec.protocol)
+        part = _in_field(partial(_part, root, task, spec), "feedback")
+        of_task[name] = {"recipe": recipe, "splits": pins, "feedback_part": part}
+    for name, facts in of_task.items():
+        _check_recipe_files(root, tasks[name], facts["recipe"])
+        check_search(facts["recipe"], name, where)
     models = {name: model_hash(root, name, "matrix.base_model", "base model") for name in spec.matrix.base_model}
     drivers = driver_sciences(root, spec)
-    hashes = {name: task.hash() for name, task in tasks.items()} | {
-        f"agent:{name}": agent.hash() for name, agent in agents.items()
-    }
+    task_hashes = {name: task.hash() for name, task in tasks.items()}
+    agent_hashes = {name: agent.hash() for name, agent in agents.items()}
     cells: list[Cell] = []
     for values in combinations:
         science = Science(
             **values,
+            **of_task[values["task"]],
             budget=spec.budget,
             protocol=spec.protocol,
-            recipe=recipes[values["task"]],
-            splits=pins[values["task"]],
-            feedback_part=parts[values["task"]],
             base_model_content_hash=models[values["base_model"]],
             environment_hash=environment.content_hash if environment else None,
             network=spec.sandbox.network or (Network.NONE if values["driver"] == NO_DRIVER else Network.DRIVER),
             driver_spec=drivers.get(values["driver"]),
             reprompts=spec.reprompts,
         )
-        cell = Cell(science, hashes[values["task"]], hashes[f"agent:{values['agent']}"], environment)
+        cell = Cell(science, task_hashes[values["task"]], agent_hashes[values["agent"]], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:
             raise AutorlError(
                 f"field `matrix`: the run id {cell.run_id} has {len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} "
@@ -206,17 +183,12 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
     return cells
 
 
-def _refuse_without_driver(agents: Mapping[str, Agent], pairs: Iterable[tuple[str, str]], where: Path) -> None:
-    """Check that every agent that needs a driver has one; `pairs` are agent and driver of each run."""
-    for agent, driver in pairs:
-        use = agents[agent].file.driver
-        if driver == NO_DRIVER and use is not None and use.required:
-            what = (
-                f"field `matrix`: agent {agent} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
-            )
-            advice = "name a driver in `drivers` and in `matrix.driver`; or "
-            advice += f"`exclude: [{{agent: {agent}, driver: none}}]`"
-            raise AutorlError(what, where=where, next_step=advice)
+def _check_driver(agent: Agent, driver: str, where: Path) -> None:
+    use, name = agent.file.driver, agent.name
+    if driver == NO_DRIVER and use is not None and use.required:
+        what = f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
+        advice = f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
+        raise AutorlError(what, where=where, next_step=advice)
 
 
 def _located(
@@ -238,11 +210,8 @@ def _in_field(check: Callable[[], Checked], field: str, where: Path | None = Non
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
-    """Return the value of each axis for each run.
-
-    Raises:
-        AutorlError: a value stands twice, a rule of `exclude` is wrong, or nothing is left.
-    """
+    """Return the value of each axis for each run. Raises AutorlError: a value stands twice, a rule of `exclude` is wrong,
+    or nothing is left."""
     axes: dict[str, Sequence[Any]] = {axis: getattr(spec.matrix, axis) for axis in AXES}
     for axis, values in axes.items():
         if twice := [value for value, count in Counter(values).items() if count > 1]:
@@ -272,12 +241,10 @@ def _check_task_needs(task: Task) -> None:
     missing = [module for module in task.file.needs if importlib.util.find_spec(module) is None]
     if missing:
         package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
+        what = f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here"
+        advice = f"pip install {package}"
         raise AutorlError(
-            f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here",
-            where=task.folder / "task.yaml",
-            fault=Fault.CLUSTER,
-            next_step=f"pip install {package}",
-            exit_code=Exit.ENVIRONMENT,
+            what, where=task.folder / "task.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
         )
 
 
@@ -301,18 +268,10 @@ def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
     """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
-        path = root.task_vault(task.name) / name
+        path, field = root.task_vault(task.name) / name, f"field `recipe.{task.name}`"
         if not path.is_file():
-            raise AutorlError(
-                f"field `recipe.{task.name}`: recipe {recipe.name} needs {name}, which was not staged",
-                where=path,
-                next_step=again,
-            )
+            what = f"{field}: recipe {recipe.name} needs {name}, which was not staged"
+            raise AutorlError(what, where=path, next_step=again)
         if file_sha256(path) != digest:
-            raise AutorlError(
-                f"field `recipe.{task.name}`: {name} is not the file that recipe {recipe.name} pins",
-                where=path,
-                fault=Fault.CLUSTER,
-                next_step=again,
-                exit_code=Exit.FAILED,
-            )
+            what, fault = f"{field}: {name} is not the file that recipe {recipe.name} pins", Fault.CLUSTER
+            raise AutorlError(what, where=path, fault=fault, next_step=again, exit_code=Exit.FAILED)

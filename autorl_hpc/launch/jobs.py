@@ -31,35 +31,20 @@ from autorl_hpc.tasks.loader import PATH_VARIABLE as TASKS_PATH
 
 # --- job lengths, and chains for budgets that are longer than one job may be
 
-START_S = 60.0
-"""From a job's first line to the agent's start: copying the base model, imports."""
-
-END_S = 120.0
-"""For the last submissions: intake and sealing."""
-
-EARLY_S = 60.0
-"""Slurm checks limits about every half minute; its signal was seen up to a minute early."""
-
+START_S = 60.0  # from a job's first line to the agent's start: copying the base model, imports
+END_S = 120.0  # for the last submissions: intake and sealing
+EARLY_S = 60.0  # Slurm checks limits about every half minute; its signal was seen up to a minute early
 SPARE_SHARE = 0.1
 SPARE_S = 600.0
 """Extra time of a run in one job, if the limit allows it: a tenth of the budget, at most SPARE_S. A supervisor's restart or a
 false warning uses job time that the budget does not count. A chain has a spare link instead."""
 
-LEAST_USE_S = 30.0
-"""A link must leave the agent at least this much time."""
-
-MAX_LINKS = 100
-"""Maximum number of links in a chain."""
-
-GRADER_S = 86400.0
-"""Default upper limit of a grader's job, because shorter jobs start sooner."""
-
-DRIVER_CHAIN = 3
-"""Least number of jobs in a driver's chain: if one dies with its node, another goes on."""
-
+LEAST_USE_S = 30.0  # a link must leave the agent at least this much time
+MAX_LINKS = 100  # maximum number of links in a chain
+GRADER_S = 86400.0  # default upper limit of a grader's job, because shorter jobs start sooner
+DRIVER_CHAIN = 3  # least number of jobs in a driver's chain: if one dies with its node, another goes on
 REPORT_MINUTES = 30
-CLOSING_S = 1800.0
-"""For the scores on the report split, after the last agent's end."""
+CLOSING_S = 1800.0  # for the scores on the report split, after the last agent's end
 
 
 @dataclass(frozen=True)
@@ -85,15 +70,9 @@ def _impossible(what: str, where: str, next_step: str) -> AutorlError:
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
-    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link.
-
-    Args:
-        limit_s: the longest possible job; None for no limit.
-        closing_s: what the job does after the agent's end if its grader is in it.
-
-    Raises:
-        AutorlError: a job is too short to be useful, or too many are needed.
-    """
+    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link. Raises AutorlError: a job
+    is too short to be useful, or too many are needed. `limit_s`: the longest possible job; None for no limit; `closing_s`:
+    what the job does after the agent's end if its grader is in it."""
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
     minutes = _minutes(work_s + around_s + min(SPARE_S, budget.wall_clock_s * SPARE_SHARE))
@@ -128,14 +107,9 @@ def chain_links(
     where: str = "",
     what: str = "grader.time",
 ) -> Links:
-    """Return the jobs of a grader or driver: enough to last from the first agent to the last, without queueing, but at least
-    `least`.
-
-    Args:
-        limit_s: the longest possible job; None for no limit.
-        asked_s: job length from the experiment or profile; None if unset.
-        what: the field that sets it.
-    """
+    """Return the jobs of a grader or driver: enough to last from the first agent to the last, without queueing, but at
+    least `least`. `limit_s`: the longest possible job; None for no limit; `asked_s`: job length from the experiment or
+    profile; None if unset; `what`: the field that sets it."""
     rounds = math.ceil(runs / spec.parallel) if runs else 0
     long_s = rounds * agent.count * agent.minutes * 60 + CLOSING_S
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
@@ -154,27 +128,19 @@ def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
     return minutes if limit_s is None else min(minutes, _floor_minutes(limit_s))
 
 
-DRIVER_ROLE = "driver-"
-"""Prefix of a driver job's role, before the driver's name."""
-
-NAME_CHARS = 40
-"""Maximum length of the experiment's name in a job name."""
+DRIVER_ROLE = "driver-"  # prefix of a driver job's role, before the driver's name
+NAME_CHARS = 40  # maximum length of the experiment's name in a job name
 
 
 @dataclass(frozen=True)
 class JobPlan:
-    """One sbatch call to make.
-
-    Attributes:
-        depends: sbatch's --dependency, with `{key}` for the ids of earlier jobs.
-        throttle: number of tasks of an array that run at once.
-    """
+    """One sbatch call to make."""
 
     submitted: Submitted
     kind: JobKind
     minutes: int
-    depends: str = ""
-    throttle: int = 0
+    depends: str = ""  # sbatch's --dependency, with `{key}` for the ids of earlier jobs
+    throttle: int = 0  # number of tasks of an array that run at once
 
     @property
     def key(self) -> str:
@@ -187,20 +153,15 @@ class Needs:
     """The jobs that an experiment lacks.
 
     Attributes:
-        runs: runs without a job.
-        graders: by grader number, 1 if its chain must be submitted, 0 if it exists.
-        report: whether a report job is needed.
-        present: ids of existing jobs that a report must wait for, besides those of this launch.
         drivers: by name of a served driver, 1 if its chain must be submitted, 0 if it exists.
         driving: by name of a served driver, the id of its job that runs or will run.
-        busy: existing agent tasks, which use part of the throttle.
     """
 
-    runs: Sequence[str]
-    graders: Sequence[int]
-    report: bool
-    present: tuple[str, ...] = ()
-    busy: int = 0
+    runs: Sequence[str]  # runs without a job
+    graders: Sequence[int]  # by grader number, 1 if its chain must be submitted, 0 if it exists
+    report: bool  # whether a report job is needed
+    present: tuple[str, ...] = ()  # ids of existing jobs that a report must wait for, besides those of this launch
+    busy: int = 0  # existing agent tasks, which use part of the throttle
     drivers: Mapping[str, int] = field(default_factory=dict)
     driving: Mapping[str, str] = field(default_factory=dict)
 
@@ -220,11 +181,8 @@ class Planner:
         self.grader = profile.grader.resources(self.spec.resources.grader)
 
     def plan(self, needs: Needs) -> list[JobPlan]:
-        """Return the sbatch calls in the order in which they must be made.
-
-        Raises:
-            AutorlError: the site's limits make the budget impossible.
-        """
+        """Return the sbatch calls in the order in which they must be made. Raises AutorlError: the site's limits make the
+        budget impossible."""
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)

@@ -7,16 +7,14 @@ and a job can be restarted by hand. The jobs have a session of their own: closin
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -28,6 +26,7 @@ from autorl_hpc.files.frozen_records import JOBS_NAME, LocalJob, alive_jobs, pro
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.launch.drivers import served
 from autorl_hpc.launch.jobs import job_environment
+from autorl_hpc.launch.plan import only_one
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, EXIT_TROUBLE, Fault
 
@@ -81,8 +80,7 @@ log = logging.getLogger("autorl_hpc.jobs")
 CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
-IDLE_PAUSE_S = 5.0
-"""Seconds between two checks whether a driver is needed again."""
+IDLE_PAUSE_S = 5.0  # seconds between two checks whether a driver is needed again
 CRASHES_BEFORE_LEAVING = 10
 """Supervisors of one run that may fail before an array gives up on it; with the pauses, five minutes."""
 
@@ -229,22 +227,20 @@ def _over(experiment: ExperimentDir) -> bool:
     return set(read_experiment(experiment).runs) <= set(reading.list_names(experiment.finished))
 
 
-NO_LIMIT_MIN = 60 * 24 * 365
-"""submitit's local executor requires a limit; the jobs end by themselves."""
-
+NO_LIMIT_MIN = 60 * 24 * 365  # submitit's local executor requires a limit; the jobs end by themselves
 CANCEL_WAIT_S = 30.0
-OTHER_LAUNCH_WAIT_S = 60.0
 
 
-def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob]:
+def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[LocalJob]:
     """Submit the jobs that do not run yet: the array of agents, grader chains, drivers, the report. Return the live jobs.
 
-    A process in its own session submits them, so that the jobs outlive this one. Raises AutorlError if they can't be started.
+    A process in its own session submits them, so that the jobs outlive this one; one launch at a time, for two would each see
+    no job and start all twice. Raises AutorlError if they can't be started.
     """
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-local", str(experiment.path.resolve())]
     # A file and not a pipe: the jobs inherit it, and reading a pipe would last until the last job ends.
     said = experiment.jobs / "submit.log"
-    with open(said, "wb") as log:
+    with only_one(experiment, say), open(said, "wb") as log:
         done = subprocess.run(
             command,
             env=job_environment(experiment, record),
@@ -257,48 +253,17 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord) -> list[LocalJob
         )
     if done.returncode:
         last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"])[-1]
+        what = f"the jobs could not be started: {last}"
+        advice = "see the message; launching again submits what is missing"
         raise AutorlError(
-            f"the jobs could not be started: {last}",
-            where=experiment.jobs,
-            fault=Fault.CLUSTER,
-            next_step="see the message; launching again submits what is missing",
-            exit_code=Exit.ENVIRONMENT,
+            what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
         )
     return alive_jobs(experiment)
 
 
-@contextlib.contextmanager
-def only_one(experiment: ExperimentDir) -> Iterator[None]:
-    """Let one launch of an experiment submit at a time on this host: two would each see no job, and start all twice.
-
-    The lock is an abstract socket name of the kernel: it needs no file system, and goes with its process.
-
-    Raises:
-        AutorlError: another launch is still submitting.
-    """
-    name = hashlib.sha256(os.fsencode(experiment.path.resolve())).hexdigest()[:32]
-    deadline = time.monotonic() + OTHER_LAUNCH_WAIT_S
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
-        while True:
-            try:
-                lock.bind(f"\0autorl-hpc-{name}")
-                break
-            except OSError:
-                if time.monotonic() > deadline:
-                    what = "another launch of this experiment is still submitting its jobs"
-                    advice, code = "wait for it, then launch again", Exit.ENVIRONMENT
-                    raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=code) from None
-                time.sleep(0.1)
-        yield
-
-
 def submit_here(experiment: ExperimentDir) -> None:
     """Start each missing job through submitit. Runs in the submitting process."""
-    with only_one(experiment):
-        _submit_missing(experiment, read_experiment(experiment))
-
-
-def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None:
+    record = read_experiment(experiment)
     alive = {job.role: job for job in alive_jobs(experiment)}
     path = str(experiment.path.resolve())
 
@@ -306,7 +271,8 @@ def _submit_missing(experiment: ExperimentDir, record: ExperimentRecord) -> None
         if role not in alive:
             pid = _submitit(experiment, ["job", *arguments])
             alive[role] = LocalJob(role, pid, process_start(pid) or "gone")
-            _write(experiment, list(alive.values()))
+            rows = [{"role": job.role, "pid": job.pid, "started": job.started} for job in alive.values()]
+            atomic.write_json(experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": rows})
         return alive[role]
 
     array = job("agents", "array", path)
@@ -325,11 +291,6 @@ def _submitit(experiment: ExperimentDir, arguments: list[str]) -> int:
     executor.update_parameters(timeout_min=NO_LIMIT_MIN, stderr_to_stdout=True)
     command = shlex.join([sys.executable, "-m", "autorl_hpc", *arguments])
     return int(executor._submit_command(command).job_id)
-
-
-def _write(experiment: ExperimentDir, jobs: list[LocalJob]) -> None:
-    rows = [{"role": job.role, "pid": job.pid, "started": job.started} for job in jobs]
-    atomic.write_json(experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": rows})
 
 
 def stop_all(experiment: ExperimentDir) -> list[LocalJob]:

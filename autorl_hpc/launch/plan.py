@@ -3,6 +3,7 @@ that lets one launch or cancel work at a time."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import platform
@@ -49,11 +50,8 @@ NOT_FROZEN = ("_share/", "models/")
 
 
 def parts(own: Mapping[str, Path]) -> Parts:
-    """Return what to freeze: the package, built-in tasks and templates, and the user's own task and agent folders.
-
-    Args:
-        own: outside folders by their frozen place, such as `templates/agents/mine`.
-    """
+    """Return what to freeze: the package, built-in tasks and templates, and the user's own task and agent folders. `own`:
+    outside folders by their frozen place, such as `templates/agents/mine`."""
     found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
     replaced = tuple(f"{place}/" for place in own)
     frozen = {
@@ -141,13 +139,9 @@ def refuse_problems(agents: Sequence[Looked], engine: VllmOnHost | None, where: 
         found.append((engine, "field `grader.engine`: `vllm` can't start", where))
     for seen, what, place in found:
         if seen.state == "problem":
-            raise AutorlError(
-                f"{what}: {seen.value}",
-                where=place,
-                fault=Fault.CLUSTER,
-                next_step=f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here",
-                exit_code=Exit.ENVIRONMENT,
-            )
+            problem = f"{what}: {seen.value}"
+            advice = f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here"
+            raise AutorlError(problem, where=place, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def finding_lines(agents: Sequence[Looked], engine: VllmOnHost | None) -> list[str]:
@@ -163,32 +157,21 @@ def finding_lines(agents: Sequence[Looked], engine: VllmOnHost | None) -> list[s
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch would do.
-
-    Attributes:
-        cluster: None for this machine.
-        scratch: the folder for workspaces; None for scratch/ in the root.
-    """
+    """What a launch would do."""
 
     spec: ExperimentSpec
     cells: list[Cell]
     experiment: ExperimentDir
     new: list[Cell]
     finished: list[str]
-    cluster: ClusterProfile | None = None
-    scratch: Path | None = None
+    cluster: ClusterProfile | None = None  # None for this machine
+    scratch: Path | None = None  # the folder for workspaces; None for scratch/ in the root
 
 
 def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
-    """Read and check everything; write nothing.
-
-    Args:
-        cluster: a profile that replaces the experiment's own.
-        keep_frozen: an existing experiment continues with its frozen tasks and agents, even if they changed since.
-
-    Raises:
-        AutorlError: anything that would make a job fail later.
-    """
+    """Read and check everything; write nothing. Raises AutorlError: anything that would make a job fail later. `cluster`:
+    a profile that replaces the experiment's own; `keep_frozen`: an existing experiment continues with its frozen tasks and
+    agents, even if they changed since."""
     spec = read_spec(path)
     profile, scratch = _cluster(spec, path, cluster)
     experiment = root.experiment(spec.name)
@@ -232,15 +215,9 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
 def prepare(
     path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None, checked: bool = True
 ) -> tuple[Plan, ExperimentRecord]:
-    """Make the experiment's folder, or complete an existing one; return the plan and the record.
-
-    Args:
-        checked: first look for the agents' programs here, and for vLLM if graders need it.
-
-    Raises:
-        AutorlError: see `plan`; or an agent's program or vLLM is missing, the code or a task changed since the first
-            launch, or the folder can't be written.
-    """
+    """Make the experiment's folder, or complete an existing one; return the plan and the record. `checked`: first look for
+    the agents' programs here, and for vLLM if graders need it. Raises AutorlError: see `plan`; or an agent's program or
+    vLLM is missing, the code or a task changed since the first launch, or the folder can't be written."""
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
         agents = look_at_agents(root, planned.spec, planned.cells, planned.cluster)
@@ -286,12 +263,10 @@ def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, pla
     if before is None:
         return freeze(experiment, parts(_own_folders(planned)))
     if not frozen_is_whole(experiment, before.code_hash):
+        what = "the frozen code of this experiment was changed or is incomplete"
+        advice = "launch under another name: its scores would not be those of the code that is named"
         raise AutorlError(
-            "the frozen code of this experiment was changed or is incomplete",
-            where=experiment.code / before.code_hash,
-            fault=Fault.CLUSTER,
-            next_step="launch under another name: its scores would not be those of the code that is named",
-            exit_code=Exit.FAILED,
+            what, where=experiment.code / before.code_hash, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED
         )
     if not keep_frozen and before.code_hash != code_hash(parts(_own_folders(planned))):
         raise AutorlError(
@@ -379,20 +354,15 @@ log = logging.getLogger("autorl_hpc.launch")
 
 LOCK = "launching"
 STALE_S = 30.0
-BEAT_S = 3.0
-"""A lock owner without a sign of life for ten beats counts as dead."""
-
+BEAT_S = 3.0  # a lock owner without a sign of life for ten beats counts as dead
 WAIT_S = 1200.0
 SAY_AFTER_S = 2.0
 
 
 @contextmanager
 def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock during the block: a claim in jobs/ with a heartbeat, like a grader's claim on an entry.
-
-    Raises:
-        AutorlError: another owner is still alive after WAIT_S.
-    """
+    """Hold the lock during the block: a claim in jobs/ with a heartbeat, like a grader's claim on an entry. Raises
+    AutorlError: another owner is still alive after WAIT_S."""
     folder = experiment.jobs
     folder.mkdir(exist_ok=True)
     me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -400,10 +370,9 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
     ending = threading.Event()
 
     def beat() -> None:
-        own = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=0, state="starting")
-        while True:
-            own = own.model_copy(update={"counter": own.counter + 1})
+        for counter in itertools.count(1):
             try:
+                own = Heartbeat(grader=me, host=host_name(), pid=os.getpid(), counter=counter, state="starting")
                 write_heartbeat(folder, own)
             except OSError as error:
                 log.warning("sign of life not written: %s", error)
@@ -412,25 +381,21 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
 
     thread = threading.Thread(target=beat, name="lock", daemon=True)
     thread.start()
+    started, said = time.monotonic(), False
     try:
-        _take(claims, experiment, say)
+        while claims.take(LOCK, claims.current()) is None:
+            waited_s = time.monotonic() - started
+            if waited_s > SAY_AFTER_S and not said:
+                say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
+                said = True
+            if waited_s > WAIT_S:
+                what = "another launch of this experiment is still submitting its jobs"
+                advice = "wait for it, then launch again"
+                raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
+            time.sleep(0.3)
         yield
     finally:
         ending.set()
         thread.join()
         claims.drop_own()
         atomic.unlink_quietly(folder / f"{me}.json")
-
-
-def _take(claims: Claims, experiment: ExperimentDir, say: Callable[[str], None]) -> None:
-    started, said = time.monotonic(), False
-    while claims.take(LOCK, claims.current()) is None:
-        waited_s = time.monotonic() - started
-        if waited_s > SAY_AFTER_S and not said:
-            say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
-            said = True
-        if waited_s > WAIT_S:
-            what = "another launch of this experiment is still submitting its jobs"
-            advice = "wait for it, then launch again"
-            raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
-        time.sleep(0.3)

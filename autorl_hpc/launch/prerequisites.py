@@ -28,11 +28,8 @@ TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTI
 
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
-    """Return the recipe with its judge: the experiment's, else the one that the task names.
-
-    Raises:
-        AutorlError: it needs a judge and there is none, or the judge's key can't be read.
-    """
+    """Return the recipe with its judge: the experiment's, else the one that the task names. Raises AutorlError: it needs a
+    judge and there is none, or the judge's key can't be read."""
     if recipe.judge == "none":
         return recipe
     judge = spec.judge
@@ -69,19 +66,13 @@ def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> 
 
 LOOK = """import importlib.util, json, sys
 print(json.dumps([name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]))"""
-LOOK_TIMEOUT_S = 120.0
-"""Starting a Python from a cold shared file system takes seconds, not minutes."""
+LOOK_TIMEOUT_S = 120.0  # starting a Python from a cold shared file system takes seconds, not minutes
 
 
 def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
     """Return run.json's facts on the experiment's environment, after checking every file of it; None if it names none.
-
-    Args:
-        level: the sandbox level that the experiment requires.
-
-    Raises:
-        AutorlError: it is not staged, was changed, or is an image although another level than apptainer is required.
-    """
+    `level`: the sandbox level that the experiment requires. Raises AutorlError: it is not staged, was changed, or is an
+    image although another level than apptainer is required."""
     if name is None:
         return None
     try:
@@ -100,11 +91,7 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
 
 
 def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) -> None:
-    """Check that the Python packages an agent needs are in its environment.
-
-    Raises:
-        AutorlError: one is missing.
-    """
+    """Check that the Python packages an agent needs are in its environment. Raises AutorlError: one is missing."""
     needs = list(agent.file.needs)
     if environment is None:
         missing = [module for module in needs if importlib.util.find_spec(module) is None]
@@ -116,12 +103,9 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
         place = f"which environment {environment.name} doesn't have"
         advice = f"add it to the requirements: autorl-hpc stage env:{environment.name} --requirements FILE --again"
     if missing:
+        what = f"agent {agent.name} needs the Python package {missing[0]}, {place}"
         raise AutorlError(
-            f"agent {agent.name} needs the Python package {missing[0]}, {place}",
-            where=agent.folder / "agent.yaml",
-            fault=Fault.CLUSTER,
-            next_step=advice,
-            exit_code=Exit.ENVIRONMENT,
+            what, where=agent.folder / "agent.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
         )
 
 

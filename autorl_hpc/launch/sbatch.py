@@ -48,11 +48,8 @@ class Scripts:
         return str(self._executor(job, numbers)._make_submission_file_text(self.command(job), ""))
 
     def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
-        """Submit the script by sbatch and return the job id.
-
-        Raises:
-            submitit's FailedJobError or FailedSubmissionError: with sbatch's message.
-        """
+        """Submit the script by sbatch and return the job id. Raises submitit's FailedJobError or FailedSubmissionError:
+        with sbatch's message."""
         return str(self._executor(job, numbers)._submit_command(self.command(job)).job_id)
 
     def command(self, job: JobPlan) -> str:
@@ -138,9 +135,7 @@ class Scripts:
 
 # --- taking back the jobs of a failed launch
 
-GONE_WAIT_S = 60.0
-"""A cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)."""
-
+GONE_WAIT_S = 60.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 LOOK_S = 1.0
 
 
@@ -161,11 +156,8 @@ def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submi
 
 
 def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
-    """Cancel the jobs that are marked but not gone yet, and record that they are gone.
-
-    Raises:
-        SchedulerError: the scheduler does not answer, or a job does not end.
-    """
+    """Cancel the jobs that are marked but not gone yet, and record that they are gone. Raises SchedulerError: the
+    scheduler does not answer, or a job does not end."""
     if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
         return jobs
     deadline = time.monotonic() + GONE_WAIT_S
@@ -178,12 +170,10 @@ def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
         slurm.cancel([job_id for job_id in left if job_id not in cancelled])
         cancelled |= set(left)
         if time.monotonic() > deadline:
+            what = f"jobs of a launch that failed don't end: {', '.join(left)}"
+            advice = "see squeue; then launch again"
             raise SchedulerError(
-                f"jobs of a launch that failed don't end: {', '.join(left)}",
-                where=experiment.path,
-                fault=Fault.CLUSTER,
-                next_step="see squeue; then launch again",
-                exit_code=Exit.ENVIRONMENT,
+                what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
             )
         time.sleep(LOOK_S)
     gone = [s.model_copy(update={"taken_back": True}) if s.asked_back else s for s in jobs.submitted]
@@ -197,11 +187,8 @@ _NUMBER = re.compile(r"number (\d+)")
 
 
 def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
-    """Recover the experiment's uid and highest job number from the scripts in jobs/ if slurm.json is gone; None without scripts.
-
-    Raises:
-        AutorlError: jobs of the experiment are alive, and their runs are no longer known.
-    """
+    """Recover the experiment's uid and highest job number from the scripts in jobs/ if slurm.json is gone; None without
+    scripts. Raises AutorlError: jobs of the experiment are alive, and their runs are no longer known."""
     files = [name for name in reading.list_names(experiment.jobs) if name.endswith("_submission.sh")]
     texts = [(experiment.jobs / name).read_text(encoding="utf-8", errors="replace") for name in files]
     found = [(name, number) for text in texts if (name := _NAME.search(text)) and (number := _NUMBER.search(text))]
@@ -219,16 +206,12 @@ def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
 
 
 SUBMIT_LIMIT_S = 900.0
-NO_UID = "0" * 12
-"""For the scripts of a dry run, when the experiment has no jobs yet."""
+NO_UID = "0" * 12  # for the scripts of a dry run, when the experiment has no jobs yet
 
 
 def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[dict[str, str]]:
-    """Return role, name and script of each sbatch call of a launch of every run, with placeholders for job ids.
-
-    Raises:
-        AutorlError: the budget is impossible on this cluster.
-    """
+    """Return role, name and script of each sbatch call of a launch of every run, with placeholders for job ids. Raises
+    AutorlError: the budget is impossible on this cluster."""
     site = sites.ask(profile) if slurm.available() else sites.Site()
     closed = set(reading.list_names(experiment.finished))
     runs = [run for run in record.runs if run not in closed]
@@ -246,12 +229,9 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
 def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
     """Submit what is missing and return every job of this launch.
 
-    sbatch is called by a process whose environment has nothing from a surrounding job.
-
-    Raises:
-        AutorlError: the scheduler refused, in its words; the jobs of this launch were taken back.
-        KeyboardInterrupt: the same; but if all jobs had been submitted, they go on and a message says so.
-    """
+    sbatch is called by a process whose environment has nothing from a surrounding job. Raises AutorlError: the scheduler
+    refused, in its words; the jobs of this launch were taken back; KeyboardInterrupt: the same; but if all jobs had been
+    submitted, they go on and a message says so."""
     _refuse_patterns(experiment)
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
     with only_one(experiment, say):
@@ -287,32 +267,26 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         killed = "the submitting process was killed" if process.returncode < 0 else None
         raise _not_submitted(killed or (errors.strip().splitlines() or ["no message"])[-1], experiment) from None
     if process.returncode or "error" in told:
+        what = str(told.get("error", "the jobs could not be submitted"))
+        advice = told.get("next")
         raise AutorlError(
-            str(told.get("error", "the jobs could not be submitted")),
+            what,
             where=told.get("where") or experiment.jobs,
             fault=Fault(told.get("fault") or Fault.CLUSTER),
-            next_step=told.get("next"),
+            next_step=advice,
             exit_code=Exit(told.get("exit_code", Exit.ENVIRONMENT)),
         )
     return [Submitted.model_validate(row) for row in told["submitted"]]
 
 
 def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
-    return AutorlError(
-        f"the jobs could not all be submitted: {why}",
-        where=experiment.path,
-        fault=Fault.CLUSTER,
-        next_step="launch again: every job was noted before it was submitted, so it submits what is missing",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"the jobs could not all be submitted: {why}"
+    advice = "launch again: every job was noted before it was submitted, so it submits what is missing"
+    return AutorlError(what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def submit_here(experiment: ExperimentDir) -> list[Submitted]:
-    """Submit the jobs that are missing. Runs in the submitting process.
-
-    Raises:
-        AutorlError: see `submit`.
-    """
+    """Submit the jobs that are missing. Runs in the submitting process. Raises AutorlError: see `submit`."""
     record = read_experiment(experiment)
     assert record.cluster is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -394,11 +368,8 @@ def _submit_all(
 
 
 def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: int, back: bool) -> AutorlError:
-    """Return the refusal in the scheduler's words, and what happened to the jobs before it.
-
-    Args:
-        back: whether the scheduler confirmed that none of them is left.
-    """
+    """Return the refusal in the scheduler's words, and what happened to the jobs before it. `back`: whether the scheduler
+    confirmed that none of them is left."""
     words = str(error).strip() or type(error).__name__
     known = slurm.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))
     role = f"{job.submitted.role} (link {job.submitted.link})" if job.submitted.link > 1 else job.submitted.role
@@ -408,10 +379,6 @@ def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: 
             f"; it may be in the queue all the same, and {before} jobs submitted before it may be: the scheduler could not be "
             "asked. The next launch, or `autorl-hpc cancel`, takes them back first"
         )
-    return AutorlError(
-        f"the job `{role}` was refused{after}. {known.what}",
-        where=experiment.jobs,
-        fault=Fault.CLUSTER,
-        next_step=f"{known.next_step}; then launch again",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"the job `{role}` was refused{after}. {known.what}"
+    advice = f"{known.next_step}; then launch again"
+    return AutorlError(what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

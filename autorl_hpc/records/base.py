@@ -14,8 +14,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records import canonical_json
 from autorl_hpc.states import Fault
 
-SCHEMA_VERSION = 1
-"""Increased when a change would make an older reader misread a record."""
+SCHEMA_VERSION = 1  # increased when a change would make an older reader misread a record
 
 
 class Strict(BaseModel):
@@ -47,12 +46,8 @@ RecordT = TypeVar("RecordT", bound=Strict)
 
 
 def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_step: str | None = None) -> RecordT:
-    """`value` as a `model`.
-
-    Raises:
-        NewerVersion: a newer autorl-hpc wrote it.
-        AutorlError: naming `where`, the first wrong field and what it should be.
-    """
+    """`value` as a `model`. Raises NewerVersion: a newer autorl-hpc wrote it; AutorlError: naming `where`, the first wrong
+    field and what it should be."""
     version = value.get("schema_version", SCHEMA_VERSION) if isinstance(value, dict) else SCHEMA_VERSION
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise NewerVersion(
@@ -78,13 +73,9 @@ def _explain(model: type[Strict], error: ValidationError, where: str | Path, nex
     elif "input" in first and first["type"] != "value_error" and not isinstance(first["input"], (dict, list)):
         message = f"{message}, but it is {first['input']!r}"[:300]
     more = error.error_count() - 1
-    return AutorlError(
-        f"field `{field}`: {message}" + (f" (and {more} more)" if more else ""),
-        where=where,
-        fault=None,
-        next_step=next_step or "correct this field and run the same command again",
-        exit_code=Exit.USAGE,
-    )
+    what = f"field `{field}`: {message}" + (f" (and {more} more)" if more else "")
+    advice = next_step or "correct this field and run the same command again"
+    return AutorlError(what, where=where, fault=None, next_step=advice, exit_code=Exit.USAGE)
 
 
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -110,13 +101,8 @@ def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
 
 def damaged(what: str, where: str | Path) -> AutorlError:
     """A file of ours that no longer says what we wrote."""
-    return AutorlError(
-        what,
-        where=where,
-        fault=Fault.CLUSTER,
-        next_step="run `autorl-hpc verify` on its run; the other runs are not touched by this",
-        exit_code=Exit.FAILED,
-    )
+    advice = "run `autorl-hpc verify` on its run; the other runs are not touched by this"
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- names and hashes
@@ -126,10 +112,12 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """Name of a task, agent, driver, mode, experiment or manifest; safe as a file name."""
 
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?$"
-ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]
-"""`name` or `org/name`."""
-
+ModelName = Annotated[str, StringConstraints(pattern=MODEL_NAME_PATTERN)]  # `name` or `org/name`
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Memory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")]
+Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
+Revision = Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")]
+KeyFile = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)]
 
 
 _NO_PLAIN_ASCII = re.compile(r"[^ -~]")
@@ -174,8 +162,7 @@ def parse_duration_s(value: Any) -> float:
 
 
 Duration = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=30 * 86400)]
-Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400)]
-"""A duration that may be zero."""
+Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400)]  # a duration that may be zero
 
 
 class Table(Strict):
@@ -194,6 +181,4 @@ class Resources(Table):
 
     gpus: int | None = Field(None, ge=0, le=64)
     cpus: int | None = Field(None, ge=1, le=1024)
-    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
-        None, description="Such as 64G."
-    )
+    memory: Memory | None = Field(None, description="Such as 64G.")

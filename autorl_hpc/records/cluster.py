@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, StringConstraints, field_validator
 
-from autorl_hpc.records.base import Duration, Name, Record, Resources, Strict, Table
+from autorl_hpc.records.base import Duration, Memory, Name, Record, Resources, Strict, Table
 
 
 def _one_line(value: str) -> str:
@@ -29,11 +29,10 @@ def _lines(value: Any) -> Any:
 
 
 Line = Annotated[str, StringConstraints(min_length=1, max_length=2000), AfterValidator(_one_line)]
-Option = Annotated[Line, AfterValidator(_no_escape)]
-"""Value of an sbatch option."""
-
+Option = Annotated[Line, AfterValidator(_no_escape)]  # value of an sbatch option
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_lines)]
 OptionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,40}$")]
+Options = dict[OptionName, Option | int | bool]
 
 OWN_OPTIONS = {
     **dict.fromkeys(("partition", "account", "qos", "constraint", "reservation", "requeue", "time")),
@@ -57,9 +56,7 @@ class Wording(Table):
     constraint: Option | None = None
     reservation: Option | None = None
     gpu_type: Option | None = Field(None, description="Such as a100: `gpu:a100:2`.")
-    sbatch: dict[OptionName, Option | int | bool] = Field(
-        default_factory=dict, description="Further options of sbatch, such as `mail-type: END`; true: a bare flag."
-    )
+    sbatch: Options = Field(default_factory=dict, description="Further ones, as `mail-type: END`; true: a bare flag.")
 
     @field_validator("sbatch")
     @classmethod
@@ -77,12 +74,8 @@ class JobKind(Wording):
 
     gpus: int | None = Field(None, ge=0, le=64)
     cpus: int | None = Field(None, ge=1, le=1024)
-    memory: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")] | None = Field(
-        None, description="Such as 64G; left out: the partition's default."
-    )
-    time: Duration | None = Field(
-        None, description="Time limit. Of agents: at most this a job; a longer budget becomes a chain of jobs."
-    )
+    memory: Memory | None = Field(None, description="Such as 64G; left out: the partition's default.")
+    time: Duration | None = Field(None, description="Time limit of a job; for longer budgets a chain of jobs.")
 
     def resources(self, wanted: Resources | None) -> JobKind:
         """This kind with what an experiment asks for in its place."""
@@ -123,16 +116,12 @@ class ClusterProfile(Record, Wording):
     modules: Annotated[tuple[Line, ...], BeforeValidator(_lines)] = ()
     setup: Lines = Field((), description="Lines of bash before the payload, after the modules.")
     python: Line | None = Field(
-        None, description="The Python of jobs, with $VARS of the job or ~/; left out: the one that launches."
+        None, description="The Python of jobs, with $VARS of the job; default: the launching one."
     )
-    vllm: Line | None = Field(
-        None,
-        description="The program `vllm` of driver jobs, with $VARS of the job or ~/; left out: beside the jobs' Python, or on PATH.",
-    )
+    vllm: Line | None = Field(None, description="`vllm` of driver jobs; default: beside the Python, or on PATH.")
     container: Container | None = None
     scratch: Line | None = Field(
-        None,
-        description="Folder of the workspaces, with $VARS of the login node; shared by all nodes. Left out: scratch/ of the root.",
+        None, description="Folder of the workspaces, on all nodes, with $VARS of the login node."
     )
     limits: Limits = Limits()
     signal_before_end_s: Duration = Field(
@@ -158,9 +147,7 @@ class Submitted(Strict):
     number: int = Field(ge=1, description="Counts the sbatch calls of an experiment: tells links of one name apart.")
     job_id: str | None = Field(None, description="What sbatch answered; null: it was not called, or never answered.")
     submitted_at: str = ""
-    asked_back: bool = Field(
-        False, description="A launch that failed is taking it back: nothing is read out of how it ends."
-    )
+    asked_back: bool = Field(False, description="A launch that failed is taking it back: how it ends says nothing.")
     taken_back: bool = Field(False, description="It was taken back, and is gone.")
 
 
@@ -185,9 +172,7 @@ class SeenJob(Strict):
     reason: str | None = None
     nodes: str | None = None
     restarts: int = 0
-    exit_code: str | None = Field(
-        None, description="code:signal, known of ended jobs once scontrol or sacct was asked."
-    )
+    exit_code: str | None = Field(None, description="code:signal of an ended job, once scontrol or sacct was asked.")
     submitted_at: str | None = None
 
 

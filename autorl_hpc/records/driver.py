@@ -9,14 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, StringConstraints, field_validator, model_validator
 
-from autorl_hpc.records.base import Duration, Name, Record, Resources, Sha256, Strict
+from autorl_hpc.records.base import Duration, KeyFile, Name, Record, Resources, Revision, Sha256, Strict, Visible
 
-NO_DRIVER = "none"
-"""In a matrix: the agent calls no LLM."""
-
-TOKENS_PRICED = 1_000_000
-"""Number of tokens that prices refer to."""
-
+NO_DRIVER = "none"  # in a matrix: the agent calls no LLM
+TOKENS_PRICED = 1_000_000  # number of tokens that prices refer to
 ANSWERS = True
 SPEED = False
 SERVE_OPTIONS: dict[str, bool] = {
@@ -59,15 +55,12 @@ REQUEST_PATH = re.compile(r"/(chat/completions|completions|responses|messages|mo
 
 HttpUrl = Annotated[str, StringConstraints(max_length=500)]
 Argument = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]+$", max_length=2000)]
-Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")]
 
 
 def checked_url(value: str) -> str:
-    """`value` without a slash at its end.
-
-    Raises:
-        ValueError: no http or https address, or one with a user, a query or a fragment.
-    """
+    """`value` without a slash at its end. Raises ValueError: no http or https address, or one with a user, a query or a
+    fragment."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
         raise ValueError("an http or https address")
@@ -86,58 +79,29 @@ class DriverSpec(Resources):
     """
 
     kind: Literal["api", "vllm"]
-    url: HttpUrl | None = Field(
-        None,
-        description="Of `api`: up to and with `/v1`, such as `https://api.example.org/v1`; `/X` is asked for at url + `/X`.",
-    )
+    url: HttpUrl | None = Field(None, description="Of `api`: with `/v1`, such as `https://api.example.org/v1`.")
     model: Visible = Field(description="Of `api`: as the endpoint calls it. Of `vllm`: a staged model.")
-    revision: Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")] | None = Field(
-        None,
-        description="Which weights answer under that name, in any words (a date, a version). Makes runs of their own.",
+    revision: Revision | None = Field(None, description="Which weights answer, in any words. Makes runs of their own.")
+    key_file: KeyFile | None = Field(None, description="Of `api`: the key alone, readable by its owner alone.")
+    key_variable: VariableName | None = Field(
+        None, description="Of `api`: the launching shell's variable with the key."
     )
-    key_file: Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)] | None = Field(
-        None, description="Of `api`: a file with the key alone, readable by its owner alone. Agents never see it."
-    )
-    key_variable: Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")] | None = Field(
-        None,
-        description="Of `api`, in the place of `key_file`: the variable of the launching shell that holds the key.",
-    )
-    context_tokens: int | None = Field(
-        None, ge=256, description="The window that agents keep within, answer included. Of `vllm`: the server's too."
-    )
+    context_tokens: int | None = Field(None, ge=256, description="The window, answer included, and the server's.")
     max_output_tokens: int | None = Field(None, ge=1, description="Of one answer; agents are told.")
     price_in: float | None = Field(None, ge=0, description="US dollars for a million tokens of requests.")
     price_out: float | None = Field(None, ge=0, description="US dollars for a million tokens of answers.")
-    price_cached: float | None = Field(
-        None,
-        ge=0,
-        description="US dollars for a million tokens of requests that the endpoint had cached; left out: `price_in`.",
-    )
-    parameters: dict[Name, JsonValue] = Field(
-        default_factory=dict,
-        description="Further fields of requests, for agents that make them themselves, such as `temperature`. Makes runs of their own.",
-    )
-    tools: tuple[Visible, ...] = Field(
-        (), description="Hosted tools of the API that agents may use, such as `web_search`. None: all are refused."
-    )
-    proxy: HttpUrl | None = Field(
-        None, description="An HTTP proxy to the API; left out: HTTPS_PROXY, HTTP_PROXY and NO_PROXY of the job."
-    )
+    price_cached: float | None = Field(None, ge=0, description="The same of cached tokens; default: `price_in`.")
+    parameters: dict[Name, JsonValue] = Field(default_factory=dict, description="Further fields of requests.")
+    tools: tuple[Visible, ...] = Field((), description="Hosted tools, as `web_search`, that are not refused.")
+    proxy: HttpUrl | None = Field(None, description="A proxy to the API; default: HTTPS_PROXY and the like of the job.")
     timeout_s: Duration = Field(600.0, description="Of one request, without any byte of an answer.")
     retries: int = Field(4, ge=0, le=20, description="Of a request that was not answered, beside the first try.")
     bodies: bool = Field(False, description="Keep requests and answers in the run's record, not their sizes alone.")
     tensor_parallel: int | None = Field(None, ge=1, le=64, description="Of `vllm`; left out: the job's GPUs.")
     args: tuple[Argument, ...] = Field((), description="Of `vllm`: further options of `vllm serve`.")
-    time: Duration | None = Field(
-        None, description="Of `vllm`: time limit of one job; the next one goes on where it ends."
-    )
-    patience_s: Duration = Field(
-        7200.0,
-        description="Of `vllm`: so long agents wait for the driver before their clock starts; then the fault is the cluster's.",
-    )
-    idle_exit_s: Duration = Field(
-        3600.0, description="Of `vllm`: without a request for so long while no run is open to it, the job ends."
-    )
+    time: Duration | None = Field(None, description="Of `vllm`: time limit of one job; the next one goes on.")
+    patience_s: Duration = Field(7200.0, description="Of `vllm`: agents wait so long for it before their clock starts.")
+    idle_exit_s: Duration = Field(3600.0, description="Of `vllm`: idle for so long with no open run, it ends.")
 
     @field_validator("url", "proxy")
     @classmethod
@@ -199,11 +163,7 @@ class DriverSpec(Resources):
         return self.price_in is not None and self.price_out is not None
 
     def cost_usd(self, tokens_in: int, tokens_out: int, tokens_cached: int = 0) -> float | None:
-        """What tokens cost, None without prices.
-
-        Args:
-            tokens_in: of requests, the cached ones among them.
-        """
+        """What tokens cost, None without prices. `tokens_in`: of requests, the cached ones among them."""
         if not self.priced:
             return None
         price_in = self.price_in or 0.0
@@ -217,11 +177,7 @@ class DriverSpec(Resources):
         return max(prices) * tokens / TOKENS_PRICED if self.fully_priced else None
 
     def science(self, model_hash: str | None) -> DriverScience:
-        """What of it makes a run another run.
-
-        Args:
-            model_hash: content hash of the staged model, of `vllm`.
-        """
+        """What of it makes a run another run. `model_hash`: content hash of the staged model, of `vllm`."""
         parts = urlsplit(self.url or "")
         answering = {name: value for name, value in serve_options(self.args).items() if SERVE_OPTIONS[name]}
         return DriverScience(
@@ -239,11 +195,8 @@ class DriverSpec(Resources):
 
 
 def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
-    """Options of `vllm serve` with their values, None of a bare flag.
-
-    Raises:
-        ValueError: an option that is not in `SERVE_OPTIONS`, stands twice, or a value without one.
-    """
+    """Options of `vllm serve` with their values, None of a bare flag. Raises ValueError: an option that is not in
+    `SERVE_OPTIONS`, stands twice, or a value without one."""
     found: dict[str, str | None] = {}
     last: str | None = None
     for argument in args:
@@ -288,9 +241,7 @@ class DriverScience(Strict):
     context_tokens: int | None = None
     max_output_tokens: int | None = None
     tools: tuple[str, ...] = ()
-    options: dict[str, str | None] = Field(
-        default_factory=dict, description="Of `vllm`: options of `vllm serve` that change what is answered."
-    )
+    options: dict[str, str | None] = Field(default_factory=dict, description="Of `vllm serve`: what changes answers.")
 
 
 class DriverEndpoint(Record):

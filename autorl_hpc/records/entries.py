@@ -36,9 +36,7 @@ class SandboxUsed(Strict):
     attempt: int = Field(0, ge=0)
     level: SandboxLevel
     network: Network = Field(description="What is enforced, not what was asked for.")
-    holes: tuple[str, ...] = Field(
-        (), description="What this level did not stop when it was tried, in a few words each."
-    )
+    holes: tuple[str, ...] = Field((), description="What the level did not stop when it was tried, in words.")
     start_s: float | None = Field(None, ge=0, description="What starting one program in it costs.")
     refused: dict[str, str] = Field(default_factory=dict, description="Why stronger levels were not taken, by name.")
 
@@ -58,7 +56,7 @@ class AttemptEnded(Strict):
     elapsed_s: float
     reason: str
     agent_ended: EndedBy | None = Field(
-        None, description="The agent had ended: the next attempt only takes in what it left."
+        None, description="The agent had ended: the next attempt only takes in the rest."
     )
     exit_code: int | None = None
 
@@ -75,9 +73,7 @@ class Submission(Strict):
 
     submission_id: int = Field(ge=1)
     manifest_id: str
-    manifest_file: str | None = Field(
-        None, description="Inode and time of the manifest: tells a file from a later one of its name."
-    )
+    manifest_file: str | None = Field(None, description="Inode and time of the manifest, to tell it from a later one.")
     status: Literal["accepted", "refused"]
     model_path: str | None
     note: str | None = None
@@ -142,11 +138,7 @@ class Evaluation(Strict):
     split: Split
     content_hash: Sha256
     score: float | None = Field(None, ge=0, le=100, description="0 to 100, higher is better.")
-    standard_error: float | None = Field(
-        None,
-        ge=0,
-        description="Of the score, in points, over items or, where they are not independent, over clusters. Null: not known.",
-    )
+    standard_error: float | None = Field(None, ge=0, description="Of the score, in points, over items or clusters.")
     n: int = Field(0, ge=0)
     correct: int | None = Field(None, ge=0)
     metrics: dict[str, float] = Field(
@@ -196,27 +188,17 @@ class Fingerprint(Strict):
     largest_tensor: str | None = None
     changed_tensors: int | None = Field(None, ge=0, description="Tensors that are not the base model's bit by bit.")
     changed_share: float | None = Field(None, ge=0, le=1, description="Of all values, those that differ.")
-    noise_delta: float | None = Field(
-        None, ge=0, description="The relative delta that noise of 1.5e-6 on every value would leave in this precision."
-    )
+    noise_delta: float | None = Field(None, ge=0, description="What noise of 1.5e-6 on every value would leave of it.")
     moved_tensors: int | None = Field(None, ge=0, description="Tensors that moved by more than such noise.")
     moved_values: int | None = Field(None, ge=0, description="Values that differ in these.")
     nearest_model: str | None = Field(None, description="The staged model that these weights are nearest to.")
-    nearest_delta: float | None = Field(
-        None, ge=0, description="Relative distance to it; estimated by sketches for all but the base model."
-    )
+    nearest_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches or exactly.")
     exchanged_share: float | None = Field(
-        None, ge=0, le=1, description="Of the squared change, what lies in rows or columns that have become others."
+        None, ge=0, le=1, description="Part of the change by exchanged rows, columns."
     )
-    exchanged_of: str | None = Field(
-        None, description="The staged model that these weights are, but for the order and signs of hidden units."
-    )
+    exchanged_of: str | None = Field(None, description="The staged model of which units were exchanged.")
     parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
-    parent_delta: float | None = Field(
-        None,
-        ge=0,
-        description="Relative distance to it, estimated by sketches: standard deviation about 1.1 % of itself.",
-    )
+    parent_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches: to about 1 %.")
     commonest_output_share: float | None = Field(None, ge=0, le=1, description="Of the feedback items.")
     commonest_output_tokens: int | None = Field(None, ge=0)
     base_output_share: float | None = Field(None, ge=0, le=1, description="The same of the base model's outputs.")
@@ -240,17 +222,10 @@ class Contamination(Strict):
     """What of the held-out items stood in the workspace when a submission was made (or at the end). Never a verdict."""
 
     submission_id: int | None = Field(None, description="Null: at the end of the run.")
-    also: tuple[int, ...] = Field(
-        (),
-        description="Submissions taken in while the look before was at work, or before the end: it stands for them too.",
-    )
+    also: tuple[int, ...] = Field((), description="Submissions that were taken in meanwhile: it stands for them too.")
     items: dict[Split, int] = Field(default_factory=dict, description="Held-out items found, each counted once.")
-    whole: dict[Split, int] = Field(
-        default_factory=dict, description="Of these, those of which a whole text was found."
-    )
-    of: dict[Split, int] = Field(
-        default_factory=dict, description="Held-out items looked for: long enough, and not given to the agent."
-    )
+    whole: dict[Split, int] = Field(default_factory=dict, description="Of these, those that were found whole.")
+    of: dict[Split, int] = Field(default_factory=dict, description="Held-out items that were looked for.")
     too_short: int = Field(0, ge=0, description="Items with too few words to tell.")
     given: int = Field(0, ge=0, description="Items that stand whole in the training data or in what the suite laid.")
     found: tuple[Contaminated, ...] = ()
@@ -258,9 +233,7 @@ class Contamination(Strict):
     files_scanned: int = Field(0, ge=0)
     bytes_scanned: int = Field(0, ge=0)
     bytes_unchanged: int = Field(0, ge=0, description="In files that were scanned at an earlier look.")
-    bytes_skipped: int = Field(
-        0, ge=0, description="Bytes that are no text: checkpoints, unknown formats; and what was beyond the limits."
-    )
+    bytes_skipped: int = Field(0, ge=0, description="No text (checkpoints, unknown formats), or beyond the limits.")
     files_skipped: int = Field(0, ge=0)
     complete: bool = Field(description="False: a limit of time, files or bytes ended the look.")
     reason: str | None = None
@@ -291,15 +264,9 @@ class Sealed(Strict):
     exit_code: int | None = Field(description="Of its last start.")
     elapsed_s: float
     given_back_s: float
-    gpu_hours: float | None = Field(
-        None,
-        ge=0,
-        description="Elapsed time times GPUs, less what was given back; null: written before it was counted.",
-    )
+    gpu_hours: float | None = Field(None, ge=0, description="Elapsed time times GPUs, less what was given back.")
     driver: DriverUse | None = Field(None, description="Null: the agent had no driver.")
-    exit_codes: tuple[int | None, ...] = Field(
-        (), description="Of each start of the agent; null: that start was cut off before it had one."
-    )
+    exit_codes: tuple[int | None, ...] = Field((), description="Of each start of the agent; null: it was cut off.")
     reprompts: int = Field(0, ge=0, description="Of these starts, those that followed an end of its own.")
 
     @property
@@ -321,10 +288,7 @@ class Closed(Strict):
     report: Evaluation | None = None
     baseline_report: str | None = Field(None, description="Key of the base model's scores on the report split.")
     baseline_feedback: str | None = None
-    baseline_sha256: dict[Sha256, Sha256] = Field(
-        default_factory=dict,
-        description="Hash of each base model record that is named here, by its key: binds it to the chain.",
-    )
+    baseline_sha256: dict[Sha256, Sha256] = Field(default_factory=dict, description="Hash of each base record by key.")
     fault: Fault | None = None
     reason: str | None = None
     grader: str

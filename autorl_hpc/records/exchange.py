@@ -23,9 +23,7 @@ class Manifest(Record):
     model_path: str = Field(min_length=1, max_length=1024, description="A folder of the workspace, such as output/v1.")
     id: Name | None = Field(None, description="If given, it equals the file's name without .json.")
     note: str | None = Field(None, max_length=MAX_NOTE_CHARS)
-    final: bool = Field(
-        False, strict=True, description="Mark this one as the checkpoint to be scored on the report split."
-    )
+    final: bool = Field(False, strict=True, description="Mark this one as the checkpoint for the report split.")
 
     @model_validator(mode="before")
     @classmethod
@@ -174,9 +172,7 @@ class EnvironmentFacts(Strict):
     """What agents train in: a venv made of wheels, or a container image."""
 
     kind: Literal["venv", "image"]
-    python: str | None = Field(
-        None, description="For venvs: the tag of its Python and platform, `cpython-311-linux-x86_64`."
-    )
+    python: str | None = Field(None, description="Of a venv: its Python's tag, such as `cpython-311-linux-x86_64`.")
     python_version: str | None = None
 
 
@@ -188,11 +184,7 @@ class StoreManifest(Record):
     source: str
     revision: str | None = None
     licence: str | None = None
-    content_hash: Sha256 | None = Field(
-        None,
-        description="For models: the hash over names, dtypes, shapes and data. For environments: over the hashes of the wheels "
-        "and the Python tag, or the image's own.",
-    )
+    content_hash: Sha256 | None = Field(None, description="Of a model's tensors; a venv's wheels, Python; an image.")
     derived: str | None = Field(None, description="How the files were made, if they aren't the source's own.")
     environment: EnvironmentFacts | None = None
     files: tuple[StoreFile, ...]
@@ -277,9 +269,7 @@ class ExportedWeights(Strict):
 
     submission_id: int = Field(ge=1)
     content_hash: Sha256
-    not_in_hash: tuple[str, ...] = Field(
-        (), description="Tensors that the content hash leaves out: a tied head's copy."
-    )
+    not_in_hash: tuple[str, ...] = Field((), description="Tensors that the content hash leaves out: a tied head.")
 
 
 class EvidenceManifest(Record):
@@ -291,8 +281,6 @@ class EvidenceManifest(Record):
     head: RunHead = Field(description="Of the run's ledger, as exported.")
     base_model: ModelName
     base_model_content_hash: Sha256
-    weights: ExportedWeights | None = Field(
-        None, description="Null: the base model was kept, or what was selected is the base model."
-    )
+    weights: ExportedWeights | None = Field(None, description="Null: the base model was kept, or it was selected.")
     emptied: tuple[str, ...] = Field((), description="Fields of experiment.json that were emptied for the export.")
     files: tuple[StoreFile, ...]

@@ -18,7 +18,19 @@ from pydantic import (
     model_validator,
 )
 
-from autorl_hpc.records.base import Duration, ModelName, Name, Pause, Record, Resources, Table, parse_duration_s
+from autorl_hpc.records.base import (
+    Duration,
+    KeyFile,
+    ModelName,
+    Name,
+    Pause,
+    Record,
+    Resources,
+    Revision,
+    Table,
+    Visible,
+    parse_duration_s,
+)
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.states import Network, Protocol
 
@@ -32,17 +44,14 @@ def _as_tuple(value: Any) -> Any:
 
 Names = Annotated[tuple[Name, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 ModelNames = Annotated[tuple[ModelName, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]
-"""A seed that every generator accepts; numpy's has 32 bits."""
+Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # a seed that every generator accepts; numpy's has 32 bits
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
 GIVE_BACK_SHARE = 0.5
 """Share of the budget that may be given back. With more, the times of an experiment's runs would differ too much to compare."""
 
-LAST_GRACE_SHARE = 0.05
-"""Share of the wall clock; more would be a budget of its own."""
-
+LAST_GRACE_SHARE = 0.05  # share of the wall clock; more would be a budget of its own
 LATER_FIELDS = ("gpu_hours", "tokens", "cost_usd", "grace_s")
 """Fields of a budget that are left out of run ids at their defaults."""
 
@@ -67,25 +76,13 @@ class Budget(Table):
     )
     give_back_after_s: float = Field(60.0, ge=0, description="Waiting for a grader beyond this is given back.")
     give_back_cap_s: float = Field(3600.0, ge=0, description="At most this much is given back in a run.")
-    max_submissions: int | None = Field(
-        None, ge=1, description="Accepted checkpoints of different content; further ones are refused. Null: no limit."
-    )
-    memory_gib: float | None = Field(
-        None, gt=0, description="Of all processes of the agent together, as measured; null: what the job has."
-    )
-    disk_gib: float | None = Field(
-        None, gt=0, description="Of the workspace and the agent's output, as measured; null: no limit."
-    )
+    max_submissions: int | None = Field(None, ge=1, description="Accepted ones of different content; null: no limit.")
+    memory_gib: float | None = Field(None, gt=0, description="Of its processes, as measured; null: the job's.")
+    disk_gib: float | None = Field(None, gt=0, description="Of workspace and output, as measured; null: no limit.")
     processes: int | None = Field(None, ge=8, description="Of the agent at once, as measured; null: no limit.")
-    gpu_hours: float | None = Field(
-        None, gt=0, description="Time the agent runs, times the GPUs of its job, in hours; null: no limit."
-    )
-    tokens: int | None = Field(
-        None, ge=1, description="Of the driver, in requests (cached ones too) and answers; null: no limit."
-    )
-    cost_usd: float | None = Field(
-        None, gt=0, description="Of the driver, by its prices, in US dollars; null: no limit."
-    )
+    gpu_hours: float | None = Field(None, gt=0, description="Time times the GPUs of its job; null: no limit.")
+    tokens: int | None = Field(None, ge=1, description="Of the driver, in requests and answers; null: no limit.")
+    cost_usd: float | None = Field(None, gt=0, description="Of the driver, in US dollars; null: no limit.")
     grace_s: Pause = Field(
         60.0,
         validation_alias=AliasChoices("grace_s", "grace"),
@@ -118,8 +115,7 @@ class AllResources(Table):
     grader: Resources = Resources()
 
 
-MOST_WORKERS = 16
-"""Workers on one GPU."""
+MOST_WORKERS = 16  # workers on one GPU
 
 
 class GraderSpec(Table):
@@ -132,55 +128,24 @@ class GraderSpec(Table):
     )
     count: int = Field(1, ge=1, le=64)
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
-    engine: Literal["transformers", "vllm"] = Field(
-        "transformers", description="Who answers; `vllm` needs a Python that has it, see docs/engines.md."
-    )
+    engine: Literal["transformers", "vllm"] = Field("transformers", description="Who answers; see docs/engines.md.")
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: int = Field(
-        1, ge=0, description="torch threads on the CPU; 0 leaves torch's default. One is best for tiny models."
-    )
-    batch_tokens: int = Field(
-        131072, ge=256, description="Of `transformers`: upper limit of prompt plus answer tokens in one batch."
-    )
-    cache_gib: float | None = Field(
-        None,
-        ge=0,
-        description="Host memory for the last checkpoints, of one grader; left out: an eighth of what its job may use.",
-    )
-    tensor_parallel: int = Field(
-        1, ge=1, le=64, description="Of `vllm`: GPUs that hold one model together. Further GPUs hold further copies."
-    )
+    threads: int = Field(1, ge=0, description="torch threads on the CPU; 0: torch's own. One is best for tiny models.")
+    batch_tokens: int = Field(131072, ge=256, description="Of `transformers`: tokens of a batch, answers included.")
+    cache_gib: float | None = Field(None, ge=0, description="Host memory for checkpoints; default: an eighth.")
+    tensor_parallel: int = Field(1, ge=1, le=64, description="Of `vllm`: GPUs for one model; further ones hold copies.")
     workers_per_gpu: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | Literal["auto"] = Field(
         "auto",
         description="Of `vllm`: workers that share one GPU, each with the model. `auto`: more than one for small models where there "
         "are cores enough.",
     )
-    gpu_memory: float = Field(
-        0.85,
-        gt=0,
-        le=0.95,
-        description="Of `vllm`: its share of each GPU, all workers together; less where an agent works on the same one.",
-    )
-    context_tokens: int | None = Field(
-        None, ge=64, description="Of `vllm`: prompt and answer together; left out: the base model's own window."
-    )
-    sleep_after_s: float = Field(
-        300.0,
-        ge=0,
-        description="Of `vllm`: idle for so long, it gives the GPU's memory back until work comes; 0: never.",
-    )
-    rating_limit_s: float = Field(
-        3600.0,
-        gt=0,
-        description="Of rating one submission's answers, judge included. Longer, it is given up and tried again.",
-    )
+    gpu_memory: float = Field(0.85, gt=0, le=0.95, description="Of `vllm`: share of each GPU, all workers together.")
+    context_tokens: int | None = Field(None, ge=64, description="Of `vllm`; default: the model's own window.")
+    sleep_after_s: float = Field(300.0, ge=0, description="Of `vllm`: then it gives GPU memory back; 0: never.")
+    rating_limit_s: float = Field(3600.0, gt=0, description="Of rating one submission; longer, it is tried again.")
     idle_exit_s: float = Field(600.0, gt=0)
-    watch_every_s: float = Field(
-        10.0, ge=0.5, le=600, description="On a cluster: how often the scheduler is asked about the jobs."
-    )
-    stale_after_s: float = Field(
-        60.0, gt=0, description="A claim whose grader shows no heartbeat for this long is taken over."
-    )
+    watch_every_s: float = Field(10.0, ge=0.5, le=600, description="How often the scheduler is asked about the jobs.")
+    stale_after_s: float = Field(60.0, gt=0, description="A claim without a heartbeat for this long is taken over.")
 
     @field_validator("workers_per_gpu", mode="before")
     @classmethod
@@ -205,26 +170,14 @@ class JudgeSpec(Table):
     url: Annotated[str, StringConstraints(max_length=500)] = Field(
         description="Up to and without `/chat/completions`, such as `http://node7:8000/v1`; `builtin:length-and-words` is a toy."
     )
-    model: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
-        None, description="As the endpoint calls it; part of the recipe hash."
-    )
-    revision: Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")] | None = Field(
-        None,
-        description="Which weights answer under that name, in any words (a commit, a date). Change it when they change. Part of the "
-        "recipe hash.",
-    )
-    answers_as: Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")] | None = Field(
-        None, description="The model that answers name, where a gateway calls it otherwise than it is asked for."
-    )
-    key_file: Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)] | None = Field(
-        None, description="A file with the key alone, readable by its owner alone; none: no key is sent."
-    )
+    model: Visible | None = Field(None, description="As the endpoint calls it; part of the recipe hash.")
+    revision: Revision | None = Field(None, description="Which weights answer, in any words; part of the recipe hash.")
+    answers_as: Visible | None = Field(None, description="The name in answers, where a gateway has another.")
+    key_file: KeyFile | None = Field(None, description="The key alone, readable by its owner; none: no key is sent.")
     concurrency: int = Field(8, ge=1, le=256, description="Requests under way at once, of one grader.")
     retries: int = Field(6, ge=0, le=20, description="Of one request, beside the first try.")
     timeout_s: Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=3600)] = 120.0
-    max_requests: int | None = Field(
-        None, ge=1, description="Of one grader; then it judges no more. Tries count, cached answers don't."
-    )
+    max_requests: int | None = Field(None, ge=1, description="Of one grader; tries count, cached answers don't.")
     price_in: float | None = Field(None, ge=0, description="For a million prompt tokens, in any currency.")
     price_out: float | None = Field(None, ge=0, description="For a million tokens of the judge's answers.")
     parameters: dict[str, JsonValue] = Field(
@@ -272,10 +225,7 @@ class SandboxSpec(Table):
     level: Literal["auto", "apptainer", "bwrap", "namespaces", "landlock", "none"] = Field(
         "auto", description="`auto`: the strongest that works on the node, none if nothing does; any other is demanded."
     )
-    network: Network | None = Field(
-        None,
-        description="Left out: `driver` for agents with a driver, else `none`, as far as the level can; given, it is demanded.",
-    )
+    network: Network | None = Field(None, description="Default: `driver` or `none`, if the level can. Given: demanded.")
     readable: tuple[Annotated[str, StringConstraints(pattern=r"^/[^\n]+$", max_length=1000)], ...] = Field(
         (), description="Further folders that agents may read: software that lies outside the usual places."
     )
@@ -290,11 +240,7 @@ class SandboxSpec(Table):
 class FeedbackSpec(Table):
     """How much of the feedback split is asked for each submission. The report split is always whole."""
 
-    items: int | None = Field(
-        None,
-        ge=1,
-        description="So many items, drawn once for all runs; clusters are drawn whole. Null: the whole split.",
-    )
+    items: int | None = Field(None, ge=1, description="Drawn once for all runs, clusters whole. Null: the whole split.")
     seed: Seed = Field(0, description="Of the draw: another seed, another part.")
 
 
@@ -309,25 +255,17 @@ class ExperimentSpec(Record):
 
     name: Name
     description: str = ""
-    drivers: dict[Name, DriverSpec] = Field(
-        default_factory=dict, description="The LLMs that agents call, by the names that `matrix.driver` uses."
-    )
+    drivers: dict[Name, DriverSpec] = Field(default_factory=dict, description="LLMs, as `matrix.driver` names them.")
     matrix: Matrix
     exclude: tuple[dict[str, Any], ...] = ()
     budget: Budget
-    reprompts: int = Field(
-        0, ge=0, le=1000, description="How often an agent that ended early with budget left is started again."
-    )
+    reprompts: int = Field(0, ge=0, le=1000, description="How often an agent that ended early is started again.")
     protocol: Protocol = Protocol.TWO_SPLIT
     feedback: FeedbackSpec = FeedbackSpec()
-    recipe: dict[Name, Name] = Field(
-        default_factory=dict, description="Task name to recipe name; the default is the task's first."
-    )
+    recipe: dict[Name, Name] = Field(default_factory=dict, description="Of each task; default: the task's first.")
     grader: GraderSpec = GraderSpec()
     judge: JudgeSpec | None = Field(None, description="For tasks whose recipe asks a judge model.")
-    environment: Name | None = Field(
-        None, description="A staged environment that agents train in; none: the one that the suite runs in."
-    )
+    environment: Name | None = Field(None, description="The staged one that agents train in; none: the suite's own.")
     sandbox: SandboxSpec = SandboxSpec()
     parallel: int = Field(1, ge=1, le=10000, description="How many agents run at once.")
     resources: AllResources = AllResources()

@@ -59,9 +59,7 @@ class GpuSample(Strict):
     index: int
     name: str = ""
     uuid: str = ""
-    used_share: float | None = Field(
-        None, ge=0, le=1, description="Of the time since the last sample, some kernel ran."
-    )
+    used_share: float | None = Field(None, ge=0, le=1, description="Of the time since the last one, a kernel ran.")
     memory_bytes: int | None = Field(None, ge=0)
     memory_total_bytes: int | None = Field(None, ge=0)
     power_w: float | None = Field(None, ge=0)
@@ -70,9 +68,7 @@ class GpuSample(Strict):
 class UsageSample(Seen):
     """What the agent's processes use, every few seconds. Null: it could not be measured."""
 
-    cpu_s: float | None = Field(
-        None, ge=0, description="CPU seconds of this attempt so far, ended processes among them."
-    )
+    cpu_s: float | None = Field(None, ge=0, description="CPU seconds of this attempt so far, with ended processes.")
     memory_bytes: int | None = Field(None, ge=0)
     processes: int | None = Field(None, ge=0)
     disk_bytes: int | None = Field(None, ge=0, description="Of the workspace; measured less often than the rest.")

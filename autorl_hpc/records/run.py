@@ -45,12 +45,8 @@ class Science(Strict):
     recipe: Recipe
     splits: dict[str, SplitPin]
     base_model_content_hash: Sha256
-    environment_hash: Sha256 | None = Field(
-        None, description="Of the environment that the agent trains in; null: the suite's own."
-    )
-    network: Network = Field(
-        Network.OPEN, description="What the agent is meant to reach; the ledger says what was enforced."
-    )
+    environment_hash: Sha256 | None = Field(None, description="Of the agent's environment; null: the suite's own.")
+    network: Network = Field(Network.OPEN, description="What may be reached; the ledger says what was enforced.")
     driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
     reprompts: int = Field(0, ge=0, description="How often an agent that ended early is started again.")
     feedback_part: FeedbackPart | None = Field(None, description="Null: the whole feedback split is asked.")

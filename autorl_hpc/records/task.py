@@ -22,16 +22,16 @@ HOW_REACHED = frozenset({"search_key_file", "search_key_header", "search_record"
 """Options that are not part of the recipe_hash, because search results do not depend on whose key is used."""
 
 
+Judge = Literal["none", "discrete", "logprob", "json"]
+
+
 class Recipe(Strict):
     """What is asked of a model, and how its answer is scored. Its digest is the `recipe_hash` of every score."""
 
     name: Name
     version: int = Field(ge=1)
     prompt: str = Field(description="The user's text; {question} stands for the item's question.")
-    chat: Literal["none", "auto"] = Field(
-        "none",
-        description="auto: one user turn in the base model's chat template where it has one, else plain text.",
-    )
+    chat: Literal["none", "auto"] = Field("none", description="auto: a user turn in the chat template, if any.")
     system: str | None = None
     shots_file: str | None = Field(None, description="A staged JSON file with `messages`, put before the prompt.")
     shots_sha256: Sha256 | None = None
@@ -41,9 +41,7 @@ class Recipe(Strict):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     scorer: Name = Field(description="One of the package, or `task`: the task folder's own evaluate.py.")
     scorer_version: str
-    judge: Literal["none", "discrete", "logprob", "json"] = Field(
-        "none", description="Whether a judge model is asked, and how its word is read."
-    )
+    judge: Judge = Field("none", description="Whether a judge model is asked, and how its word is read.")
     options: dict[Name, str | int | float | bool] = Field(
         default_factory=dict,
         description="What else decides a score: thresholds, search back end, corpus hash; the judge's model, filled in at launch.",
@@ -97,13 +95,8 @@ class TaskFile(Record):
     sources: tuple[SourceFile, ...] = ()
     train_files: dict[str, Sha256]
     splits: dict[Literal["feedback", "report"], SplitPin]
-    paper: SplitPin | None = Field(
-        None, description="What the paper asks, where that is not the report split; pinned among `vault_files` too."
-    )
-    vault_files: dict[str, Sha256] = Field(
-        default_factory=dict,
-        description="What graders need beside the items, such as the whole catalogue of a shop; lies in the vault.",
-    )
+    paper: SplitPin | None = Field(None, description="What the paper asks, if not the report split.")
+    vault_files: dict[str, Sha256] = Field(default_factory=dict, description="What graders need beside the items.")
     environment: str | None = Field(
         None,
         pattern=r"^[a-z][a-z0-9_]*\.py:[A-Za-z][A-Za-z0-9_]*$",
@@ -111,10 +104,7 @@ class TaskFile(Record):
     )
     needs: tuple[str, ...] = Field((), description="Python modules that graders need for it; checked by `launch`.")
     cluster_field: Name | None = Field(None, description="Field of an item that names its cluster, for the statistics.")
-    stratum_field: Name | None = Field(
-        None,
-        description="Field of an item by which the splits were stratified; a part of one is drawn in the same shares.",
-    )
+    stratum_field: Name | None = Field(None, description="Field of an item by which splits and parts are stratified.")
     recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
 
     def recipe(self, name: str | None) -> Recipe | None:

@@ -18,9 +18,7 @@ if __name__ == "__main__":
 
 from autorl_hpc.sandbox import linux
 
-FAILED = 126
-"""Exit code if the sandbox could not be made; the agent did not run."""
-
+FAILED = 126  # exit code if the sandbox could not be made; the agent did not run
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 

@@ -7,21 +7,13 @@ import errno
 import os
 from collections.abc import Sequence
 
-PR_SET_PDEATHSIG = 1
-PR_SET_DUMPABLE = 4
-PR_SET_SECCOMP = 22
-PR_SET_CHILD_SUBREAPER = 36
-PR_SET_NO_NEW_PRIVS = 38
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 22, 36, 38
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def call(name: str, *arguments: object) -> int:
-    """Call a function of the C library.
-
-    Raises:
-        OSError: it failed, or the library has no such function.
-    """
+    """Call a function of the C library. Raises OSError: it failed, or the library has no such function."""
     try:
         function = getattr(_LIBC, name)
     except AttributeError:
@@ -35,21 +27,13 @@ def call(name: str, *arguments: object) -> int:
 
 
 def prctl(option: int, value: int) -> None:
-    """Set one option of this process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Set one option of this process. Raises OSError: the kernel refuses."""
     zero = ctypes.c_ulong(0)
     call("prctl", ctypes.c_int(option), ctypes.c_ulong(value), zero, zero, zero)
 
 
 def drop_capabilities() -> None:
-    """Drop all capabilities of this process.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Drop all capabilities of this process. Raises OSError: the kernel refuses."""
     version_3 = 0x20080522
     header = (ctypes.c_uint32 * 2)(version_3, 0)
     call("capset", header, (ctypes.c_uint32 * 6)())
@@ -72,8 +56,7 @@ READ = READ_FILE | READ_DIR
 FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Number of access rights that each version knows; later versions know those of 5."""
 NET_TCP = 0b11
-SCOPES = 0b11
-"""From version 6 on: no abstract sockets of others, no signals to others."""
+SCOPES = 0b11  # from version 6 on: no abstract sockets of others, no signals to others
 
 
 class _Ruleset(ctypes.Structure):
@@ -90,20 +73,13 @@ class _Beneath(ctypes.Structure):
 
 
 def version() -> int:
-    """Return the version of this kernel's Landlock.
-
-    Raises:
-        OSError: there is none, or it is disabled.
-    """
+    """Return the version of this kernel's Landlock. Raises OSError: there is none, or it is disabled."""
     return _syscall(CREATE_RULESET, None, 0, VERSION_FLAG)
 
 
 def restrict_paths(readable: Sequence[str], listable: Sequence[str], private: str) -> None:
-    """Limit this process to reading `readable`, listing `listable`, and writing plain files below `private`.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Limit this process to reading `readable`, listing `listable`, and writing plain files below `private`. Raises
+    OSError: the kernel refuses."""
     write = WRITE_FILE | REMOVE_FILE | MAKE_REG | TRUNCATE
     rules = [(path, READ if os.path.isdir(path) else READ_FILE) for path in readable]
     apply([*rules, *((path, READ_DIR) for path in listable), (private, READ | write)], ports=())
@@ -113,13 +89,8 @@ def apply(rules: Sequence[tuple[str, int]], ports: Sequence[int] | None) -> None
     """Limit file access of this process and its children to `rules`: (folder or file, access rights).
 
     Rights unknown to this kernel's version are left out. From version 6 on, signals and abstract sockets can't reach out.
-
-    Args:
-        ports: the only ports for TCP connect and listen (from version 4 on); None allows all.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    `ports`: the only ports for TCP connect and listen (from version 4 on); None allows all. Raises OSError: the kernel
+    refuses."""
     abi = version()
     known = (1 << FS_BITS.get(abi, 16)) - 1
     wanted = _Ruleset(fs=known, net=NET_TCP if abi >= 4 and ports is not None else 0, scoped=SCOPES)
@@ -169,14 +140,8 @@ SIGKILL = 9
 
 
 def unshare(user: int, group: int, *, network: bool) -> None:
-    """Give this process namespaces of its own, as this user and group inside; its children get process numbers of their own.
-
-    Args:
-        network: also one without any network device that is up.
-
-    Raises:
-        OSError: the kernel or the site refuses.
-    """
+    """Give this process namespaces of its own, as this user and group inside; its children get process numbers of their
+    own. `network`: also one without any network device that is up. Raises OSError: the kernel or the site refuses."""
     outer_user, outer_group = os.geteuid(), os.getegid()
     flags = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWIPC | CLONE_NEWUTS
     call("unshare", flags | (CLONE_NEWNET if network else 0))
@@ -202,11 +167,7 @@ def enter_root(root: str) -> None:
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
     """Bind a folder, file, device or link at `target`, with everything mounted below it.
 
-    A missing source is skipped. Read-only applies to every mount below too.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    A missing source is skipped. Read-only applies to every mount below too. Raises OSError: the kernel refuses."""
     if os.path.islink(source) and read_only:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(os.readlink(source), target)
@@ -234,11 +195,7 @@ def _mounts_below(target: str) -> list[str]:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str | None) -> None:
-    """Call mount(2).
-
-    Raises:
-        OSError: the kernel refuses; the message says what was mounted.
-    """
+    """Call mount(2). Raises OSError: the kernel refuses; the message says what was mounted."""
     words = [None if text is None else os.fsencode(text) for text in (source, target, kind, options)]
     try:
         call("mount", words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])

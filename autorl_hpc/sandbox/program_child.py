@@ -24,6 +24,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from autorl_hpc.files.processes import descendants, stat_fields
 from autorl_hpc.sandbox import linux
 from autorl_hpc.sandbox.program_limits import confine
 
@@ -36,8 +37,7 @@ Message = dict[str, Any]
 
 HEAD_BYTES = 4
 JSON_SAFE = 1 << 53
-MOST_DRAWN = 100_000
-"""Maximum number of items read from an iterator."""
+MOST_DRAWN = 100_000  # maximum number of items read from an iterator
 
 
 class Ended(Exception):
@@ -96,11 +96,8 @@ OPAQUE: Message = {"o": 0}
 
 
 def encode(value: object) -> object:
-    """Encode `value` in JSON's types; what is not plain data arrives as `Opaque`.
-
-    Raises:
-        RecursionError: it is nested too deeply, or contains itself.
-    """
+    """Encode `value` in JSON's types; what is not plain data arrives as `Opaque`. Raises RecursionError: it is nested too
+    deeply, or contains itself."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -123,11 +120,7 @@ def encode(value: object) -> object:
 
 
 def decode(value: object) -> object:
-    """Decode the result of `encode`.
-
-    Raises:
-        NotPlain: it was not made by `encode`.
-    """
+    """Decode the result of `encode`. Raises NotPlain: it was not made by `encode`."""
     try:
         return _decode(value)
     except Exception as error:  # a forged frame can be wrong in any way
@@ -144,11 +137,7 @@ def _decode(value: object) -> object:
 
 
 def framed(message: object) -> bytes:
-    """Return the bytes of a frame.
-
-    Raises:
-        NotPlain: it can't be written as JSON.
-    """
+    """Return the bytes of a frame. Raises NotPlain: it can't be written as JSON."""
     try:
         data = json.dumps(message, separators=(",", ":")).encode("ascii")
     except (ValueError, TypeError, RecursionError):
@@ -157,11 +146,7 @@ def framed(message: object) -> bytes:
 
 
 def send(pipe: int, data: bytes) -> None:
-    """Write a frame.
-
-    Raises:
-        Ended: the other side is gone.
-    """
+    """Write a frame. Raises Ended: the other side is gone."""
     try:
         while data:
             data = data[os.write(pipe, data) :]
@@ -170,14 +155,8 @@ def send(pipe: int, data: bytes) -> None:
 
 
 def read(pipe: int, most_bytes: int, wait: Callable[[int], None] = lambda _: None) -> Message:
-    """Read one frame and no byte of the next.
-
-    Args:
-        wait: called with the pipe before each read that may block.
-
-    Raises:
-        Ended, NotPlain: the pipe was closed; the frame is longer than `most_bytes`, or no object in JSON.
-    """
+    """Read one frame and no byte of the next. `wait`: called with the pipe before each read that may block. Raises Ended,
+    NotPlain: the pipe was closed; the frame is longer than `most_bytes`, or no object in JSON."""
     following = int.from_bytes(_read(pipe, HEAD_BYTES, wait), "big")
     if following > most_bytes:
         raise NotPlain("too long")
@@ -278,12 +257,10 @@ MOST_INPUT_BYTES = 256 * 1024 * 1024
 KILL_ROUNDS = 500
 PATIENT_ROUNDS = 20
 ROUND_PAUSE_S = 0.002
-LOOK_S = 0.1
-"""Interval between two looks at a candidate that does not answer."""
+LOOK_S = 0.1  # interval between two looks at a candidate that does not answer
 GRACE_S = 10.0
 """Extra time for a checker that exceeds its own limit, because it hangs in one comparison of the program's answer."""
-NEARLY_S = 0.5
-"""If a process was killed within this of its CPU limit, the limit killed it."""
+NEARLY_S = 0.5  # if a process was killed within this of its CPU limit, the limit killed it
 
 
 class Stop(BaseException):
@@ -312,11 +289,8 @@ class Checker:
         self._requests = self._answers = -1
 
     def start(self) -> None:
-        """Fork the candidate and wait until it is confined, before any of the program runs.
-
-        Raises:
-            Stop: `refused`: it could not be confined.
-        """
+        """Fork the candidate and wait until it is confined, before any of the program runs. Raises Stop: `refused`: it
+        could not be confined."""
         request_end, self._requests = os.pipe()
         self._answers, answer_end = os.pipe()
         self._pid = os.fork()
@@ -334,11 +308,7 @@ class Checker:
         self._confined = True
 
     def check(self, test: str) -> None:
-        """Run the test; return if it passes.
-
-        Raises:
-            Stop: with any other outcome.
-        """
+        """Run the test; return if it passes. Raises Stop: with any other outcome."""
         told = self._read()
         if "ready" not in told:
             try:
@@ -397,7 +367,7 @@ class Checker:
                 return
             if number >= PATIENT_ROUNDS:  # repeatedly, while they fork
                 for sent in (signal.SIGSTOP, signal.SIGKILL):
-                    for pid in _descendants(os.getpid()):
+                    for pid in descendants(os.getpid()):
                         try:
                             os.kill(pid, sent)
                         except OSError:
@@ -418,7 +388,7 @@ class Checker:
         while not select.select([pipe], [], [], LOOK_S)[0]:
             self._check_folder()
             if self._confined and not any(
-                _stat(pid)[:1] in (["R"], ["D"]) for pid in (self._pid, *_children(self._pid))
+                stat_fields(pid)[:1] in ([b"R"], [b"D"]) for pid in (self._pid, *_children(self._pid))
             ):
                 self._idle_s += LOOK_S
                 if self._idle_s > self.plan["idle_s"]:
@@ -463,27 +433,6 @@ def _children(pid: int) -> list[int]:
             return [int(child) for child in file.read().split()]
     except OSError:
         return []
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on; empty if the process is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].decode().split()
-    except OSError:
-        return []
-
-
-def _descendants(root: int) -> list[int]:
-    """Return all descendants, also on kernels that list no children."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if fields := _stat(int(name)):
-            children.setdefault(int(fields[1]), []).append(int(name))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, [])
-    return found[1:]
 
 
 def _out_of_time(*_: object) -> None:

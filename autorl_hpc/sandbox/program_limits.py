@@ -19,16 +19,11 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Program:
-    """One program with its test.
+    """One program with its test. `helpers`: other definitions that the test uses, such as other functions of the prompt;
+    trusted, never the program's own."""
 
-    Attributes:
-        source: defines the function `entry_point`; untrusted.
-        test: defines `check(candidate)`, which raises if the function is wrong; trusted.
-        helpers: other definitions that the test uses, such as other functions of the prompt; trusted, never the program's own.
-    """
-
-    source: str
-    test: str
+    source: str  # defines the function `entry_point`; untrusted
+    test: str  # defines `check(candidate)`, which raises if the function is wrong; trusted
     entry_point: str
     helpers: str = ""
 
@@ -38,25 +33,21 @@ class ProgramLimits:
     """Limits of one program, for all calls of its test together.
 
     Attributes:
-        cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness allows 3 s of wall
-            time, which a loaded machine shortens.
-        wall_s: seconds from start to end; long, so that load decides nothing.
-        idle_s: seconds in which it neither works nor waits for a core or disk, for sleeping programs: a grader may get
-            thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
-        memory_bytes: address space.
-        file_bytes: of its output, and of each file.
+        cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness
+            allows 3 s of wall time, which a loaded machine shortens.
+        idle_s: seconds in which it neither works nor waits for a core or disk, for sleeping programs: a grader
+            may get thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
         folder_bytes, files: limits of the private folder.
-        answer_bytes: one answer, as JSON.
     """
 
     cpu_s: int = 4
-    wall_s: float = 20.0
+    wall_s: float = 20.0  # seconds from start to end; long, so that load decides nothing
     idle_s: float = 3.0
-    memory_bytes: int = 1024 * MIB
-    file_bytes: int = MIB
+    memory_bytes: int = 1024 * MIB  # address space
+    file_bytes: int = MIB  # of its output, and of each file
     folder_bytes: int = 16 * MIB
     files: int = 64
-    answer_bytes: int = 8 * MIB
+    answer_bytes: int = 8 * MIB  # one answer, as JSON
 
 
 class Reason(StrEnum):
@@ -77,11 +68,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class ProgramVerdict:
-    """The verdict on a program.
-
-    Attributes:
-        isolation: its confinement layers, `namespaces+landlock+seccomp`, or `none`.
-    """
+    """The verdict on a program. `isolation`: its confinement layers, `namespaces+landlock+seccomp`, or `none`."""
 
     reason: Reason
     isolation: str
@@ -94,15 +81,10 @@ class ProgramVerdict:
 
 @dataclass(frozen=True)
 class Isolation:
-    """Confinement of programs on this host, found by trying.
+    """Confinement of programs on this host, found by trying."""
 
-    Attributes:
-        layers: those that work, outermost first.
-        may_write: a program can write files of its user outside its folder.
-    """
-
-    layers: tuple[str, ...]
-    may_write: bool = False
+    layers: tuple[str, ...]  # those that work, outermost first
+    may_write: bool = False  # a program can write files of its user outside its folder
 
     @property
     def name(self) -> str:
@@ -117,19 +99,12 @@ NO_PACKAGES = ("site-packages", "dist-packages")
 
 
 class Libraries(NamedTuple):
-    """The readable files in two forms: for mounts (`roots`, `hidden`) and for allow lists (`readable`, `listable`).
+    """The readable files in two forms: for mounts (`roots`, `hidden`) and for allow lists (`readable`, `listable`)."""
 
-    Attributes:
-        roots: folders, files and links to show.
-        hidden: folders below them that stay empty.
-        readable: folders with everything below them, and files.
-        listable: folders whose names only may be read.
-    """
-
-    roots: list[str]
-    hidden: list[str]
-    readable: list[str]
-    listable: list[str]
+    roots: list[str]  # folders, files and links to show
+    hidden: list[str]  # folders below them that stay empty
+    readable: list[str]  # folders with everything below them, and files
+    listable: list[str]  # folders whose names only may be read
 
 
 @functools.cache
@@ -180,8 +155,7 @@ def _spread(folder: str, hidden: list[str], readable: list[str], listable: list[
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 LAYERS = (NAMESPACES, LANDLOCK, SECCOMP)
 MAX_OPEN_FILES = 32
-MOST_DESCRIPTORS = 256
-"""The checker starts with three and opens a few more."""
+MOST_DESCRIPTORS = 256  # the checker starts with three and opens a few more
 NOBODY = 65534
 PRIVATE = "/private"
 
@@ -189,11 +163,8 @@ PRIVATE = "/private"
 def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -> None:
     """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed.
 
-    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it did.
-
-    Raises:
-        OSError: a layer can't be applied. The process must end then.
-    """
+    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it
+    did. Raises OSError: a layer can't be applied. The process must end then."""
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written

@@ -40,7 +40,8 @@ from autorl_hpc.states import Fault
 LOST = "lost"
 REASONS = frozenset(str(reason) for reason in Reason)
 HONEST = Program(source="def f(x):\n    return x\n", test="def check(f):\n    assert f(1) == 1\n", entry_point="f")
-_BOOTSTRAP = "import sys; sys.path[0] = {!r}; from autorl_hpc.sandbox.program_child import main; main()"
+_ROOT = str(Path(__file__).resolve().parents[2])
+_BOOTSTRAP = f"import sys; sys.path[0] = {_ROOT!r}; from autorl_hpc.sandbox.program_child import main; main()"
 _CORES = threading.BoundedSemaphore(len(os.sched_getaffinity(0)))
 """This process's cores, so that what a program takes by the clock does not depend on how many ratings are under way."""
 
@@ -71,31 +72,22 @@ class ProgramRunner:
             pool.shutdown(cancel_futures=True)
 
     def verdict(self, program: Program, found: Isolation) -> ProgramVerdict:
-        """Return the verdict on one program.
-
-        Raises:
-            AutorlError: its checker can't be started or confined, or its test is defective.
-        """
+        """Return the verdict on one program. Raises AutorlError: its checker can't be started or confined, or its test is
+        defective."""
         for last in (False, True):
             reason, detail = self.outcome(program, found.layers)
             if reason in REASONS and (reason != Reason.KILLED or last):
                 return ProgramVerdict(Reason(reason), found.name)
         if reason == "defect":
-            raise AutorlError(
-                f"the test of {program.entry_point} is defective: {detail}",
-                fault=Fault.GRADER,
-                next_step="check the task's data and stage the task again",
-                exit_code=Exit.INTERNAL,
-            )
+            what = f"the test of {program.entry_point} is defective: {detail}"
+            advice = "check the task's data and stage the task again"
+            raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.INTERNAL)
         if reason == LOST and self.outcome(HONEST, found.layers)[0] == Reason.PASSED:
             # An honest program works here, so this one's answers killed its checker, twice.
             return ProgramVerdict(Reason.ANSWER, found.name)
-        raise AutorlError(
-            f"a program could not be run: {reason} {detail}".strip(),
-            fault=Fault.CLUSTER,
-            next_step="look at this node's memory, its temporary folder and its limits on processes",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        what = f"a program could not be run: {reason} {detail}".strip()
+        advice = "look at this node's memory, its temporary folder and its limits on processes"
+        raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
     def outcome(self, program: Program, layers: Sequence[str]) -> tuple[str, str]:
         """Return a `Reason`, or `refused`, `defect` or `lost` (the checker died), with details."""
@@ -141,14 +133,7 @@ class ProgramRunner:
                 ours, its = socket.socketpair()
                 with its:
                     process = subprocess.Popen(
-                        [
-                            sys.executable,
-                            "-s",
-                            "-S",
-                            "-B",
-                            "-c",
-                            _BOOTSTRAP.format(str(Path(__file__).resolve().parents[2])),
-                        ],
+                        [sys.executable, "-s", "-S", "-B", "-c", _BOOTSTRAP],
                         stdin=its.fileno(),
                         stdout=subprocess.DEVNULL,
                         stderr=subprocess.DEVNULL,
@@ -192,8 +177,7 @@ def _remove(folder: str) -> None:
 
 log = logging.getLogger(__name__)
 
-TRIES = 2
-"""Tries per layer: a temporary lack of processes must not disable it for hours."""
+TRIES = 2  # tries per layer: a temporary lack of processes must not disable it for hours
 
 _ATTEMPT = """
 def attempt(path):
@@ -243,16 +227,10 @@ def run_programs(
     layers: Sequence[str] | None = None,
     unconfined: bool = False,
 ) -> list[ProgramVerdict]:
-    """Run each program against its test, `workers` at once, and return the verdicts in order.
-
-    Args:
-        workers: maximum, and never more than this process's cores.
-        layers: use these instead of all that work here.
-        unconfined: run them even if they could write to the files of this process's user.
-
-    Raises:
-        AutorlError: this host can't confine them, a checker can't be started, or a test is defective.
-    """
+    """Run each program against its test, `workers` at once, and return the verdicts in order. Raises AutorlError: this
+    host can't confine them, a checker can't be started, or a test is defective. `workers`: maximum, and never more than
+    this process's cores; `layers`: use these instead of all that work here; `unconfined`: run them even if they could
+    write to the files of this process's user."""
     found = isolation() if layers is None else Isolation(tuple(layers))
     if found.may_write and not unconfined:
         raise AutorlError(

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,26 +30,19 @@ from autorl_hpc.sandbox.levels import LEVELS, Level
 from autorl_hpc.sandbox.sandbox_plan import SandboxPlan, below
 from autorl_hpc.states import Fault, Network, SandboxLevel
 
-TRIAL_S = 60.0
-"""CUDA may take many seconds to start on a node with eight GPUs."""
-
+TRIAL_S = 60.0  # CUDA may take many seconds to start on a node with eight GPUs
 MUNGE = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 MAX_SAID = 300
 
 
 @dataclass(frozen=True)
 class TrialFindings:
-    """The result of a trial.
-
-    Attributes:
-        failures: required properties that don't hold, or why no trial was possible; if empty, the level can be used.
-        holes: what the level does not stop.
-        start_s: start time of one program inside.
-    """
+    """The result of a trial. `failures`: required properties that don't hold, or why no trial was possible; if empty, the
+    level can be used."""
 
     failures: tuple[str, ...]
-    holes: tuple[str, ...] = ()
-    start_s: float | None = None
+    holes: tuple[str, ...] = ()  # what the level does not stop
+    start_s: float | None = None  # start time of one program inside
 
 
 @dataclass(frozen=True)
@@ -79,13 +72,8 @@ def cuda_works() -> bool:
 def probe(
     level: Level, plan: SandboxPlan, env: Mapping[str, str], *, secret: Sequence[str] = (), programs: Sequence[str] = ()
 ) -> TrialFindings:
-    """Try a level.
-
-    Args:
-        env: the agent's environment.
-        secret: files that must not be readable.
-        programs: Slurm's programs, which should not run.
-    """
+    """Try a level. `env`: the agent's environment; `secret`: files that must not be readable; `programs`: Slurm's
+    programs, which should not run."""
     why = level.why_not(plan)
     if why is not None:
         return TrialFindings((why,))
@@ -271,15 +259,8 @@ def choose(
     programs: Sequence[str] = (),
     try_level: Callable[..., TrialFindings] = probe,
 ) -> ChosenLevel:
-    """Choose the sandbox for `plan`.
-
-    Args:
-        spec: what the experiment demands.
-        wanted: the network if the spec names none; enforced if the level can, open at level none.
-
-    Raises:
-        AutorlError: what is demanded is not possible on this node.
-    """
+    """Choose the sandbox for `plan`. Raises AutorlError: what is demanded is not possible on this node. `spec`: what the
+    experiment demands; `wanted`: the network if the spec names none; enforced if the level can, open at level none."""
     network = spec.network or wanted
     refused: dict[str, str] = {}
     for level in LEVELS:
@@ -288,7 +269,7 @@ def choose(
         ):
             continue
         open_anyway = level.name is SandboxLevel.NONE and spec.network is None
-        candidate = plan.with_network(Network.OPEN if open_anyway else network)
+        candidate = replace(plan, network=Network.OPEN if open_anyway else network)
         found = try_level(level, candidate, env, secret=secret, programs=programs)
         if not found.failures:
             record = SandboxUsed(
@@ -303,9 +284,6 @@ def choose(
     demanded = (
         "an image" if plan.image else f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
     )
-    raise AutorlError(
-        f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items()),
-        fault=Fault.CLUSTER,
-        next_step="see what this node can do: autorl-hpc doctor; or demand less in the experiment's `sandbox`",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
+    advice = "see what this node can do: autorl-hpc doctor; or demand less in the experiment's `sandbox`"
+    raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -17,14 +17,11 @@ SYSTEM = (
 """Usual places of software. No home, /var, /run, /srv, /mnt, /scratch; software there must be named by PATH or the spec."""
 
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")
-"""Name prefixes of devices for GPUs and their networks."""
-
+GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")  # name prefixes of devices for GPUs and their networks
 SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Parts of /proc that belong to the node and not to a process."""
 
-INSIDE = "/run/autorl"
-"""Folder in the sandbox with the sockets that lead out and the script that forwards to them."""
+INSIDE = "/run/autorl"  # folder in the sandbox with the sockets that lead out and the script that forwards to them
 SOCKET_NAME = "bridge.sock"
 DRIVER_SOCKET_NAME = "driver.sock"
 HOSTS_NAME = "hosts"
@@ -39,37 +36,20 @@ SLURM_COMMANDS = (
 
 @dataclass(frozen=True)
 class SandboxPlan:
-    """What one agent may reach.
+    """What one agent may reach. `ways`: (port, name of a socket in that folder): each port on the loopback inside is
+    forwarded to its socket."""
 
-    Attributes:
-        workspace: writable, under its own path.
-        tmp: folder outside that is its private /tmp; levels that can't mount use it under its own path.
-        readable: files and folders that are read-only under their own paths.
-        hidden: folders that don't exist inside, even below a readable one.
-        placed: (folder outside, path inside), read-only: base model and training data.
-        devices: device nodes or folders of them.
-        masked: programs that can't be run.
-        network: what to enforce.
-        socket_folder: folder outside with the sockets that lead out; INSIDE in the sandbox.
-        ways: (port, name of a socket in that folder): each port on the loopback inside is forwarded to its socket.
-        image: for level apptainer; None excludes that level.
-    """
-
-    workspace: str
-    tmp: str
-    readable: tuple[str, ...]
-    hidden: tuple[str, ...]
-    placed: tuple[tuple[str, str], ...] = ()
-    devices: tuple[str, ...] = ()
-    masked: tuple[str, ...] = ()
-    network: Network = Network.NONE
-    socket_folder: str | None = None
+    workspace: str  # writable, under its own path
+    tmp: str  # folder outside that is its private /tmp; levels that can't mount use it under its own path
+    readable: tuple[str, ...]  # files and folders that are read-only under their own paths
+    hidden: tuple[str, ...]  # folders that don't exist inside, even below a readable one
+    placed: tuple[tuple[str, str], ...] = ()  # (folder outside, path inside), read-only: base model and training data
+    devices: tuple[str, ...] = ()  # device nodes or folders of them
+    masked: tuple[str, ...] = ()  # programs that can't be run
+    network: Network = Network.NONE  # what to enforce
+    socket_folder: str | None = None  # folder outside with the sockets that lead out; INSIDE in the sandbox
     ways: tuple[tuple[int, str], ...] = ()
-    image: str | None = None
-
-    def with_network(self, network: Network) -> SandboxPlan:
-        """Return the plan with another network."""
-        return replace(self, network=network)
+    image: str | None = None  # for level apptainer; None excludes that level
 
 
 def lay_way_out(folder: str) -> None:
@@ -84,11 +64,8 @@ def below(path: str, folder: str) -> bool:
 
 def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
     """Return what programs on this machine need: system folders, Pythons, and folders named by PATH and similar variables.
-
-    Args:
-        prefixes: of Pythons (sys.prefix and similar).
-        outer: the environment. For PATH folders outside the system's, the libraries beside them are included.
-    """
+    `prefixes`: of Pythons (sys.prefix and similar); `outer`: the environment. For PATH folders outside the system's, the
+    libraries beside them are included."""
     found = [path for path in SYSTEM if os.path.lexists(path)]
     home = os.path.realpath(os.path.expanduser("~"))
     for prefix in prefixes:
@@ -223,8 +200,7 @@ def _shown(path: str, shown: list[str]) -> bool:
 
 # --- TCP ports that level `landlock` allows at any address: its rules name ports only, and training needs these
 
-TORCH_PORTS = range(29500, 29564)
-"""Default listening ports of torch's launchers."""
+TORCH_PORTS = range(29500, 29564)  # default listening ports of torch's launchers
 
 
 def handed_out() -> range:

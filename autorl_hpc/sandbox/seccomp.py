@@ -15,9 +15,7 @@ NUMBER_AT, ARCHITECTURE_AT, ARGUMENTS_AT = 0, 4, 16
 """Offset in struct seccomp_data; the low word of argument n is at ARGUMENTS_AT + 8 n (both architectures are little-endian)."""
 X32_BIT = 0x40000000
 
-Instruction = tuple[int, int, int, int]
-"""Code, jump if true, jump if false, value."""
-
+Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, value
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 REFUSE: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EPERM)
 KILL: Instruction = (RETURN, 0, 0, 0x80000000)
@@ -32,11 +30,8 @@ class _Program(ctypes.Structure):
 
 
 def load(made: Sequence[Instruction]) -> None:
-    """Install a filter on this process and its children. It must have set PR_SET_NO_NEW_PRIVS.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Install a filter on this process and its children. It must have set PR_SET_NO_NEW_PRIVS. Raises OSError: the kernel
+    refuses."""
     filters = (_Filter * len(made))(*(_Filter(*step) for step in made))
     filter_mode = ctypes.c_ulong(2)
     call("prctl", ctypes.c_int(PR_SET_SECCOMP), filter_mode, ctypes.byref(_Program(len(made), filters)))
@@ -86,24 +81,17 @@ copy_file_range 326 285, fadvise64 221 223
 """
 """Name, number on x86-64, number on 64-bit ARM (asm/unistd_64.h, asm-generic/unistd.h)."""
 
-OPEN = "openat 257 56 2, open 2 - 1"
-"""The last number is the argument with the flags."""
+OPEN = "openat 257 56 2, open 2 - 1"  # the last number is the argument with the flags
 IN_A_FOLDER = "unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, fallocate 285 47"
 """Allowed only if another layer limits writes to one folder."""
 FCNTL, FCNTL_COMMANDS = "fcntl 72 25", (0, 1, 2, 3, 4, 1030)
 """F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC. Not F_SETOWN and F_SETSIG, which can send signals to others."""
-PRLIMIT = "prlimit64 302 261"
-"""Only for this process, because limits of others could be lowered."""
-
+PRLIMIT = "prlimit64 302 261"  # only for this process, because limits of others could be lowered
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 def instructions(machine: str, *, may_write: bool) -> list[Instruction]:
-    """Return the filter for programs of a model.
-
-    Raises:
-        OSError: the architecture's system call numbers are unknown.
-    """
+    """Return the filter for programs of a model. Raises OSError: the architecture's system call numbers are unknown."""
     made = _preamble(machine)
     column = ARCHITECTURES[machine][1]
     for number, *_ in _numbers(ALWAYS, column) + (_numbers(IN_A_FOLDER, column) if may_write else []):
@@ -126,14 +114,8 @@ def _numbers(table: str, column: int) -> list[list[int]]:
 
 
 def restrict_calls(*, may_write: bool) -> None:
-    """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS.
-
-    Args:
-        may_write: allow opening files for writing, because another layer restricts where.
-
-    Raises:
-        OSError: the kernel refuses, or the architecture is unknown.
-    """
+    """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS. `may_write`: allow opening files for
+    writing, because another layer restricts where. Raises OSError: the kernel refuses, or the architecture is unknown."""
     load(instructions(os.uname().machine, may_write=may_write))
 
 
@@ -145,19 +127,15 @@ def restrict_calls(*, may_write: bool) -> None:
 SOCKET_CALLS = {"x86_64": (41, 44, 46, 307, 425, 302), "aarch64": (198, 206, 211, 269, 425, 261)}
 """socket, sendto, sendmsg, sendmmsg, io_uring_setup, prlimit64: asm/unistd_64.h, asm-generic/unistd.h."""
 
-AF_INET6 = 10
-"""Also where Python lacks it."""
+AF_INET6 = 10  # also where Python lacks it
 VSOCK, SMC = 40, 43
 TYPE_MASK = 0xF
 FAST_OPEN = 0x20000000
 
 
 def socket_instructions(machine: str) -> list[Instruction]:
-    """Return the filter for agents at level `landlock`.
-
-    Raises:
-        OSError: the architecture's system call numbers are unknown.
-    """
+    """Return the filter for agents at level `landlock`. Raises OSError: the architecture's system call numbers are
+    unknown."""
     made = _preamble(machine)
     create, sendto, sendmsg, sendmmsg, uring, prlimit = SOCKET_CALLS[machine]
     family = [  # jump targets: 10 refuses, 11 allows
@@ -191,9 +169,6 @@ def socket_instructions(machine: str) -> list[Instruction]:
 
 def only_tcp() -> None:
     """Limit this process and its children to TCP sockets and to setting their own limits. Sets PR_SET_NO_NEW_PRIVS first.
-
-    Raises:
-        OSError: the kernel refuses, or the architecture is unknown.
-    """
+    Raises OSError: the kernel refuses, or the architecture is unknown."""
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     load(socket_instructions(os.uname().machine))

@@ -43,47 +43,28 @@ MERGE_YOURSELF = "merge it yourself: `model.merge_and_unload().save_pretrained(D
 MAX_RANK = 1024
 """An adapter of a higher rank is no smaller than full weights, and merging it costs more than the training did."""
 
-MAX_ALPHA = 1e9
-"""Keeps every scale a finite fp32 value."""
-
+MAX_ALPHA = 1e9  # keeps every scale a finite fp32 value
 HARMLESS_STARTS = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the base weights unchanged. pissa, olora, corda, loftq and lora_ga change them, so
 their factors don't fit the staged base model."""
 
 READ = frozenset(["bias", "init_lora_weights", "lora_alpha", "peft_type", "r", "target_modules", "use_rslora"])
-NOT_READ = frozenset(
-    [
-        "auto_mapping",
-        "base_model_name_or_path",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "layers_pattern",
-        "layers_to_transform",
-        "lora_dropout",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-        "task_type",
-    ]
-)
+NOT_READ = frozenset([
+    "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "inference_mode", "layers_pattern",
+    "layers_to_transform", "lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision",
+    "runtime_config", "task_type",
+])  # fmt: skip
 """Fields that don't change the merged weights; the tensors themselves show which layers have factors. Any other field must be
 empty: DoRA, ranks and scales by layer, trained biases or tokens, and what later versions of peft may add."""
 
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """Settings of a plain LoRA adapter.
-
-    Attributes:
-        scale: factor of B @ A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732).
-        targets: names of the adapted modules or of their ends; None if `target_modules` is a pattern, which is not run.
-    """
+    """Settings of a plain LoRA adapter. `targets`: names of the adapted modules or of their ends; None if `target_modules`
+    is a pattern, which is not run."""
 
     rank: int
-    scale: float
+    scale: float  # factor of B @ A: alpha / r, or alpha / sqrt(r) (rsLoRA, arXiv 2312.03732)
     targets: frozenset[str] | None
 
     def targets_module(self, module: str) -> bool:
@@ -94,11 +75,8 @@ class LoraSettings:
 
 
 def read_settings(config: Mapping[str, Any]) -> LoraSettings:
-    """Read the settings of a plain LoRA adapter.
-
-    Raises:
-        Refused: a field has a wrong value (`adapter_config`), or asks for more than plain LoRA (`adapter_unsupported`).
-    """
+    """Read the settings of a plain LoRA adapter. Raises Refused: a field has a wrong value (`adapter_config`), or asks for
+    more than plain LoRA (`adapter_unsupported`)."""
     kind, bias, start = config.get("peft_type"), config.get("bias", "none"), config.get("init_lora_weights")
     if kind != "LORA":
         raise _unsupported("peft_type", kind, "only LORA is merged")
@@ -169,12 +147,8 @@ class LintedAdapter(Linted):
 
 
 def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> LintedAdapter:
-    """Check an adapter's config and header against the base model.
-
-    Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed.
-    """
+    """Check an adapter's config and header against the base model. Raises Refused: with a code, the file and field, and
+    advice; OSError: the file system failed."""
     _one_adapter_alone(folder.sizes)
     settings = read_settings(folder.read_json(ADAPTER_CONFIG))
     if base.config.get("model_type") in TRANSPOSED_TYPES:
@@ -267,31 +241,18 @@ def one_threaded_numpy() -> ModuleType:
 
 
 class Merge:
-    """Adds one delta to the rows of a base weight. Holds A in fp32 and reads B by blocks of rows.
-
-    Args:
-        target: the base model's tensor, (out, in).
-
-    Raises:
-        Refused: A holds NaN or Inf, or the file became shorter.
-        OSError: the file system failed.
-    """
+    """Adds one delta to the rows of a base weight. Holds A in fp32 and reads B by blocks of rows. `target`: the base
+    model's tensor, (out, in). Raises Refused: A holds NaN or Inf, or the file became shorter; OSError: the file system
+    failed."""
 
     def __init__(self, adapter: LintedAdapter, target: TensorSpec) -> None:
         self.fd, self.delta, self.target = adapter.fd, adapter.deltas[target.name], target
         self.a = self._factor(self.delta.a, 0, self.delta.a.shape[0])
 
     def add_to(self, raw: memoryview, first: int) -> None:
-        """Add the adapter to some rows, in place.
-
-        Args:
-            raw: writable bytes of whole rows, in the base model's dtype.
-            first: index of the first of these rows.
-
-        Raises:
-            Refused: B or the sum holds NaN or Inf, or the adapter's file became shorter.
-            OSError: the file system failed.
-        """
+        """Add the adapter to some rows, in place. Raises Refused: B or the sum holds NaN or Inf, or the adapter's file
+        became shorter; OSError: the file system failed. `raw`: writable bytes of whole rows, in the base model's dtype;
+        `first`: index of the first of these rows."""
         import numpy as np
 
         dtype = self.target.dtype

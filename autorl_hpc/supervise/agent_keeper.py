@@ -23,7 +23,7 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from autorl_hpc.files.processes import OWN, become_subreaper, end_all, start_own
 
@@ -32,21 +32,15 @@ KEEPER_END_S = 30.0
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """How an agent ended.
+    """How an agent ended."""
 
-    Attributes:
-        exit_code: None if it is unknown, because the keeper was killed.
-        left: ids of processes that could not be ended.
-        started: whether the agent was started at all.
-    """
-
-    exit_code: int | None
-    left: tuple[int, ...]
-    started: bool
+    exit_code: int | None  # None if it is unknown, because the keeper was killed
+    left: tuple[int, ...]  # ids of processes that could not be ended
+    started: bool  # whether the agent was started at all
 
 
 class AgentProcess:
-    """One started agent, run by a keeper process."""
+    """One started agent, run by a keeper process. `keeper_pid`: the keeper's process id."""
 
     def __init__(
         self,
@@ -64,26 +58,20 @@ class AgentProcess:
         become_subreaper()
         self.mark = mark
         self._keeper = start_own("autorl_hpc.supervise.agent_keeper", stderr=subprocess.DEVNULL)
-        job = {
+        self.keeper_pid = self._keeper.pid
+        job: dict[str, Any] = {
             "argv": argv,
             "env": env,
             "cwd": str(cwd),
             "log": str(log),
             "mark": mark,
-            "elapsed_file": str(elapsed_file),
-            "elapsed_s": elapsed_s,
-            "suspension_s": suspension_s,
             "prompt": prompt,
         }
+        job |= {"elapsed_file": str(elapsed_file), "elapsed_s": elapsed_s, "suspension_s": suspension_s}
         self._last: dict[str, Any] = {}
         self._ended = threading.Event()
         self._say(json.dumps(job))
         threading.Thread(target=self._read, name="keeper", daemon=True).start()
-
-    @property
-    def keeper_pid(self) -> int:
-        """Return the keeper's process id."""
-        return self._keeper.pid
 
     def running(self) -> bool:
         """Return whether the agent or any process that it started may still be alive."""
@@ -125,9 +113,7 @@ class AgentProcess:
 
 POLL_S = 0.1
 TERM_GRACE_S = 3.0
-NOTE_S = 1.0
-"""How much of the agent's time is lost if all processes are killed at once."""
-
+NOTE_S = 1.0  # how much of the agent's time is lost if all processes are killed at once
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
@@ -193,26 +179,13 @@ def main() -> int:
 
 
 def _start(job: dict[str, Any]) -> subprocess.Popen[bytes]:
-    with open(job["log"], "ab", buffering=0) as log, _stdin(job["prompt"]) as stdin:
-        return subprocess.Popen(
-            job["argv"],
-            env=job["env"],
-            cwd=job["cwd"],
-            stdin=stdin,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-
-def _stdin(prompt: str | None) -> BinaryIO:
-    """Return the agent's standard input: a nameless file, so that a prompt of any length is there at once and then ends."""
-    if prompt is None:
-        return open(os.devnull, "rb")
-    file = os.fdopen(os.memfd_create("prompt"), "w+b")
-    file.write(prompt.encode("utf-8", "backslashreplace"))
-    file.seek(0)
-    return file
+    prompt = os.memfd_create("prompt")  # a nameless file, so that a prompt of any length is there at once and then ends
+    with os.fdopen(prompt, "w+b") as stdin, open(job["log"], "ab", buffering=0) as log:
+        stdin.write((job["prompt"] or "").encode("utf-8", "backslashreplace"))
+        stdin.seek(0)
+        given = subprocess.DEVNULL if job["prompt"] is None else stdin
+        where = {"env": job["env"], "cwd": job["cwd"], "start_new_session": True}
+        return subprocess.Popen(job["argv"], stdin=given, stdout=log, stderr=subprocess.STDOUT, **where)
 
 
 def _wait(agent: subprocess.Popen[bytes], watch: Stopwatch) -> tuple[float, bool]:

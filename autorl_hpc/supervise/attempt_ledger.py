@@ -60,11 +60,8 @@ class LedgerWriter:
         self._lock = threading.RLock()
 
     def look(self) -> RunView:
-        """Read new entries and return the run's view. The view is never changed later, so other threads may iterate over it.
-
-        Raises:
-            Superseded: a newer attempt has begun.
-        """
+        """Read new entries and return the run's view. The view is never changed later, so other threads may iterate over
+        it. Raises Superseded: a newer attempt has begun."""
         with self._lock:
             entries = self.ledger.read()
             if len(entries) > self._taken:
@@ -92,11 +89,8 @@ class LedgerWriter:
                     return number
 
     def write(self, kind: EntryKind, body: Strict) -> None:
-        """Commit an entry of this attempt.
-
-        Raises:
-            Superseded: a newer attempt has begun, or the run is sealed and this is a submission or an agent's start.
-        """
+        """Commit an entry of this attempt. Raises Superseded: a newer attempt has begun, or the run is sealed and this is
+        a submission or an agent's start."""
         with self._lock:
             # Checks the whole ledger, because another thread may have read the newer attempt's entry before this one.
             superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
@@ -152,10 +146,7 @@ class Stops:
 
     def patiently(self, write: Callable[[], T], may_pass: Callable[[OSError], bool] = lambda error: True) -> T:
         """Retry `write` while the file system fails, until a signal or END_PATIENCE_S. The budget's clock is not running.
-
-        Raises:
-            OSError: `may_pass` rejects the error, or the time is over.
-        """
+        Raises OSError: `may_pass` rejects the error, or the time is over."""
         deadline = time.monotonic() + END_PATIENCE_S
         while True:
             try:
@@ -212,11 +203,8 @@ class Seals:
         fault: Fault | None = None,
         reason: str | None = None,
     ) -> None:
-        """Commit the seal unless the run is sealed or a newer attempt has begun. It can be repeated.
-
-        Raises:
-            Superseded: the run is sealed with another entry, or a newer attempt has begun.
-        """
+        """Commit the seal unless the run is sealed or a newer attempt has begun. It can be repeated. Raises Superseded:
+        the run is sealed with another entry, or a newer attempt has begun."""
         view = self.chain.look()
         body = Sealed(
             submissions=tuple(s.submission_id for s in view.accepted()),

@@ -32,25 +32,34 @@ HOLD_S = 24 * 3600.0
 """A submission's request stays open until its score is there. The end of the run closes it earlier."""
 
 SOCKET_TIMEOUT_S = 60.0
-PICK_UP_S = 60.0
-"""How long a request with `"wait": false` waits until intake has accepted or refused."""
-
+PICK_UP_S = 60.0  # how long a request with `"wait": false` waits until intake has accepted or refused
 MAX_CONNECTIONS = 128
 """Further connections are closed at once: each takes a thread and a descriptor, which the supervisor needs for its ledger."""
 
 
 class _Server(ThreadingHTTPServer):
+    """On a free port of the loopback, or on a Unix socket, which is reachable from a sandbox without a network."""
+
     daemon_threads = True
     request_queue_size = MAX_CONNECTIONS
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], unix: Path | None = None) -> None:
+        self._places, self._unix = threading.BoundedSemaphore(MAX_CONNECTIONS), unix
+        if unix is not None:
+            self.address_family = socket.AF_UNIX
         super().__init__(("127.0.0.1", 0), handler)
 
     def server_bind(self) -> None:
         # HTTPServer resolves a host name here, which hangs on nodes without a resolver.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "127.0.0.1", int(self.server_address[1])
+        if self._unix is None:
+            socketserver.TCPServer.server_bind(self)
+        else:
+            self.socket.bind(str(self._unix))
+        self.server_name, self.server_port = "bridge", 0
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        request, address = self.socket.accept()
+        return request, address or ("unix", 0)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
         return self._places.acquire(blocking=False)
@@ -72,31 +81,9 @@ class _Server(ThreadingHTTPServer):
         log.info("a client of the bridge went away", exc_info=True)
 
 
-class _UnixServer(_Server):
-    """The same server on a Unix socket, which is reachable from a sandbox without a network."""
-
-    address_family = socket.AF_UNIX
-
-    def __init__(self, handler: type[BaseHTTPRequestHandler], path: Path) -> None:
-        self._path = str(path)
-        super().__init__(handler)
-
-    def server_bind(self) -> None:
-        self.socket.bind(self._path)
-        self.server_address, self.server_name, self.server_port = (self._path, 0), "unix", 0
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        request, _ = self.socket.accept()
-        return request, ("unix", 0)
-
-
 class Bridge:
-    """One run's HTTP server, on a free port of the loopback and on a Unix socket.
-
-    Args:
-        meta: what `/time` tells besides the budget.
-        budget: returns the content of time.json.
-    """
+    """One run's HTTP server, on a free port of the loopback and on a Unix socket. `meta`: what `/time` tells besides the
+    budget; `budget`: returns the content of time.json."""
 
     def __init__(
         self, answers: ResultWriter, meta: dict[str, Any], budget: Callable[[], dict[str, Any]], unix: Path
@@ -105,7 +92,7 @@ class Bridge:
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
         self._workspace = Folder.open(answers.workspace)
-        self._servers = [_Server(_handler(self)), _UnixServer(_handler(self), unix)]
+        self._servers = [_Server(_handler(self)), _Server(_handler(self), unix)]
 
     @property
     def port(self) -> int:
@@ -173,17 +160,12 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
         sys_version = ""
 
         def do_GET(self) -> None:
-            action = self._action()
-            if action == "time":
-                self._send(200, bridge.time())
-            elif action == "health":
-                self._send(200, bridge.health())
-            else:
-                self._send(404, {"error": "Not found"})
+            answers = {"time": bridge.time, "health": bridge.health}
+            answer = answers.get(self._action())
+            self._send(404, {"error": "Not found"}) if answer is None else self._send(200, answer())
 
         def do_POST(self) -> None:
-            action = self._action()
-            body = self._body()
+            action, body = self._action(), self._body()
             if action == "submit":
                 self._send(*bridge.submit(body))
             elif action == "set_baseline":
@@ -191,10 +173,9 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
             else:
                 self._send(404, {"error": "Not found"})
 
-        def _action(self) -> str | None:
+        def _action(self) -> str:
             token, _, action = self.path.split("?", 1)[0].strip("/").partition("/")
-            same = hmac.compare_digest(token.encode("utf-8", "replace"), bridge.token.encode())
-            return action if same else None
+            return action if hmac.compare_digest(token.encode("utf-8", "replace"), bridge.token.encode()) else ""
 
         def _body(self) -> Any | None:
             try:

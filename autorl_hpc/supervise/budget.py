@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,13 +56,8 @@ class BudgetUsed:
 
 
 def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> BudgetUsed:
-    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files.
-
-    Args:
-        path: of the clock.
-        told_s: the largest time in the ledger.
-        elapsed_files: what each attempt's keeper noted.
-    """
+    """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files. `path`: of the clock;
+    `told_s`: the largest time in the ledger; `elapsed_files`: what each attempt's keeper noted."""
     clock, elapsed_s = read_clock(path), told_s
     if clock is not None:
         elapsed_s = max(elapsed_s, clock.elapsed_s)
@@ -239,13 +235,30 @@ class Waits:
         return max(0.0, min(passed, now - min(self.since.values()) - self.free_s))
 
 
+# --- the GPUs of this job, which GPU-hours count whether used or not
+
+NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
+"""A step's variables come first: with `placement: step` the grader has one of the job's GPUs."""
+NO_DEVICE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+
+
+def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
+    """Return the number of GPUs by the first variable that is set; without a scheduler, by the node's devices."""
+    named = next((outer[name] for name in NAMED_BY if name in outer), None)
+    if named is None:
+        return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
+    count = 0
+    for part in {part.strip() for part in named.split(",")}:
+        span = re.fullmatch(r"(\d+)-(\d+)", part)
+        count += part not in NO_DEVICE if span is None else int(span[2]) - int(span[1]) + 1
+    return count
+
+
 # --- the limits: parts, warnings, and what ends the run.
 # When a part is used up, the driver is closed. After the last grace, in which submissions still count, the agent gets TERM.
 # Using up the submissions doesn't end the run; further ones are refused.
 
-WARN_AT = (50, 80, 95)
-"""Percent of a part at which the agent is warned."""
-
+WARN_AT = (50, 80, 95)  # percent of a part at which the agent is warned
 HOUR_S = 3600.0
 
 ENDS = {
@@ -286,18 +299,13 @@ class Part:
 
 @dataclass
 class BudgetLimits:
-    """Compares a run's use with its budget.
-
-    Args:
-        use: returns what the driver has answered so far, over all attempts; None without a driver.
-        exhausted: returns the limit that the gateway reports as used up; None if none.
-        submissions: returns the number of different contents accepted so far.
-    """
+    """Compares a run's use with its budget. `use`: returns what the driver has answered so far, over all attempts; None
+    without a driver; `exhausted`: returns the limit that the gateway reports as used up; None if none."""
 
     clock: BudgetClock
     use: Callable[[], DriverUse | None] = lambda: None
     exhausted: Callable[[], str | None] = lambda: None
-    submissions: Callable[[], int] = lambda: 0
+    submissions: Callable[[], int] = lambda: 0  # returns the number of different contents accepted so far
 
     def __post_init__(self) -> None:
         self.budget = self.clock.budget
@@ -367,6 +375,10 @@ class BudgetLimits:
         used, progress, grace = self.clock.used, self.clock.progress, None
         if progress.out_of is not None:
             grace = {"out_of": str(progress.out_of), "left_s": round(self.grace_left_s, 1)}
+        parts = {
+            part.name: {"limit": part.limit, "used": round(part.used, 6), "left": part.left and round(part.left, 6)}
+            for part in self.parts()
+        }
         return {
             "left_s": round(self.clock.left_s, 1),
             "elapsed_s": round(used.elapsed_s, 1),
@@ -374,14 +386,7 @@ class BudgetLimits:
             "timeout_s": self.budget.wall_clock_s,
             "grace_s": self.budget.last_grace_s,
             "grace": grace,
-            "budgets": {
-                part.name: {
-                    "limit": part.limit,
-                    "used": round(part.used, 6),
-                    "left": None if part.left is None else round(part.left, 6),
-                }
-                for part in self.parts()
-            },
+            "budgets": parts,
             "warnings": [warning.says for warning in progress.warnings],
         }
 

@@ -18,6 +18,7 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,22 +41,17 @@ log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
 END_S = 10.0
-STEADY_S = 60.0
-"""A child that lived this long is restarted without counting its earlier deaths."""
+STEADY_S = 60.0  # a child that lived this long is restarted without counting its earlier deaths
 
 
-class OwnChild:
+class OwnChild(ABC):
     """A module of the suite that runs beside the agent and talks by JSON lines, asked by pipe whether it answers.
-
-    Attributes:
-        pauses_s: before each restart; the last one is repeated.
-        hung_pings: unanswered pings in a row after which it is killed. More than one, because a busy node is slow; not a time,
-            because both processes may have been suspended.
-    """
+    `hung_pings`: unanswered pings in a row after which it is killed. More than one, because a busy node is slow; not a
+    time, because both processes may have been suspended."""
 
     name: ClassVar[str]
     module: ClassVar[str]
-    pauses_s: tuple[float, ...]
+    pauses_s: tuple[float, ...]  # before each restart; the last one is repeated
     ping_s: float
     hung_pings: int
 
@@ -91,20 +87,21 @@ class OwnChild:
             taken = self._process is not None and _write(self._process, line)
             return self._process if taken else None
 
+    @abstractmethod
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process."""
-        raise NotImplementedError
 
+    @abstractmethod
     def first_lines(self) -> list[bytes]:
         """Return what it reads first."""
-        raise NotImplementedError
 
+    @abstractmethod
     def hear(self, value: dict[str, Any]) -> None:
         """Take in one of its messages."""
-        raise NotImplementedError
 
     def lost(self) -> None:
         """Take note that no more messages of this process will come."""
+        self._silent = 0
 
     def _keep(self) -> None:
         failures = 0
@@ -185,10 +182,11 @@ class OwnChild:
             value = json.loads(line)
         except (ValueError, RecursionError):
             return
-        if isinstance(value, dict) and isinstance(value.get("pong"), int):
-            self._answered = max(self._answered, value["pong"])
-        elif isinstance(value, dict):
-            self.hear(value)
+        if isinstance(value, dict):
+            if isinstance(value.get("pong"), int):
+                self._answered = max(self._answered, value["pong"])
+            else:
+                self.hear(value)
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> bool:
@@ -209,14 +207,8 @@ POLL_S, QUIET_S = 0.02, 0.2
 
 
 class GatewayProcess(OwnChild):
-    """The gateway of one attempt, from its first start to its last end.
-
-    Args:
-        unix: Unix socket on which it listens besides its port.
-
-    Attributes:
-        hear_out_s: limits how long a busy node can delay the agent's end.
-    """
+    """The gateway of one attempt, from its first start to its last end. `unix`: Unix socket on which it listens besides
+    its port. `hear_out_s`: limits how long a busy node can delay the agent's end."""
 
     name = "gateway"
     module = "autorl_hpc.gateway"
@@ -247,11 +239,8 @@ class GatewayProcess(OwnChild):
         self._proxy: str | None = None
 
     def start(self) -> None:
-        """Start the gateway and wait until it listens.
-
-        Raises:
-            AutorlError: it doesn't start, or no proxy setting leads to the driver.
-        """
+        """Start the gateway and wait until it listens. Raises AutorlError: it doesn't start, or no proxy setting leads to
+        the driver."""
         self._proxy = None if self.spec.url is None else proxy_to(self.spec.url, self.spec.proxy, self._outer)
         self._sockets = listening_at(self.unix)
         self.port = int(self._sockets[0].getsockname()[1])
@@ -261,12 +250,9 @@ class GatewayProcess(OwnChild):
             time.sleep(POLL_S)
             if time.monotonic() > ends_at:
                 self.end()
-                raise AutorlError(
-                    "the gateway to the driver does not start",
-                    where=self.run.gateway_log,
-                    fault=Fault.CLUSTER,
-                    next_step="see what it said there",
-                )
+                what = "the gateway to the driver does not start"
+                advice = "see what it said there"
+                raise AutorlError(what, where=self.run.gateway_log, fault=Fault.CLUSTER, next_step=advice)
 
     @property
     def url(self) -> str:
@@ -320,21 +306,22 @@ class GatewayProcess(OwnChild):
 
     def first_lines(self) -> list[bytes]:
         """Return the job, on its standard input, where no other process can read it."""
-        spec = self.spec
+        spec, budget = self.spec, self.clock.budget
+        key = key_path(self.experiment, self.driver, spec)
         upstream: dict[str, Any] = {"proxy": self._proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
+        upstream["key_file"] = None if key is None else str(key.absolute())
         if spec.kind == "vllm":
             upstream["endpoint_file"] = str(self.experiment.driver_endpoint(self.driver).absolute())
         else:
             upstream["url"] = spec.url
-        key = key_path(self.experiment, self.driver, spec)
         prices = {"in": spec.price_in or 0.0, "out": spec.price_out or 0.0, "cached": spec.price_cached}
         job = {
             "listening": [each.fileno() for each in self._sockets],
             "token": self.token,
-            "upstream": {**upstream, "key_file": None if key is None else str(key.absolute())},
+            "upstream": upstream,
             "model": spec.model,
             "prices": prices if spec.priced else None,
-            "limits": {"tokens": self.clock.budget.tokens, "cost_usd": self.clock.budget.cost_usd},
+            "limits": {"tokens": budget.tokens, "cost_usd": budget.cost_usd},
             "used": self._use.model_dump(mode="json"),
             "log": str(self.run.driver_log.absolute()),
             "bodies": str(self.run.driver_bodies.absolute()) if spec.bodies else None,
@@ -343,7 +330,7 @@ class GatewayProcess(OwnChild):
             "elapsed_s": self.clock.elapsed_s,
             "max_output_tokens": spec.max_output_tokens,
         }
-        lines = [job, {"closed": self._closed}] if self._closed is not None else [job]
+        lines = [job, *([] if self._closed is None else [{"closed": self._closed}])]
         return [json.dumps(line).encode() + b"\n" for line in lines]
 
     def hear(self, value: dict[str, Any]) -> None:
@@ -361,10 +348,7 @@ class GatewayProcess(OwnChild):
 
 # --- the recorder: started after the agent, asked for the code's revision at each submission, ended with the agent
 
-GPUS_OF_JOB = "SLURM_JOB_GPUS"
-"""Variable that tells which visible GPUs belong to this job, if nothing else does."""
-
-NO_ANSWER: Callable[[], str | None] = lambda: None  # noqa: E731
+GPUS_OF_JOB = "SLURM_JOB_GPUS"  # variable that tells which visible GPUs belong to this job, if nothing else does
 _REVISION = re.compile(r"[0-9a-f]{40}")
 
 
@@ -418,7 +402,7 @@ class RecorderProcess(OwnChild):
             self._waiting.add(number)
         if self.send({"ask": number, "submission_id": submission_id}) is None:
             self._waiting.discard(number)
-            return NO_ANSWER
+            return lambda: None
         deadline = time.monotonic() + self.answer_s
 
         def answer() -> str | None:
@@ -471,7 +455,7 @@ class RecorderProcess(OwnChild):
             append_event(self.run.events, "recorder_started", pid=self._process.pid, start_s=start_s)
         elif value.get("ended"):
             self._last_revision = revision
-        elif isinstance(value.get("answer"), int) and value["answer"] in self._waiting:
+        elif value.get("answer") in self._waiting:
             with self._told:
                 self._answers[value["answer"]] = revision
                 self._waiting.discard(value["answer"])

@@ -1,17 +1,26 @@
-"""Set up the sandbox of one attempt: which paths the agent may reach, the level that enforces it, and its sockets."""
+"""Set up the sandbox of one attempt: which paths the agent may reach, the level that enforces it, and its sockets; ask in it
+which version the agent's program has."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from autorl_hpc.agents import Agent
+from autorl_hpc.agents.program_check import VERSION
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
+from autorl_hpc.files.processes import become_subreaper, end_all
+from autorl_hpc.files.queue import append_event
 from autorl_hpc.records.entries import SandboxUsed
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord
@@ -88,15 +97,9 @@ class Confinement:
         return Path(self.socket_folder) / DRIVER_SOCKET_NAME
 
     def choose(self, port: int, env: Mapping[str, str], attempt: int, *, driver_port: int | None = None) -> SandboxUsed:
-        """Choose the sandbox level by trying the levels on this node.
-
-        Args:
-            port: the bridge's port, which is the same inside the sandbox.
-            driver_port: the gateway's port; None if there is no gateway.
-
-        Raises:
-            AutorlError: this node can't provide what the experiment demands.
-        """
+        """Choose the sandbox level by trying the levels on this node. Raises AutorlError: this node can't provide what the
+        experiment demands. `port`: the bridge's port, which is the same inside the sandbox; `driver_port`: the gateway's
+        port; None if there is no gateway."""
         driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
         plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
         self._chosen = choose(
@@ -144,10 +147,61 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
     for path in readable:
         real = os.path.realpath(path)
         if any(below(real, folder) or below(folder, real) for folder in private):
-            raise AutorlError(
-                f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it",
-                where=path,
-                fault=Fault.CLUSTER,
-                next_step="name a folder outside store, vault, runs and scratch, and none above them",
-            )
+            what = f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it"
+            advice = "name a folder outside store, vault, runs and scratch, and none above them"
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice)
     return list(readable)
+
+
+# --- the version of the agent's program, asked before the budget's clock starts, for the record only: if a program answers
+# nothing or too late, the version is null and the run goes on.
+
+VERSION_LIMIT_S = 60.0
+"""openhands needs 9 s of CPU for it, and large programs are read from a file server here for the first time."""
+
+MOST_BYTES = 4096  # far less than a pipe holds, so that the program never blocks while it runs
+
+ASK = f"""set -o pipefail
+home=$(mktemp -d) || exit 1
+trap 'rm -rf "$home"' EXIT
+HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""
+"""With an empty home, so that files of an earlier attempt have no effect."""
+
+
+def note_version(
+    events: Path,
+    agent: Agent,
+    attempt: int,
+    argv: Callable[[Sequence[str]], list[str]],
+    env: Mapping[str, str],
+    mark: str,
+    stop: Callable[[], bool],
+    limit_s: float = VERSION_LIMIT_S,
+) -> None:
+    """Write the version of the agent's program into the run's events; nothing for an agent without a program. `argv`:
+    returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, and without PYTHONPATH,
+    since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
+    program = agent.file.program
+    if program:
+        found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, limit_s))
+        version = found.group()[:80] if found else None
+        append_event(events, "agent_version", attempt=attempt, agent=agent.name, program=program[0], version=version)
+
+
+def _ask(command: list[str], env: Mapping[str, str], mark: str, stop: Callable[[], bool], limit_s: float) -> str:
+    """Return the program's output if it ends well and in time, else an empty text. Ends all its processes."""
+    become_subreaper()
+    silent: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    try:
+        process = subprocess.Popen(command, env=dict(env), cwd="/", start_new_session=True, **silent)
+    except OSError:
+        return ""
+    deadline = time.monotonic() + limit_s
+    while process.poll() is None and time.monotonic() < deadline and not stop():
+        time.sleep(0.05)
+    code = process.poll()
+    end_all(os.getpid(), mark)
+    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+        said, _ = process.communicate(timeout=5)
+        return said.decode(errors="replace") if code == 0 else ""
+    return ""

@@ -26,22 +26,14 @@ from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Superseded
 log = logging.getLogger("autorl_hpc.supervisor")
 
 POLL_S = 0.5
-LOOK_S = 120.0
-"""Limit of one search while the agent works."""
-
+LOOK_S = 120.0  # limit of one search while the agent works
 REST_FACTOR = 3.0
 """Each search is followed by a rest this many times as long, so that searching takes at most a quarter of a core."""
 
 REST_LEAST_S = 2.0
-END_S = 10.0
-"""Limit of the last search, from the agent's end to the seal, however much is left to read."""
-
-SETTLE_S = 2.0
-"""How long a search that is running at the agent's end may take to report its results."""
-
-KILL_AFTER_S = 5.0
-"""A scanner that exceeds its time by this much is stuck in a file and is killed."""
-
+END_S = 10.0  # limit of the last search, from the agent's end to the seal, however much is left to read
+SETTLE_S = 2.0  # how long a search that is running at the agent's end may take to report its results
+KILL_AFTER_S = 5.0  # a scanner that exceeds its time by this much is stuck in a file and is killed
 MAX_ALSO = 1000
 
 
@@ -62,12 +54,9 @@ class ContaminationWatch:
         self._thread.start()
 
     def finish(self, stop: Callable[[], bool]) -> None:
-        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the seal.
-        It does nothing if no submission was accepted, because then no score depends on it.
-
-        Args:
-            stop: called ten times a second; True ends the search without an entry, and the next attempt repeats it.
-        """
+        """Search a last time, END_S seconds at most, also for submissions that were not covered yet. Call it before the
+        seal. It does nothing if no submission was accepted, because then no score depends on it. `stop`: called ten times
+        a second; True ends the search without an entry, and the next attempt repeats it."""
         self._ending.set()
         if not self.chain.view.accepted():
             self._closed.set()
@@ -113,11 +102,7 @@ class ContaminationWatch:
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
 
     def _look(self, seconds: float, *, beside: bool) -> Contamination:
-        """Run one search of at most `seconds`.
-
-        Args:
-            beside: the agent is working, so use the lowest priority.
-        """
+        """Run one search of at most `seconds`. `beside`: the agent is working, so use the lowest priority."""
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
         job = {**places, "run": self.run_id, "seconds": seconds, "beside": beside}
         given = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))

@@ -49,16 +49,10 @@ class Copied:
 
 
 def copy_checkpoint(linted: Linted, base: BaseModel, target: Path, dtype: str) -> Copied:
-    """Copy the weight files into `target`.
-
-    Args:
-        dtype: the recipe's dtype, in which the grader loads the weights: `float32`, `bfloat16` or `float16`.
-
-    Raises:
-        Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or constant; a tied head differs; or
-            a file changed during the copy.
-        OSError: reading or writing failed (`errno` shows whose fault it is).
-    """
+    """Copy the weight files into `target`. `dtype`: the recipe's dtype, in which the grader loads the weights: `float32`,
+    `bfloat16` or `float16`. Raises Refused: a tensor holds NaN or Inf, or would in that dtype; a head is all zero or
+    constant; a tied head differs; or a file changed during the copy; OSError: reading or writing failed (`errno` shows
+    whose fault it is)."""
     one_threaded_numpy()
     given = {ADAPTER_WEIGHTS: linted.fd} if isinstance(linted, LintedAdapter) else linted.files
     before = {name: _signature(fd) for name, fd in given.items()}

@@ -44,9 +44,7 @@ from autorl_hpc.supervise.workspace import PRIVATE_FOLDERS
 
 # --- manifests as files of the workspace: list, identify, read and validate them by descriptor
 
-MAX_MANIFEST_BYTES = 64 * 1024
-"""A manifest holds only a path and a note."""
-
+MAX_MANIFEST_BYTES = 64 * 1024  # a manifest holds only a path and a note
 HOW_TO = 'write {"model_path": "output/v1"} to a temporary name and rename it, or use ./submit'
 IN_WORKSPACE = "give a folder of the workspace, such as output/v1"
 
@@ -68,62 +66,65 @@ def _identity(folder: Folder, name: str) -> tuple[str, int, int] | None:
 
 
 def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
-    """Read and validate a manifest by descriptor.
-
-    Raises:
-        Refused: it is no regular file, too large, not JSON, or no valid manifest; the message names the field.
-        OSError: the file system failed.
-    """
+    """Read and validate a manifest by descriptor. Raises Refused: it is no regular file, too large, not JSON, or no valid manifest;
+    the message names the field; OSError: the file system failed."""
     try:
         fd = open_regular(folder.fd, (name,))
     except OSError as error:
         if is_cluster_error(error):
             raise
-        raise _refused("manifest_unreadable", f"the manifest can't be opened: {error.strerror}", HOW_TO) from None
+        raise _refused("manifest_unreadable", f"the manifest can't be opened: {error.strerror}") from None
     if fd is None:
-        raise _refused("manifest_unreadable", "the manifest is no regular file", HOW_TO)
+        raise _refused("manifest_unreadable", "the manifest is no regular file")
     with os.fdopen(fd, "rb") as file:
         size, data = os.fstat(fd).st_size, file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
         what = f"the manifest has {size} bytes, at most {MAX_MANIFEST_BYTES} are read"
-        raise _refused("manifest_too_large", what, HOW_TO)
+        raise _refused("manifest_too_large", what)
     if not data.strip():
-        raise _refused("manifest_empty", "the manifest is empty", HOW_TO)
+        raise _refused("manifest_empty", "the manifest is empty")
     try:
-        value: Any = json.loads(data)
+        manifest = parse_record(Manifest, json.loads(data), "manifest")
     except (ValueError, RecursionError) as error:
-        raise _refused("manifest_not_json", f"the manifest is not JSON: {error}"[:300], HOW_TO) from None
-    try:
-        manifest = parse_record(Manifest, value, "manifest")
+        raise _refused("manifest_not_json", f"the manifest is not JSON: {error}"[:300]) from None
     except AutorlError as error:
-        raise _refused("manifest_invalid", f"manifest: {error.what}"[:500], HOW_TO) from None
+        raise _refused("manifest_invalid", f"manifest: {error.what}"[:500]) from None
     if manifest.id is not None and manifest.id != manifest_id:
         what = f"manifest: field `id` is {manifest.id}, the file is {manifest_id}.json"
         raise _refused("manifest_invalid", what, "leave `id` out, or name the file by it")
     return manifest
 
 
-def _refused(code: str, what: str, advice: str) -> Refused:
+def _refused(code: str, what: str, advice: str = HOW_TO) -> Refused:
     return Refused(code, what, advice, Fault.AGENT)
 
 
 def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, str]:
-    """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path).
-
-    Args:
-        top: the open workspace.
-
-    Raises:
-        Refused: the path leaves the workspace, contains a link, or is no folder.
-        OSError: the file system failed.
-    """
+    """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path). `top`: the open
+    workspace. Raises Refused: the path leaves the workspace, contains a link, or is no folder; OSError: the file system failed."""
     parts = _relative_parts(workspace, given)
     try:
         return open_below(top.fd, tuple(parts), DIR_FLAGS), "/".join(parts)
     except OSError as error:
         if is_cluster_error(error):
             raise
-        raise _no_folder(top, parts, given, error) from None
+        words = error.strerror
+    # Refused by the first part that is no folder.
+    plain = given.rstrip("/").removeprefix("./")
+    for number in range(1, len(parts) + 1):
+        here = "/".join(parts[:number])
+        # With the whole path if it differs: in odd names a `/` is easily overlooked.
+        shown = f"model_path: {here[:200] if here == plain else f'{given[:200]}: {here[:200]}'}"
+        try:
+            mode = os.stat(here, dir_fd=top.fd, follow_symlinks=False).st_mode
+        except OSError as missing:
+            words = missing.strerror
+            break
+        if stat.S_ISLNK(mode):
+            raise Refused("symlink", f"{shown} is a symbolic link", "submit a real folder of the workspace")
+        if not stat.S_ISDIR(mode):
+            raise Refused("not_a_folder", f"{shown} is no folder", "give the folder, not a file in it")
+    raise Refused("no_such_folder", f"{shown}: {words}", "check the path; it is relative to the workspace")
 
 
 def _relative_parts(workspace: Path, given: str) -> list[str]:
@@ -143,25 +144,6 @@ def _relative_parts(workspace: Path, given: str) -> list[str]:
     return parts
 
 
-def _no_folder(top: Folder, parts: list[str], given: str, error: OSError) -> Refused:
-    """Return the refusal of a path that can't be opened, by its first part that is no folder."""
-    plain, words = given.rstrip("/").removeprefix("./"), error.strerror
-    for number in range(1, len(parts) + 1):
-        here = "/".join(parts[:number])
-        # With the whole path if it differs: in odd names a `/` is easily overlooked.
-        shown = f"model_path: {here[:200] if here == plain else f'{given[:200]}: {here[:200]}'}"
-        try:
-            mode = os.stat(here, dir_fd=top.fd, follow_symlinks=False).st_mode
-        except OSError as missing:
-            words = missing.strerror
-            break
-        if stat.S_ISLNK(mode):
-            return Refused("symlink", f"{shown} is a symbolic link", "submit a real folder of the workspace")
-        if not stat.S_ISDIR(mode):
-            return Refused("not_a_folder", f"{shown} is no folder", "give the folder, not a file in it")
-    return Refused("no_such_folder", f"{shown}: {words}", "check the path; it is relative to the workspace")
-
-
 # --- answers to the agent: results/<manifest id>.json, and the same object over the bridge, with the reference's fields
 # (submission_id, timestamp, model_path, score, baseline_score, improvement, elapsed_seconds, best, total_submissions) and ours
 
@@ -170,11 +152,7 @@ FINAL_STATES = (SubmissionState.REFUSED, SubmissionState.SCORED, SubmissionState
 
 @dataclass
 class ResultWriter:
-    """Writes answers and lets the bridge wait for them. Thread-safe.
-
-    Args:
-        workspace: where results/ is.
-    """
+    """Writes answers and lets the bridge wait for them. Thread-safe. `workspace`: where results/ is."""
 
     record: RunRecord
     baselines: Path
@@ -203,12 +181,11 @@ class ResultWriter:
         may add later."""
         with self._changed:
             told, score = self._told.get(submission.manifest_id), view.score_of(submission)
-            if told is None or told["status"] not in FINAL_STATES:
-                changed = told is None or told["status"] != _status(submission, score)
+            if told is not None and told["status"] in FINAL_STATES:
+                waits = told["score"] is not None and told["baseline_score"] is None
+                changed = waits and self._baseline(score) is not None
             else:
-                changed = (
-                    told["score"] is not None and told["baseline_score"] is None and self._baseline(score) is not None
-                )
+                changed = told is None or told["status"] != _status(submission, score)
             if changed:
                 self.answer(submission.manifest_id, submission, view)
 
@@ -242,39 +219,26 @@ class ResultWriter:
         answer: dict[str, Any] = {
             "submission_id": submission.submission_id or None,
             "timestamp": now_text(),
-            "model_path": submission.model_path,
             "status": str(_status(submission, score)),
-            "score": None,
-            "baseline_score": None,
-            "improvement": None,
+            **dict.fromkeys(("score", "baseline_score", "improvement", "best")),
+            **{name: getattr(submission, name) for name in ("model_path", "content_hash", "same_as", "code", "advice")},
             "elapsed_seconds": round(submission.elapsed_s, 2),
-            "content_hash": submission.content_hash,
-            "same_as": submission.same_as,
             "is_base_model": submission.is_base,
             "ignored_files": list(submission.ignored_files),
-            "fault": None if submission.fault is None else str(submission.fault),
-            "code": submission.code,
+            "fault": submission.fault and str(submission.fault),
             "error": submission.message,
-            "advice": submission.advice,
-            "adapter": None if submission.adapter is None else submission.adapter.model_dump(mode="json"),
+            "adapter": submission.adapter and submission.adapter.model_dump(mode="json"),
             "total_submissions": len(view.submissions),
             "submissions_left": None if most is None else max(0, most - len(view.contents())),
-            "best": None,
         }
         if best is not None and best_score is not None:
-            answer["best"] = {
-                "submission_id": best.submission_id,
-                "model_path": best.model_path,
-                "score": best_score.evaluation.score,
-            }
+            shown = {"submission_id": best.submission_id, "model_path": best.model_path}
+            answer["best"] = {**shown, "score": best_score.evaluation.score}
         if submission.status != "accepted" or score is None:
             return answer
         evaluation, base, split = score.evaluation, self._baseline(score), _feedback_split(self.record)
         answer |= {
-            "score": evaluation.score,
-            "n": evaluation.n,
-            "truncated": evaluation.truncated,
-            "standard_error": evaluation.standard_error,
+            **{name: getattr(evaluation, name) for name in ("score", "n", "truncated", "standard_error")},
             "feedback_items": {"asked": science.asked(split), "of": science.splits[split].n},
             "timings": {"waiting_s": None, **evaluation.timings.model_dump(mode="json")},
             "overhead_s": evaluation.timings.overhead_s(),
@@ -317,8 +281,7 @@ log = logging.getLogger("autorl_hpc.supervisor")
 MAX_RECORDED_REFUSALS = 1000
 """Further refusals get an answer but no ledger entry, so that an agent can't fill the ledger."""
 
-POLL_S = 2.0
-"""A poll returns after this long, so that its caller notices the end of the run."""
+POLL_S = 2.0  # a poll returns after this long, so that its caller notices the end of the run
 
 
 @dataclass
@@ -326,11 +289,9 @@ class Intake:
     """Takes in the manifests of one run. Used by one thread at a time.
 
     Attributes:
-        ask_revision: asks the recorder to commit the agent's code; the returned function gives the commit, or None if it was
-            not recorded.
-        retry_s: pause after a failure of the file system.
+        ask_revision: asks the recorder to commit the agent's code; the returned function gives the commit, or
+            None if it was not recorded.
         end_poll_s: limit of the last poll; the remaining manifests are refused, so that the run can be sealed.
-        max_copies: submissions whose content was submitted before; further ones are refused.
     """
 
     experiment: ExperimentDir
@@ -340,9 +301,9 @@ class Intake:
     chain: LedgerWriter
     answers: ResultWriter
     ask_revision: Callable[[int], Callable[[], str | None]] = lambda submission_id: lambda: None
-    retry_s: float = 5.0
+    retry_s: float = 5.0  # pause after a failure of the file system
     end_poll_s: float = 600.0
-    max_copies: int = 1000
+    max_copies: int = 1000  # submissions whose content was submitted before; further ones are refused
     refused_unrecorded: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -361,16 +322,13 @@ class Intake:
         self._queue_unscored(self.chain.look())
 
     def poll(self, *, patient: bool = True, stop: Callable[[], bool] = lambda: False) -> int:
-        """Take in the manifests that are there. Return the number handled.
+        """Take in the manifests that are there. Return the number handled. Raises Superseded: a newer attempt has begun, or
+        the run is sealed; OSError: not patient, and the ledger or the queue can't be written.
 
         Args:
             patient: if the file system fails, leave the manifest for later, and return after `POLL_S`. Otherwise refuse it
                 with the cluster's fault, and take all manifests.
             stop: called between two manifests; True ends the poll.
-
-        Raises:
-            Superseded: a newer attempt has begun, or the run is sealed.
-            OSError: not patient, and the ledger or the queue can't be written.
         """
         if patient and time.monotonic() < self._again_at:
             return 0
@@ -549,13 +507,9 @@ class Intake:
         )
 
     def _queue_unscored(self, view: RunView) -> None:
-        for submission in view.unscored():
-            if submission.submission_id not in self._queued:
-                self._queue(submission.submission_id)
-                self._queued.add(submission.submission_id)
-
-    def _queue(self, submission_id: int) -> None:
-        put(self.experiment.queue, queue_entry(self.record, QueueKind.FEEDBACK, submission_id))
+        for number in [s.submission_id for s in view.unscored() if s.submission_id not in self._queued]:
+            put(self.experiment.queue, queue_entry(self.record, QueueKind.FEEDBACK, number))
+            self._queued.add(number)
 
 
 def _not_its_fault(error: Exception) -> Refused:
@@ -570,12 +524,8 @@ def _not_its_fault(error: Exception) -> Refused:
 
 
 def lint_folder(folder_fd: int, base: BaseModel, stack: ExitStack) -> Linted:
-    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files.
-
-    Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed, which is the cluster's fault.
-    """
+    """Check the folder behind `folder_fd` against the base model. `stack` closes the opened files. Raises Refused: with a
+    code, the file and field, and advice; OSError: the file system failed, which is the cluster's fault."""
     folder = SubmittedFolder.survey(folder_fd, base, stack)
     return lint_adapter(folder, base) if ADAPTER_FILES & set(folder.sizes) else lint_checkpoint(folder, base)
 

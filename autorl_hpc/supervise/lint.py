@@ -53,17 +53,12 @@ SAFELY = "save with `save_pretrained(DIR, safe_serialization=True)`"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The base model as its headers describe it.
-
-    Attributes:
-        shapes: shape of each tensor by name, without a tied head, even if the file holds one.
-        folder: where it is staged; None if only its headers are available.
-    """
+    """The base model as its headers describe it."""
 
     config: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
+    shapes: dict[str, tuple[int, ...]]  # shape of each tensor by name, without a tied head, even if the file holds one
     content_hash: str
-    folder: Path | None = None
+    folder: Path | None = None  # where it is staged; None if only its headers are available
 
     @property
     def tied(self) -> bool:
@@ -83,10 +78,7 @@ class BaseModel:
 
     def open_weights(self, stack: ExitStack) -> tuple[dict[str, int], list[TensorSpec]]:
         """Open the staged weights. Return descriptors by file name, and all tensors. `stack` closes the descriptors.
-
-        Raises:
-            OSError: they can't be read, which is always the cluster's fault.
-        """
+        Raises OSError: they can't be read, which is always the cluster's fault."""
         files: dict[str, int] = {}
         tensors: list[TensorSpec] = []
         try:
@@ -105,27 +97,19 @@ class BaseModel:
 
 
 def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
-    """Return the base model of a run.
-
-    Raises:
-        AutorlError: it is not staged, was changed, or was staged again with other weights.
-    """
+    """Return the base model of a run. Raises AutorlError: it is not staged, was changed, or was staged again with other
+    weights."""
     manifest = verify_model(root, record.science.base_model)
     if manifest.content_hash != record.science.base_model_content_hash:
-        raise AutorlError(
-            f"base model {manifest.name} was staged anew with other weights since the launch",
-            where=root.model(manifest.name),
-            fault=Fault.CLUSTER,
-            next_step="stage the weights that were launched with, or launch under another name",
-        )
+        what = f"base model {manifest.name} was staged anew with other weights since the launch"
+        advice = "stage the weights that were launched with, or launch under another name"
+        raise AutorlError(what, where=root.model(manifest.name), fault=Fault.CLUSTER, next_step=advice)
     return BaseModel.read(root.model(manifest.name), manifest.content_hash)
 
 
 # --- the submitted folder
 
-MAX_FILES = 2000
-"""A checkpoint has tens of files, a trainer's output folder hundreds."""
-
+MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
 OPTIMIZER_BYTES_PER_VALUE = 16
 """Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
 
@@ -136,26 +120,17 @@ HEADER_BYTES, HEADER_BYTES_PER_TENSOR = 1 << 20, 4096
 
 @dataclass(frozen=True)
 class SubmittedFolder:
-    """The open folder behind `fd`. `stack` closes what is opened.
-
-    Attributes:
-        sizes: size in bytes of each regular file.
-        folders: names of the subfolders, for messages.
-    """
+    """The open folder behind `fd`. `stack` closes what is opened."""
 
     fd: int
     stack: ExitStack
-    sizes: dict[str, int]
-    folders: list[str]
+    sizes: dict[str, int]  # size in bytes of each regular file
+    folders: list[str]  # names of the subfolders, for messages
 
     @classmethod
     def survey(cls, fd: int, base: BaseModel, stack: ExitStack) -> SubmittedFolder:
-        """List the folder and check every entry, and that no config names code.
-
-        Raises:
-            Refused: with a code, the file and field, and advice.
-            OSError: the file system failed.
-        """
+        """List the folder and check every entry, and that no config names code. Raises Refused: with a code, the file and
+        field, and advice; OSError: the file system failed."""
         values = sum(math.prod(shape) for shape in base.shapes.values())
         folder = cls(fd, stack, {}, [])
         with os.scandir(fd) as entries:
@@ -181,12 +156,8 @@ class SubmittedFolder:
         return folder
 
     def open_regular(self, name: str) -> int:
-        """Return a descriptor of the file `name`.
-
-        Raises:
-            Refused: it can't be opened, or is no longer a regular file with one name.
-            OSError: the file system failed.
-        """
+        """Return a descriptor of the file `name`. Raises Refused: it can't be opened, or is no longer a regular file with
+        one name; OSError: the file system failed."""
         try:
             fd = os.open(name, READ_FLAGS, dir_fd=self.fd)
         except OSError as error:
@@ -202,12 +173,8 @@ class SubmittedFolder:
         return fd
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the JSON object in the file `name`.
-
-        Raises:
-            Refused: it is too large, not JSON, or no object.
-            OSError: the file system failed.
-        """
+        """Return the JSON object in the file `name`. Raises Refused: it is too large, not JSON, or no object; OSError: the
+        file system failed."""
         advice = "save the checkpoint again with save_pretrained"
         if self.sizes.get(name, 0) > MAX_JSON_BYTES:
             raise Refused("not_json", f"{name}: {self.sizes[name]} bytes are too many", advice)
@@ -254,11 +221,7 @@ def _names_code(value: Any) -> str | None:
 
 
 def read_exactly(fd: int, into: memoryview, position: int, file: str) -> None:
-    """Fill a buffer from an open file of a submission.
-
-    Raises:
-        Refused: the file became shorter.
-    """
+    """Fill a buffer from an open file of a submission. Raises Refused: the file became shorter."""
     got = 0
     while got < len(into):
         part = os.preadv(fd, [into[got:]], position + got)
@@ -272,17 +235,12 @@ def read_exactly(fd: int, into: memoryview, position: int, file: str) -> None:
 
 @dataclass
 class Linted:
-    """A folder that passed: open weight files, tensors to copy, and ignored files.
+    """A folder that passed: open weight files, tensors to copy, and ignored files."""
 
-    Attributes:
-        files: descriptors of the files to copy; for an adapter, the staged base model's.
-        extra_head: the base model ties its head, but the file holds one, which must equal the embedding.
-    """
-
-    files: dict[str, int]
+    files: dict[str, int]  # descriptors of the files to copy; for an adapter, the staged base model's
     tensors: list[TensorSpec]
     ignored: list[str]
-    extra_head: bool
+    extra_head: bool  # the base model ties its head, but the file holds one, which must equal the embedding
 
 
 def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
@@ -291,12 +249,8 @@ def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
 
 
 def lint_checkpoint(folder: SubmittedFolder, base: BaseModel) -> Linted:
-    """Check a folder with full weights against the base model.
-
-    Raises:
-        Refused: with a code, the file and field, and advice.
-        OSError: the file system failed, which is the cluster's fault.
-    """
+    """Check a folder with full weights against the base model. Raises Refused: with a code, the file and field, and
+    advice; OSError: the file system failed, which is the cluster's fault."""
     names = _weight_names(folder)
     compare_config(folder.read_json("config.json"), base.config)
     files: dict[str, int] = {}
@@ -392,35 +346,13 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
 # --- comparison of config.json with the base model's. The grader always computes with the base model's config, so an agent
 # gains nothing by another one. A refusal shows the agent that it trained another model than the one that would be scored.
 
-IGNORED_CONFIG = frozenset(
-    [
-        "_name_or_path",
-        "_attn_implementation_autoset",
-        "architectures",
-        "attn_implementation",
-        "bos_token_id",
-        "dtype",
-        "eos_token_id",
-        "initializer_range",
-        "pad_token_id",
-        "torch_dtype",
-        "transformers_version",
-        "use_cache",
-        "attention_dropout",
-        "attention_probs_dropout_prob",
-        "hidden_dropout_prob",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "max_length",
-        "task_specific_params",
-        "pretraining_tp",
-        "is_llama_config",
-    ]
-)
+IGNORED_CONFIG = frozenset([
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
+    "dtype", "eos_token_id", "initializer_range", "pad_token_id", "torch_dtype", "transformers_version",
+    "use_cache", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "resid_pdrop",
+    "embd_pdrop", "attn_pdrop", "output_attentions", "output_hidden_states", "return_dict", "max_length",
+    "task_specific_params", "pretraining_tp", "is_llama_config",
+])  # fmt: skip
 """Config fields that don't change what the base architecture computes from given weights."""
 
 PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
@@ -428,11 +360,8 @@ PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "s
 
 
 def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    """Compare the fields that both configs have, and those of PRESENCE_MATTERS.
-
-    Raises:
-        Refused: names the field and both values.
-    """
+    """Compare the fields that both configs have, and those of PRESENCE_MATTERS. Raises Refused: names the field and both
+    values."""
     mine, theirs = _normal_config(config), _normal_config(base)
     for key in sorted(set(mine) | set(theirs)):
         a, b = mine.get(key), theirs.get(key)
@@ -453,11 +382,8 @@ def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_rope(flat: dict[str, Any]) -> None:
-    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`.
-
-    Raises:
-        Refused: it is given more than once with different values.
-    """
+    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`. Raises
+    Refused: it is given more than once with different values."""
     scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
     if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
         return  # one set per kind of layer: compared unchanged

@@ -1,7 +1,7 @@
 """Run the agent job: `python -m autorl_hpc job agent EXPERIMENT RUN_ID`.
 
-`Supervisor.work` shows the life of a run up to its seal; it can be restarted at any time. attempt.py holds what happens while
-the agent works. Also here: the agent's version, the job's number of GPUs, and `seal_orphans` for runs whose jobs are gone.
+`Supervisor` is the life of a run up to its seal; it can be restarted at any time. `AgentRun` starts the agent of one attempt,
+watches it and decides what ends it. `seal_orphans` stands in for the supervisors of runs whose jobs are gone.
 """
 
 from __future__ import annotations
@@ -11,119 +11,250 @@ import functools
 import json
 import logging
 import os
-import re
-import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.agents import Agent, load_agent
-from autorl_hpc.agents.program_check import VERSION
+from autorl_hpc.agents.definition import RESTART
 from autorl_hpc.drivers.client import wait_ready
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
-from autorl_hpc.files.processes import become_subreaper, deny_inspection, end_all
-from autorl_hpc.files.queue import append_event
+from autorl_hpc.files.processes import deny_inspection, end_all
+from autorl_hpc.files.queue import append_event, claimed_entries
+from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import Folder
 from autorl_hpc.records import readable_json
-from autorl_hpc.states import EndedBy, EntryKind, Fault, Network
+from autorl_hpc.records.entries import AttemptEnded
+from autorl_hpc.records.run import RunRecord
+from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault, Network
 from autorl_hpc.supervise import workspace as laying
-from autorl_hpc.supervise.attempt import BY_SIGNAL, AttemptEnding, Starts, Watching, WorkEnd
-from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Seals, Stops, Superseded
+from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
+from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Stops, Superseded
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
-from autorl_hpc.supervise.children import GatewayProcess
-from autorl_hpc.supervise.confine import Confinement
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpus_of_job, last_words
+from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
+from autorl_hpc.supervise.confine import Confinement, note_version
 from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.intake import Intake, ResultWriter
-from autorl_hpc.supervise.lint import staged_base_model
+from autorl_hpc.supervise.lint import BaseModel, staged_base_model
+from autorl_hpc.supervise.usage_watch import UsageWatch
 from autorl_hpc.tasks.loader import Task, load_task
 
 log = logging.getLogger("autorl_hpc.supervisor")
 
-# --- the version of the agent's program, asked in its sandbox at the start of an attempt, before the budget's clock starts.
-# It is for the record only: if a program answers nothing or too late, the version is null and the run goes on.
-
-VERSION_LIMIT_S = 60.0
-"""openhands needs 9 s of CPU for it, and large programs are read from a file server here for the first time."""
-
-MOST_BYTES = 4096
-"""Far less than a pipe holds, so that the program never blocks while it runs."""
-
-ASK = f"""set -o pipefail
-home=$(mktemp -d) || exit 1
-trap 'rm -rf "$home"' EXIT
-HOME=$home "$@" 2>&1 </dev/null | head -c {MOST_BYTES}"""
-"""With an empty home, so that files of an earlier attempt have no effect."""
+LOOK_S = 0.5  # how often the ledger and the cancel folder are read
+TELL_TIME_S = 5.0
+STOP_GRACE_S = 5.0
+BY_SIGNAL = "signal "
 
 
-def note_version(
-    events: Path,
-    agent: Agent,
-    attempt: int,
-    argv: Callable[[Sequence[str]], list[str]],
-    env: Mapping[str, str],
-    mark: str,
-    stop: Callable[[], bool],
-    limit_s: float = VERSION_LIMIT_S,
-) -> None:
-    """Write the version of the agent's program into the run's events; nothing for an agent without a program.
+@dataclass(frozen=True)
+class WorkEnd:
+    """How an agent's work in one attempt ended."""
 
-    Args:
-        argv: returns a command as it runs in the sandbox.
-        env: with the agent's mark; without secrets, and without PYTHONPATH, since what the agent can write must not be imported.
-        stop: returns whether the attempt is to end.
-    """
-    program = agent.file.program
-    if program:
-        found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, limit_s))
-        version = found.group()[:80] if found else None
-        append_event(events, "agent_version", attempt=attempt, agent=agent.name, program=program[0], version=version)
+    ended_by: EndedBy | None  # None for a signal or a newer attempt
+    agent: AgentEnd  # how its last start ended
+    excess: str | None = None  # which limit it exceeded at one moment (memory, disk, processes); None if none
 
 
-def _ask(command: list[str], env: Mapping[str, str], mark: str, stop: Callable[[], bool], limit_s: float) -> str:
-    """Return the program's output if it ends well and in time, else an empty text. Ends all its processes."""
-    become_subreaper()
-    silent: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    try:
-        process = subprocess.Popen(command, env=dict(env), cwd="/", start_new_session=True, **silent)
-    except OSError:
-        return ""
-    deadline = time.monotonic() + limit_s
-    while process.poll() is None and time.monotonic() < deadline and not stop():
-        time.sleep(0.05)
-    code = process.poll()
-    end_all(os.getpid(), mark)
-    with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-        said, _ = process.communicate(timeout=5)
-        return said.decode(errors="replace") if code == 0 else ""
-    return ""
+@dataclass
+class AgentRun:
+    """Runs the agent of one attempt over all its starts."""
 
+    experiment: ExperimentDir
+    record: RunRecord
+    agent: Agent
+    workspace: Path
+    argv: Callable[[Sequence[str]], list[str]]  # returns a command as it runs in the sandbox
+    env: dict[str, str]
+    mark: str  # marks the processes of this attempt
+    stops: Stops
+    limits: BudgetLimits
+    intake: Intake
+    gateway: GatewayProcess | None
+    seals: Seals
+    prompts: laying.Prompts
+    look_s: float = LOOK_S
+    _next_look: float = field(default=0.0, init=False)
+    _next_tell: float = field(default=0.0, init=False)
+    _closed: bool = field(default=False, init=False)
 
-# --- the GPUs of this job, which GPU-hours count whether used or not
+    def __post_init__(self) -> None:
+        self.run, self.clock = self.experiment.run(self.record.run_id), self.limits.clock
+        self._folder = Folder.open(self.workspace)
+        self._waits = Waits(self.clock.budget.give_back_after_s)
+        self._ending = threading.Event()
 
-NAMED_BY = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-"""A step's variables come first: with `placement: step` the grader has one of the job's GPUs."""
-NO_DEVICE = frozenset({"", "-1", "none", "void", "NoDevFiles"})
+    def work(self) -> WorkEnd:
+        """Run the agent from its first start in this attempt to the end of its last process. Raises Superseded: a newer attempt
+        began while this one was prepared."""
+        self._cancelled_now()
+        if self.stops.superseded.is_set():
+            raise Superseded
+        self.clock.start()
+        try:
+            end = self._once(laying.INTERRUPTED if self.seals.had_begun(self.clock.attempt) else None)
+            while self._goes_on(end):
+                self.clock.note(reprompts=self.clock.progress.reprompts + 1)
+                append_event(self.run.events, "reprompted", number=self.clock.progress.reprompts)
+                self.clock.resume()
+                end = self._once(laying.ENDED_EARLY)
+            return end
+        finally:
+            self.clock.stop(persist=not self.stops.superseded.is_set())
 
+    def _goes_on(self, end: WorkEnd) -> bool:
+        """Return whether the agent ended early and is started again. A newer attempt ends our agent: then it isn't."""
+        if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started:
+            return False
+        if self.clock.progress.reprompts >= self.record.science.reprompts or self._cancelled_now() or self.stops.asked:
+            return False
+        self.limits.look()
+        return self.limits.out_of is None
 
-def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") -> int:
-    """Return the number of GPUs by the first variable that is set; without a scheduler, by the node's devices."""
-    named = next((outer[name] for name in NAMED_BY if name in outer), None)
-    if named is None:
-        return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in os.listdir(devices))
-    count = 0
-    for part in {part.strip() for part in named.split(",")}:
-        span = re.fullmatch(r"(\d+)-(\d+)", part)
-        count += part not in NO_DEVICE if span is None else int(span[2]) - int(span[1]) + 1
-    return count
+    def _once(self, again: str | None) -> WorkEnd:
+        """Start the agent once and wait for its end. `again`: the reason for a restart; None for the first start."""
+        clock, file, events = self.clock, self.agent.file, self.run.events
+        clock.note(exit_codes=(*clock.progress.exit_codes, None))
+        number = clock.progress.starts
+        clock.persist()
+        self._tell()
+        script = self.agent.script(again=again is not None)
+        prompt = None
+        if file.prompt:
+            goes_on = file.resume != RESTART
+            prompt = self.prompts.first() if again is None else self.prompts.again(again, goes_on=goes_on)
+        begin = {"attempt": clock.attempt, "elapsed_s": clock.elapsed_s, "start": number, "script": script}
+        append_event(events, "agent_started", **begin)
+        process = AgentProcess(
+            self.argv(["bash", str(self.workspace / ".agent" / self.agent.name / script)]),
+            {**self.env, "AUTORL_START": str(number)},
+            self.workspace,
+            self.run.agent_log,
+            self.mark,
+            self.seals.elapsed_file(clock.attempt),
+            clock.elapsed_s,
+            suspension_s=clock.suspension_s,
+            prompt=prompt,
+        )
+        usage = UsageWatch(clock.budget, process.keeper_pid, self.mark, self.workspace, self.run.agent_log)
+        usage.start()
+        recording = RecorderProcess(self.run, self.workspace, clock, process.keeper_pid, self.mark, file.trace)
+        recording.start()
+        self.intake.ask_revision = recording.ask
+        self._ending.clear()
+        taker = threading.Thread(target=self._take_in, name="intake", daemon=True)
+        taker.start()
+        try:
+            ended_by = self.until_end(process, usage)
+            process.stop(0.0 if not process.running() else STOP_GRACE_S)
+            agent = process.finish()
+        finally:
+            if process.running():
+                process.stop(0.0)
+                process.finish(5.0)
+            usage.end()
+            self._ending.set()
+            taker.join()  # before the recorder: what is submitted last refers to the code's last revision
+            clock.pause()
+            recording.end()
+        if ended_by is EndedBy.AGENT_EXIT and self.stops.ended_agent(agent.exit_code):
+            ended_by = None
+        clock.note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
+        end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
+        append_event(events, "agent_ended", ended_by=ended_by, **end)
+        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason)
 
+    def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
+        """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
+        while not self.stops.asked:
+            if not process.running():
+                # Many exit as soon as their driver refuses, so the budget is read again.
+                if self.limits.out_of is None:
+                    if self.gateway is not None:
+                        self.gateway.hear_out()
+                    self._warn()
+                return self.limits.out_of or EndedBy.AGENT_EXIT
+            self._warn()
+            if (over := self.limits.over) is not None:
+                return over
+            if usage.excess is not None:
+                return usage.excess.ended_by
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._next_look = now + self.look_s
+                if self._cancelled_now():
+                    return EndedBy.CANCELLED
+            if now >= self._next_tell:
+                self._tell()
+            time.sleep(LOOP_S)
+        return None
 
-# --- one attempt
+    def _cancelled_now(self) -> bool:
+        """Read the ledger now. Return whether the user cancelled the run; a newer attempt sets `stops.superseded`."""
+        try:
+            view = self.intake.chain.look()
+            if view.sealed is not None:
+                raise Superseded
+            self.intake.answers.update(view)
+            if self.limits.out_of is None:
+                self._give_back(view)
+            return self.stops.cancelled()
+        except Superseded:
+            self.stops.superseded.set()
+        except (OSError, AutorlError) as error:
+            log.warning("the experiment's folder can't be read: %s", error)
+        return False
+
+    def _give_back(self, view: RunView) -> None:
+        pending = {f"f-{self.run.run_id}--{s.submission_id:06d}" for s in view.unscored()}
+        claimed = set(claimed_entries(self.experiment.claims)) if pending else set()
+        given_s = self.clock.give_back(self._waits.look(pending, claimed))
+        if given_s > 0:
+            append_event(self.run.events, "given_back", seconds=round(given_s, 3), waiting=len(pending))
+
+    def _warn(self) -> None:
+        """Record new budget warnings, and close the driver when the last grace begins."""
+        new = self.limits.look()
+        for warning in new:
+            append_event(self.run.events, "budget_warning", **warning.model_dump(exclude={"elapsed_s"}))
+        if self.limits.out_of is not None and not self._closed:
+            self._closed = True
+            grace_s = self.limits.grace_left_s
+            append_event(self.run.events, "budget_out", out_of=self.limits.out_of, grace_s=round(grace_s, 1))
+            if self.gateway is not None:
+                self.gateway.close(f"{self.limits.reason}; {last_words(grace_s, driver=False)}")
+        if new:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Write what is left of the budget for the agent, to time.json and budget.log."""
+        self._next_tell = time.monotonic() + TELL_TIME_S
+        self._folder.write("time.json", readable_json(self.limits.told()))
+        if self.gateway is not None:
+            self.gateway.tell_again()
+        if (text := self.limits.log()) is not None:
+            self._folder.write("budget.log", text.encode("utf-8", "backslashreplace"))
+
+    def _take_in(self) -> None:
+        """Take submissions in, in a thread, because a long copy must not delay the end of the budget."""
+        while not self._ending.is_set():
+            try:
+                if self.intake.poll():
+                    continue
+            except Superseded:
+                self.stops.superseded.set()
+                return
+            except Exception:  # intake must survive a defect: the next manifest may work
+                log.exception("intake failed")
+            self._ending.wait(0.2)
 
 
 class Supervisor:
@@ -137,7 +268,6 @@ class Supervisor:
         self.seals = Seals(experiment, self.record, self.chain)
         self.contamination = ContaminationWatch(experiment, run_id, lambda: self.workspace, self.chain)
         self.stops = Stops(experiment, run_id)
-        self.ending = AttemptEnding(self.chain, self.seals, self.stops, self.contamination)
 
     @property
     def workspace(self) -> Path:
@@ -180,61 +310,76 @@ class Supervisor:
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
             what = error.what if isinstance(error, AutorlError) else str(error)
-            return self.ending.interrupt(clock, what[:500])
+            return self._interrupt(clock, what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
         if self.chain.look().sealed is not None:  # an older attempt sealed it, but can't queue what comes next
             self.seals.queue_closing()
             raise Superseded
-        task, agent = self._load_parts()
+        task, agent = load_task(self.record.science.task), load_agent(self.record.science.agent)
+        if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
+            what = "the task or the agent that this job found is not the one that run.json names"
+            advice = "launch again: jobs run the frozen code of the experiment"
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice)
         path, patiently = self.workspace, functools.partial(self.stops.patiently, may_pass=is_cluster_error)
         patiently(lambda: laying.lay_folders(path, self.root, self.record))
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(path)})
-        base = patiently(lambda: staged_base_model(self.root, self.record))
-        answers = ResultWriter(self.record, self.experiment.baselines, path)
-        intake = Intake(self.experiment, self.record, base, clock, self.chain, answers)
-        intake.recover()
+        intake = self.intake(patiently(lambda: staged_base_model(self.root, self.record)), clock)
         for earlier in self.chain.look().ended:
             if earlier.agent_ended is not None:
-                return self.ending.finish(earlier.agent_ended, earlier.exit_code, clock, intake)
+                return self._finish(earlier.agent_ended, earlier.exit_code, clock, intake)
         limits = BudgetLimits(clock, self.seals.driver_use)
         if clock.left_s <= 0:
             limits.look()
         if (over := limits.over) is not None:  # the attempt before was cut off in its last grace
             codes = clock.progress.exit_codes
-            return self.ending.finish(over, codes[-1] if codes else None, clock, intake)
-        if not self._driver_answers():
-            stopped = self.stops.signal
-            why = "cancelled while the driver was waited for" if stopped is None else f"{BY_SIGNAL}{stopped}"
-            return self.ending.interrupt(clock, why)
-        end = self._work(task, agent, clock, path, intake)
+            return self._finish(over, codes[-1] if codes else None, clock, intake)
+        driver = self.spec.driver(self.record.science.driver)
+        if driver is not None and driver.kind == "vllm":  # waited for before the clock starts
+            stop = lambda: self.stops.asked or self.stops.cancelled()  # noqa: E731
+            if wait_ready(self.experiment, self.record.science.driver, driver, stop) is None:
+                stopped = self.stops.signal
+                why = "cancelled while the driver was waited for" if stopped is None else f"{BY_SIGNAL}{stopped}"
+                return self._interrupt(clock, why)
+        end = self._run_agent(task, agent, clock, intake)
         if not end.agent.started:
             raise AutorlError("the agent's process could not be started", where=agent.folder, fault=Fault.CLUSTER)
         if self.stops.superseded.is_set():
             raise Superseded
         if end.ended_by is None:
-            return self.ending.interrupt(clock, f"{BY_SIGNAL}{self.stops.signal}")
-        return self.ending.finish(end.ended_by, end.agent.exit_code, clock, intake, end.excess)
+            return self._interrupt(clock, f"{BY_SIGNAL}{self.stops.signal}")
+        return self._finish(end.ended_by, end.agent.exit_code, clock, intake, end.excess)
 
-    def _work(self, task: Task, agent: Agent, clock: BudgetClock, path: Path, intake: Intake) -> WorkEnd:
+    def intake(self, base: BaseModel, clock: BudgetClock) -> Intake:
+        """Return the intake of this run, with what a killed attempt left repaired."""
+        answers = ResultWriter(self.record, self.experiment.baselines, self.workspace)
+        intake = Intake(self.experiment, self.record, base, clock, self.chain, answers)
+        intake.recover()
+        return intake
+
+    def _run_agent(self, task: Task, agent: Agent, clock: BudgetClock, intake: Intake) -> WorkEnd:
         """Run the agent in its sandbox, with bridge and gateway, to its end in this attempt."""
-        record, file = self.record, agent.file
+        record, file, path = self.record, agent.file, self.workspace
         venv, image = laying.environment_of(self.root, record)
         meta = {**laying.run_meta(record), "start_time": int(time.time()), "attempt": clock.attempt}
         with contextlib.ExitStack() as stack:
             sandbox = Confinement(self.root, self.experiment, record, self.spec, path, venv, image)
             stack.callback(sandbox.close)
-            gateway = self._open_gateway(sandbox, clock, stack)
             limits = BudgetLimits(clock, submissions=lambda: len(self.chain.view.contents()))
-            if gateway is not None:
+            name, gateway, ways = record.science.driver, None, {}
+            spec = self.spec.driver(name)
+            if spec is not None and record.science.network is not Network.NONE:
+                gateway = GatewayProcess(self.experiment, self.run, name, spec, clock, sandbox.driver_socket)
+                stack.callback(gateway.end)
+                gateway.start()
                 limits.use, limits.exhausted = gateway.use, lambda: gateway.exhausted
+                ways = laying.driver_environment(spec, gateway.url, gateway.token)
             bridge = Bridge(intake.answers, meta, limits.told, sandbox.socket)
             stack.callback(bridge.stop)
             bridge.start()
             # Marked per attempt: an older supervisor that cleans up must not end the newer one's agent.
             mark, readable = f"{self.seals.marks}{clock.attempt}.", self.spec.sandbox.readable
             env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable)
-            ways = {} if gateway is None else laying.driver_environment(gateway.spec, gateway.url, gateway.token)
             env.update(ways)
             own = laying.take_own(env, file.env)
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
@@ -253,43 +398,62 @@ class Supervisor:
                 return sandbox.argv(laying.with_carried(command) if own else command)
 
             note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
-            watching = Watching(self.experiment, record, self.stops, limits, intake, gateway)
-            starts = Starts(record, agent, path, inside, env, mark, watching, self.seals, prompts)
             self.contamination.start()
-            return starts.work()
+            parts = (self.stops, limits, intake, gateway, self.seals, prompts)
+            return AgentRun(self.experiment, record, agent, path, inside, env, mark, *parts).work()
 
-    def _driver_answers(self) -> bool:
-        """Wait for a driver that runs on this cluster, before the clock starts. Return False if the attempt is to end."""
-        name = self.record.science.driver
-        spec = self.spec.driver(name)
-        if spec is None or spec.kind != "vllm":
-            return True
-        stop = lambda: self.stops.asked or self.stops.cancelled()  # noqa: E731
-        return wait_ready(self.experiment, name, spec, stop) is not None
-
-    def _open_gateway(
-        self, sandbox: Confinement, clock: BudgetClock, stack: contextlib.ExitStack
-    ) -> GatewayProcess | None:
-        """Start the gateway to the driver. Return None if the run has no driver, or its agent may not reach it."""
-        name = self.record.science.driver
-        spec = self.spec.driver(name)
-        if spec is None or self.record.science.network is Network.NONE:
-            return None
-        gateway = GatewayProcess(self.experiment, self.run, name, spec, clock, sandbox.driver_socket)
-        stack.callback(gateway.end)
-        gateway.start()
-        return gateway
-
-    def _load_parts(self) -> tuple[Task, Agent]:
-        task, agent = load_task(self.record.science.task), load_agent(self.record.science.agent)
-        if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
-            raise AutorlError(
-                "the task or the agent that this job found is not the one that run.json names",
-                where=agent.folder,
-                fault=Fault.CLUSTER,
-                next_step="launch again: jobs run the frozen code of the experiment",
+    def _finish(
+        self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake, excess: str | None = None
+    ) -> int:
+        """Take in the last manifests and seal the run; return the job's exit code. After a signal, the rest is left to the next
+        attempt. `excess`: which limit the agent exceeded at one moment; None if none."""
+        stops, seals = self.stops, self.seals
+        stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
+        if stops.signal is not None and intake.left():
+            return self._interrupt(clock, f"{BY_SIGNAL}{stops.signal}", ended_by, exit_code)
+        self.contamination.finish(stop=lambda: stops.signal is not None)
+        accepted = stops.patiently(self.chain.look).accepted()
+        fault, reason = (None if excess is None else Fault.AGENT), excess
+        if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
+            reason = BudgetLimits(clock).reason
+        if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
+            fault, reason = Fault.AGENT, f"the agent exited with code {exit_code}"
+            if exit_code is None:
+                reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
+        driver = stops.patiently(seals.driver_use)
+        stops.patiently(
+            lambda: seals.seal(
+                ended_by,
+                clock.used,
+                driver=driver,
+                exit_code=exit_code,
+                refused_unrecorded=intake.refused_unrecorded,
+                fault=None if accepted else fault,
+                reason=reason,
             )
-        return task, agent
+        )
+        stops.patiently(seals.queue_closing)
+        intake.answers.update(self.chain.look())
+        return 0
+
+    def _interrupt(
+        self, clock: BudgetClock, reason: str, agent_ended: EndedBy | None = None, exit_code: int | None = None
+    ) -> int:
+        """Record that this attempt ended without a seal, so that the next one continues; return the job's exit code."""
+        ended = AttemptEnded(
+            attempt=clock.attempt,
+            elapsed_s=clock.elapsed_s,
+            reason=reason,
+            agent_ended=agent_ended,
+            exit_code=exit_code,
+        )
+        try:
+            self.chain.write(EntryKind.ATTEMPT_ENDED, ended)
+        except Superseded:
+            return 0
+        except (AutorlError, OSError) as error:
+            log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
+        return EXIT_RESUME
 
 
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
@@ -301,9 +465,6 @@ def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
     except Superseded:  # by an attempt that began at the same moment
         log.warning("a newer attempt of this run has begun: stepping back")
         return 0
-
-
-# --- seals for runs whose jobs are gone for good, in place of their supervisor
 
 
 def seal_orphans(experiment: ExperimentDir, text: str) -> int:
@@ -331,12 +492,8 @@ def _seal_orphan(gone: Supervisor, ended_by: EndedBy, fault: Fault | None, reaso
     gone.chain.attempt = view.attempt
     if view.attempts and gone.workspace.is_dir():
         try:
-            used, base = gone.seals.used_so_far(view), staged_base_model(gone.root, record)
-            clock = BudgetClock(gone.run.clock, record.science.budget, view.attempt, used)
-            answers = ResultWriter(record, gone.experiment.baselines, gone.workspace)
-            intake = Intake(gone.experiment, record, base, clock, gone.chain, answers)
-            intake.recover()
-            intake.poll(patient=False)
+            clock = BudgetClock(gone.run.clock, record.science.budget, view.attempt, gone.seals.used_so_far(view))
+            gone.intake(staged_base_model(gone.root, record), clock).poll(patient=False)
         except (AutorlError, OSError, Superseded) as error:
             log.warning("what %s had dropped last can't be taken in: %s", record.run_id, error)
     if ended_by is EndedBy.CRASHED and gone.stops.cancelled():

@@ -58,12 +58,8 @@ class Prompts:
         )
 
     def again(self, why: str, *, goes_on: bool) -> str:
-        """Return the prompt for a restart.
-
-        Args:
-            why: INTERRUPTED or ENDED_EARLY.
-            goes_on: the agent's program continues its session; otherwise it remembers nothing and gets the task again.
-        """
+        """Return the prompt for a restart. `why`: INTERRUPTED or ENDED_EARLY; `goes_on`: the agent's program continues its
+        session; otherwise it remembers nothing and gets the task again."""
         view = self.look()
         best = view.best()
         score = None if best is None else view.score_of(best)
@@ -181,12 +177,9 @@ def lay(
     placing: Placing = "copied",
     prompt: str | None = None,
 ) -> None:
-    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may have
-    written here, so everything is written by descriptor and no link is followed.
-
-    Args:
-        prompt: what the agent reads on its standard input; None if it takes none.
-    """
+    """Create the workspace, or complete an unfinished one. Existing files are not changed. An earlier attempt's agent may
+    have written here, so everything is written by descriptor and no link is followed. `prompt`: what the agent reads on
+    its standard input; None if it takes none."""
     lay_folders(path, root, record)
     with Folder.open(path) as top:
         for source, where in placed(root, record):
@@ -262,33 +255,23 @@ def _asked(recipe: Recipe) -> str:
 
 def run_meta(record: RunRecord) -> dict[str, Any]:
     """Return the content of run_meta.json, which is information for the agent and never read back."""
-    science = record.science
+    science, budget, recipe = record.science, record.science.budget, record.science.recipe
     return {
-        "task": science.task,
-        "base_model": science.base_model,
-        "agent": science.agent,
-        "mode": science.mode,
-        "seed": science.seed,
+        **{name: getattr(science, name) for name in ("task", "base_model", "agent", "mode", "seed")},
         "protocol": str(science.protocol),
-        "timeout_s": int(science.budget.wall_clock_s),
-        "max_submissions": science.budget.max_submissions,
-        "feedback_part": None if science.feedback_part is None else science.feedback_part.n,
+        "timeout_s": int(budget.wall_clock_s),
+        "max_submissions": budget.max_submissions,
+        "feedback_part": science.feedback_part and science.feedback_part.n,
         "budget": {
-            "gpu_hours": science.budget.gpu_hours,
-            "tokens": science.budget.tokens,
-            "cost_usd": science.budget.cost_usd,
-            "grace_s": science.budget.last_grace_s,
+            **{name: getattr(budget, name) for name in ("gpu_hours", "tokens", "cost_usd")},
+            "grace_s": budget.last_grace_s,
         },
         "recipe": {
-            "name": science.recipe.name,
-            "prompt": science.recipe.prompt,
-            "chat": science.recipe.chat,
-            "system": science.recipe.system,
-            "max_new_tokens": science.recipe.sampling.max_new_tokens,
-            "temperature": science.recipe.sampling.temperature,
-            "stop": list(science.recipe.sampling.stop),
-            "max_steps": science.recipe.max_steps,
-            "options": dict(science.recipe.options),
+            **{name: getattr(recipe, name) for name in ("name", "prompt", "chat", "system", "max_steps")},
+            "max_new_tokens": recipe.sampling.max_new_tokens,
+            "temperature": recipe.sampling.temperature,
+            "stop": list(recipe.sampling.stop),
+            "options": dict(recipe.options),
         },
     }
 
@@ -306,13 +289,9 @@ def agent_environment(
     venv: Path | None,
     readable: Sequence[str],
 ) -> dict[str, str]:
-    """Return the variables of the agent's process; see docs/file-protocol.md.
-
-    Args:
-        agent: its secrets are passed on too, and its own variables are set; ours override them.
-        venv: of the run's environment; its programs come first, and those of the suite's own environment are left out.
-        readable: folders that the experiment names; their programs come last.
-    """
+    """Return the variables of the agent's process; see docs/file-protocol.md. `agent`: its secrets are passed on too, and
+    its own variables are set; ours override them; `venv`: of the run's environment; its programs come first, and those of
+    the suite's own environment are left out; `readable`: folders that the experiment names; their programs come last."""
     science = record.science
     env = {**agent.env, **{name: os.environ[name] for name in (*ALLOWED, *agent.secrets) if name in os.environ}}
     ours, path = str(Path(sys.executable).parent), env.get("PATH", os.defpath)
@@ -372,11 +351,8 @@ def with_carried(command: Sequence[str]) -> list[str]:
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:
-    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the key.
-
-    Args:
-        url: of the gateway, without a path.
-    """
+    """Return the variables with which the agent reaches its driver: through the gateway, with the run's own token as the
+    key. `url`: of the gateway, without a path."""
     env = {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",
@@ -397,11 +373,8 @@ def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]
 
 
 def environment_of(root: Root, record: RunRecord) -> tuple[Path | None, Path | None]:
-    """Return (venv, image) of the environment that run.json names; None what it is not.
-
-    Raises:
-        AutorlError: it is missing, or its Python is not on this node.
-    """
+    """Return (venv, image) of the environment that run.json names; None what it is not. Raises AutorlError: it is missing,
+    or its Python is not on this node."""
     if record.environment is None:
         return None, None
     name = record.environment.name

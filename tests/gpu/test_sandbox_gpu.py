@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import needs
@@ -89,7 +90,7 @@ def run(level: Level, plan: SandboxPlan, *command: str) -> subprocess.CompletedP
 @pytest.mark.parametrize("name", [level.name for level in LEVELS if level.name is not SandboxLevel.APPTAINER])
 def test_cuda_and_nccl_work_inside(name: SandboxLevel, plan: SandboxPlan) -> None:
     level = next(level for level in LEVELS if level.name is name)
-    plan = plan.with_network(Network.OPEN if name is SandboxLevel.NONE else Network.NONE)
+    plan = replace(plan, network=Network.OPEN if name is SandboxLevel.NONE else Network.NONE)
     if name is SandboxLevel.LANDLOCK:
         (Path(plan.workspace) / "models").symlink_to(plan.placed[0][0])
     why = level.why_not(plan)

@@ -76,13 +76,6 @@ def test_a_file_that_could_not_be_synced_is_written_anew(two: tuple[Node, Node])
     assert len(os.listdir(a.mount)) == 4 + 1 + 2, "no rubbish is left"
 
 
-def test_a_folder_that_cannot_be_synced_is_no_failure(two: tuple[Node, Node]) -> None:
-    a, _ = two
-    for error in ("EIO", "ESTALE", "ENOSPC"):
-        a.faulty({"errno": error, "ops": ["fsyncdir"]})
-        assert atomic.publish_bytes(a.mount / error, b"1"), "the name stands for everybody"
-
-
 def test_a_full_disk_is_said_at_once_and_leaves_nothing(two: tuple[Node, Node]) -> None:
     a, _ = two
     a.faulty({"errno": "ENOSPC", "ops": ["write"]})

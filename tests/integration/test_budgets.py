@@ -25,8 +25,15 @@ from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
 from autorl_hpc.supervise.attempt_ledger import Seals
-from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, BudgetUsed, read_clock
-from autorl_hpc.supervise.supervisor import gpus_of_job
+from autorl_hpc.supervise.budget import (
+    SUSPENSION_S,
+    BudgetClock,
+    BudgetLimits,
+    BudgetUsed,
+    Waits,
+    gpus_of_job,
+    read_clock,
+)
 from autorl_hpc.supervise.workspace import driver_environment
 
 KEY = "the-real-key-of-the-driver"
@@ -125,39 +132,6 @@ def wait_for_calls(cluster: Cluster, run_id: str, count: int) -> None:
 # ---------------------------------------------------------------- one part of the budget used up
 
 
-def test_tokens_out_closes_the_driver_and_ends_an_agent_that_never_submits(
-    cluster: Cluster, driver: DriverServer
-) -> None:
-    run_id = prepare(
-        cluster,
-        driver,
-        CALLS + "env > code/env\ndoes 'calls(100)'\nsleep 600\n",
-        budget={"wall_clock": "400s", "tokens": 10 * TOKENS},
-    )
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
-    sealed, code = cluster.view(run_id).sealed, cluster.workspace(run_id) / "code"
-    assert sealed is not None and sealed.driver is not None
-    assert (sealed.ended_by, sealed.fault, sealed.submissions) == (EndedBy.TOKENS, None, ())
-    assert "driver tokens of the budget used up: 1,000 of 1,000" in str(sealed.reason)
-    assert (sealed.driver.tokens_in, sealed.driver.tokens_out, sealed.driver.calls) == (900, 100, 10)
-    assert sealed.driver.cost_usd == pytest.approx(0.01) and sealed.driver.refused >= 1
-    assert (code / "statuses").read_text().split()[:10] == ["200"] * 10 and (code / "refusal").exists()
-    assert len(driver.conversations) == 10, "what is refused never reaches the driver"
-    shown = [{name.lower(): value for name, value in asked.headers.items()} for asked in driver.asked]
-    assert {headers["authorization"] for headers in shown} == {f"Bearer {KEY}"}
-    assert KEY not in (code / "env").read_text()
-
-    told = [(event["budget"], event["percent"]) for event in events(cluster, run_id, "budget_warning")]
-    assert [percent for budget, percent in told if budget == "tokens"] == [50, 80, 100] or told[-1] == ("tokens", 100)
-    (out,) = events(cluster, run_id, "budget_out")
-    assert out["out_of"] == "tokens" and 0 < out["grace_s"] <= 20.0, "at most 5 % of the time's budget"
-    lines = (cluster.workspace(run_id) / "budget.log").read_text().splitlines()
-    assert lines[-2].endswith("the driver tokens of the budget used up: 1,000 of 1,000")
-    assert "the driver answers no more; 20 s are left to submit" in lines[-1]
-    assert [event["ended_by"] for event in events(cluster, run_id, "agent_ended")] == ["tokens"]
-    assert not gateways_left(cluster)
-
-
 def gateways_left(cluster: Cluster) -> list[int]:
     """Gateways that outlived their supervisors."""
     found = []
@@ -173,22 +147,42 @@ def gateways_left(cluster: Cluster) -> list[int]:
     return found
 
 
-def test_cost_out_leaves_a_grace_in_which_a_submission_counts(cluster: Cluster, driver: DriverServer) -> None:
-    script = CALLS + "variants 0 1\ndoes 'calls(100); grace()'\n./submit output/v0 > code/answer\nsleep 600\n"
+def test_cost_out_closes_the_driver_and_leaves_a_grace_in_which_a_submission_counts(
+    cluster: Cluster, driver: DriverServer
+) -> None:
+    script = (
+        CALLS
+        + "env > code/env\nvariants 0 1\ndoes 'calls(100); grace()'\n./submit output/v0 > code/answer\nsleep 600\n"
+    )
     run_id = prepare(
-        cluster, driver, script, budget={"wall_clock": "1h", "cost_usd": 0.004, "tokens": 10**6, "grace": "30s"}
+        cluster, driver, script, budget={"wall_clock": "1h", "cost_usd": 0.01, "tokens": 10**6, "grace": "30s"}
     )
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
-    view = cluster.view(run_id)
-    assert view.sealed is not None and view.sealed.driver is not None
-    assert (view.sealed.ended_by, view.sealed.submissions) == (EndedBy.COST, (1,))
-    assert view.sealed.driver.cost_usd == pytest.approx(0.004) and view.sealed.driver.calls == 4
-    answer = json.loads((cluster.workspace(run_id) / "code" / "answer").read_text())
-    assert answer["status"] == "accepted"
+    view, code = cluster.view(run_id), cluster.workspace(run_id) / "code"
+    sealed = view.sealed
+    assert sealed is not None and sealed.driver is not None
+    assert (sealed.ended_by, sealed.fault, sealed.submissions) == (EndedBy.COST, None, (1,))
+    assert "driver cost of the budget used up: $0.0100 of $0.0100" in str(sealed.reason)
+    assert (sealed.driver.tokens_in, sealed.driver.tokens_out, sealed.driver.calls) == (900, 100, 10)
+    assert sealed.driver.cost_usd == pytest.approx(0.01) and sealed.driver.refused >= 1
+    assert (code / "statuses").read_text().split()[:10] == ["200"] * 10 and (code / "refusal").exists()
+    assert len(driver.conversations) == 10, "what is refused never reaches the driver"
+    shown = [{name.lower(): value for name, value in asked.headers.items()} for asked in driver.asked]
+    assert {headers["authorization"] for headers in shown} == {f"Bearer {KEY}"}
+    assert KEY not in (code / "env").read_text()
+    assert json.loads((code / "answer").read_text())["status"] == "accepted"
     clock = read_clock(cluster.run_dir(run_id).clock)
     assert clock is not None and clock.progress.out_at_s is not None
-    assert clock.progress.out_at_s < view.submissions[1].elapsed_s < view.sealed.elapsed_s
-    assert view.sealed.elapsed_s >= clock.progress.out_at_s + 30.0
+    assert clock.progress.out_at_s < view.submissions[1].elapsed_s < sealed.elapsed_s
+    assert sealed.elapsed_s >= clock.progress.out_at_s + 30.0
+    told = [(event["budget"], event["percent"]) for event in events(cluster, run_id, "budget_warning")]
+    assert told[-1] == ("cost_usd", 100)
+    (out,) = events(cluster, run_id, "budget_out")
+    assert out["out_of"] == "cost" and 0 < out["grace_s"] <= 30.0
+    lines = (cluster.workspace(run_id) / "budget.log").read_text().splitlines()
+    assert "the driver answers no more; 30 s are left to submit" in lines[-1]
+    assert [event["ended_by"] for event in events(cluster, run_id, "agent_ended")] == ["cost"]
+    assert not gateways_left(cluster)
 
 
 def test_gpu_hours_and_submissions(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -395,25 +389,65 @@ def test_what_the_gateway_calls_used_up_is_used_up(tmp_path: Path) -> None:
     assert hand.at(1) == [("cost_usd", 100)] and hand.limits.out_of is EndedBy.COST
 
 
-def test_gpu_seconds_are_those_of_the_job(tmp_path: Path) -> None:
-    hand = Hand(tmp_path, gpu_hours=1.0)
-    hand.now_s = 30.0
-    assert hand.clock.used.gpu_s == 60.0
-    hand.clock.give_back(10.0)
-    assert hand.clock.used.gpu_s == 40.0, "waiting for a grader is given back in this currency too"
-    hand.clock.pause()
-    hand.now_s = 90.0
-    assert (hand.clock.elapsed_s, hand.clock.used.gpu_s) == (30.0, 40.0)
-    after = BudgetClock(tmp_path / "c", hand.clock.budget, 2, BudgetUsed(30.0, 10.0, 0.0, 40.0), gpus=1)
-    assert (after.used.gpu_s, after.used.given_back_s) == (40.0, 10.0)
+def test_the_clock_counts_intervals_and_gpus_and_no_suspension(tmp_path: Path) -> None:
+    hand = Hand(tmp_path, gpu_hours=1.0, give_back_after_s=60.0, give_back_cap_s=50.0)
+    clock = hand.clock
+    hand.now_s = SUSPENSION_S
+    assert (clock.elapsed_s, clock.used.gpu_s) == (SUSPENSION_S, 2 * SUSPENSION_S)
+    hand.now_s += SUSPENSION_S + 0.01  # a stopped job
+    assert (clock.elapsed_s, clock.used.gpu_s) == (SUSPENSION_S, 2 * SUSPENSION_S)
+    clock.give_back(10.0)
+    assert clock.used.gpu_s == 2 * SUSPENSION_S - 20.0, "waiting for a grader is given back in this currency too"
+    clock.stop()
+    hand.now_s += 5
+    assert clock.elapsed_s == SUSPENSION_S, "what follows the end costs nothing"
+    kept = read_clock(tmp_path / "clock.json")
+    assert kept is not None and kept.suspended_s == pytest.approx(SUSPENSION_S + 0.01)
+    later = BudgetClock(tmp_path / "c", clock.budget, 2, clock.used, gpus=1)
+    assert (later.elapsed_s, later.used.given_back_s, later.left_s) == (SUSPENSION_S, 10.0, 110.0 - SUSPENSION_S)
 
 
-def test_a_suspension_uses_up_no_gpu_hours(tmp_path: Path) -> None:
-    hand = Hand(tmp_path, gpu_hours=1.0)
-    hand.now_s = 10.0
-    assert hand.clock.used.gpu_s == 20.0
-    hand.now_s = 3610.0  # a stopped job
-    assert (hand.clock.elapsed_s, hand.clock.used.gpu_s) == (10.0, 20.0)
+def test_waiting_beyond_the_free_minute_is_given_back_up_to_the_cap(tmp_path: Path) -> None:
+    clock = BudgetClock(
+        tmp_path / "clock.json",
+        Budget(wall_clock_s=100.0, give_back_after_s=60.0, give_back_cap_s=50.0),
+        1,
+    )
+    assert [clock.give_back(seconds) for seconds in (0.0, 30.0, 30.0, 30.0)] == [0.0, 30.0, 20.0, 0.0]
+    assert clock.left_s == pytest.approx(150.0)
+
+
+def test_a_wait_passes_once_however_many_wait() -> None:
+    now = [0.0]
+    waits = Waits(60.0, now=lambda: now[0])
+    given: list[float] = []
+    flood = {f"s{i}" for i in range(450)}
+    for second, pending, claimed in [
+        (0, flood, set()),
+        (25, flood, set()),
+        (50, flood, set()),  # still in the free minute
+        (70, flood, set()),  # ten seconds beyond it
+        (100, flood, set()),
+        (130, flood, {"s3"}),  # a grader works on this run: what waits, waits behind its own
+        (160, flood - {"s3"}, set()),
+        (190, set(), set()),
+        (200, {"late"}, set()),
+        (1200, {"late"}, set()),  # suspended: that time wasn't counted, so nothing of it comes back
+        (1220, {"late"}, set()),  # twenty seconds of waiting so far
+    ]:
+        now[0] = float(second)
+        given.append(waits.look(pending, claimed))
+    assert given == [0.0, 0.0, 0.0, 10.0, 30.0, 0.0, 30.0, 0.0, 0.0, 0.0, 0.0]
+
+
+def test_a_later_submission_takes_no_waiting_away() -> None:
+    now = [0.0]
+    waits = Waits(60.0, now=lambda: now[0])
+    given = []
+    for second, pending in [(0, {"a"}), (30, {"a"}), (60, {"a"}), (70, {"a"}), (80, {"a", "b"})]:
+        now[0] = float(second)
+        given.append(waits.look(pending, set()))
+    assert given == [0.0, 0.0, 0.0, 10.0, 10.0]
 
 
 def test_a_lost_attempt_is_charged_what_its_agent_ran(tmp_path: Path) -> None:

@@ -66,20 +66,12 @@ def test_a_leak_is_found_after_the_submission_and_at_the_end(cluster: Cluster, t
         assert look.complete and look.reason is None
     assert (first.submission_id, last.submission_id) == (1, None)
     assert last.bytes_unchanged > 0 and last.bytes_scanned < first.bytes_scanned
+    kinds = [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
+    assert kinds[-2:] == [str(EntryKind.CONTAMINATION), str(EntryKind.SEALED)]
     # Nobody tells the agent.
     for path in cluster.workspace(run_id).rglob("*"):
         if path.is_file() and "models" not in path.parts:
             assert b"contaminat" not in path.read_bytes().lower(), path
-
-
-def test_an_honest_run_shows_nothing(cluster: Cluster) -> None:
-    run_id = looked_at(cluster, HONEST)
-    last = looks(cluster, run_id)[-1]
-    assert sum(last.items.values()) == 0 and last.complete
-    assert 1 in [n for look in looks(cluster, run_id) for n in (look.submission_id, *look.also)]
-    assert cluster.view(run_id).sealed is not None
-    kinds = [str(linked.kind) for linked in Ledger(cluster.run_dir(run_id)).read()]
-    assert kinds[-2:] == [str(EntryKind.CONTAMINATION), str(EntryKind.SEALED)]
 
 
 def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster, tmp_path: Path) -> None:
@@ -117,18 +109,6 @@ def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, t
     assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
     assert cluster.view(run_id).sealed is not None
     assert looks(cluster, run_id)[-1].submission_id is None
-
-
-def test_without_the_vault_the_run_goes_on_and_the_entry_says_why(cluster: Cluster) -> None:
-    cluster.agent("one", HONEST)
-    (run_id,) = cluster.prepare(["one"])
-    path = cluster.root.task_vault("arithmetic") / "report" / "items.jsonl"
-    path.chmod(0o600)
-    path.write_text(path.read_text() + "\n")
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
-    last = looks(cluster, run_id)[-1]
-    assert not last.complete and last.reason is not None and "changed after staging" in last.reason
-    assert len(cluster.view(run_id).accepted()) == 1
 
 
 def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
 import shutil
 import signal
@@ -14,15 +13,11 @@ from pathlib import Path
 import needs
 import pytest
 from adapters import write_adapter
-from broken import one_value
-from checkpoints import EMBEDDING, SINGLE, TINY, Desk, changed, save, save_shards, tiny_base, tiny_tensors
+from checkpoints import SINGLE, TINY, Desk, changed, save, save_shards, tiny_base, tiny_tensors
 
 from autorl_hpc.files import artifacts
 from autorl_hpc.files.checkpoint import folder_content_hash, tensors_of
-from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise import intake as intakes
-from autorl_hpc.supervise.attempt_ledger import LedgerWriter, Seals
-from autorl_hpc.supervise.workspace import instructions, run_meta
 
 
 def test_a_submission_overwritten_right_after_leaves_the_artifact_alone(tmp_path: Path) -> None:
@@ -65,12 +60,6 @@ def test_an_answer_names_code_advice_and_fault_and_holds_no_control_characters(t
     assert "\\udcff\\x1b[2J.bin" in answer["error"] and "safe_serialization" in answer["advice"]
 
 
-def test_a_refused_copy_leaves_nothing_behind(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    one_value(EMBEDDING, math.nan)(desk.checkpoint)
-    assert desk.refused()["code"] == "not_finite"
-
-
 @pytest.fixture
 def small_desk(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
     """A desk whose artifacts lie on a file system of 1 MiB, and a file there that takes the space of one artifact."""
@@ -85,8 +74,7 @@ def small_desk(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
         subprocess.run(["umount", "-l", disk], check=False)
 
 
-@pytest.mark.parametrize("ballast_bytes", [700_000, 1_040_000])
-@pytest.mark.parametrize("write", [save, write_adapter])
+@pytest.mark.parametrize(("write", "ballast_bytes"), [(save, 700_000), (write_adapter, 1_040_000)])
 def test_a_full_disk_is_waited_for_and_never_charged_to_the_agent(
     small_desk: tuple[Desk, Path], write: Callable[[Path], Path], ballast_bytes: int
 ) -> None:
@@ -150,16 +138,6 @@ def test_the_next_attempt_removes_unfinished_copies(tmp_path: Path) -> None:
     assert desk.answer("v1")["status"] == "accepted" and len(desk.artifacts()) == 3
 
 
-def test_a_run_that_is_sealed_without_its_agent_leaves_no_copy(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    save(desk.checkpoint)
-    desk.drop("v1", {"model_path": "output/v1"})
-    killed_in_the_copy(desk)
-    seals = Seals(desk.experiment, desk.record, LedgerWriter(desk.run))
-    seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, "killed without a word")
-    assert desk.artifacts() == [] and desk.view().sealed is not None
-
-
 # --- the budget's number of submissions ---
 
 
@@ -190,10 +168,3 @@ def test_copies_and_refusals_are_not_counted(tmp_path: Path) -> None:
     assert drop_different(desk, 1)["status"] == "accepted"
     at_the_end = desk.submit("copy9", "output/v0")
     assert (at_the_end["status"], at_the_end["same_as"], at_the_end["submissions_left"]) == ("accepted", 1, 0)
-
-
-@pytest.mark.parametrize(("most", "words"), [(None, "as often as you like"), (3, "At most 3 checkpoints")])
-def test_the_agent_is_told_how_many_are_left(tmp_path: Path, most: int | None, words: str) -> None:
-    desk = Desk(tmp_path, max_submissions=most)
-    assert words in instructions(desk.record, tmp_path) and run_meta(desk.record)["max_submissions"] == most
-    assert drop_different(desk, 0)["submissions_left"] == (None if most is None else most - 1)

@@ -22,7 +22,7 @@ import json, os, sys
 from pathlib import Path
 from autorl_hpc.agents import Agent
 from autorl_hpc.agents.definition import AgentFile
-from autorl_hpc.supervise import supervisor as program
+from autorl_hpc.supervise import confine as program
 env = {"PATH": os.environ["PATH"], "AUTORL_RUN_MARK": "mark-of-test.1."}
 for limit_s, asked in json.loads(sys.argv[2]):
     file = AgentFile(name="one", description="d", program=tuple(asked))

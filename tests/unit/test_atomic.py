@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import needs
 import pytest
@@ -18,80 +20,67 @@ from helpers import PATIENCE_S
 from autorl_hpc.files import atomic, reading
 
 OLD, NEW = b"old" * 1000, b"new" * 50_000
-WRITE_STEPS = ("start", "created", "written", "synced", "renamed", "done")
-PUBLISH_STEPS = ("start", "created", "written", "synced", "linked", "done")
-REPLACED, LINKED = ("renamed", "done"), ("linked", "done")
-
-Writer = Callable[[Path, Callable[[str], None]], object]
+CALLS = ("open", "write", "fsync", "close", "replace", "link", "unlink")
 
 
-def killed_at(step: str, path: Path, writer: Writer) -> list[str]:
-    """Forks a child that writes and kills itself at `step`; the steps it came to, that one included."""
-    reader, out = os.pipe()
+def killed_at(number: int, write: Callable[[], object]) -> bool:
+    """Fork a child that writes and is killed right before its call of the system of this number; False if it had fewer."""
     child = os.fork()
     if child == 0:  # the child must not come back into pytest, whatever happens
+        count = itertools.count(1)
 
-        def hook(name: str) -> None:
-            os.write(out, f"{name}\n".encode())
-            if name == step:
-                os.kill(os.getpid(), signal.SIGKILL)
+        def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                if next(count) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*arguments, **named)
+
+            return call
 
         try:
-            writer(path, hook)
+            for name in CALLS:
+                setattr(os, name, counted(getattr(os, name)))
+            write()
         finally:
             os._exit(3)
-    os.close(out)
-    with os.fdopen(reader) as steps:
-        seen = steps.read().split()
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, f"{step} was never reached: {seen}"
-    return seen
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-@pytest.mark.parametrize("before", [None, OLD], ids=["new file", "replaced file"])
-@pytest.mark.parametrize("step", WRITE_STEPS)
-def test_write_killed_at_each_step_leaves_old_or_new(tmp_path: Path, step: str, before: bytes | None) -> None:
-    path = tmp_path / "record.json"
-    if before is not None:
-        path.write_bytes(before)
-    seen = killed_at(step, path, lambda target, hook: atomic.write_bytes(target, NEW, hook=hook))
-    assert seen == list(WRITE_STEPS[: WRITE_STEPS.index(step) + 1])
-    expected = NEW if step in REPLACED else before
-    assert (path.read_bytes() if path.exists() else None) == expected
-    assert reading.list_names(tmp_path) == ([] if expected is None else ["record.json"])
+@pytest.mark.parametrize("before", [None, OLD], ids=["new", "there"])
+@pytest.mark.parametrize("write", [atomic.write_bytes, atomic.publish_bytes])
+def test_killed_at_any_step_it_leaves_old_or_new(
+    tmp_path: Path, write: Callable[[Path, bytes], object], before: bytes | None
+) -> None:
+    left: list[bytes | None] = []
+    killed = True
+    while killed:
+        folder = tmp_path / str(len(left))
+        folder.mkdir()
+        path = folder / "record.json"
+        if before is not None:
+            path.write_bytes(before)
+        killed = killed_at(len(left) + 1, lambda path=path: write(path, NEW))
+        left.append(path.read_bytes() if path.exists() else None)
+        assert reading.list_names(folder) == ([] if left[-1] is None else ["record.json"])
+    assert len(left) > 6, "it was killed nowhere"
+    after = NEW if before is None or write is atomic.write_bytes else before
+    assert left[0] == before and left[-1] == after and set(left) == {before, after}
+    assert left == sorted(left, key=lambda content: content == after), "from the new one back to the old one"
+    atomic.write_bytes(path, OLD)
+    assert path.read_bytes() == OLD, "what a killed one left is in nobody's way"
 
 
-@pytest.mark.parametrize("before", [None, OLD], ids=["free name", "taken name"])
-@pytest.mark.parametrize("step", PUBLISH_STEPS)
-def test_publish_killed_at_each_step_leaves_all_or_nothing(tmp_path: Path, step: str, before: bytes | None) -> None:
-    path = tmp_path / "000001.json"
-    if before is not None:
-        path.write_bytes(before)
-    seen = killed_at(step, path, lambda target, hook: atomic.publish_bytes(target, NEW, hook=hook))
-    assert seen == list(PUBLISH_STEPS[: PUBLISH_STEPS.index(step) + 1])
-    expected = before if before is not None else NEW if step in LINKED else None
-    assert (path.read_bytes() if path.exists() else None) == expected
-    assert reading.list_names(tmp_path) == ([] if expected is None else ["000001.json"])
-
-
-def test_a_killed_writer_is_in_no_ones_way(tmp_path: Path) -> None:
-    path = tmp_path / "record.json"
-    killed_at("written", path, lambda target, hook: atomic.write_bytes(target, OLD, hook=hook))
-    atomic.write_bytes(path, NEW)
-    assert path.read_bytes() == NEW
-
-
-def test_a_failed_write_leaves_no_rubbish(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "record.json"
     path.write_bytes(OLD)
 
-    def fail(step: str) -> None:
-        if step == "written":
-            raise OSError(errno.EDQUOT, "quota")
+    def fail(fd: int) -> None:
+        raise OSError(errno.EDQUOT, "quota")
 
+    monkeypatch.setattr(os, "fsync", fail)
     for write in (atomic.write_bytes, atomic.publish_bytes):
         with pytest.raises(OSError, match="quota"):
-            write(path, NEW, hook=fail)
+            write(path, NEW)
     assert os.listdir(tmp_path) == ["record.json"] and path.read_bytes() == OLD
 
 

@@ -119,22 +119,10 @@ def test_a_second_unpacking_verifies_and_does_not_replace(root: Root, bundles: d
     verify_model(root, "autorl/tiny")
 
 
-def test_other_content_is_replaced_only_if_asked(root: Root, bundles: dict[str, Path], tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(Path(__file__).resolve().parents[2] / "templates" / "models" / "tiny", source)
-    (source / "generation_config.json").write_text('{"a": 1}')
-    stage(root, ["autorl/tiny"], source=source)
-    with pytest.raises(AutorlError, match="staged already, with other content") as caught:
-        stage(root, ["tiny"], source=bundles[".tar"])
-    assert "--again" in (caught.value.next_step or "")
-    stage(root, ["tiny"], source=bundles[".tar"], again=True)
-    assert "package" in verify_model(root, "autorl/tiny").source
-
-
 # --- interrupted ---
 
 
-@pytest.mark.parametrize("time", [1, 2, 3])
+@pytest.mark.parametrize("time", [1, 3])
 def test_a_killed_unpacking_is_run_again(root: Root, bundles: dict[str, Path], time: int) -> None:
     """Killed before the given part is installed."""
     calls = 0
@@ -162,24 +150,6 @@ def test_a_killed_unpacking_is_run_again(root: Root, bundles: dict[str, Path], t
     verify_model(root, "autorl/tiny")
     verify_staged_task(root, load_task("arithmetic"))
     assert not list(root.path.rglob(".tmp-*")), "what the killed one left was not removed"
-
-
-def test_a_file_that_changes_while_it_is_packed(root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stage(root, ["tiny"])
-    path = root.model("autorl/tiny") / "model.safetensors"
-    real = unbundle.check_space
-
-    def changes(*arguments: Any) -> None:
-        os.chmod(path, 0o600)
-        with open(path, "r+b") as file:
-            file.seek(1000)
-            file.write(b"x")
-        real(*arguments)
-
-    monkeypatch.setattr(unbundle, "check_space", changes)
-    with pytest.raises(AutorlError, match="was changed while it was packed"):
-        stage(root, ["tiny"], bundle=tmp_path / "b.tar")
-    assert not (tmp_path / "b.tar").exists()
 
 
 def test_a_full_disk_leaves_nothing(bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,7 +290,7 @@ def huge(rows: list[Member]) -> list[Member]:
     return with_head(rows, value)
 
 
-EVIL: list[tuple[str, Callable[[list[Member]], list[Member]], str]] = [
+EVIL: list[Any] = [
     ("an absolute name", named("/etc/cron.d/x"), "belongs to none of its parts"),
     ("a name that climbs", named(f"{TINY}/../../../../../x"), "belongs to none of its parts"),
     ("a name that climbs in the archive alone", lambda rows: put(rows, "../x", b"x", listed=False), "is not as BUNDLE.json says"),
@@ -354,17 +324,6 @@ EVIL: list[tuple[str, Callable[[list[Member]], list[Member]], str]] = [
     ("a task of other items", other_task, "was staged by another version of the task"),
     ("a file of a task that no manifest knows", named("vault/arithmetic/x"), "x is no file of arithmetic"),
     ("an empty file for a manifest", lambda rows: put(rows, f"{TINY}/MANIFEST.json", b""), "unreadable"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "words"), [row[1:] for row in EVIL], ids=[row[0] for row in EVIL])
-def test_an_evil_bundle_is_refused_and_leaves_nothing(
-    root: Root, tmp_path: Path, bundles: dict[str, Path], change: Callable[[list[Member]], list[Member]], words: str
-) -> None:
-    refused(root, write(tmp_path / "evil.tar", change(members(bundles[".tar"]))), words)
-
-
-USAGE: list[tuple[str, Callable[[list[Member]], list[Member]], str, Exit]] = [
     ("a list for a head", lambda rows: with_head(rows, []), "(the whole file)", Exit.USAGE),
     ("an unknown field", in_head("more", 1), "unknown field", Exit.USAGE),
     ("of a newer version", in_head("schema_version", 2), "newer autorl-hpc", Exit.USAGE),
@@ -376,16 +335,12 @@ USAGE: list[tuple[str, Callable[[list[Member]], list[Member]], str, Exit]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "words", "code"), [row[1:] for row in USAGE], ids=[row[0] for row in USAGE])
-def test_a_foreign_bundle_is_refused_and_leaves_nothing(
-    root: Root,
-    tmp_path: Path,
-    bundles: dict[str, Path],
-    change: Callable[[list[Member]], list[Member]],
-    words: str,
-    code: Exit,
+@pytest.mark.parametrize("row", EVIL, ids=[row[0] for row in EVIL])
+def test_an_evil_or_foreign_bundle_is_refused_and_leaves_nothing(
+    root: Root, tmp_path: Path, bundles: dict[str, Path], row: Any
 ) -> None:
-    refused(root, write(tmp_path / "foreign.tar", change(members(bundles[".tar"]))), words, code)
+    _, change, words, *code = row
+    refused(root, write(tmp_path / "evil.tar", change(members(bundles[".tar"]))), words, *code)
 
 
 @pytest.mark.parametrize(
@@ -416,8 +371,7 @@ def test_a_bomb_is_refused(root: Root, tmp_path: Path, bundles: dict[str, Path])
     refused(root, bomb, "damaged")
 
 
-@pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz", ".tar"])
-@pytest.mark.parametrize("share", [0.0005, 0.3, 0.99])
+@pytest.mark.parametrize(("suffix", "share"), [(".tar.zst", 0.3), (".tar.gz", 0.99), (".tar", 0.0005)])
 def test_a_cut_bundle_is_refused(
     root: Root, tmp_path: Path, bundles: dict[str, Path], suffix: str, share: float
 ) -> None:
@@ -427,8 +381,7 @@ def test_a_cut_bundle_is_refused(
     refused(root, path, f"cut{suffix} is ")
 
 
-@pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
-@pytest.mark.parametrize("share", [0.002, 0.5, 0.998])
+@pytest.mark.parametrize(("suffix", "share"), [(".tar.zst", 0.5), (".tar.gz", 0.998)])
 def test_an_altered_bundle_is_refused(
     root: Root, tmp_path: Path, bundles: dict[str, Path], suffix: str, share: float
 ) -> None:

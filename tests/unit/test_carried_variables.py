@@ -32,17 +32,6 @@ def test_they_arrive_as_they_are_and_nothing_else_does() -> None:
     assert found == {"KEPT": "yes", **OWN}
 
 
-def test_without_any_a_command_runs_as_it_is() -> None:
-    done = subprocess.run(
-        with_carried([sys.executable, "-c", "import sys; print(sys.argv[1:])", "a b", ""]),
-        env={"PATH": os.environ["PATH"], **carried({})},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "['a b', '']\n"
-
-
 def test_those_that_ours_stand_above_are_left() -> None:
     env = {"TASK": "gsm8k", "OWN": "x", "OTHER": "y"}
     assert take_own(env, {"TASK": "mine", "OWN": "x"}) == {"OWN": "x"}

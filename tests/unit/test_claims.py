@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import pytest
-from helpers import PATIENCE_S
 
 from autorl_hpc.files import queue
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
@@ -76,20 +72,6 @@ def test_a_counter_that_stands_still_is_taken_over_with_the_next_generation(worl
     assert claimed_entries(world.claims) == {ENTRY: 2}
 
 
-@pytest.mark.parametrize("offset_s", [-90.0, 90.0, 1e9])
-def test_the_files_times_decide_nothing(world: World, offset_s: float) -> None:
-    """The file server's clock is ahead or behind: mtimes say nothing."""
-    a, b = world.grader("a"), world.grader("b")
-    world.take(a)
-    world.beat("a", 1)
-    for path in (world.graders / "a.json", world.claims / f"{ENTRY}.g0001"):
-        os.utime(path, (time.time() + offset_s, time.time() + offset_s))
-    assert world.take(b) is None
-    world.later(STALE_S * 1.2)
-    os.utime(world.graders / "a.json")  # touched, but the counter stands still
-    assert world.take(b) == 2
-
-
 def test_a_counter_that_goes_back_is_a_sign_of_life(world: World) -> None:
     watch = HeartbeatWatch(world.graders, STALE_S)
     for counter in (100, 5, 4, 3):
@@ -150,24 +132,6 @@ while len(list((folder / "ready").iterdir())) < int(sys.argv[4]):
     time.sleep(0.001)
 print("".join("1" if claims.take(f"e{n}", claims.current()) else "0" for n in range(entries)))
 """
-
-
-@pytest.mark.parametrize("racers", [2, 4])
-def test_racing_graders_have_one_winner_an_entry(world: World, tmp_path: Path, racers: int) -> None:
-    entries = 100
-    (tmp_path / "ready").mkdir()
-
-    def race(number: int) -> str:
-        command = [sys.executable, "-c", RACER, str(tmp_path), f"g{number}", str(entries), str(racers)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout.strip()
-
-    with ThreadPoolExecutor(racers) as pool:
-        results = list(pool.map(race, range(racers)))
-    for entry in range(entries):
-        winners = [f"g{number}" for number, result in enumerate(results) if result[entry] == "1"]
-        claim = json.loads((world.claims / f"e{entry}.g0001").read_bytes())
-        assert winners == [claim["grader"]]
-    assert len(world.names()) == entries
 
 
 def test_a_former_holder_gives_back_nothing_of_whoever_holds_the_same_generation_now(world: World) -> None:

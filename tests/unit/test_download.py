@@ -10,18 +10,17 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
-from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, no_ranges, served, to, whole
+from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, served, to, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch, retry_after_s
-from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
+from autorl_hpc.stage.download import NoNetwork, Patience, Pin, fetch
+from autorl_hpc.stage.sources import HttpSource, address_of, hub_file
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -81,15 +80,6 @@ def left(place: Path) -> list[str]:
     return sorted(name for name in os.listdir(place) if not name.endswith(".lock"))
 
 
-def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
-    with (
-        sources.alone(place / ".tmp-file.lock", "downloading this file"),
-        pytest.raises(AutorlError, match="another process is downloading this file"),
-    ):
-        get(server, place, whole(DATA))
-    get(server, place, whole(DATA))
-
-
 def test_what_is_there_is_not_fetched_again(server: LoopbackServer, place: Path) -> None:
     get(server, place, whole(DATA))
     address = HttpSource(server.url("/file"))
@@ -130,27 +120,6 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
     part.write_bytes(DATA)  # killed right before the rename
     get(server, place, code(404))
     assert not server.seen
-
-
-def test_a_part_of_another_version_is_thrown_away(server: LoopbackServer, place: Path) -> None:
-    (place / ".tmp-file.part").write_bytes(b"x" * 1000)
-    assert "run the same command again" in (fails(server, place, whole(DATA)).next_step or "")
-    get(server, place, whole(DATA))
-    for pin in (NO_PIN, Pin(sha256=SHA)):  # longer than the file: the server has nothing there (416)
-        (place / ".tmp-file.part").write_bytes(b"x" * 300_000)
-        get(server, place, whole(DATA), pin=pin)
-
-
-def test_parts_are_joined_only_where_a_hash_tells(server: LoopbackServer, place: Path) -> None:
-    get(server, place, cut(DATA, 1000), whole(DATA), pin=NO_PIN)
-    assert asked(server) == [None, None]
-    said = get(server, place, cut(DATA, 1000), no_ranges(DATA))
-    assert "whole or not at all; from the start" in said
-
-    def elsewhere(handler: object) -> None:
-        handler.plain(206, DATA[5:], Content_Range=f"bytes 5-{len(DATA) - 1}/{len(DATA)}")  # type: ignore[attr-defined]
-
-    get(server, place, cut(DATA, 1000), elsewhere, whole(DATA))
 
 
 def test_a_wrong_file_is_removed_and_both_hashes_are_said(server: LoopbackServer, place: Path) -> None:
@@ -200,21 +169,10 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
     assert Patience().longest_wait_s >= 300, "the Hub counts its limits over five minutes"
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(None, 0), ("5", 5), ("-3", 0), ("soon", 0), ("nan", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)])  # fmt: skip
-def test_retry_after(value: str | None, seconds: float) -> None:
-    assert retry_after_s(value) == seconds
-
-
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 410, 451])
 def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) -> None:
     error = fails(server, place, code(number))
     assert f"answers {number}" in error.what and len(server.seen) == 1 and error.where == server.url("/file")
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_is_asked_again(server: LoopbackServer, place: Path) -> None:
-    said = get(server, place, hangs(DATA, 1000), whole(DATA), patience=replace(QUICK, timeout_s=2.0))
-    assert "no answer in time" in said and asked(server) == [None, "bytes=1000-"]
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(
@@ -226,20 +184,6 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     error = fails(server, place, whole(DATA))
     assert "file needs 256.0 kB, and" in error.what and "are missing" in error.what
     assert error.exit_code is Exit.ENVIRONMENT and left(place) == []
-
-
-def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1536k", "none", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        needs.skip("mount", "needs a tmpfs of its own: mount is not allowed here")
-    try:
-        error = fails(server, small, endless, pin=NO_PIN)
-        assert "No space left on device" in error.what and error.exit_code is Exit.ENVIRONMENT
-        assert (small / ".tmp-file.part").stat().st_size > 1_000_000
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 # --- no network, proxies, redirects
@@ -260,18 +204,6 @@ def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, clo
         fetch(HttpSource(url), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
     assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT and not left(place)
-
-
-def test_proxies_of_the_environment_are_used(
-    server: LoopbackServer, place: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", server.url())
-    server.answers["http://files.invalid/file"] = [whole(DATA)]
-    fetch(HttpSource("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert server.seen[0][0] == "http://files.invalid/file"
-    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
-    with pytest.raises(NoNetwork):
-        fetch(HttpSource("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
 
 
 def test_redirects_are_followed_and_end(server: LoopbackServer, place: Path) -> None:
@@ -359,19 +291,6 @@ def test_a_refused_token_stands_in_no_message(server: LoopbackServer, token: Pat
     assert SECRET not in f"{caught.value}{caught.value.as_json()}{lines}" and len(server.seen) == 2
 
 
-def test_a_token_file_that_holds_no_token(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for content in ("", "two words", "a\nb", "é", "x" * 5000):
-        token.write_text(content)
-        with pytest.raises(AutorlError, match="must hold the token alone") as caught:
-            hub_token()
-        assert caught.value.where == str(token) and (not content or content not in str(caught.value))
-    token.unlink()
-    with pytest.raises(AutorlError, match="can't be read"):
-        hub_token()
-    monkeypatch.delenv("HF_TOKEN_PATH")
-    assert hub_token() is None
-
-
 # --- addresses, progress
 
 
@@ -402,11 +321,3 @@ def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(AutorlError) as caught:
         address_of(text)
     assert "u:p" not in str(caught.value) and caught.value.next_step
-
-
-def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
-    assert hub_file("org/m", "v1", "x").url == "https://mirror.example/hub/org/m/resolve/v1/x"
-    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
-    with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
-        hub_file("org/m", "v1", "x")

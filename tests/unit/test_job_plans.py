@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-from itertools import pairwise
 from typing import Any
 
 import plans
@@ -13,7 +11,7 @@ import pytest
 from autorl_hpc.cluster.profile import Site
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.launch import jobs as limits
-from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, chain_links, report_minutes, split
+from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, split
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import Fault
 
@@ -102,13 +100,6 @@ def test_the_throttle_is_kept(runs: int, size: int, parallel: int, limit: str | 
     assert all(1 <= job.throttle <= len(job.submitted.runs) <= size for job in arrays(jobs))
 
 
-@pytest.mark.parametrize(("runs", "form"), [(6, "afterany:{{{0}}}"), (2, "aftercorr:{{{0}}}?afterany:{{{0}}}")])
-def test_what_a_later_link_waits_for(runs: int, form: str) -> None:
-    """With `aftercorr` tasks of a throttled array's second link would run beside tasks of the first that wait."""
-    for before, job in pairwise(arrays(made(runs, profile={"agent": {"time": "30m"}}, parallel=2))):
-        assert job.depends == form.format(before.key)
-
-
 def test_arrays_beyond_the_throttle_wait_in_lanes() -> None:
     jobs = made(5, Site(max_array_size=1), parallel=2)
     first, second, third, fourth, fifth = arrays(jobs)
@@ -120,22 +111,6 @@ def test_arrays_beyond_the_throttle_wait_in_lanes() -> None:
 
 
 # chains of links
-
-
-@pytest.mark.parametrize("limit", ["10m", "20m", "1h", "2h"])
-@pytest.mark.parametrize("budget", ["20m", "1h", "5h"])
-def test_every_run_has_links_enough_for_its_budget(limit: str, budget: str) -> None:
-    jobs = made(2, profile={"agent": {"time": limit}}, budget={"wall_clock": budget}, parallel=2)
-    own = arrays(jobs)
-    spec = plans.experiment(2, plans.profile(), budget={"wall_clock": budget}).spec.budget
-    around_s = limits.START_S + 90 + limits.EARLY_S
-    use_s = sum(job.minutes * 60 - around_s for job in own[:-1]) if len(own) > 1 else own[0].minutes * 60 - around_s
-    assert use_s >= spec.wall_clock_s + spec.given_back_at_most_s, "with one link to spare"
-    assert [job.submitted.link for job in own] == list(range(1, len(own) + 1))
-    assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
-    assert len({job.submitted.runs for job in own}) == 1
-    for before, job in pairwise(own):
-        assert waits_for(job, jobs) == {before.submitted.number}
 
 
 # time limits
@@ -155,13 +130,6 @@ def test_one_job_holds_budget_give_back_start_warning_and_end() -> None:
     assert links("1h", DAY_S) == Links(1, 102)
     assert agent_links(budget(give_back_cap_s=0), plans.profile(), None, "there") == Links(1, 72)
     assert links("1h", None, signal_before_end="10m") == Links(1, 110)
-
-
-def test_the_spare_is_what_the_limit_leaves() -> None:
-    needed = math.ceil((3600 + 1800 + 330) / 60)
-    assert links("1h", needed * 60) == Links(1, needed)
-    assert links("1h", (needed + 2) * 60) == Links(1, needed + 2)
-    assert links("1h", (needed - 1) * 60).count == 3, "a minute less: a chain, with a link to spare"
 
 
 @pytest.mark.parametrize("limit_s", [299.0, 301.0, 359.0, 3599.0, 3600.0, 5731.0])
@@ -212,26 +180,7 @@ def test_later_graders_wait_for_the_one_before_and_for_an_agent() -> None:
         assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
 
 
-@pytest.mark.parametrize("runs", [1, 10, 40])
-@pytest.mark.parametrize("limit_s", [None, 3600.0, DAY_S, 7 * DAY_S])
-def test_graders_last_from_the_first_agent_to_the_last(runs: int, limit_s: float | None) -> None:
-    spec = plans.experiment(runs, plans.profile(), parallel=4, grader={"chain": 1}).spec
-    agent = Links(1, 95)
-    chain = chain_links(spec, runs, agent, limit_s, None, 1)
-    assert chain.count * chain.minutes * 60 >= math.ceil(runs / 4) * 95 * 60 + limits.CLOSING_S
-    assert chain.minutes * 60 <= min(limit_s or DAY_S, DAY_S), "no week for a grader, whatever the partition allows"
-
-
 # report
-
-
-def test_the_report_waits_for_all_graders_and_comes_last() -> None:
-    jobs = made(3, grader={"count": 2})
-    report = jobs[-1]
-    assert report.submitted.role == "report" and report.depends.startswith("afterany:")
-    assert waits_for(report, jobs) == {
-        job.submitted.number for role in ("grader-0", "grader-1") for job in by_role(jobs, role)
-    }
 
 
 def test_the_report_waits_for_graders_that_stand_already() -> None:
@@ -240,22 +189,6 @@ def test_the_report_waits_for_graders_that_stand_already() -> None:
     assert [job.submitted.role for job in jobs] == ["agents", "report"]
     assert jobs[0].depends == "after:501?after:502", "agents start with a grader, whichever launch submitted it"
     assert jobs[1].depends == "afterany:501:502"
-
-
-def test_agents_that_stand_have_their_share_of_the_throttle() -> None:
-    record = plans.experiment(9, plans.profile(), parallel=4)
-    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=3))
-    assert by_role(jobs, "agents")[0].throttle == 1
-    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=9))
-    assert by_role(jobs, "agents")[0].throttle == 1, "at least one goes on"
-
-
-def test_the_reports_time() -> None:
-    assert report_minutes(None, None) == report_minutes(DAY_S, None) == 30
-    assert report_minutes(600.0, None) == 10
-    assert report_minutes(DAY_S, 7200.0) == 120, "what the profile says, longer too"
-    assert made(1, profile={"report": {"time": "2h"}})[-1].minutes == 120
-    assert made(1, profile={"report": {"time": "2h"}, "limits": {"max_time": "1h"}})[-1].minutes == 60
 
 
 # a grader in the agent's own job
@@ -269,24 +202,3 @@ def test_a_grader_in_the_agents_job_needs_no_job() -> None:
     assert agents.depends == ""
     assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (3, 10, f"{64 * 1024 + 500}M")
     assert report.depends == f"afterany:{{{agents.key}}}"
-
-
-# names and numbers
-
-
-def test_numbers_and_names() -> None:
-    jobs = made(5, Site(max_array_size=2), {"agent": {"time": "30m"}}, grader={"count": 2}, parallel=2)
-    numbers = [job.submitted.number for job in jobs]
-    assert len(set(numbers)) == len(jobs) and min(numbers) == 1 and max(numbers) == len(jobs)
-    for job in jobs:
-        assert job.submitted.name.endswith(f".{plans.UID}") and job.submitted.name.startswith("exp.")
-    names = [job.submitted.name for job in arrays(jobs)]
-    assert len(set(names)) == len(names), "each array by its own"
-
-
-def test_an_experiments_resources_stand_above_the_profiles() -> None:
-    profile = {"agent": {"gpus": 1, "cpus": 4, "memory": "8G"}}
-    jobs = made(1, profile=profile, resources={"agent": {"gpus": 4, "memory": "200G"}, "grader": {"gpus": 0}})
-    (agents,) = arrays(jobs)
-    assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (4, 4, "200G")
-    assert by_role(jobs, "grader-0")[0].kind.gpus == 0

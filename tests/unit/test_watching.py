@@ -15,9 +15,9 @@ from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
 from autorl_hpc.supervise.agent_keeper import AgentProcess
-from autorl_hpc.supervise.attempt import Watching
 from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
 from autorl_hpc.supervise.children import GatewayProcess
+from autorl_hpc.supervise.supervisor import AgentRun
 from autorl_hpc.supervise.usage_watch import UsageWatch
 
 LATE_S = 1.0
@@ -80,11 +80,9 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     gateway = Late(ExperimentDir(tmp_path), run, "d", spec, clock, tmp_path / "socket")
     gateway.line = line
     limits = BudgetLimits(clock, gateway.use, lambda: gateway.exhausted)
-    stops, intake = SimpleNamespace(asked=False), SimpleNamespace(answers=SimpleNamespace(workspace=tmp_path))
-    record = SimpleNamespace(run_id="run")
-    watching = Watching(
-        cast(Any, Here(tmp_path)), cast(Any, record), cast(Any, stops), limits, cast(Any, intake), gateway
-    )
+    stops, record, none = SimpleNamespace(asked=False), SimpleNamespace(run_id="run"), cast(Any, None)
+    parts = (cast(Any, stops), limits, none, gateway, none, none)
+    watching = AgentRun(Here(tmp_path), cast(Any, record), none, tmp_path, list, {}, "mark", *parts)
     watching._next_look = float("inf")
     agent = Ends()
     usage = cast(UsageWatch, SimpleNamespace(excess=None))
