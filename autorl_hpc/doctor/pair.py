@@ -1,10 +1,8 @@
-"""Run one side of a pair of processes that find out how they see each other's files.
+"""Run one side of a pair of processes that find out how they see each other's files: `python3 pair.py FOLDER a|b`.
 
-    python3 pair.py FOLDER a|b
-
-Runs on two nodes, or twice on one, with the standard library alone. Each side has a folder of messages; a message appears by
-rename and is waited for by listing. Side A acts and B watches, then both race. Each side ends with a message `result`: raw
-times by the writer's own clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
+Runs on two nodes with the standard library alone. Each side has a folder of messages; a message appears by rename and is waited
+for by listing. Side A acts and B watches, then both race. Each side ends with a message `result`: raw times by the writer's own
+clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Late(Exception):
 
 
 class Post:
-    """Exchanges messages with another side; each side writes to a folder of its own."""
+    """Exchanges messages with another side; each side writes to a folder of its own, which is not made again if it is removed."""
 
     def __init__(self, folder: str, own: str, other: str) -> None:
         self.own = subfolder(folder, own)
@@ -92,7 +90,7 @@ class Post:
 
 
 def subfolder(folder: str, name: str) -> str:
-    """Make a folder in an existing one; if that was removed meanwhile, it is not made again."""
+    """Return a folder of an existing one, made if it is not there."""
     path = os.path.join(folder, name)
     try:
         os.mkdir(path)
@@ -125,9 +123,8 @@ def read(path: str) -> str:
 
 def who() -> dict[str, Any]:
     """Describe this process's host."""
-    host = socket.gethostname()
     boot = read("/proc/sys/kernel/random/boot_id").strip()
-    return {"node": os.environ.get("SLURMD_NODENAME") or host, "boot": boot}
+    return {"node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "boot": boot}
 
 
 # Clocks
@@ -165,13 +162,6 @@ def offset(rounds: list[list[float]]) -> tuple[float, float] | None:
 # A acts and B watches
 
 
-def seen(folder: str, name: str) -> bool:
-    """Tell whether B sees A's change."""
-    if name == "listed":
-        return "file" in listing(os.path.join(folder, name))
-    return read(os.path.join(folder, name, "file")) == "new"
-
-
 def act(folder: str) -> dict[str, float]:
     """Make A's changes, and return the time right after each."""
     done = {}
@@ -183,10 +173,15 @@ def act(folder: str) -> dict[str, float]:
     return done
 
 
-def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, float]]:
-    """Return when B first saw each change (None: not within WATCH_S), and when it last looked for each in vain: a node that is
-    held up looks late."""
-    missed = dict.fromkeys(WATCHED, time.time())
+def seen(folder: str, name: str) -> bool:
+    """Tell whether B sees A's change."""
+    if name == "listed":
+        return "file" in listing(os.path.join(folder, name))
+    return read(os.path.join(folder, name, "file")) == "new"
+
+
+def watch(post: Post, folder: str) -> dict[str, float | None]:
+    """Return when B first saw each change; None: not within WATCH_S."""
     at: dict[str, float | None] = dict.fromkeys(WATCHED)
     for name in WATCHED:
         seen(folder, name)  # every client remembers what it saw
@@ -194,14 +189,10 @@ def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, f
     deadline = time.monotonic() + WATCH_S
     while None in at.values() and time.monotonic() < deadline:
         for name in WATCHED:
-            if at[name] is None:
-                began = time.time()
-                if seen(folder, name):
-                    at[name] = time.time()
-                else:
-                    missed[name] = began
+            if at[name] is None and seen(folder, name):
+                at[name] = time.time()
         time.sleep(POLL_S)
-    return at, missed
+    return at
 
 
 # Both at once
@@ -255,16 +246,13 @@ def side_a(folder: str, result: dict[str, Any]) -> None:
     post.say("hello", **who())
     _wait_for_b(post, login)
     result["rounds"] = ping(post, "a")
-    ahead, unsure = offset(result["rounds"]) or (0.0, RACE_SPREAD_S)
-    post.say("clock", ahead=ahead, spread=min(max(2 * unsure, 0.001), RACE_SPREAD_S))
+    post.say("clock", ahead=(offset(result["rounds"]) or (0.0, 0.0))[0])
     post.hear("watching")
     result["acted"] = act(folder)
     post.hear("watched", WATCH_S + PHASE_S)
     start = time.time() + LEAD_S
     post.say("race", start=start)
     result["race"] = race(folder, "a", start)
-    post.hear("raced")
-    result["holders"] = [read(os.path.join(folder, "race", f"link-{number}")) for number in range(RACES)]
     result["held"], fd = lock(folder)
     post.say("locked")
     post.hear("tried")
@@ -296,11 +284,10 @@ def side_b(folder: str, result: dict[str, Any]) -> None:
             break
         pong(post, number, PHASE_S)
     clock = post.hear("clock", 2 * PHASE_S)
-    result["seen"], result["missed"] = watch(post, folder)
+    result["seen"] = watch(post, folder)
     post.say("watched")
     start = post.hear("race")["start"] + clock["ahead"]
-    result["race"] = race(folder, "b", start, clock["spread"])
-    post.say("raced")
+    result["race"] = race(folder, "b", start, RACE_SPREAD_S)
     post.hear("locked")
     result["tried"], fd = lock(folder)
     os.close(fd)

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from autorl_hpc.doctor import pair
 from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, size, unknown, warning
 
 GIB = 1024**3
@@ -291,19 +287,6 @@ PROBES: dict[str, Callable[[str, Path], Finding]] = {
     "reflink": reflink,
     "permissions": modes,
 }
-
-
-def copy_pair(place: Path) -> Path:
-    """Copy the script of a pair, to run without the package."""
-    return Path(shutil.copyfile(pair.__file__, place / "pair.py"))
-
-
-def result(place: Path, side: str) -> Any:
-    """Return a side's raw result; None if it left none."""
-    try:
-        return json.loads((place / side / "result").read_bytes())
-    except (OSError, ValueError):
-        return None
 
 
 # The user's own limits on a file system, as the file system's own program tells them

@@ -5,7 +5,6 @@ The jobs are found by their names, and always cancelled: also on ctrl-C, a kill,
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -19,11 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.cluster import slurm
-from autorl_hpc.doctor import visibility
-from autorl_hpc.doctor.finding import Finding, from_json, in_group, note, ok, problem, span, unknown, warning
+from autorl_hpc.doctor import pair, visibility
+from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
 from autorl_hpc.doctor.pair import Post, listing, ping
 from autorl_hpc.doctor.scheduler import Request, sbatch, script
-from autorl_hpc.doctor.storage import copy_pair, result
+from autorl_hpc.files import reading
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, SeenJob
 from autorl_hpc.states import JobState, job_state
 
@@ -59,12 +58,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class TrialJob:
-    """One job.
-
-    Attributes:
-        side: a or b, of the pair.
-        seen: the scheduler's last answer.
-    """
+    """One job, of side a or b of the pair; `seen` is the scheduler's last answer."""
 
     side: str
     request: Request
@@ -88,12 +82,10 @@ class TrialJob:
 
     @property
     def reason(self) -> str:
-        """Why it waits."""
         return (self.seen.reason if self.seen else None) or "no reason told"
 
     @property
     def end(self) -> str:
-        """How it ended."""
         if self.seen is None:
             return "unknown to the scheduler"
         told = slurm.with_exit_codes([self.seen], self.seen.job_id)[0]
@@ -110,7 +102,7 @@ def probe_folder(place: Path) -> Iterator[Path]:
     folder = place / f".{PREFIX}{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700)
-        copy_pair(folder)
+        shutil.copyfile(pair.__file__, folder / "pair.py")  # it runs without the package
         yield folder
     finally:
         with handling(signal.SIG_IGN, signal.SIGINT):
@@ -256,13 +248,8 @@ class TrialRun:
 
     def _hears(self, job: TrialJob) -> Finding | None:
         """Wait until the job has said hello in the folder; return what is wrong if it doesn't."""
-        deadline, over = time.monotonic() + HELLO_S, False
-        while time.monotonic() < deadline:
-            if "hello" in listing(str(self.folder / job.side)):
-                return None
-            if not over and job.look().over:
-                over, deadline = True, min(deadline, time.monotonic() + 3)
-            time.sleep(LOOK_S)
+        if self._messages("hello", job.side, job, HELLO_S):
+            return None
         value = f"started on {job.node}, and nothing of it is seen here ({job.end})"
         if said := self._tail(f"{job.side}.out") or self._tail(f"python-{job.side}.log"):
             value += f"; it said: {said}"
@@ -291,18 +278,20 @@ class TrialRun:
                 value = f"no second node within {span(SECOND_WAIT_S)}: {second.reason}"
                 return [unknown("the pair", value, so_what, "try again later")]
             self.say(f"doctor: {first.node} and {second.node} compare what they see, {span(PAIR_S)} at most")
-            self._wait_for_results(second)
-            return visibility.judge(result(self.folder, "a"), result(self.folder, "b"))
+            self._messages("result", "ab", second, PAIR_S)
+            return visibility.judge(*(reading.read_json_or_none(self.folder / side / "result") for side in "ab"))
         return [unknown("the pair", f"no node besides {first.node}: {words}", so_what, "with one node, none is needed")]
 
-    def _wait_for_results(self, second: TrialJob) -> None:
-        deadline = time.monotonic() + PAIR_S
+    def _messages(self, name: str, sides: str, job: TrialJob, limit_s: float) -> bool:
+        """Wait for a message of each side, 3 s longer than a job that ends before it says hello; tell whether they came."""
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if all("result" in listing(str(self.folder / side)) for side in "ab"):
-                return
-            if "hello" not in listing(str(self.folder / "b")) and second.look().over:
+            if all(name in listing(str(self.folder / side)) for side in sides):
+                return True
+            if "hello" not in listing(str(self.folder / job.side)) and job.look().over:
                 deadline = min(deadline, time.monotonic() + 3)
             time.sleep(LOOK_S)
+        return False
 
     def _nodes(self) -> list[Finding]:
         """Return what the jobs' nodes show; of the second what differs from the first."""
@@ -324,11 +313,8 @@ class TrialRun:
         return found
 
     def _shown(self, job: TrialJob) -> list[Finding] | None:
-        try:
-            rows = json.loads((self.folder / f"node-{job.side}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return [finding for row in rows if (finding := from_json(row)) is not None]
+        rows = reading.read_json_or_none(self.folder / f"node-{job.side}.json")
+        return None if rows is None else [Finding(**{**row, "state": State(row["state"])}) for row in rows]
 
 
 def _gist(finding: Finding) -> tuple[str, str, str]:

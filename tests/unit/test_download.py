@@ -10,35 +10,28 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import needs
 import pytest
-from helpers import PATIENCE_S, wait_for
-from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, no_ranges, served, to, whole
+import web_server
+from helpers import wait_for
+from web_server import QUICK, Answer, LoopbackServer, code, cut, hangs, no_ranges, served, to, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NO_PIN, NoNetwork, Patience, Pin, fetch, retry_after_s
+from autorl_hpc.stage.download import NO_PIN, NoNetwork, Pin, fetch
 from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
 OTHER = DATA[:-1] + b"\0"
 GIT = Pin(git_sha1=hashlib.sha1(b"blob 256000\0" + DATA).hexdigest(), size_bytes=len(DATA))
-QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.5)
 """It waits for an answer as long as a busy machine may need for one, and not between two tries."""
 
+server = web_server.server
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "hf_secretsecretsecret"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
-    clean_environment(monkeypatch, tmp_path)
-    with served() as running:
-        yield running
 
 
 @pytest.fixture
@@ -53,7 +46,6 @@ def get(
     place: Path,
     *answers: Answer,
     pin: Pin = Pin(sha256=SHA),  # noqa: B008
-    patience: Patience = QUICK,
 ) -> str:
     """Fetch /file, which the server answers in turn by `answers`, and return what was said."""
     (place / "file").unlink(missing_ok=True)
@@ -61,7 +53,7 @@ def get(
         server.answers["/file"] = list(answers)
     server.seen.clear()
     lines: list[str] = []
-    fetch(HttpSource(server.url("/file")), place / "file", pin, say=lines.append, patience=patience)
+    fetch(HttpSource(server.url("/file")), place / "file", pin, say=lines.append, patience=QUICK)
     assert (place / "file").read_bytes() == DATA
     return "\n".join(lines)
 
@@ -197,24 +189,12 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
     error = fails(server, place, code(429, Retry_After="3600"))
     assert "answers 429 and asks to wait 3600 s (1 tries)" in error.what and len(server.seen) == 1
     assert "answers 500 (3 tries)" in fails(server, place, code(500)).what and len(server.seen) == 3
-    assert Patience().longest_wait_s >= 300, "the Hub counts its limits over five minutes"
-
-
-@pytest.mark.parametrize(("value", "seconds"), [(None, 0), ("5", 5), ("-3", 0), ("soon", 0), ("nan", 0), ("Thu, 01 Jan 1970 00:00:00 GMT", 0)])  # fmt: skip
-def test_retry_after(value: str | None, seconds: float) -> None:
-    assert retry_after_s(value) == seconds
 
 
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 410, 451])
 def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) -> None:
     error = fails(server, place, code(number))
     assert f"answers {number}" in error.what and len(server.seen) == 1 and error.where == server.url("/file")
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_is_asked_again(server: LoopbackServer, place: Path) -> None:
-    said = get(server, place, hangs(DATA, 1000), whole(DATA), patience=replace(QUICK, timeout_s=2.0))
-    assert "no answer in time" in said and asked(server) == [None, "bytes=1000-"]
 
 
 def test_a_full_disk_is_seen_before_anything_is_written(
@@ -226,20 +206,6 @@ def test_a_full_disk_is_seen_before_anything_is_written(
     error = fails(server, place, whole(DATA))
     assert "file needs 256.0 kB, and" in error.what and "are missing" in error.what
     assert error.exit_code is Exit.ENVIRONMENT and left(place) == []
-
-
-def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1536k", "none", str(small)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        needs.skip("mount", "needs a tmpfs of its own: mount is not allowed here")
-    try:
-        error = fails(server, small, endless, pin=NO_PIN)
-        assert "No space left on device" in error.what and error.exit_code is Exit.ENVIRONMENT
-        assert (small / ".tmp-file.part").stat().st_size > 1_000_000
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
 
 
 # --- no network, proxies, redirects

@@ -97,8 +97,6 @@ def test_fields_and_header_are_options(engine: tuple[type[Engine], str]) -> None
         ("error=No results.", b'{"error": "quota"}', False),
         ("search.total=0", b'{"search": {"total": 0}}', True),
         ("search.total=0", b'{"search": {"total": 1}}', False),
-        ("nothing", b'{"nothing": true}', True),
-        ("nothing", b'{"nothing": false}', False),
         ("nothing", b"[]", False),
     ],
 )
@@ -136,13 +134,10 @@ def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> Non
     ("plan", "asked", "words"),
     [
         ([(500, KEY.encode())], 3, "HTTP status 500"),
-        ([(401, KEY.encode())], 1, "HTTP status 401"),
         ([(302, b"")], 1, "HTTP status 302"),
-        ([(200, b"<html>")], 3, "no JSON"),
         ([(200, b"[" * 100_000)], 3, "no JSON"),
         ([(200, b'{"error": "quota"}')], 1, "holds `error`; .*`search_empty`"),
         ([(200, b'{"errors": [1], "organic_results": []}')], 1, "holds `errors`"),
-        ([(200, b'{"organic": []}')], 1, "no list at `organic_results`"),
         ([(200, b"{}")], 1, "no list at `organic_results`"),
         ([(200, b'{"organic_results": [7]}')], 1, "is no object"),
         (
@@ -150,10 +145,8 @@ def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> Non
             1,
             r"field `snippet` \(search_snippet\)",
         ),
-        ([(200, b'{"organic_results": [{"heading": "t", "link": "l", "snippet": "s"}]}')], 1, r"\(search_title\)"),
         ([(200, b'{"organic_results": []}')], 1, None),
         ([(200, b'{"error": null, "organic_results": []}')], 1, None),
-        ([(200, b'{"organic_results": {"a": 1}}')], 1, "no list at `organic_results`"),
         ([(200, b"[]")], 1, "no list at"),
         ([(200, b'"' + b"x" * 5_000_000 + b'"')], 1, "longer than"),
     ],
@@ -183,13 +176,11 @@ def test_an_engine_that_is_away_is_a_failure_that_shows_no_key() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"search_url": ""}, "search_url"),
         ({"search_url": "ftp://x/{query}"}, "search_url"),
         ({"search_url": "https://x/?q="}, "search_url"),
         ({"search_url": "https://me:pass@x/?q={query}"}, "password"),
         ({"search_date": ""}, "search_date"),
         ({"search_url": "https://x/?q={query}&k={key}"}, "search_key_file"),
-        ({"search_key_header": "X-Key"}, "search_key_file"),
     ],
 )
 def test_wrong_options_are_named(change: dict[str, str], words: str) -> None:

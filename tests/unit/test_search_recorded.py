@@ -8,7 +8,7 @@ from pathlib import Path
 import corpora
 import pytest
 
-from autorl_hpc.rollouts.search.backends import RecordedAnswers, Result, SearchCache, SearchFailed, key_of
+from autorl_hpc.rollouts.search.backends import RecordedAnswers, Result, SearchFailed, key_of
 
 no_connections = corpora.no_connections
 NAME = "counting/1"
@@ -82,10 +82,3 @@ def test_records_are_for_their_owner_alone_and_named_by_content(tmp_path: Path) 
         == (tmp_path / "c").stat().st_mode & 0o077
         == 0
     )
-
-
-def test_the_first_record_stays(tmp_path: Path) -> None:
-    cache = SearchCache(tmp_path)
-    cache.put("ab" * 32, "b", "q", [Result("first", "", "")])
-    cache.put("ab" * 32, "b", "q", [Result("second", "", "")])
-    assert cache.get("ab" * 32) == [Result("first", "", "")]
