@@ -95,7 +95,6 @@ class Asked:
 
     @property
     def body(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.raw)
 
 
@@ -163,7 +162,6 @@ class DriverServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._server.server_address[1])
 
     @property

@@ -35,21 +35,14 @@ SETS_PATH = re.compile(
 
 @dataclass(frozen=True)
 class Where:
-    """Where agents will run, as far as this host can tell.
+    """Where agents will run, as far as this host can tell."""
 
-    Attributes:
-        path: PATH of their processes.
-        shown: paths that a sandbox lets them read; None for everything.
-        image: they run in an image, whose programs differ from this host's.
-        doubt: what could not be found out.
-        environ: of jobs, after the profile's modules and the `setup` lines that match SETS_PATH, without secrets.
-    """
-
-    path: str
-    shown: tuple[str, ...] | None
-    image: bool = False
-    doubt: str = ""
+    path: str  # PATH of their processes
+    shown: tuple[str, ...] | None  # paths that a sandbox lets them read; None for everything
+    image: bool = False  # they run in an image, whose programs differ from this host's
+    doubt: str = ""  # what could not be found out
     environ: Mapping[str, str] = field(default_factory=dict)
+    """Of jobs, after the profile's modules and the `setup` lines that match SETS_PATH, without secrets."""
 
 
 def where_agents_run(
@@ -61,15 +54,8 @@ def where_agents_run(
     venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
-    """Return where agents will run.
-
-    Args:
-        profile: the cluster's; None if agents run on this host.
-        readable: the experiment's `sandbox.readable`.
-        level: the experiment's `sandbox.level`.
-        image: the experiment's environment is an image.
-        venv: of the experiment's environment.
-    """
+    """Return where agents will run, by the cluster's profile (None: on this host) and by the experiment's sandbox and environment, which
+    may be an image or a venv."""
     of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
     path = of_jobs["PATH"]
     outer = {**environ, "PATH": path}
@@ -142,13 +128,7 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Looked:
-    """A finding.
-
-    Attributes:
-        state: `problem`: a run with this agent would fail; `note`: it may.
-        value: in words.
-        do_this: what helps.
-    """
+    """A finding. `problem`: a run with this agent would fail; `note`: it may."""
 
     agent: str
     state: State

@@ -18,12 +18,8 @@ SEEN_NAME = "seen.json"
 
 
 def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
-    """Read slurm.json, the jobs that launches submitted; None before the first.
-
-    Raises:
-        AutorlError: the file is damaged.
-        OSError: it can't be read.
-    """
+    """Read slurm.json, the jobs that launches submitted; None before the first. Raises AutorlError if the file is damaged;
+    OSError: it can't be read."""
     # Not in jobs/, which users may delete: the watcher must still know its jobs.
     path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
@@ -69,11 +65,8 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse.
-
-        Args:
-            asked_back: include the jobs that a failed launch is taking back, for clean-up.
-        """
+        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse; with `asked_back` also
+        those that a failed launch is taking back, for clean-up."""
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)
@@ -173,11 +166,9 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
         reason = f"{what}: the job's memory was used up"
         if shared:
             return _cluster(f"{reason}, which agent and grader shared")
-        return (
-            OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
-            if began
-            else _cluster(f"{reason} before the agent began")
-        )
+        if not began:
+            return _cluster(f"{reason} before the agent began")
+        return OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
     if CREDENTIAL in log or CREDENTIAL in (seen.reason or "").lower():
         return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)")
     if word in CLUSTER_WORDS:

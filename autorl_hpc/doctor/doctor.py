@@ -26,16 +26,13 @@ Say = Callable[[str], None]
 
 
 def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[Finding]:
-    """Return every finding.
+    """Return every finding. Raises AutorlError if there is no such profile, or it is wrong.
 
     Args:
         root: absolute; need not exist.
         cluster: a profile's name or file.
         jobs: whether jobs may be submitted.
         say: takes a line about what is waited for.
-
-    Raises:
-        AutorlError: there is no such profile, or it is wrong.
     """
     profile = load_profile(cluster) if cluster else None
     with trial_jobs.handling(trial_jobs.end):

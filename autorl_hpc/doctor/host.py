@@ -1,7 +1,5 @@
-"""Check this host: Python, limits, GPUs, sandboxes, programs of agents and graders. Jobs of the doctor run the same on a node:
-
-python -m autorl_hpc.doctor.host OUT.json GPUS FOLDER ...
-"""
+"""Check this host: Python, limits, GPUs, sandboxes, programs of agents and graders; on a node jobs of the doctor run it by
+`python -m autorl_hpc.doctor.host OUT.json GPUS FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -25,6 +23,7 @@ from autorl_hpc import __version__
 from autorl_hpc.agents import agent_names, load_agent
 from autorl_hpc.agents.program_check import PROGRAM_LIMIT_S, SETUP_LIMIT_S, Where, has_checks, look, where_agents_run
 from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, look_for_engine
+from autorl_hpc.doctor import finding as findings
 from autorl_hpc.doctor import storage
 from autorl_hpc.doctor.finding import (
     Check,
@@ -37,7 +36,6 @@ from autorl_hpc.doctor.finding import (
     problem,
     said,
     size,
-    span,
     unknown,
     warning,
 )
@@ -75,7 +73,7 @@ def imports() -> Finding:
             "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see"
         )
         return problem("packages", value, "jobs end at their first line", advice)
-    value = f"all there, imported in {span(took)}"
+    value = f"all there, imported in {findings.span(took)}"
     if took > SLOW_IMPORT_S:
         return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
     return ok("packages", value)
@@ -158,11 +156,7 @@ def cards() -> Finding:
 
 
 def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding:
-    """Judge CUDA_VISIBLE_DEVICES.
-
-    Args:
-        asked: how many GPUs this process's job asked for; None: it is in no job.
-    """
+    """Judge CUDA_VISIBLE_DEVICES. `asked` is how many GPUs this process's job asked for; None: it is in no job."""
     name = "CUDA_VISIBLE_DEVICES"
     text = environment.get(name)
     if text is None:
@@ -310,11 +304,7 @@ NOT_IN_JOBS = ("level of runs", "processes of yours")
 
 
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
-    """Return the checks of this host, by group.
-
-    Args:
-        asked: how many GPUs this process's job asked for; None: it is in no job.
-    """
+    """Return the checks of this host, by group; see `visible` for `asked`."""
     env = os.environ
     return {
         "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
@@ -350,11 +340,9 @@ def main(out: str, asked: str, *folders: str) -> int:
     named = zip(("root", "scratch"), map(Path, folders), strict=False)
     of_suite = [Check(name, partial(folder_seen, name, path)) for name, path in named]
     found = examine("", [*of_suite, *chain(*checks(int(asked)).values())])
-    temporary = Path(f"{out}.tmp")
-    temporary.write_text(
-        json.dumps([each.as_json() for each in found if each.check not in NOT_IN_JOBS]), encoding="utf-8"
-    )
-    temporary.rename(out)
+    rows = [each.as_json() for each in found if each.check not in NOT_IN_JOBS]
+    Path(f"{out}.tmp").write_text(json.dumps(rows), encoding="utf-8")
+    Path(f"{out}.tmp").rename(out)
     return 0
 
 

@@ -75,11 +75,7 @@ class Post:
             return None  # look again
 
     def hear(self, name: str, limit_s: float = PHASE_S, poll_s: float = POLL_S) -> dict[str, Any]:
-        """Wait for a message.
-
-        Raises:
-            Late: it did not come in time.
-        """
+        """Wait for a message. Raises Late if it did not come in time."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             found = self.heard(name)

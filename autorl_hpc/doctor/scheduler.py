@@ -184,11 +184,7 @@ OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begi
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks for.
-
-    Attributes:
-        kind: one of the profile's jobs, with its GPUs, CPUs and memory.
-    """
+    """What a job asks for; `kind` is one of the profile's jobs, with its GPUs, CPUs and memory."""
 
     profile: Profile
     kind: JobKind
@@ -220,11 +216,8 @@ class Request:
 
 
 def sbatch(script: str, options: Sequence[str]) -> str:
-    """Submit a script from standard input, and return what sbatch says beside the job's number.
-
-    Raises:
-        SchedulerError: it refused, is not here, or did not answer.
-    """
+    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
+    refused, is not here, or did not answer."""
     env = without_secrets(slurm.without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
@@ -290,15 +283,13 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for words in map(slurm.key_values, scontrol.splitlines()):
         if name := words.get("PartitionName"):
-            grace = words.get("GraceTime", "")
-            found[name] = Partition(
-                name=name,
-                default=words.get("Default") == "YES",
-                up=words.get("State", "UP") == "UP",
-                max_time_s=duration_s(words.get("MaxTime", "")),
-                preempt=words.get("PreemptMode", "OFF"),
-                grace_s=float(grace) if grace.isdigit() else 0.0,
+            default, up, grace = (
+                words.get("Default") == "YES",
+                words.get("State", "UP") == "UP",
+                words.get("GraceTime", ""),
             )
+            longest_s, grace_s = duration_s(words.get("MaxTime", "")), float(grace) if grace.isdigit() else 0.0
+            found[name] = Partition(name, default, up, longest_s, words.get("PreemptMode", "OFF"), grace_s)
     for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
         if name not in found:
             continue
@@ -441,17 +432,9 @@ def _dry(name: str, request: Request, known: dict[str, Partition]) -> Finding:
 # What accounting allows a user and an account: jobs at once, GPUs at once, the longest job.
 
 WORDS = {
-    "MaxJobs": "jobs at once",
-    "MaxJobsPU": "jobs at once",
-    "GrpJobs": "jobs at once of all",
-    "MaxSubmit": "jobs submitted",
-    "MaxSubmitPU": "jobs submitted",
-    "GrpSubmit": "jobs submitted of all",
-    "MaxWall": "a job",
-    "GrpWall": "in all",
-    "MaxTRES": "a job",
-    "MaxTRESPU": "a user",
-    "GrpTRES": "of all",
+    **{"MaxJobs": "jobs at once", "MaxJobsPU": "jobs at once", "GrpJobs": "jobs at once of all"},
+    **{"MaxSubmit": "jobs submitted", "MaxSubmitPU": "jobs submitted", "GrpSubmit": "jobs submitted of all"},
+    **{"MaxWall": "a job", "GrpWall": "in all", "MaxTRES": "a job", "MaxTRESPU": "a user", "GrpTRES": "of all"},
 }
 ASSOCIATION = ["Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES"]
 ASSOCIATION += ["GrpJobs", "GrpSubmit", "GrpTRES", "GrpWall"]
@@ -464,11 +447,8 @@ Row = Mapping[str, str]
 
 
 def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
-    """Return the lines of `sacctmgr show`; lines of another form are passed over.
-
-    Raises:
-        SchedulerError: it doesn't answer, or no line has the form.
-    """
+    """Return the lines of `sacctmgr show`; lines of another form are passed over. Raises SchedulerError if it doesn't answer, or
+    no line has the form."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
     lines = [line for line in slurm.run(argv, timeout_s=ASK_S).splitlines() if line.strip()]
     found = [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
@@ -484,7 +464,7 @@ def check_limits(config: Config, profile: Profile) -> list[Finding]:
         return [ok(name, "none: there is no accounting")]
     here = [f"cluster={config['ClusterName']}"] if config.get("ClusterName") else []
     try:
-        mine = rows("assoc", ASSOCIATION, f"user={_user()}", *here)
+        mine = rows("assoc", ASSOCIATION, f"user={pwd.getpwuid(os.geteuid()).pw_name}", *here)
     except slurm.SchedulerError as error:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
     enforced = config.get("AccountingStorageEnforce", "none")
@@ -494,13 +474,6 @@ def check_limits(config: Config, profile: Profile) -> list[Finding]:
         place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
         found.append(judge(f"account {place}{'' if row['User'] else ', all users'}", row, gpus, enforced))
     return [*found, *_qos(mine, profile, gpus, enforced)]
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return os.environ.get("USER", str(os.geteuid()))
 
 
 def _named(profile: Profile, option: str) -> set[str]:

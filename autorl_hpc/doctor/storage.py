@@ -53,11 +53,7 @@ class Mount:
 
 
 def mounts(proc: Path = PROC) -> list[Mount]:
-    """Return every mount that this process sees, later ones last.
-
-    Raises:
-        OSError: /proc can't be read.
-    """
+    """Return every mount that this process sees, later ones last. Raises OSError if /proc can't be read."""
     found = []
     for line in (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         before, dash, after = line.partition(" - ")

@@ -94,11 +94,7 @@ class TrialJob:
 
 @contextmanager
 def probe_folder(place: Path) -> Iterator[Path]:
-    """Make a hidden folder below `place` with the pair's script; remove it at the end.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """Make a hidden folder below `place` with the pair's script; remove it at the end. Raises OSError if it can't be made."""
     folder = place / f".{PREFIX}{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700)

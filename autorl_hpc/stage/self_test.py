@@ -64,15 +64,13 @@ class Trial:
         self._source = Source(self.file, name, root.task_vault(task.name), held_out=True, options=options)
 
     def play(self, items: Sequence[Item]) -> tuple[list[str] | None, list[str], str]:
-        """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason.
-
-        Raises:
-            AutorlError: the environment, its dialogue or its oracle failed; the error says what they did.
-        """
+        """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason. Raises
+        AutorlError if the environment, its dialogue or its oracle failed; the error says what they did."""
         goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
         try:
             with Pool(self._source, max(1, min(4, usable_cores(), len(goals)))) as pool:
-                self._begin(pool, goals[0])
+                # Alone, so that an environment that always fails does not fail three times per goal.
+                self._ask(pool, goals[0], "reset", lambda: pool.begin(0, goals[0], 0))
                 plans = self._plans(goals)
                 empty = self._empty(pool, goals)
                 if plans is None:
@@ -80,10 +78,6 @@ class Trial:
                 return [self._perfect(pool, *pair) for pair in zip(goals, plans, strict=True)], empty, ""
         except EnvironmentBroken as error:
             raise self._wrong(str(error)) from error
-
-    def _begin(self, pool: Pool, goal: Goal) -> None:
-        """Begin one episode alone, so that an environment that always fails does not fail three times per goal."""
-        self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
 
     def _empty(self, pool: Pool, goals: Sequence[Goal]) -> list[str]:
         """Play the episodes of a model that says nothing, as a grader does."""
@@ -147,12 +141,9 @@ class Trial:
         return encode(reward, steps, done, NO_TRANSCRIPT, rated)
 
     def _wrong(self, words: str) -> AutorlError:
-        return AutorlError(
-            f"the environment of task {self.task.name} failed: {words}",
-            where=Path(self.file),
-            next_step="correct it: docs/adding-a-task.md says what reset and step return",
-            exit_code=Exit.FAILED,
-        )
+        what = f"the environment of task {self.task.name} failed: {words}"
+        advice = "correct it: docs/adding-a-task.md says what reset and step return"
+        return AutorlError(what, where=Path(self.file), next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- scores of a staged task's own answers: if perfect is not 100 or empty not 0, the scorer measures something else
@@ -163,12 +154,7 @@ ORACLE = "oracle"
 
 @dataclass(frozen=True)
 class Checked:
-    """Scores of one recipe on one split.
-
-    Attributes:
-        oracle, null: scores of perfect and of empty answers.
-        skipped: why one is missing.
-    """
+    """Scores of one recipe on one split: of perfect (`oracle`) and of empty answers (`null`), and why one is missing."""
 
     recipe: str
     split: str
@@ -196,11 +182,8 @@ def perfect_answer(recipe: Recipe, item: Item) -> str:
 
 
 def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] = perfect_answer) -> list[Checked]:
-    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split.
-
-    Raises:
-        AutorlError: the scorer or the environment failed.
-    """
+    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split. Raises AutorlError if the
+    scorer or the environment failed."""
     task = with_pins(root, task)
     found = []
     for recipe in task.file.recipes:

@@ -221,17 +221,6 @@ def test_the_files_of_a_task_are_fetched(server: LoopbackServer, root: Root, tas
     assert len(server.seen) == seen, "it is staged already"
 
 
-def test_a_failed_download_goes_on_with_what_is_there(server: LoopbackServer, root: Root, task: Task) -> None:
-    server.answers["/d/report-items.jsonl"] = [cut(FILES["report-items.jsonl"], 5), code(500)]
-    with pytest.raises(AutorlError, match=r"report-items\.jsonl could not be downloaded"):
-        stage_task(root, task, None)
-    assert not (root.task_store("far")).exists() and not root.task_vault("far").exists()
-    server.answers["/d/report-items.jsonl"] = [whole(FILES["report-items.jsonl"])]
-    server.seen.clear()
-    stage_task(root, task, None)
-    assert [(path, headers.get("Range")) for path, headers in server.seen] == [("/d/report-items.jsonl", "bytes=5-")]
-
-
 def test_without_network_every_file_is_listed(server: LoopbackServer, root: Root, task: Task) -> None:
     server.shutdown()
     server.server_close()
