@@ -213,5 +213,4 @@ def job_state(word: str) -> JobState:
 EXIT_RESUME = 75
 """Exit code of a supervisor and its job (EX_TEMPFAIL): this attempt stopped without sealing the run, and another one follows."""
 
-EXIT_TROUBLE = 3
-"""Exit code of a grader that could not score anything on its node."""
+EXIT_TROUBLE = 3  # exit code of a grader that could not score anything on its node

@@ -180,7 +180,6 @@ def put_first(folders: Sequence[Path]) -> None:
 
 
 def agent_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Return the names of all agents in `folders` (default: `agent_folders()`)."""
     places = agent_folders() if folders is None else folders
     return sorted({path.parent.name for name in (DEFINITION, CONFIG) for f in places for path in f.glob(f"*/{name}")})
 

@@ -22,9 +22,7 @@ from autorl_hpc.sandbox.sandbox_plan import below, program_folders, software
 
 # --- where programs must be: on the PATH of jobs, and visible in the sandbox
 
-SETUP_LIMIT_S = 60.0
-"""Loading modules from a busy file server takes seconds."""
-
+SETUP_LIMIT_S = 60.0  # loading modules from a busy file server takes seconds
 MOST_LINKS = 40
 SETS_PATH = re.compile(
     r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
@@ -72,7 +70,7 @@ def where_agents_run(
 def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Run the profile's modules and the `setup` lines that match SETS_PATH here; return the variables, and what could not be
     found out."""
-    # A job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
+    # a job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
     found, doubt = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}, ""
     lines = [] if profile is None else [*module_lines(profile), *filter(SETS_PATH.search, profile.setup)]
     if lines:
@@ -98,7 +96,6 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
 
 
 def _links(path: str) -> list[str]:
-    """Return a path and what it links to, one after the other."""
     found = [os.path.normpath(path)]
     while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
         found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
@@ -137,7 +134,6 @@ class Looked:
 
 
 def has_checks(file: AgentFile) -> bool:
-    """Return whether there is anything to check."""
     return bool(file.program or file.check or file.secrets)
 
 

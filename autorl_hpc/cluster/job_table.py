@@ -28,7 +28,6 @@ def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
 
 
 def write_submitted(experiment: ExperimentDir, jobs: SlurmJobs) -> None:
-    """Replace slurm.json."""
     atomic.write_json(experiment.path / SUBMITTED_NAME, jobs.model_dump(mode="json"))
 
 
@@ -40,7 +39,6 @@ def read_seen(experiment: ExperimentDir) -> SeenJobs:
 
 
 def write_seen(experiment: ExperimentDir, seen: SeenJobs) -> None:
-    """Replace seen.json."""
     atomic.write_bytes(experiment.path / SEEN_NAME, seen.canonical() + b"\n")
 
 
@@ -84,7 +82,6 @@ class JobTable:
         return board
 
     def of_run(self, run_id: str) -> list[ListedJob]:
-        """Return the tasks of a run, in the order of submission."""
         return [task for task in self.tasks if task.run_id == run_id]
 
     def alive(self, role: str | None = None) -> list[ListedJob]:
@@ -92,7 +89,6 @@ class JobTable:
         return [task for task in self.tasks if not task.state.over and role in (None, task.submitted.role)]
 
     def alive_runs(self) -> set[str]:
-        """Return the runs with a task that runs or waits."""
         return {task.run_id for task in self.alive() if task.run_id is not None}
 
 
@@ -104,7 +100,6 @@ def _is_of(job: SeenJob, submitted: Submitted) -> bool:
 
 
 def names_of(jobs: SlurmJobs) -> Sequence[str]:
-    """Return every name that jobs were submitted under."""
     return sorted({submitted.name for submitted in jobs.submitted if not submitted.taken_back})
 
 

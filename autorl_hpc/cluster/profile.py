@@ -30,7 +30,6 @@ def profile_folders() -> list[Path]:
 
 
 def profile_names() -> list[str]:
-    """Return the names of all profiles."""
     return sorted({path.stem for folder in profile_folders() for path in folder.glob(f"*{SUFFIX}")})
 
 
@@ -76,9 +75,7 @@ def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
 
 # --- limits of the Slurm site
 
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's own default, used if the site can't be queried."""
-
+DEFAULT_MAX_ARRAY_SIZE = 1001  # Slurm's own default, used if the site can't be queried
 HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
 """The user's sbatch defaults, used where the profile sets nothing. (sbatch itself gives them precedence over the script.)"""
 
@@ -136,7 +133,6 @@ def config() -> dict[str, str]:
 
 
 def max_array_size() -> int:
-    """Return the cluster's MaxArraySize."""
     value = config().get("MaxArraySize", "")
     return int(value) if value.isdigit() and int(value) > 0 else DEFAULT_MAX_ARRAY_SIZE
 

@@ -18,14 +18,11 @@ from autorl_hpc.records.cluster import SeenJob, SlurmJobs
 from autorl_hpc.records.exchange import SHORT_HEX
 from autorl_hpc.states import Fault, job_state
 
-TIMEOUT_S = 30.0
-"""A client waits 9 s for an absent controller (measured); a busy one may take longer."""
-
+TIMEOUT_S = 30.0  # a client waits 9 s for an absent controller (measured); a busy one may take longer
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCONTROL_", "SACCT_", "SINFO_", "SCANCEL_")
 """Variables that change what a client does or prints, or that come from a surrounding job."""
 
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
-"""Variables that say where the cluster is."""
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")  # variables that say where the cluster is
 
 
 class SchedulerError(AutorlError):
@@ -38,7 +35,6 @@ def without_scheduler(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def available() -> bool:
-    """Return whether this host has Slurm's clients."""
     return all(shutil.which(name) is not None for name in ("sbatch", "squeue", "scancel", "scontrol"))
 
 
@@ -97,14 +93,11 @@ ADVICE = (
 # squeue with all states shows living jobs and, for some minutes, ended ones (MinJobAge); scontrol has the exit codes of the same
 # jobs; sacct, if there is accounting, is used only for jobs that both have forgotten.
 
-SEPARATOR = "\x1f"
-"""A character that no job name, comment or reason contains."""
-
+SEPARATOR = "\x1f"  # a character that no job name, comment or reason contains
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
 _NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
-PER_CALL = 200
-"""Names per squeue call, because a command line has a length limit."""
+PER_CALL = 200  # names per squeue call, because a command line has a length limit
 
 
 def comment(uid: str, number: int) -> str:
@@ -135,7 +128,6 @@ def _from_squeue(line: str) -> SeenJob | None:
 
 
 def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: str, **more: Any) -> SeenJob:
-    """Return a job as a client lists it; `said` is its comment."""
     number, task = COMMENT.search(said), re.fullmatch(r"\d+_(\d+)", job_id)
     return SeenJob(
         name=name,
@@ -204,7 +196,6 @@ def accounting(names: Iterable[str]) -> list[SeenJob] | None:
 
 
 def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
-    """Return the jobs that run or wait."""
     return [job for job in seen if not job_state(job.state).over]
 
 

@@ -47,12 +47,8 @@ def ask(
 
 # --- where vLLM is
 
-PROGRAM_VARIABLE = "AUTORL_VLLM"
-"""Path of the program `vllm`; takes precedence over the profile and PATH."""
-
-PYTHON_LIMIT_S = 60.0
-"""For a Python to say whether it has vLLM, without importing it."""
-
+PROGRAM_VARIABLE = "AUTORL_VLLM"  # path of the program `vllm`; takes precedence over the profile and PATH
+PYTHON_LIMIT_S = 60.0  # for a Python to say whether it has vLLM, without importing it
 WORDS_CHARS = 200
 
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"

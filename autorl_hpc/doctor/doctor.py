@@ -118,7 +118,6 @@ def exit_code(findings: Sequence[Finding]) -> Exit:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the page for programs."""
     return {
         "schema_version": SCHEMA_VERSION,
         "findings": [finding.as_json() for finding in findings],

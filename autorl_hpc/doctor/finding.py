@@ -12,9 +12,7 @@ from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.states import StrEnum
 
 CHECK_LIMIT_S = 30.0
-TOOL_LIMIT_S = 10.0
-"""`quota` asks every file server; one that is down keeps it waiting."""
-
+TOOL_LIMIT_S = 10.0  # `quota` asks every file server; one that is down keeps it waiting
 MAX_VALUE_CHARS = 600
 
 
@@ -56,22 +54,18 @@ NOT_KNOWN = "what follows from it can't be said beforehand"
 
 
 def ok(check: str, value: str) -> Finding:
-    """Return a finding with nothing to do."""
     return Finding(check, State.OK, value)
 
 
 def note(check: str, value: str, so_what: str, do_this: str = "") -> Finding:
-    """Return a finding that is worth knowing."""
     return Finding(check, State.NOTE, value, so_what, do_this or NOTHING_TO_DO)
 
 
 def warning(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """Return a finding by which something may fail."""
     return Finding(check, State.WARNING, value, so_what, do_this)
 
 
 def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """Return a finding by which something doesn't work."""
     return Finding(check, State.PROBLEM, value, so_what, do_this)
 
 
@@ -81,7 +75,6 @@ def unknown(check: str, value: str, so_what: str = NOT_KNOWN, do_this: str = ASK
 
 
 def in_group(group: str, *found: Finding) -> list[Finding]:
-    """Return the findings under a group's name."""
     return [replace(finding, group=group) for finding in found]
 
 
@@ -125,7 +118,6 @@ def ask(*argv: str, limit_s: float = TOOL_LIMIT_S) -> ProgramAnswer:
 
 
 def said(answer: ProgramAnswer) -> str:
-    """Return a program's last words."""
     return answer.last_words(200) or "nothing"
 
 

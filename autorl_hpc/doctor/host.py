@@ -48,12 +48,10 @@ from autorl_hpc.states import Network, SandboxLevel
 
 LEAST_LIMIT = 1024
 SLOW_IMPORT_S = 15.0
-MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")
-"""What jobs import."""
+MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")  # what jobs import
 
 
 def python() -> Finding:
-    """Tell the versions of Python and autorl-hpc."""
     return ok("Python", f"{platform.python_version()}, autorl-hpc {__version__}")
 
 
@@ -94,7 +92,6 @@ LIMITS = {
 
 
 def limit(name: str) -> Finding:
-    """Judge `ulimit -n` or `ulimit -u`."""
     number, so_what, advice = LIMITS[name]
     soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in resource.getrlimit(number))
     value = f"{soft} (may be raised to {hard})"
@@ -104,7 +101,6 @@ def limit(name: str) -> Finding:
 
 
 def memory(proc: Path = Path("/proc")) -> Finding:
-    """Tell this host's memory, and the CPUs of this process."""
     match = re.search(r"(?m)^MemTotal:\s+(\d+)", (proc / "meminfo").read_text(encoding="ascii", errors="replace"))
     if match is None:
         return unknown("memory and CPUs", "/proc/meminfo doesn't tell")
@@ -131,8 +127,7 @@ def offline(environment: Mapping[str, str]) -> list[Finding]:
 
 # GPUs as a host shows them, and as a job is told which are its own
 
-SMI_LIMIT_S = 30.0
-"""A host with eight cards and no persistence daemon wakes them one by one."""
+SMI_LIMIT_S = 30.0  # a host with eight cards and no persistence daemon wakes them one by one
 
 
 def cards() -> Finding:
@@ -185,8 +180,7 @@ def _form(part: str) -> str:
 
 # Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
 
-PORT = 29570
-"""Inside, where the way out is tried; one of those that level landlock leaves open."""
+PORT = 29570  # inside, where the way out is tried; one of those that level landlock leaves open
 
 
 def check_sandbox() -> list[Finding]:
@@ -233,7 +227,6 @@ def _container() -> Finding:
 
 
 def _trial_plan(folder: Path) -> SandboxPlan:
-    """Make up a world like an agent's."""
     for name in ("vault", "store/data", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/data", "socket"):
         (folder / name).mkdir(parents=True)
     for name in ("vault/items", "store/data/train", "runs/run.json"):
@@ -258,7 +251,6 @@ def _trial_plan(folder: Path) -> SandboxPlan:
 
 
 def check_agents(profile: ClusterProfile | None) -> list[Finding]:
-    """Look for the program of each agent that has one."""
     where: list[Where] = []
 
     def path_of_jobs() -> Finding:
@@ -286,7 +278,6 @@ def _agent(name: str, where: Where) -> list[Finding]:
 
 
 def check_engine(profile: ClusterProfile | None) -> list[Finding]:
-    """Look for the vLLM of graders."""
     limit_s = SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5
     return examine("Graders", [Check("vLLM", partial(_engine, profile), limit_s)])
 
@@ -324,7 +315,6 @@ def checks(asked: int | None = None) -> dict[str, list[Check]]:
 
 
 def folder_seen(name: str, path: Path) -> Finding:
-    """Judge a folder of the suite, from the node."""
     if not path.is_dir():
         so_what = "jobs find nothing of what they need, or make a workspace that nobody else sees"
         return problem(name, f"{path} is not on this node", so_what, "give a folder that all nodes share")

@@ -17,28 +17,18 @@ import time
 from typing import Any
 
 POLL_S = 0.02
-QUICK_POLL_S = 0.002
-"""While clocks are compared: the time of a poll adds to the uncertainty of the result."""
-
-PHASE_S = 15.0
-"""For an answer of the other side."""
-
+QUICK_POLL_S = 0.002  # while clocks are compared: the time of a poll adds to the uncertainty of the result
+PHASE_S = 15.0  # for an answer of the other side
 PINGS = 8
-HELLO_S = 240.0
-"""The other side may still wait in the queue; whoever started the pair ends it earlier."""
-
-WATCH_S = 40.0
-"""An NFS client may believe for 30 s that a name is absent."""
-
+HELLO_S = 240.0  # the other side may still wait in the queue; whoever started the pair ends it earlier
+WATCH_S = 40.0  # an NFS client may believe for 30 s that a name is absent
 TOTAL_S = HELLO_S + 120.0
 RACES = 30
 RACE_STEP_S = 0.015
 RACE_SPREAD_S = 0.006
 """B comes at most this much early or late, sweeping, so that the two meet although their clocks are compared only roughly."""
 
-LEAD_S = 0.5
-"""Time for the message that says when a race starts."""
-
+LEAD_S = 0.5  # time for the message that says when a race starts
 WATCHED = ("listed", "renamed_over")
 
 
@@ -55,7 +45,6 @@ class Post:
         self.name = other
 
     def say(self, name: str, **value: Any) -> None:
-        """Make a message appear."""
         hidden = os.path.join(self.own, f".{name}")
         with open(hidden, "w") as file:
             json.dump({**value, "said": time.time()}, file)
@@ -118,7 +107,6 @@ def read(path: str) -> str:
 
 
 def who() -> dict[str, Any]:
-    """Describe this process's host."""
     boot = read("/proc/sys/kernel/random/boot_id").strip()
     return {"node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "boot": boot}
 
@@ -142,7 +130,6 @@ def ping(post: Post, me: str, limit_s: float = PHASE_S) -> list[list[float]]:
 
 
 def pong(post: Post, number: int, limit_s: float) -> None:
-    """Answer one ping."""
     asked = post.hear(f"ping-{number}", limit_s, QUICK_POLL_S)
     post.say(f"pong-{post.name}-{number}", there=asked["heard"])
 
@@ -159,7 +146,6 @@ def offset(rounds: list[list[float]]) -> tuple[float, float] | None:
 
 
 def act(folder: str) -> dict[str, float]:
-    """Make A's changes, and return the time right after each."""
     done = {}
     for name in WATCHED:
         path = os.path.join(folder, name, "file")
@@ -170,7 +156,6 @@ def act(folder: str) -> dict[str, float]:
 
 
 def seen(folder: str, name: str) -> bool:
-    """Tell whether B sees A's change."""
     if name == "listed":
         return "file" in listing(os.path.join(folder, name))
     return read(os.path.join(folder, name, "file")) == "new"

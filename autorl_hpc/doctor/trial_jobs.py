@@ -26,26 +26,14 @@ from autorl_hpc.files import reading
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, SeenJob
 from autorl_hpc.states import JobState, job_state
 
-GONE_S = 15.0
-"""Jobs that are cancelled end within KillWait; the folder is theirs until then."""
-
-FIRST_WAIT_S = 120.0
-"""For a job to start: a probe that waits longer tells no more than that the cluster is full."""
-
-SECOND_WAIT_S = 60.0
-"""The first job holds its node meanwhile, perhaps with a GPU."""
-
-HELLO_S = 45.0
-"""From a job's start to its first message: Python from a cold shared file system."""
-
+GONE_S = 15.0  # jobs that are cancelled end within KillWait; the folder is theirs until then
+FIRST_WAIT_S = 120.0  # for a job to start: a probe that waits longer tells no more than that the cluster is full
+SECOND_WAIT_S = 60.0  # the first job holds its node meanwhile, perhaps with a GPU
+HELLO_S = 45.0  # from a job's start to its first message: Python from a cold shared file system
 PAIR_S = 100.0
-NODE_S = 45.0
-"""For what a node shows, after the pair is done."""
-
+NODE_S = 45.0  # for what a node shows, after the pair is done
 LOOK_S = 0.3
-LOOKS_S = 2.0
-"""Between questions to the scheduler: at first, and after ten seconds."""
-
+LOOKS_S = 2.0  # between questions to the scheduler: at first, and after ten seconds
 PREFIX = "autorl-doctor-"
 PASSING = {"Priority", "Resources", "None", "Prolog", "BeginTime", "no reason told"}
 """Reasons to wait that pass by themselves."""
@@ -186,7 +174,6 @@ class TrialRun:
     ran: list[TrialJob] = field(default_factory=list)
 
     def run(self) -> list[Finding]:
-        """Go from the first submission to the last finding."""
         first, *others = requests(self.profile)
         job = TrialJob("a", first)
         if refused := self._submit(job):
@@ -207,7 +194,6 @@ class TrialRun:
         return in_group(TWO_GROUP, unknown("the pair", why))
 
     def _submit(self, job: TrialJob) -> slurm.SchedulerError | None:
-        """Submit a job; return the refusal, if there is one."""
         self.jobs.append(job)  # before sbatch is called: a reply that is lost leaves a job too
         text = script(self.profile, self.folder, job.side, job.request.kind.gpus or 0, self.folders)
         output = f"{self.folder}/{job.side}.out".replace("%", "%%")
@@ -261,7 +247,6 @@ class TrialRun:
         return text.split("\n")[-1].strip()[:200]
 
     def _pair(self, first: TrialJob, requested: list[Request]) -> list[Finding]:
-        """Start the second job, and return what both found."""
         words, so_what = "no request", "how nodes see each other's files is not known"
         for number, request in enumerate(requested):
             if request.options() in [earlier.options() for earlier in requested[:number]]:

@@ -57,7 +57,6 @@ def clocks(name: str, rounds: list[list[float]]) -> Finding:
 
 
 def _lags(a: Raw, b: Raw) -> list[Finding]:
-    """Judge how long B went without seeing what A did."""
     clock, acted, seen = offset(a.get("rounds") or []), a.get("acted"), b.get("seen")
     found, wait = [], "the suite's processes wait for each other this way: "
     for way, (name, slow_s) in WAYS.items():
@@ -75,7 +74,6 @@ def _lags(a: Raw, b: Raw) -> list[Finding]:
 
 
 def _race(a: Raw, b: Raw) -> Finding:
-    """Judge whether a name that both linked at once had one winner."""
     name, mine, theirs = "link, raced", a.get("race"), b.get("race")
     if mine is None or theirs is None:
         return unknown(name, NOT_SO_FAR)
@@ -95,7 +93,6 @@ def _race(a: Raw, b: Raw) -> Finding:
 
 
 def _lock(a: Raw, b: Raw) -> Finding:
-    """Judge whether a lock that one side holds is refused to the other."""
     held, tried, again = a.get("held"), b.get("tried"), b.get("again")
     if held is None or tried is None:
         return unknown("flock", NOT_SO_FAR)

@@ -41,9 +41,7 @@ from autorl_hpc.states import Fault
 LOG_TAIL_BYTES = 64 * 1024
 """How much of the log is searched for the error, which the stacks of three processes may follow."""
 
-MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Maximum size of a server's log; a larger one is truncated at the next start."""
-
+MAX_LOG_BYTES = 64 * 1024 * 1024  # maximum size of a server's log; a larger one is truncated at the next start
 ASK_TIMEOUT_S = 10.0
 STOP_WAIT_S = 15.0
 MAX_WORDS = 300
@@ -89,7 +87,6 @@ class Server:
         return self.process.poll() is not None
 
     def healthy(self) -> bool:
-        """Return whether /health answers now."""
         return self._ask("/health") is not None
 
     def serves(self) -> bool:
@@ -131,7 +128,6 @@ class Server:
         return (causes or errors or lines or [""])[-1]
 
     def last_line(self) -> str:
-        """Return the last line of this start."""
         return (self._lines() or [""])[-1]
 
     def _lines(self) -> list[str]:
@@ -148,9 +144,7 @@ class Server:
 
 # --- how the server is started: program, arguments, environment, address
 
-KEY_VARIABLE = "VLLM_API_KEY"
-"""The variable for vLLM's key. On the command line every user of the node could read it."""
-
+KEY_VARIABLE = "VLLM_API_KEY"  # the variable for vLLM's key. On the command line every user of the node could read it.
 ANY_ADDRESS = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 SERVED_PORTS = range(20_000, 30_000)

@@ -28,9 +28,7 @@ WRITTEN_5M: Final = 1.25
 WRITTEN_1H: Final = 2.0
 """Factors on the input price: Anthropic's for input written into a cache for five minutes or an hour."""
 
-LEARN: Final = 0.3
-"""Weight of the newest answer in the learned factor for estimates."""
-
+LEARN: Final = 0.3  # weight of the newest answer in the learned factor for estimates
 EXHAUSTED_SHARE: Final = 0.05
 """If less is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too long."""
 
@@ -231,7 +229,6 @@ class CallRecord:
 
     @property
     def since_sent_s(self) -> float:
-        """Return the seconds since it was sent."""
         return time.monotonic() - (self.sent_at or self.began)
 
 
@@ -253,7 +250,6 @@ class Books:
         self.set_elapsed(settings.elapsed_s)
 
     def number(self) -> int:
-        """Return the next request's number."""
         self._last += 1
         return self._last
 
@@ -346,7 +342,6 @@ class Books:
             log.error("a body can't be kept: %s", error.strerror)
 
     def end(self) -> None:
-        """Write what is left."""
         self._thread.submit(self._log.flush)
         self._thread.shutdown(wait=True)
 

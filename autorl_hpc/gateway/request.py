@@ -116,8 +116,7 @@ ERROR_TYPES: Final = {
 }
 """By status: the type of an error in OpenAI's, Anthropic's and Gemini's wording."""
 
-PASSING: Final = frozenset((429, 502, 503, 504))
-"""Statuses of ours after which the same request may be answered later."""
+PASSING: Final = frozenset((429, 502, 503, 504))  # statuses of ours after which the same request may be answered later
 
 
 class Refusal(Exception):
@@ -130,7 +129,6 @@ class Refusal(Exception):
 
     @property
     def passing(self) -> bool:
-        """Return whether the same request may be answered later."""
         return self.status in PASSING
 
     def body(self, dialect: str) -> bytes:
@@ -201,7 +199,6 @@ def dialect_of(path: str) -> str:
 
 
 def keys_in(target: str) -> list[str]:
-    """Return the values of `key` in the query of a request's target."""
     return [value for name, value in _pairs(target.partition("?")[2]) if name == "key"]
 
 
@@ -257,7 +254,6 @@ _VERSION = re.compile(r"(?:_preview|_tool_result|_call|_options|_mode|_toolset|_
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
     return frozenset(text.split())
 
 

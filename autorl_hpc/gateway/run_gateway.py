@@ -39,9 +39,7 @@ MOST_FILES: Final = 4 * MAX_CONNECTIONS
 DEAF_TO: Final = [getattr(signal, f"SIG{name}") for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM"]]
 BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
-READ_BYTES: Final = 2**20
-"""Bytes of a request read at once; agents send their whole conversation each time."""
-
+READ_BYTES: Final = 2**20  # bytes of a request read at once; agents send their whole conversation each time
 END_S: Final = 4.0
 """Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
 logged."""

@@ -60,9 +60,7 @@ def _no_model(wanted: object, own: str) -> Refusal:
 
 # --- strict JSON: bodies that two readers could read differently are refused, so that the driver sees what was checked here
 
-MAX_VALUES: Final = 300_000
-"""Limit for one body: a value takes up to a hundred times its bytes while it is read."""
-
+MAX_VALUES: Final = 300_000  # limit for one body: a value takes up to a hundred times its bytes while it is read
 _STRUCTURE: Final = re.compile(rb'"[^"]*"?|[\[{,]')
 
 
@@ -108,15 +106,9 @@ def _constant(word: str) -> Any:
 
 # --- requests
 
-MAX_BODY_BYTES: Final = 32 * 2**20
-"""Limit for one request, as providers have it."""
-
-MAX_BODIES_BYTES: Final = 256 * 2**20
-"""Limit for all requests under way together."""
-
-LARGE_BYTES: Final = 2**20
-"""Larger bodies are parsed in a thread, one at a time, so that streams go on."""
-
+MAX_BODY_BYTES: Final = 32 * 2**20  # limit for one request, as providers have it
+MAX_BODIES_BYTES: Final = 256 * 2**20  # limit for all requests under way together
+LARGE_BYTES: Final = 2**20  # larger bodies are parsed in a thread, one at a time, so that streams go on
 MAX_AT_ONCE: Final = 1000
 BODY_S: Final = 120.0
 ONCE_ONLY: Final = ("Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding", "Authorization")

@@ -19,19 +19,13 @@ from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, names
 BYTES_PER_TOKEN: Final = 4.0
 """For English and code; the driver's answers correct the estimate. A token is never less than a byte."""
 
-TOKENS_OF_IMAGE: Final = 1500
-"""What providers charge for a large image."""
+TOKENS_OF_IMAGE: Final = 1500  # what providers charge for a large image
 MOST_TOKENS_OF_IMAGE: Final = 16_000
-MOST_TOKENS_OF_FILE: Final = 300_000
-"""A document of a hundred pages, as text and images."""
-MOST_INPUT_TOKENS: Final = 2**21
-"""No model has a longer context."""
-
+MOST_TOKENS_OF_FILE: Final = 300_000  # a document of a hundred pages, as text and images
+MOST_INPUT_TOKENS: Final = 2**21  # no model has a longer context
 MAX_ANSWER_TOKENS: Final = 2**31
 DEFAULT_ANSWER_TOKENS: Final = 8192
-MAX_ANSWERS: Final = 16
-"""Limit of answers to one request (`n`)."""
-
+MAX_ANSWERS: Final = 16  # limit of answers to one request (`n`)
 _LIMITS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     RESPONSES: ("max_output_tokens",),
@@ -152,9 +146,7 @@ def _data(text: str, where: str) -> str | None:
 
 # --- usage in an answer
 
-MAX_TOKENS: Final = 10**9
-"""Limit for one answer; a larger number is not plausible."""
-
+MAX_TOKENS: Final = 10**9  # limit for one answer; a larger number is not plausible
 MAX_COPY_BYTES: Final = 64 * 2**20
 """Limit for an answer that is no event stream, and for one event; beyond it tokens are estimated by length."""
 
@@ -190,7 +182,6 @@ class TokenUsage:
 
     @property
     def tokens_of_words(self) -> int:
-        """Return the estimated tokens of the text received."""
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
 
 
@@ -227,7 +218,6 @@ class UsageMeter:
             self._copy.clear()
 
     def end(self, whole: bool) -> TokenUsage:
-        """Return the usage. `whole` means that the connection ended regularly."""
         if self._events:
             self.feed(b"\n\n")
         elif not self._lost:
@@ -377,7 +367,6 @@ class WithoutUsage:
         return out + self.end() if len(self._buffer) > self.MAX_EVENT_BYTES else out
 
     def end(self) -> bytes:
-        """Return the rest after the stream's end."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

@@ -54,7 +54,6 @@ class DriverLost(Refusal):
 
     @property
     def passing(self) -> bool:
-        """Return whether a retry may help."""
         return self._again
 
 
@@ -265,11 +264,8 @@ def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
-DRAIN_S: Final = 30.0
-"""If a client leaves, the answer is read on for this long, because the usage comes at its end."""
-
-CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))
-"""Errors of the driver below 500 that are the cluster's fault."""
+DRAIN_S: Final = 30.0  # if a client leaves, the answer is read on for this long, because the usage comes at its end
+CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))  # errors of the driver below 500 that are the cluster's fault
 
 
 async def forward(

@@ -45,9 +45,7 @@ from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
 BUNDLE_NAME = "BUNDLE.json"
-MODE = 0o600
-"""Mode of the bundle; it may hold held-out items."""
-
+MODE = 0o600  # mode of the bundle; it may hold held-out items
 STORE_MODE, VAULT_MODE = 0o444, 0o400
 
 
@@ -139,9 +137,7 @@ def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tup
 # Files go to work folders beside their final place; the next unpacking removes what a killed one left.
 
 MAX_HEAD_BYTES = 64 * 1024 * 1024
-ROW_BYTES = 4096
-"""Archive overhead per file: header and padding."""
-
+ROW_BYTES = 4096  # archive overhead per file: header and padding
 CHUNK_BYTES = 1024 * 1024
 PART_OF_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
 """Allowed path parts in a bundle: not hidden, no `..`, no character that is special to a shell or terminal."""

@@ -76,9 +76,7 @@ class Patience:
 
 NO_PIN = Pin()
 PATIENCE = Patience()
-NO_WAY_TRIES = 2
-"""Where the host was never reached: a node without network should say so soon."""
-
+NO_WAY_TRIES = 2  # where the host was never reached: a node without network should say so soon
 WORTH_BYTES = 1024 * 1024
 """A connection that brought as much counts as a new beginning: long downloads may break as often as they like."""
 

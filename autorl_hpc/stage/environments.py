@@ -35,14 +35,11 @@ from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, St
 from autorl_hpc.stage.sources import Say, alone, check_space, in_words, last_words, pip, remove_folder, work_folder
 from autorl_hpc.states import Fault
 
-PREFIX = "env:"
-"""Prefix of environment names on the command line."""
-
+PREFIX = "env:"  # prefix of environment names on the command line
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """https://github.com/apptainer/sif: the magic follows a launch script of 32 bytes."""
 
-COMPILED_SHARE = 1.5
-"""Size of installed and compiled files relative to the unpacked wheels."""
+COMPILED_SHARE = 1.5  # size of installed and compiled files relative to the unpacked wheels
 
 
 def stage_environment(
@@ -116,7 +113,6 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
 def install_image(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Install the folder `work` with an image in it."""
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
     _check_expected(name, digest, expected)
@@ -225,7 +221,6 @@ def _alone(root: Root, name: str) -> AbstractContextManager[None]:
 
 
 def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
-    """Return the environment with this content if it exists and is complete."""
     try:
         return verify_environment(root, name, digest)
     except AutorlError:
@@ -249,7 +244,6 @@ def _take_write_bits(folder: Path) -> None:
 
 
 def _point(root: Root, manifest: StoreManifest, say: Say) -> StoreManifest:
-    """Make this environment the current one of its name."""
     name, digest = manifest.name, str(manifest.content_hash)
     os.chmod(root.environment(name, digest), 0o555)
     pointer = EnvironmentPointer(name=name, content_hash=digest)

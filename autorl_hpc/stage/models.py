@@ -50,7 +50,6 @@ def is_model(name: str) -> bool:
 
 
 def full_name(name: str) -> str:
-    """Return the store's name for a short name."""
     return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
 
 

@@ -26,8 +26,7 @@ from autorl_hpc.tasks.folders import with_scorer_hash
 from autorl_hpc.tasks.heldout import Item, load_items, with_pins
 from autorl_hpc.tasks.loader import Task
 
-BY_REWARD: Final = "episodes"
-"""The scorer that uses rewards; others score the last observation of an episode."""
+BY_REWARD: Final = "episodes"  # the scorer that uses rewards; others score the last observation of an episode
 FIELDS: Final = ("oracle", "walkthrough")
 FUNCTION: Final = "oracle"
 NO_TRANSCRIPT: Final = "0" * 64
@@ -40,15 +39,12 @@ class Silent:
     """An engine whose answers are all empty."""
 
     def encode(self, text: str) -> list[int]:
-        """Return one token, so that no prompt is too long."""
         return [0]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """Return one token, like a model with a chat template."""
         return [0]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        """Return an empty answer for each prompt."""
         return [Answer("", 0, False) for _ in prompts]
 
 
@@ -148,8 +144,7 @@ class Trial:
 
 # --- scores of a staged task's own answers: if perfect is not 100 or empty not 0, the scorer measures something else
 
-ORACLE = "oracle"
-"""Field with an item's perfect answer, if `answer` is not it."""
+ORACLE = "oracle"  # field with an item's perfect answer, if `answer` is not it
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,6 @@ class Checked:
 
     @property
     def right(self) -> bool:
-        """Return whether the scores that exist are right."""
         return self.oracle in (100.0, None) and self.null in (0.0, None)
 
     def __str__(self) -> str:
@@ -177,7 +171,6 @@ class Checked:
 
 
 def perfect_answer(recipe: Recipe, item: Item) -> str:
-    """Return the answer that should get full marks."""
     return str(item.data.get(ORACLE, item.answer))
 
 

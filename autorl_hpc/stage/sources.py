@@ -29,11 +29,8 @@ from autorl_hpc.states import Fault
 # --- progress: a bar on a terminal, otherwise a line now and then
 
 Say = Callable[[str], None]
-Shown = Callable[[int, int | None], None]
-"""Called with the number of bytes done, and of the total if known."""
-
-LINE_EVERY_S = 15.0
-"""Between two log lines: often enough to show that it goes on, rare enough for a download of hours."""
+Shown = Callable[[int, int | None], None]  # called with the number of bytes done, and of the total if known
+LINE_EVERY_S = 15.0  # between two log lines: often enough to show that it goes on, rare enough for a download of hours
 
 
 def in_words(size_bytes: float) -> str:
@@ -47,7 +44,6 @@ def in_words(size_bytes: float) -> str:
 
 @contextmanager
 def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Shown]:
-    """Show the progress of the step `name`."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -71,8 +67,7 @@ def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Sho
 
 # --- disk space, checked before anything is written
 
-RESERVE_BYTES = 1024 * 1024
-"""For manifests and folders besides the files."""
+RESERVE_BYTES = 1024 * 1024  # for manifests and folders besides the files
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
@@ -165,9 +160,7 @@ TOKEN_PATH_VARIABLE = "HF_TOKEN_PATH"
 HUB_FORM = re.compile(
     r"hf://(?P<kind>datasets/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@(?P<revision>[\w./-]+?)/(?P<path>.+)"
 )
-REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A commit, tag or branch; no branch with a slash."""
-
+REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # a commit, tag or branch; no branch with a slash
 GITHUB_PAGE = re.compile(r"https://github\.com/(?P<repo>[^/]+/[^/]+)/blob/(?P<rest>.+)")
 GITHUB_FILE = re.compile(r"https://github\.com/[^/]+/[^/]+/(raw|releases/download|archive)/.+")
 

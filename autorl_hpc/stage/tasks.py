@@ -50,8 +50,7 @@ from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
 # covers the text, because zlib versions compress differently; so a file whose text matches is accepted too.
 
 MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
-MAX_TEXT_BYTES: Final = 256 * 1024 * 1024
-"""Limit for the unpacked text, because a small file can unpack to any size."""
+MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the unpacked text, because a small file can unpack to any size
 
 
 def is_pinned(path: Path, pinned: SourceFile) -> str | None:
@@ -290,7 +289,6 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
 
 
 def _purpose(task: Task, pinned: SourceFile) -> str:
-    """Return an optional source file with its purpose and origin."""
     needing = [recipe.name for recipe in task.file.recipes if pinned.file in recipe_files(recipe)]
     use = f", for recipe {', '.join(needing)}" if needing else ""
     return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
