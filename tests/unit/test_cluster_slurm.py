@@ -125,6 +125,11 @@ def test_a_number_that_was_given_out_twice_is_not_taken_for_ours(clients: Client
     assert board.alive_runs() == {"c", "d"}
 
 
+def test_what_was_taken_back_counts_for_nothing() -> None:
+    jobs = submitted(array().model_copy(update={"taken_back": True}))
+    assert JobTable.of(jobs, []).tasks == [] and names_of(jobs) == []
+
+
 def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -> None:
     second = f"exp.agents-3.{UID}"
     clients.says(
