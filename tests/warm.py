@@ -25,6 +25,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -139,11 +140,13 @@ class Server:
                 start_new_session=True,
             )
 
-    def fork(self, args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any) -> WarmProcess:
+    def fork(
+        self, args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any, given: int | None
+    ) -> WarmProcess:
         read, write = os.pipe()
         try:
             request = json.dumps({"args": list(args), "env": dict(env), "cwd": str(cwd)}).encode()
-            rights = array.array("i", [out.fileno(), err.fileno(), write])
+            rights = array.array("i", [out.fileno(), err.fileno(), write, *([] if given is None else [given])])
             self.ours.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
             answer = self.ours.recv(64)
             if not answer:
@@ -164,7 +167,7 @@ def may_fork(args: Sequence[str], env: Mapping[str, str], code: Path | None) -> 
     """
     named = {name for name in {*env, *_ENVIRON} if name.startswith(AT_IMPORT) and name != "PYTHONPATH"}
     same = all(env.get(name) == _ENVIRON.get(name) for name in named - {"PYTHONDONTWRITEBYTECODE"})
-    if not same or not (args[0] == "-c" or tuple(args[:2]) == ("-m", PACKAGE)):
+    if not same or not (args[0] == "-c" or tuple(args[:2]) in (("-m", PACKAGE), ("-m", f"{PACKAGE}.gateway"))):
         return False
     if code is not None and env.get("PYTHONPATH") == str(code):
         return _stamps(code) == _stamps(REPO)
@@ -180,21 +183,43 @@ def _stamps(repository: Path) -> dict[str, tuple[int, int]]:
     return stamps
 
 
-def start(args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any) -> WarmProcess:
-    """Fork `python ARGS`, which must be `-m autorl_hpc ...` or `-c SCRIPT ...`; its output goes to the open files `out` and `err`."""
+def start(
+    args: Sequence[str], env: Mapping[str, str], cwd: Path, out: Any, err: Any, given: int | None = None
+) -> WarmProcess:
+    """Fork `python ARGS`, for which `may_fork` is true; its output goes to the open files `out` and `err`, and its input comes from the
+    descriptor `given`."""
     global _SERVER  # noqa: PLW0603 - one for each worker of pytest
     with _LOCK:
         for last in (False, True):
             if _SERVER is None or _SERVER.process.poll() is not None:
                 _SERVER = Server()
             try:
-                return _SERVER.fork(args, env, cwd, out, err)
+                return _SERVER.fork(args, env, cwd, out, err, given)
             except OSError:  # it was killed, as agents of tests do
                 _SERVER.process.kill()
                 _SERVER.process.wait()
                 if last:
                     raise
     raise AssertionError("unreachable")
+
+
+def run(args: Sequence[str], env: Mapping[str, str], cwd: Path, timeout: float) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGS` to its end, as a fork where that is as a cold start."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process: Any
+        if may_fork(args, env, None):
+            process = start(args, env, cwd, out, err)
+        else:
+            process = subprocess.Popen(
+                [sys.executable, *args], env=dict(env), cwd=cwd, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+            )
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(args, code, out.read().decode(), err.read().decode())
 
 
 def serve(ours: socket.socket) -> list[str]:
@@ -220,18 +245,18 @@ def serve(ours: socket.socket) -> list[str]:
             reap(tell)
         if ours not in ready:
             continue
-        request, passed, _, _ = socket.recv_fds(ours, 4 * ROOM, 3)
+        request, passed, _, _ = socket.recv_fds(ours, 4 * ROOM, 4)
         if not request:
             os._exit(0)
         told = json.loads(request)
-        out, err, status = passed
+        out, err, status, *given = passed
         pid = os.fork()
         if pid == 0:
-            become(told, (out, err), ours)
+            become(told, (out, err, *given), ours)
             return list(told["args"])
         tell[pid] = status
-        os.close(out)
-        os.close(err)
+        for each in (out, err, *given):
+            os.close(each)
 
 
 def reap(tell: dict[int, int]) -> None:
@@ -244,14 +269,14 @@ def reap(tell: dict[int, int]) -> None:
             os.close(status)
 
 
-def become(told: Mapping[str, Any], files: tuple[int, int], ours: socket.socket) -> None:
-    """Turn this fork into the process that was asked for."""
+def become(told: Mapping[str, Any], files: Sequence[int], ours: socket.socket) -> None:
+    """Turn this fork into the process that was asked for; `files` are for its output, its errors and, perhaps, its input."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
-    os.dup2(files[0], 1)
-    os.dup2(files[1], 2)
+    for number, file in zip((1, 2, 0), files, strict=False):
+        os.dup2(file, number)
     os.chdir(told["cwd"])
     os.environ.clear()
     show([sys.executable, *told["args"]], told["env"])

@@ -23,7 +23,6 @@ from autorl_hpc import __version__
 from autorl_hpc.agents import agent_names, load_agent
 from autorl_hpc.agents.program_check import PROGRAM_LIMIT_S, SETUP_LIMIT_S, Where, has_checks, look, where_agents_run
 from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, look_for_engine
-from autorl_hpc.doctor import finding as findings
 from autorl_hpc.doctor import storage
 from autorl_hpc.doctor.finding import (
     Check,
@@ -71,7 +70,7 @@ def imports() -> Finding:
             "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see"
         )
         return problem("packages", value, "jobs end at their first line", advice)
-    value = f"all there, imported in {findings.span(took)}"
+    value = f"all there, imported in {took:.1f} s"
     if took > SLOW_IMPORT_S:
         return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
     return ok("packages", value)

@@ -718,8 +718,7 @@ def test_it_ends_with_the_supervisor(tmp_path: Path) -> None:
     """By the end of its input; and where somebody else holds that open, by the kernel's hand."""
     with DriverServer([Turn("x")]) as driver:
         with behind(driver, tmp_path) as gateway:
-            assert gateway.process.stdin is not None
-            gateway.process.stdin.close()
+            gateway.stdin.close()
             assert gateway.process.wait(600) == 0
         told = {"port": 0, "token": TOKEN, "upstream": {"url": driver.url}, "model": MODEL, "log": str(tmp_path / "l")}
         parent = (

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 from helpers import PATIENCE_S
 
@@ -21,15 +22,7 @@ REPO = Path(__file__).resolve().parents[2]
 
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs `autorl-hpc` outside any checkout."""
-    return subprocess.run(
-        [sys.executable, "-m", "autorl_hpc", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPO), **env},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return warm.run(["-m", "autorl_hpc", *arguments], {**os.environ, **env}, cwd, PATIENCE_S)
 
 
 # --- usage errors, for programs too ---

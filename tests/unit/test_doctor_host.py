@@ -6,13 +6,13 @@ import io
 import json
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import patients
 import pytest
+import warm
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, profile, state
 
@@ -22,8 +22,6 @@ from autorl_hpc.doctor.finding import Check, Finding, State, examine, ok, proble
 from autorl_hpc.errors import Exit
 
 fake = patients.fake
-
-REPO = Path(__file__).resolve().parents[2]
 
 
 # --- findings ---
@@ -74,15 +72,7 @@ def test_the_page_keeps_to_80_columns() -> None:
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "autorl_hpc", "doctor", *arguments],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(REPO), **env},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return warm.run(["-m", "autorl_hpc", "doctor", *arguments], {**os.environ, **env}, cwd, PATIENCE_S)
 
 
 @pytest.mark.slow
