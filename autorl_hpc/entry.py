@@ -41,7 +41,6 @@ class Interrupts:
 
 
 def main() -> None:
-    """Runs the command line."""
     interrupts = Interrupts()
     interrupts.notice()
     sys.exit(guarded(_run, interrupts))
@@ -64,7 +63,7 @@ def _restore_gpus() -> None:
 
 
 def guarded(run: Callable[[], Any], interrupts: Interrupts) -> int:
-    """Runs it; the exit code of what came of it, and a message that says what to do next."""
+    """Run it; return the exit code of what came of it, with a message that says what to do next."""
     try:
         run()
         return 0

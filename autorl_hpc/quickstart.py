@@ -49,10 +49,8 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
 
 
 def _explained(error: AutorlError, root: Root) -> AutorlError:
-    """Return the error, reworded if another version of the suite made the folder.
-
-    The advice of `launch` then (--keep-frozen, another experiment name) does not apply to quickstart.
-    """
+    """Return the error, reworded if another version of the suite made the folder. The advice of `launch` then (--keep-frozen,
+    another experiment name) does not apply to quickstart."""
     experiment = root.experiment("quickstart")
     if not experiment.resolved.exists() or error.where is None:
         return error

@@ -122,11 +122,6 @@ class Route(StrEnum):
     DISTILLATION = "distillation"  # from another model's outputs or logits
     UNKNOWN = "unknown"  # it was trained, but the evidence does not show how
 
-    @property
-    def is_rl(self) -> bool:
-        """Return whether a policy learned from rewards of its own samples."""
-        return self in (Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL)
-
 
 class FailureKind(StrEnum):
     """Why a run, or one of its submissions, did not help. The first five are the paper's."""
@@ -206,10 +201,8 @@ SLURM_STATES: dict[str, JobState] = {
 
 
 def job_state(word: str) -> JobState:
-    """Return the JobState for a state as Slurm prints it, such as `CANCELLED by 1001`, `CANCELLED+` or `RUNNING,COMPLETING`.
-
-    If there are several words, a live state wins: a job that is `NODE_FAIL,REQUEUED` comes back.
-    """
+    """Return the JobState for a state as Slurm prints it, such as `CANCELLED by 1001`, `CANCELLED+` or `RUNNING,COMPLETING`. If
+    there are several words, a live state wins: a job that is `NODE_FAIL,REQUEUED` comes back."""
     words = word.replace("+", " ").replace(",", " ").upper().split()
     if not words or words[0] not in SLURM_STATES:
         return JobState.UNKNOWN
@@ -220,5 +213,4 @@ def job_state(word: str) -> JobState:
 EXIT_RESUME = 75
 """Exit code of a supervisor and its job (EX_TEMPFAIL): this attempt stopped without sealing the run, and another one follows."""
 
-EXIT_TROUBLE = 3
-"""Exit code of a grader that could not score anything on its node."""
+EXIT_TROUBLE = 3  # exit code of a grader that could not score anything on its node

@@ -1,4 +1,3 @@
-#!/usr/bin/env python3
 """A driver on the loopback that plays scripted turns: a deterministic model in all four dialects, with failures to order.
 
     with DriverServer([Turn(run="ls"), Failure(429, retry_after_s=1), Turn("done")]) as driver:
@@ -8,31 +7,22 @@ A list is played in the order of requests that offer tools (or all, where none e
 between, which get `aside`. A failure is one entry, and the retry gets the next. After the list's end its last turn is
 repeated, as text alone. A function is given the conversation instead and answers from it: it holds no state, so that an
 interrupted agent that goes on gets the turn that it would have got.
-
-As a program: `python tests/driver_server.py --script turns.json --port 0 --key-file FILE` prints its URL; the script is a list like
-`[{"run": "ls"}, {"status": 429, "retry_after_s": 1}, {"text": "done"}]`.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
 import json
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)] * (__name__ == "__main__")
-
-import driver_wire as wire  # noqa: E402
-from driver_wire import ANTHROPIC, GEMINI, Call, Conversation, Turn  # noqa: E402
+import driver_wire as wire
+from driver_wire import ANTHROPIC, GEMINI, Call, Conversation, Turn
 
 __all__ = ["Asked", "Call", "Conversation", "DriverServer", "Failure", "Pace", "Turn", "overflow"]
 
@@ -105,7 +95,6 @@ class Asked:
 
     @property
     def body(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.raw)
 
 
@@ -116,7 +105,6 @@ class DriverServer:
         key: what requests must show, as a bearer token, x-api-key, x-goog-api-key or ?key=; None: anything.
         model: the one that exists; None: any.
         context_tokens: longer conversations are refused, by `overflow`.
-        compress: answers that are no streams are gzip'd where the client takes it.
         host: where it listens; a job on another node needs other than the loopback.
     """
 
@@ -127,13 +115,11 @@ class DriverServer:
         key: str | None = None,
         model: str | None = None,
         context_tokens: int | None = None,
-        aside: Turn = ASIDE,
-        compress: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
         self.script, self.key, self.model, self.context_tokens = script, key, model, context_tokens
-        self.aside, self.compress, self.host = aside, compress, host
+        self.host = host
         self.asked: list[Asked] = []
         self.played = 0
         self.broken_off = 0
@@ -176,7 +162,6 @@ class DriverServer:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
         return int(self._server.server_address[1])
 
     @property
@@ -271,11 +256,11 @@ class DriverServer:
         if callable(self.script):
             return self.script(conversation)
         if not conversation.tools and any(each.tools for each in self.conversations):
-            return self.aside
+            return ASIDE
         self.played += 1
         if self.played <= len(self.script):
             return self.script[self.played - 1]
-        last = next((each for each in reversed(self.script) if not isinstance(each, Failure)), self.aside)
+        last = next((each for each in reversed(self.script) if not isinstance(each, Failure)), ASIDE)
         return Turn((last.turn if isinstance(last, Pace) else last).text or "done")
 
     def _answer(self, handler: BaseHTTPRequestHandler, asked: Asked, dialect: str) -> None:
@@ -326,8 +311,6 @@ class DriverServer:
         cut: int | None = None,
     ) -> None:
         more = dict(headers or {})
-        if self.compress and "gzip" in (handler.headers.get("Accept-Encoding") or ""):
-            body, more["Content-Encoding"] = gzip.compress(body), "gzip"
         handler.send_response(status)
         for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **more}.items():
             handler.send_header(name, value)
@@ -359,44 +342,3 @@ class DriverServer:
         handler.wfile.flush()
         handler.close_connection = True
         handler.connection.shutdown(socket.SHUT_RDWR)
-
-
-def entries(script: list[dict[str, Any]]) -> list[Entry]:
-    """A script from JSON: an object with `status` or `cut_after` is a failure, with `after_s` or `event_s` a slow turn."""
-    made: list[Entry] = []
-    for each in script:
-        if "status" in each or "cut_after" in each:
-            made.append(Failure(**{"status": 0, **each}))
-            continue
-        pace = {name: each[name] for name in ("after_s", "event_s") if name in each}
-        rest = {name: value for name, value in each.items() if name not in pace}
-        rest["calls"] = tuple(Call(**call) for call in rest.get("calls", ()))
-        made.append(Pace(Turn(**rest), **pace) if pace else Turn(**rest))
-    return made
-
-
-def main() -> None:
-    """Serves until standard input ends or it is killed."""
-    parser = argparse.ArgumentParser(description="A driver that plays scripted turns.")
-    parser.add_argument("--script", type=Path, required=True)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--key-file", type=Path)
-    parser.add_argument("--model")
-    parser.add_argument("--context-tokens", type=int)
-    given = parser.parse_args()
-    key = given.key_file.read_text().strip() if given.key_file else None
-    server = DriverServer(
-        entries(json.loads(given.script.read_text())),
-        key=key,
-        model=given.model,
-        context_tokens=given.context_tokens,
-        host=given.host,
-        port=given.port,
-    )
-    print(server.url, flush=True)
-    threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main()

@@ -21,10 +21,10 @@ SHELLS = (
 
 @dataclass(frozen=True)
 class Call:
-    """A tool call. Arguments that are a text make the call of a `custom` tool (responses and chat)."""
+    """A tool call."""
 
     name: str
-    arguments: dict[str, Any] | str
+    arguments: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -74,17 +74,14 @@ class Conversation:
 
     @property
     def turns(self) -> int:
-        """How often the driver spoke."""
         return sum(message.role == "assistant" for message in self.messages)
 
     @property
     def last(self) -> str:
-        """The last message's text."""
         return self.messages[-1].text if self.messages else ""
 
     @property
     def text(self) -> str:
-        """All of it."""
         return "\n".join(message.text for message in self.messages)
 
     @property
@@ -214,15 +211,11 @@ def answer_to(conversation: Conversation, turn: Turn) -> Answer:
     return Answer(turn, calls, told_in, told_out, conversation.model, conversation.number, pieces)
 
 
-def _text(arguments: dict[str, Any] | str) -> str:
-    return arguments if isinstance(arguments, str) else json.dumps(arguments)
-
-
 def _halves(text: str) -> tuple[str, str]:
     return text[: len(text) // 2], text[len(text) // 2 :]
 
 
-# ----------------------------------------------------------------------------------------------------------- openai-chat
+# --- openai-chat
 
 
 def _chat_usage(answer: Answer) -> dict[str, Any]:
@@ -235,9 +228,8 @@ def _chat_usage(answer: Answer) -> dict[str, Any]:
 
 
 def _chat_call(number: int, at: int, call: Call) -> dict[str, Any]:
-    kind = "custom" if isinstance(call.arguments, str) else "function"
-    named = {"input": call.arguments} if kind == "custom" else {"arguments": _text(call.arguments)}
-    return {"id": f"call_{number}_{at}", "type": kind, kind: {"name": call.name, **named}}
+    function = {"name": call.name, "arguments": json.dumps(call.arguments)}
+    return {"id": f"call_{number}_{at}", "type": "function", "function": function}
 
 
 def _chat(answer: Answer) -> dict[str, Any]:
@@ -261,18 +253,16 @@ def _chat_events(answer: Answer, include_usage: bool) -> Iterator[bytes]:
         yield delta({"content": piece})
     for at, call in enumerate(answer.calls):
         whole = _chat_call(answer.number, at, call)
-        kind = whole["type"]
-        field_name = "input" if kind == "custom" else "arguments"
-        first, second = _halves(whole[kind][field_name])
-        yield delta({"tool_calls": [{"index": at, **whole, kind: {"name": call.name, field_name: first}}]})
-        yield delta({"tool_calls": [{"index": at, kind: {field_name: second}}]})
+        first, second = _halves(whole["function"]["arguments"])
+        yield delta({"tool_calls": [{"index": at, **whole, "function": {"name": call.name, "arguments": first}}]})
+        yield delta({"tool_calls": [{"index": at, "function": {"arguments": second}}]})
     yield delta({}, "tool_calls" if answer.calls else "stop")
     if include_usage:
         yield _data({**head, "choices": [], "usage": _chat_usage(answer)})
     yield b"data: [DONE]\n\n"
 
 
-# ------------------------------------------------------------------------------------------------------ openai-responses
+# --- openai-responses
 
 
 def _response(answer: Answer, output: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
@@ -304,13 +294,8 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
         items.append({**head, "content": [part]})
     for at, call in enumerate(answer.calls):
         name = {"call_id": f"call_{answer.number}_{at}", "name": call.name, "status": "completed"}
-        if isinstance(call.arguments, str):
-            items.append(
-                {"id": f"ctc_{answer.number}_{at}", "type": "custom_tool_call", **name, "input": call.arguments}
-            )
-        else:
-            arguments = _text(call.arguments)
-            items.append({"id": f"fc_{answer.number}_{at}", "type": "function_call", **name, "arguments": arguments})
+        arguments = json.dumps(call.arguments)
+        items.append({"id": f"fc_{answer.number}_{at}", "type": "function_call", **name, "arguments": arguments})
     return items
 
 
@@ -327,7 +312,7 @@ def _responses_events(answer: Answer) -> Iterator[bytes]:
     yield event("response.in_progress", response=_response(answer, [], "in_progress"))
     for at, item in enumerate(items):
         place = {"output_index": at, "item_id": item["id"]}
-        empty = {key: "" if key in ("arguments", "input") else value for key, value in item.items()}
+        empty = {key: "" if key == "arguments" else value for key, value in item.items()}
         if item["type"] == "message":
             empty["content"] = []
         yield event("response.output_item.added", output_index=at, item={**empty, "status": "in_progress"})
@@ -339,16 +324,14 @@ def _responses_events(answer: Answer) -> Iterator[bytes]:
             yield event("response.output_text.done", **place, content_index=0, text=part["text"])
             yield event("response.content_part.done", **place, content_index=0, part=part)
         else:
-            name = "arguments" if item["type"] == "function_call" else "input"
-            kind = "function_call_arguments" if name == "arguments" else "custom_tool_call_input"
-            for half in _halves(item[name]):
-                yield event(f"response.{kind}.delta", **place, delta=half)
-            yield event(f"response.{kind}.done", **place, **{name: item[name]})
+            for half in _halves(item["arguments"]):
+                yield event("response.function_call_arguments.delta", **place, delta=half)
+            yield event("response.function_call_arguments.done", **place, arguments=item["arguments"])
         yield event("response.output_item.done", output_index=at, item=item)
     yield event("response.completed", response=_response(answer, items))
 
 
-# ------------------------------------------------------------------------------------------------------------- anthropic
+# --- anthropic
 
 
 def _anthropic(answer: Answer) -> dict[str, Any]:
@@ -391,7 +374,7 @@ def _anthropic_events(answer: Answer) -> Iterator[bytes]:
                 yield event("content_block_delta", index=at, delta={"type": "text_delta", "text": piece})
         else:
             yield event("content_block_start", index=at, content_block={**block, "input": {}})
-            for half in _halves(_text(block["input"])):
+            for half in _halves(json.dumps(block["input"])):
                 yield event("content_block_delta", index=at, delta={"type": "input_json_delta", "partial_json": half})
         yield event("content_block_stop", index=at)
     ended = {"stop_reason": message["stop_reason"], "stop_sequence": None}
@@ -399,7 +382,7 @@ def _anthropic_events(answer: Answer) -> Iterator[bytes]:
     yield event("message_stop")
 
 
-# ---------------------------------------------------------------------------------------------------------------- gemini
+# --- gemini
 
 
 def _gemini_part(answer: Answer, parts: list[dict[str, Any]], last: bool) -> dict[str, Any]:

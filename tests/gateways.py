@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import warm
 from driver_server import DriverServer
 from helpers import PATIENCE_S, wait_for
 
@@ -72,26 +74,21 @@ class GatewayProcess:
         self.posts = 0  # each has a line in the log, soon after its answer
         self._pings = self._pong = 0
         self._lock = threading.Lock()
-        with open(self.stderr, "ab") as stderr:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "autorl_hpc.gateway"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-            )
+        given, into = os.pipe()
+        out_of, out = os.pipe()
+        self.stdin, self._stdout = os.fdopen(into, "w"), os.fdopen(out_of)
+        with open(self.stderr, "ab") as stderr, os.fdopen(out, "wb") as stdout, os.fdopen(given):
+            self.process = _started(given, stdout, stderr)
         self.tell(told)
         self.told: list[dict[str, Any]] = []
-        assert self.process.stdout is not None
-        first = self.process.stdout.readline()
+        first = self._stdout.readline()
         assert first, self.stderr.read_text()
         self.port: int | None = json.loads(first)["port"]
         threading.Thread(target=self._listen, daemon=True).start()
         self.totals()
 
     def _listen(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._stdout:
             value = json.loads(line)
             if "pong" in value:
                 self._pong = value["pong"]
@@ -100,15 +97,12 @@ class GatewayProcess:
 
     def tell(self, value: Any) -> None:
         """One line in."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(value) + "\n")
-        self.process.stdin.flush()
+        self.stdin.write(json.dumps(value) + "\n")
+        self.stdin.flush()
 
     def totals(self, calls: int | None = None) -> dict[str, Any]:
         """The last that it told, of every request that has its answer; waits until it told so many calls."""
-        if (
-            calls is None
-        ):  # it tells in order: what it says of an answer is heard before its word to a question that comes after
+        if calls is None:  # what it tells of an answer is heard before its word to a question that comes after
             self._pings += 1
             self.tell({"ping": self._pings})
             wait_for(lambda: self._pong == self._pings, what="its answer")
@@ -192,6 +186,14 @@ class GatewayProcess:
             self.end()
         finally:
             self.process.kill()
+
+
+def _started(given: int, stdout: Any, stderr: Any) -> Any:
+    """A fork of a process that has the package loaded, else a process of its own."""
+    args = ["-m", "autorl_hpc.gateway"]
+    if warm.may_fork(args, os.environ, None):
+        return warm.start(args, os.environ, Path.cwd(), stdout, stderr, given)
+    return subprocess.Popen([sys.executable, *args], stdin=given, stdout=stdout, stderr=stderr)
 
 
 def behind(driver: DriverServer, folder: Path, **settings: Any) -> GatewayProcess:

@@ -15,6 +15,10 @@ from typing import Any
 import pytest
 from helpers import PATIENCE_S
 
+from autorl_hpc.files.layout import Root
+from autorl_hpc.stage.download import Patience, fetch_model
+from autorl_hpc.stage.tasks import fetch_sources
+
 Answer = Callable[["Handler"], None]
 
 
@@ -150,6 +154,33 @@ def hangs(data: bytes, after: int) -> Answer:
     return answer
 
 
+QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.5)
+"""It waits for an answer as long as a busy machine may need for one, and not between two tries."""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    made = Root(tmp_path / "root")
+    made.path.mkdir()
+    return made
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
+    """A server that is the Hub, too; downloads don't pause for long."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name in ("HF_TOKEN_PATH", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for function in (fetch_model, fetch_sources):
+        monkeypatch.setitem(function.__kwdefaults__, "patience", QUICK)
+    with served() as running:
+        monkeypatch.setenv("HF_ENDPOINT", running.url())
+        yield running
+
+
 def put_model(
     server: LoopbackServer, name: str, folder: Path, commit: str, lfs: tuple[str, ...] = ()
 ) -> dict[str, Any]:
@@ -174,13 +205,3 @@ def put_model(
     for revision in ("main", commit):
         server.answers[f"/api/models/{name}/revision/{revision}"] = [info]
     return value
-
-
-def clean_environment(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """No proxy, no mirror and no token of whoever runs the tests."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-        monkeypatch.delenv(name.upper(), raising=False)
-    for name in ("HF_ENDPOINT", "HF_TOKEN_PATH", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(home))

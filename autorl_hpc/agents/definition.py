@@ -112,13 +112,9 @@ CONFIG = "config.yaml"
 
 
 def read_config(path: Path) -> AgentFile:
-    """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`.
-
-    There an agent is identified by its folder; `name` is a title. Whether it needs a driver is not in the file.
-
-    Raises:
-        AutorlError: it is not a table, or a field has another type.
-    """
+    """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`. There an agent is
+    identified by its folder; `name` is a title. Whether it needs a driver is not in the file. Raises AutorlError if it is not a
+    table, or a field has another type."""
     value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
         raise AutorlError("config.yaml is no table of fields", where=path, next_step="compare it with another agent's")
@@ -179,36 +175,28 @@ def agent_folders() -> list[Path]:
 
 
 def put_first(folders: Sequence[Path]) -> None:
-    """Search these folders first, in this process and its children.
-
-    Raises:
-        AutorlError: one is not a folder.
-    """
+    """Search these folders first, in this process and its children. Raises AutorlError if one is not a folder."""
     layout.put_first(PATH_VARIABLE, folders, "agent")
 
 
 def agent_names(folders: Sequence[Path] | None = None) -> list[str]:
-    """Return the names of all agents in `folders` (default: `agent_folders()`)."""
     places = agent_folders() if folders is None else folders
     return sorted({path.parent.name for name in (DEFINITION, CONFIG) for f in places for path in f.glob(f"*/{name}")})
 
 
 def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
-    """Load the agent of that name from `folders` (default: `agent_folders()`).
-
-    Raises:
-        AutorlError: there is none, or its folder is incomplete.
-    """
+    """Load the agent of that name from `folders` (default: `agent_folders()`). Raises AutorlError if there is none, or its folder
+    is incomplete."""
     places = agent_folders() if folders is None else folders
     files = (place / name / file for place in places for file in (DEFINITION, CONFIG))
     path = next(filter(Path.is_file, files), None)
     if path is None:
         near = get_close_matches(name, agent_names(), n=1)
-        raise AutorlError(
-            f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else ""),
-            where=share("templates") / "agents",
-            next_step=f"choose one of: {', '.join(agent_names())}; or name the folder of yours by --agents or ${PATH_VARIABLE}",
+        what = f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+        advice = (
+            f"choose one of: {', '.join(agent_names())}; or name the folder of yours by --agents or ${PATH_VARIABLE}"
         )
+        raise AutorlError(what, where=share("templates") / "agents", next_step=advice)
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)
     _check_complete(agent)
@@ -238,20 +226,13 @@ def _check_complete(agent: Agent) -> None:
 
 
 def attach_to(run: RunDir) -> None:
-    """Connect until the shell exits or the user detaches.
-
-    Raises:
-        AutorlError: it has not begun, is over, or is on another node.
-    """
+    """Connect until the shell exits or the user detaches. Raises AutorlError if it has not begun, is over, or is on another
+    node."""
     terminal = runpy.run_path(str(share("templates") / "agents" / "shell" / "terminal.py"))
     try:
         workspace = json.loads(reading.read_bytes(run.workspace_link))["workspace"]
         terminal["attach"](workspace)
     except (OSError, ValueError, KeyError) as error:
-        raise AutorlError(
-            f"no shell answers: {error}",
-            where=run.path,
-            next_step="see with `autorl-hpc status` that the run is under way; a shell is reached on its own node alone: "
-            "srun --overlap --jobid NUMBER --pty autorl-hpc attach ...",
-            exit_code=Exit.FAILED,
-        ) from None
+        advice = "see with `autorl-hpc status` that the run is under way; a shell is reached on its own node alone: srun --overlap --jobid NUMBER --pty autorl-hpc attach ..."
+        what = f"no shell answers: {error}"
+        raise AutorlError(what, where=run.path, next_step=advice, exit_code=Exit.FAILED) from None

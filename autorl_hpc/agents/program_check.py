@@ -22,9 +22,7 @@ from autorl_hpc.sandbox.sandbox_plan import below, program_folders, software
 
 # --- where programs must be: on the PATH of jobs, and visible in the sandbox
 
-SETUP_LIMIT_S = 60.0
-"""Loading modules from a busy file server takes seconds."""
-
+SETUP_LIMIT_S = 60.0  # loading modules from a busy file server takes seconds
 MOST_LINKS = 40
 SETS_PATH = re.compile(
     r"\b(PATH|PYTHONPATH|LD_LIBRARY_PATH|MODULEPATH|AUTORL_VLLM)="
@@ -35,21 +33,14 @@ SETS_PATH = re.compile(
 
 @dataclass(frozen=True)
 class Where:
-    """Where agents will run, as far as this host can tell.
+    """Where agents will run, as far as this host can tell."""
 
-    Attributes:
-        path: PATH of their processes.
-        shown: paths that a sandbox lets them read; None for everything.
-        image: they run in an image, whose programs differ from this host's.
-        doubt: what could not be found out.
-        environ: of jobs, after the profile's modules and the `setup` lines that match SETS_PATH, without secrets.
-    """
-
-    path: str
-    shown: tuple[str, ...] | None
-    image: bool = False
-    doubt: str = ""
+    path: str  # PATH of their processes
+    shown: tuple[str, ...] | None  # paths that a sandbox lets them read; None for everything
+    image: bool = False  # they run in an image, whose programs differ from this host's
+    doubt: str = ""  # what could not be found out
     environ: Mapping[str, str] = field(default_factory=dict)
+    """Of jobs, after the profile's modules and the `setup` lines that match SETS_PATH, without secrets."""
 
 
 def where_agents_run(
@@ -61,15 +52,8 @@ def where_agents_run(
     venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
-    """Return where agents will run.
-
-    Args:
-        profile: the cluster's; None if agents run on this host.
-        readable: the experiment's `sandbox.readable`.
-        level: the experiment's `sandbox.level`.
-        image: the experiment's environment is an image.
-        venv: of the experiment's environment.
-    """
+    """Return where agents will run, by the cluster's profile (None: on this host) and by the experiment's sandbox and environment, which
+    may be an image or a venv."""
     of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
     path = of_jobs["PATH"]
     outer = {**environ, "PATH": path}
@@ -86,7 +70,7 @@ def where_agents_run(
 def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Run the profile's modules and the `setup` lines that match SETS_PATH here; return the variables, and what could not be
     found out."""
-    # A job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
+    # a job's PYTHONPATH starts with only the frozen code; modules and setup append to it.
     found, doubt = {"PATH": os.defpath, **without_secrets(environ), "PYTHONPATH": ""}, ""
     lines = [] if profile is None else [*module_lines(profile), *filter(SETS_PATH.search, profile.setup)]
     if lines:
@@ -112,7 +96,6 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
 
 
 def _links(path: str) -> list[str]:
-    """Return a path and what it links to, one after the other."""
     found = [os.path.normpath(path)]
     while os.path.islink(found[-1]) and len(found) < MOST_LINKS:
         found.append(os.path.normpath(os.path.join(os.path.dirname(found[-1]), os.readlink(found[-1]))))
@@ -142,13 +125,7 @@ State = Literal["ok", "note", "problem"]
 
 @dataclass(frozen=True)
 class Looked:
-    """A finding.
-
-    Attributes:
-        state: `problem`: a run with this agent would fail; `note`: it may.
-        value: in words.
-        do_this: what helps.
-    """
+    """A finding. `problem`: a run with this agent would fail; `note`: it may."""
 
     agent: str
     state: State
@@ -157,7 +134,6 @@ class Looked:
 
 
 def has_checks(file: AgentFile) -> bool:
-    """Return whether there is anything to check."""
     return bool(file.program or file.check or file.secrets)
 
 

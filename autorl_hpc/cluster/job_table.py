@@ -18,12 +18,8 @@ SEEN_NAME = "seen.json"
 
 
 def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
-    """Read slurm.json, the jobs that launches submitted; None before the first.
-
-    Raises:
-        AutorlError: the file is damaged.
-        OSError: it can't be read.
-    """
+    """Read slurm.json, the jobs that launches submitted; None before the first. Raises AutorlError if the file is damaged;
+    OSError: it can't be read."""
     # Not in jobs/, which users may delete: the watcher must still know its jobs.
     path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
@@ -32,7 +28,6 @@ def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
 
 
 def write_submitted(experiment: ExperimentDir, jobs: SlurmJobs) -> None:
-    """Replace slurm.json."""
     atomic.write_json(experiment.path / SUBMITTED_NAME, jobs.model_dump(mode="json"))
 
 
@@ -44,7 +39,6 @@ def read_seen(experiment: ExperimentDir) -> SeenJobs:
 
 
 def write_seen(experiment: ExperimentDir, seen: SeenJobs) -> None:
-    """Replace seen.json."""
     atomic.write_bytes(experiment.path / SEEN_NAME, seen.canonical() + b"\n")
 
 
@@ -69,11 +63,8 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse.
-
-        Args:
-            asked_back: include the jobs that a failed launch is taking back, for clean-up.
-        """
+        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse; with `asked_back` also
+        those that a failed launch is taking back, for clean-up."""
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)
@@ -91,7 +82,6 @@ class JobTable:
         return board
 
     def of_run(self, run_id: str) -> list[ListedJob]:
-        """Return the tasks of a run, in the order of submission."""
         return [task for task in self.tasks if task.run_id == run_id]
 
     def alive(self, role: str | None = None) -> list[ListedJob]:
@@ -99,7 +89,6 @@ class JobTable:
         return [task for task in self.tasks if not task.state.over and role in (None, task.submitted.role)]
 
     def alive_runs(self) -> set[str]:
-        """Return the runs with a task that runs or waits."""
         return {task.run_id for task in self.alive() if task.run_id is not None}
 
 
@@ -111,7 +100,6 @@ def _is_of(job: SeenJob, submitted: Submitted) -> bool:
 
 
 def names_of(jobs: SlurmJobs) -> Sequence[str]:
-    """Return every name that jobs were submitted under."""
     return sorted({submitted.name for submitted in jobs.submitted if not submitted.taken_back})
 
 
@@ -173,11 +161,9 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
         reason = f"{what}: the job's memory was used up"
         if shared:
             return _cluster(f"{reason}, which agent and grader shared")
-        return (
-            OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
-            if began
-            else _cluster(f"{reason} before the agent began")
-        )
+        if not began:
+            return _cluster(f"{reason} before the agent began")
+        return OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
     if CREDENTIAL in log or CREDENTIAL in (seen.reason or "").lower():
         return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)")
     if word in CLUSTER_WORDS:

@@ -30,16 +30,11 @@ def profile_folders() -> list[Path]:
 
 
 def profile_names() -> list[str]:
-    """Return the names of all profiles."""
     return sorted({path.stem for folder in profile_folders() for path in folder.glob(f"*{SUFFIX}")})
 
 
 def profile_path(name: str) -> Path:
-    """Return the file of a profile, by its name or path.
-
-    Raises:
-        AutorlError: there is no profile of that name.
-    """
+    """Return the file of a profile, by its name or path. Raises AutorlError if there is no profile of that name."""
     if name.endswith(SUFFIX) or os.sep in name:
         return Path(name).absolute()
     path = next((f / f"{name}{SUFFIX}" for f in profile_folders() if (f / f"{name}{SUFFIX}").is_file()), None)
@@ -53,11 +48,7 @@ def profile_path(name: str) -> Path:
 
 
 def load_profile(name: str) -> ClusterProfile:
-    """Read a profile, by its name or path.
-
-    Raises:
-        AutorlError: there is none, or it is wrong; the error names the field.
-    """
+    """Read a profile, by its name or path. Raises AutorlError if there is none, or it is wrong; the error names the field."""
     path = profile_path(name)
     profile = parse_record(ClusterProfile, read_yaml(path), path, next_step="see docs/clusters.md for every field")
     if profile.name != path.stem:
@@ -68,10 +59,7 @@ def load_profile(name: str) -> ClusterProfile:
 
 def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
     """Return the folder for workspaces, with variables expanded now, because each attempt of a run must find the same one.
-
-    Raises:
-        AutorlError: a variable is not set here, or the path is not absolute.
-    """
+    Raises AutorlError if a variable is not set here, or the path is not absolute."""
     if profile.scratch is None:
         return None
     path = os.path.expanduser(os.path.expandvars(profile.scratch))
@@ -87,9 +75,7 @@ def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
 
 # --- limits of the Slurm site
 
-DEFAULT_MAX_ARRAY_SIZE = 1001
-"""Slurm's own default, used if the site can't be queried."""
-
+DEFAULT_MAX_ARRAY_SIZE = 1001  # Slurm's own default, used if the site can't be queried
 HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "SBATCH_QOS"}
 """The user's sbatch defaults, used where the profile sets nothing. (sbatch itself gives them precedence over the script.)"""
 
@@ -103,15 +89,11 @@ def habit(field: str) -> str | None:
 
 @dataclass(frozen=True)
 class Site:
-    """Limits of a site for planning jobs.
+    """Limits of a site for planning jobs."""
 
-    Attributes:
-        max_array_size: one more than the highest index.
-        max_time_s: of one job, by partition name (None for the default partition); absent if no limit is known.
-    """
-
-    max_array_size: int = DEFAULT_MAX_ARRAY_SIZE
+    max_array_size: int = DEFAULT_MAX_ARRAY_SIZE  # one more than the highest index
     max_time_s: dict[str | None, float] | None = None
+    """Of one job, by partition name (None for the default partition); absent if no limit is known."""
 
     def limit_s(self, partition: str | None) -> float | None:
         """Return the longest job of a partition; of several (`a,b`) the shortest limit; None if unknown."""
@@ -123,12 +105,8 @@ class Site:
 
 
 def ask(profile: ClusterProfile) -> Site:
-    """Query the scheduler's limits; the profile's own limits take precedence.
-
-    Raises:
-        SchedulerError: it does not answer.
-        AutorlError: the profile names an unknown partition.
-    """
+    """Query the scheduler's limits; the profile's own limits take precedence. Raises SchedulerError if it does not answer;
+    AutorlError: the profile names an unknown partition."""
     size = profile.limits.max_array_size or max_array_size()
     known = partitions()
     named = [kind.partition or profile.partition or "" for kind in (profile.agent, profile.grader, profile.report)]
@@ -155,7 +133,6 @@ def config() -> dict[str, str]:
 
 
 def max_array_size() -> int:
-    """Return the cluster's MaxArraySize."""
     value = config().get("MaxArraySize", "")
     return int(value) if value.isdigit() and int(value) > 0 else DEFAULT_MAX_ARRAY_SIZE
 

@@ -18,14 +18,11 @@ from autorl_hpc.records.cluster import SeenJob, SlurmJobs
 from autorl_hpc.records.exchange import SHORT_HEX
 from autorl_hpc.states import Fault, job_state
 
-TIMEOUT_S = 30.0
-"""A client waits 9 s for an absent controller (measured); a busy one may take longer."""
-
+TIMEOUT_S = 30.0  # a client waits 9 s for an absent controller (measured); a busy one may take longer
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCONTROL_", "SACCT_", "SINFO_", "SCANCEL_")
 """Variables that change what a client does or prints, or that come from a surrounding job."""
 
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")
-"""Variables that say where the cluster is."""
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS")  # variables that say where the cluster is
 
 
 class SchedulerError(AutorlError):
@@ -38,25 +35,19 @@ def without_scheduler(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def available() -> bool:
-    """Return whether this host has Slurm's clients."""
     return all(shutil.which(name) is not None for name in ("sbatch", "squeue", "scancel", "scontrol"))
 
 
 def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
-    """Run a client and return what it prints.
-
-    Raises:
-        SchedulerError: it is missing, failed, or did not answer in time.
-    """
+    """Run a client and return what it prints. Raises SchedulerError if it is missing, failed, or did not answer in time."""
     env = {**without_scheduler(os.environ), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     answer = ask(argv, env=env, limit_s=timeout_s)
     if answer.missing:
-        raise SchedulerError(
+        what, advice = (
             f"there is no {argv[0]} on this host",
-            fault=Fault.CLUSTER,
-            next_step="run this on a login node of the cluster, or use `--cluster local`",
-            exit_code=Exit.ENVIRONMENT,
+            "run this on a login node of the cluster, or use `--cluster local`",
         )
+        raise SchedulerError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     if answer.code != 0:
         raise failed(argv[0], answer.err or answer.out)
     return answer.out
@@ -65,12 +56,9 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
 def failed(client: str, words: str) -> SchedulerError:
     """Return an error with the scheduler's own words and advice."""
     lines = [line.strip() for line in words.strip().splitlines() if line.strip()]
-    return SchedulerError(
-        f"{client}: {' | '.join(lines)[:1000] or 'it failed without a word'}",
-        fault=Fault.CLUSTER,
-        next_step=_advice(words),
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what = f"{client}: {' | '.join(lines)[:1000] or 'it failed without a word'}"
+    advice = next((advice for part, advice in ADVICE if part in words.lower()), "see the scheduler's words")
+    return SchedulerError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 ADVICE = (
@@ -95,17 +83,9 @@ ADVICE = (
     ("job violates accounting/qos policy", "your account's limits forbid it: fewer jobs, shorter, or another qos"),
     ("unable to contact slurm controller", "the scheduler is down: the same command again, later"),
     ("socket timed out", "the scheduler is busy or down: the same command again, later"),
-    (
-        "establish a configuration source",
-        "this host has no slurm.conf: go to a login node of the cluster, or set SLURM_CONF",
-    ),
+    ("establish a configuration source", "no slurm.conf here: go to a login node of the cluster, or set SLURM_CONF"),
 )
 """Known messages of sbatch, and what helps."""
-
-
-def _advice(words: str) -> str:
-    said = words.lower()
-    return next((advice for part, advice in ADVICE if part in said), "see the scheduler's words")
 
 
 # --- our jobs in the scheduler, found by name, because Slurm may reuse job ids
@@ -113,14 +93,11 @@ def _advice(words: str) -> str:
 # squeue with all states shows living jobs and, for some minutes, ended ones (MinJobAge); scontrol has the exit codes of the same
 # jobs; sacct, if there is accounting, is used only for jobs that both have forgotten.
 
-SEPARATOR = "\x1f"
-"""A character that no job name, comment or reason contains."""
-
+SEPARATOR = "\x1f"  # a character that no job name, comment or reason contains
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
 _NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
-PER_CALL = 200
-"""Names per squeue call, because a command line has a length limit."""
+PER_CALL = 200  # names per squeue call, because a command line has a length limit
 
 
 def comment(uid: str, number: int) -> str:
@@ -129,11 +106,8 @@ def comment(uid: str, number: int) -> str:
 
 
 def jobs(names: Iterable[str]) -> list[SeenJob]:
-    """Return our jobs with these names, arrays task by task, the newest sbatch call last.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
-    """
+    """Return our jobs with these names, arrays task by task, the newest sbatch call last. Raises SchedulerError if the scheduler
+    does not answer."""
     wanted = sorted(set(names))
     found: list[SeenJob] = []
     for start in range(0, len(wanted), PER_CALL):
@@ -154,7 +128,6 @@ def _from_squeue(line: str) -> SeenJob | None:
 
 
 def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: str, **more: Any) -> SeenJob:
-    """Return a job as a client lists it; `said` is its comment."""
     number, task = COMMENT.search(said), re.fullmatch(r"\d+_(\d+)", job_id)
     return SeenJob(
         name=name,
@@ -200,11 +173,8 @@ def _completed(job: SeenJob, words: Mapping[str, str]) -> SeenJob:
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
-    """Return our jobs by sacct, the last record of each; None without accounting or if its database can't be reached.
-
-    Raises:
-        SchedulerError: sacct failed for another reason.
-    """
+    """Return our jobs by sacct, the last record of each; None without accounting or if its database can't be reached. Raises
+    SchedulerError if sacct failed for another reason."""
     argv = [
         *("sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={SEPARATOR}", f"--uid={os.geteuid()}"),
         *("--starttime=now-60days", f"--name={','.join(sorted(set(names)))}"),
@@ -226,16 +196,12 @@ def accounting(names: Iterable[str]) -> list[SeenJob] | None:
 
 
 def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
-    """Return the jobs that run or wait."""
     return [job for job in seen if not job_state(job.state).over]
 
 
 def cancel(job_ids: Sequence[str]) -> None:
-    """Cancel these jobs by scancel; jobs that have ended already are no error.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
-    """
+    """Cancel these jobs by scancel; jobs that have ended already are no error. Raises SchedulerError if the scheduler does not
+    answer."""
     for start in range(0, len(job_ids), PER_CALL):
         try:
             run(["scancel", *job_ids[start : start + PER_CALL]])
@@ -245,10 +211,8 @@ def cancel(job_ids: Sequence[str]) -> None:
 
 
 def own_job() -> tuple[str, float | None] | None:
-    """Return the Slurm state of this process's job and the seconds until its time limit; None if unknown.
-
-    If squeue can't be used (in a container), newer versions of Slurm have the end time in a variable.
-    """
+    """Return the Slurm state of this process's job and the seconds until its time limit; None if unknown. If squeue can't be
+    used (in a container), newer versions of Slurm have the end time in a variable."""
     job_id = os.environ.get("SLURM_JOB_ID")
     if job_id is None:
         return None
@@ -291,10 +255,8 @@ class JobComment:
 
 
 def tell(short: str) -> bool:
-    """Write the short head into the comment of the job that this process runs in; False if that fails.
-
-    A site may forbid it and a container may lack the clients; nothing depends on it.
-    """
+    """Write the short head into the comment of the job that this process runs in; False if that fails. A site may forbid it and
+    a container may lack the clients; nothing depends on it."""
     job_id = os.environ.get("SLURM_JOB_ID")
     if not job_id:
         return False
@@ -309,11 +271,8 @@ def tell(short: str) -> bool:
 
 
 def told(jobs: SlurmJobs) -> list[JobComment]:
-    """Return the heads in the comments of an experiment's report jobs, the newest job last.
-
-    Raises:
-        SchedulerError: the scheduler does not answer.
-    """
+    """Return the heads in the comments of an experiment's report jobs, the newest job last. Raises SchedulerError if the
+    scheduler does not answer."""
     names = ",".join(sorted({submitted.name for submitted in jobs.submitted if submitted.role == "report"}))
     if not names:
         return []

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Literal
+from typing import Any, Literal
 
 from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
@@ -18,12 +18,7 @@ from autorl_hpc.records.cluster import ClusterProfile
 
 @dataclass(frozen=True)
 class ProgramAnswer:
-    """A program's output.
-
-    Attributes:
-        code: exit code; None if it did not answer in time or could not be started.
-        missing: it is not on this host.
-    """
+    """A program's output, and its exit code: None if it did not answer in time or could not be started."""
 
     code: int | None
     out: str
@@ -37,27 +32,12 @@ class ProgramAnswer:
 
 
 def ask(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    limit_s: float,
-    folder: str | Path | None = None,
-    given: str = "",
+    argv: Sequence[str], *, env: Mapping[str, str], limit_s: float, folder: str | Path | None = None, given: str = ""
 ) -> ProgramAnswer:
     """Run a program for at most `limit_s` seconds, with `given` on its standard input."""
+    options: dict[str, Any] = {"env": dict(env), "cwd": folder, "input": given, "timeout": limit_s}
     try:
-        done = subprocess.run(
-            list(argv),
-            env=dict(env),
-            cwd=folder,
-            stdin=None if given else subprocess.DEVNULL,
-            input=given or None,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s,
-            check=False,
-        )
+        done = subprocess.run(list(argv), capture_output=True, text=True, errors="replace", check=False, **options)
     except subprocess.TimeoutExpired:
         return ProgramAnswer(None, "", f"no answer within {limit_s:.0f} s")
     except OSError as error:
@@ -67,12 +47,8 @@ def ask(
 
 # --- where vLLM is
 
-PROGRAM_VARIABLE = "AUTORL_VLLM"
-"""Path of the program `vllm`; takes precedence over the profile and PATH."""
-
-PYTHON_LIMIT_S = 60.0
-"""For a Python to say whether it has vLLM, without importing it."""
-
+PROGRAM_VARIABLE = "AUTORL_VLLM"  # path of the program `vllm`; takes precedence over the profile and PATH
+PYTHON_LIMIT_S = 60.0  # for a Python to say whether it has vLLM, without importing it
 WORDS_CHARS = 200
 
 INSTALL = f"install vllm in the graders' environment, or name the program `vllm` of another one: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
@@ -85,13 +61,7 @@ ASKED = f"import importlib.util, sys; sys.exit({ABSENT} if importlib.util.find_s
 
 @dataclass(frozen=True)
 class VllmOnHost:
-    """What this host shows of the graders' engine.
-
-    Attributes:
-        state: `problem`: no grader would start; `note`: unknown from here.
-        value: in words.
-        do_this: what helps.
-    """
+    """What this host shows of the graders' engine. `problem`: no grader would start; `note`: unknown from here."""
 
     state: Literal["ok", "note", "problem"]
     value: str
@@ -117,13 +87,8 @@ class VllmReply:
 
 
 def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> VllmOnHost:
-    """Return whether graders would find a Python with vLLM, by the rules of grading/engines/worker_process.py.
-
-    Args:
-        profile: the cluster's; None if graders run on this host.
-        environ: of jobs, after the profile's modules and setup.
-        doubt: what could not be found out about it.
-    """
+    """Return whether graders would find a Python with vLLM, by the rules of grading/engines/worker_process.py. `environ` is that of
+    jobs, after the profile's modules and setup; `doubt` says what could not be found out about it."""
     if profile is not None and profile.container is not None:
         return VllmOnHost("note", "vLLM must be in the image that jobs run in, which is not looked into")
     named = environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)

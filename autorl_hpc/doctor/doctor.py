@@ -19,7 +19,6 @@ from autorl_hpc.records.cluster import ClusterProfile
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 SCHEMA_VERSION = 1
 SCRATCH_GROUP = "Files of the scratch folder"
@@ -27,16 +26,13 @@ Say = Callable[[str], None]
 
 
 def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[Finding]:
-    """Return every finding.
+    """Return every finding. Raises AutorlError if there is no such profile, or it is wrong.
 
     Args:
         root: absolute; need not exist.
         cluster: a profile's name or file.
         jobs: whether jobs may be submitted.
         say: takes a line about what is waited for.
-
-    Raises:
-        AutorlError: there is no such profile, or it is wrong.
     """
     profile = load_profile(cluster) if cluster else None
     with trial_jobs.handling(trial_jobs.end):
@@ -60,14 +56,12 @@ def _everything(root: Path, profile: ClusterProfile | None, *, jobs: bool, say: 
     if scratch is not None:
         found += _files(SCRATCH_GROUP, scratch, like=place)
     found += wrong
-    home = storage.existing(Path.home())  # caches and environments are there, often below a small quota
-    found += examine("Home", _kind_and_space(home, like=place))
+    found += examine("Home", _kind_and_space(storage.existing(Path.home()), like=place))  # caches are there
     found += host.check_agents(profile) + host.check_engine(profile)
     return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 
 def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
-    """Return what Slurm says, and whether jobs can be submitted."""
     if profile is not None and profile.scheduler == "local":
         value = f"not looked at: the profile `{profile.name}` is of this machine alone"
         return in_group("Slurm", note("Slurm", value, "no job is queued")), False
@@ -92,8 +86,7 @@ def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
 
 
 def _kind_and_space(place: Path, like: Path | None) -> list[Check]:
-    """Return the checks of a file system; one that it shares with `like` is not measured twice."""
-    if like is not None and _same(place, like):
+    if like is not None and place.stat().st_dev == like.stat().st_dev:
         return [Check("file system", lambda: ok("file system", "the root's"))]
     return [
         Check("file system", lambda: storage.kind(place)),
@@ -103,7 +96,6 @@ def _kind_and_space(place: Path, like: Path | None) -> list[Check]:
 
 
 def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
-    """Judge a folder's file system, by doing."""
     place = storage.existing(folder)
     there = ok("folder", str(folder))
     if place != folder:
@@ -112,17 +104,10 @@ def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
     checks += _kind_and_space(place, like)
     found = examine(group, checks)
     writable = any(finding.check == "write access" and finding.state is State.OK for finding in found)
-    if not writable or (like is not None and _same(place, like)):
+    if not writable or (like is not None and place.stat().st_dev == like.stat().st_dev):
         return found
     with trial_jobs.probe_folder(place) as tried:  # by this thread: ctrl-C reaches it
         return found + examine(group, [Check("tried by doing", lambda: storage.probes(tried), 60.0)])
-
-
-def _same(one: Path, other: Path) -> bool:
-    try:
-        return one.stat().st_dev == other.stat().st_dev
-    except OSError:
-        return False
 
 
 def exit_code(findings: Sequence[Finding]) -> Exit:
@@ -133,7 +118,6 @@ def exit_code(findings: Sequence[Finding]) -> Exit:
 
 
 def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the page for programs."""
     return {
         "schema_version": SCHEMA_VERSION,
         "findings": [finding.as_json() for finding in findings],
@@ -141,7 +125,7 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-# The page on a terminal: one line a finding, and what follows from those that are not ok. Made for 80 columns and more.
+# The page on a terminal: one line a finding, and what follows from those that are not ok
 
 STYLES = dict(zip(State, ("green", "cyan", "yellow", "bold red", "magenta"), strict=True))
 STATE_WIDTH = 8
@@ -153,34 +137,25 @@ def show(findings: Sequence[Finding], console: Console) -> None:
     """Print the groups in their order, and a count at the end."""
     from rich.text import Text
 
+    width = max(console.width, LEAST_WIDTH) - STATE_WIDTH
     group = None
+
+    def show_lines(mark: str, style: str, text: str, indent: int) -> None:
+        rows = wrap(text, width + STATE_WIDTH - len(mark), subsequent_indent=" " * indent, break_on_hyphens=False)
+        for number, row in enumerate(rows or [""]):
+            first = (mark, style) if number == 0 else " " * len(mark)
+            console.print(Text.assemble(first, row.rstrip()), soft_wrap=True)
+
     for finding in findings:
         if finding.group != group:
             console.print(Text(finding.group if group is None else f"\n{finding.group}", style="bold"), soft_wrap=True)
             group = finding.group
-        for line in _lines(finding, max(console.width, LEAST_WIDTH)):
-            console.print(line, soft_wrap=True)
+        name = f"{finding.check:<{CHECK_WIDTH - 1}} {finding.value}"  # a long name pushes its value to the right
+        show_lines(f"{finding.state:<{STATE_WIDTH}}", STYLES[finding.state], name, CHECK_WIDTH)
+        for label, words in (("so what: ", finding.so_what), ("do this: ", finding.do_this)):
+            if words and finding.state is not State.OK:
+                show_lines(" " * STATE_WIDTH + label, "dim", words, 0)
     numbers = Counter(finding.state for finding in findings)
     plural = {State.NOTE, State.WARNING, State.PROBLEM}
     counts = [f"{numbers[each]} {each}{'s' if each in plural and numbers[each] != 1 else ''}" for each in State]
     console.print(Text(f"\n{', '.join(counts)}", style="bold"), soft_wrap=True)
-
-
-def _lines(finding: Finding, width: int) -> list[Text]:
-    from rich.text import Text
-
-    blank = " " * STATE_WIDTH
-    first = f"{finding.check:<{CHECK_WIDTH - 1}} {finding.value}"  # a long name pushes its value to the right
-    rows = _wrapped(first, width - STATE_WIDTH, CHECK_WIDTH)
-    lines = [Text.assemble((f"{finding.state:<{STATE_WIDTH}}", STYLES[finding.state]), rows[0])]
-    lines += [Text(blank + row) for row in rows[1:]]
-    told = {} if finding.state is State.OK else {"so what: ": finding.so_what, "do this: ": finding.do_this}
-    for label, words in told.items():
-        for number, row in enumerate(_wrapped(words, width - STATE_WIDTH - len(label), 0) if words else []):
-            lines.append(Text.assemble((blank + (label if number == 0 else " " * len(label)), "dim"), row))
-    return lines
-
-
-def _wrapped(text: str, width: int, indent: int) -> list[str]:
-    rows = wrap(text, width, subsequent_indent=" " * indent, break_on_hyphens=False)
-    return [row.rstrip() for row in rows] or [""]

@@ -6,16 +6,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from autorl_hpc.cluster import vllm_program
 from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.states import StrEnum
 
 CHECK_LIMIT_S = 30.0
-TOOL_LIMIT_S = 10.0
-"""`quota` asks every file server; one that is down keeps it waiting."""
-
+TOOL_LIMIT_S = 10.0  # `quota` asks every file server; one that is down keeps it waiting
 MAX_VALUE_CHARS = 600
 
 
@@ -31,15 +28,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the page.
-
-    Attributes:
-        check: what was looked at; with the group, its name for programs.
-        value: what was found.
-        so_what: what follows for runs.
-        do_this: what helps.
-        group: the part of the page; set by `examine` or `in_group`.
-    """
+    """One line of the page: what was looked at, what was found, what follows for runs, what helps."""
 
     check: str
     state: State
@@ -48,18 +37,15 @@ class Finding:
     do_this: str = ""
     group: str = ""
 
+    def __post_init__(self) -> None:
+        # What other programs print must not steer the terminal.
+        line = " ".join("".join(char if char.isprintable() else " " for char in self.value).split())
+        short = line if len(line) <= MAX_VALUE_CHARS else line[: MAX_VALUE_CHARS - 3] + "..."
+        object.__setattr__(self, "value", short)
+
     def as_json(self) -> dict[str, str]:
         """Return the fields with the state as a plain string."""
         return {**asdict(self), "state": str(self.state)}
-
-
-def from_json(value: Any) -> Finding | None:
-    """Parse a finding that another process wrote; None if it is none."""
-    try:
-        fields = {name: clean(str(value[name])) for name in ("check", "value", "so_what", "do_this", "group")}
-        return Finding(state=State(value["state"]), **fields)
-    except (TypeError, KeyError, ValueError):
-        return None
 
 
 NOTHING_TO_DO = "nothing: it is told so that you know"
@@ -68,38 +54,27 @@ NOT_KNOWN = "what follows from it can't be said beforehand"
 
 
 def ok(check: str, value: str) -> Finding:
-    """Return a finding with nothing to do."""
-    return Finding(check, State.OK, clean(value))
+    return Finding(check, State.OK, value)
 
 
 def note(check: str, value: str, so_what: str, do_this: str = "") -> Finding:
-    """Return a finding that is worth knowing."""
-    return Finding(check, State.NOTE, clean(value), so_what, do_this or NOTHING_TO_DO)
+    return Finding(check, State.NOTE, value, so_what, do_this or NOTHING_TO_DO)
 
 
 def warning(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """Return a finding by which something may fail."""
-    return Finding(check, State.WARNING, clean(value), so_what, do_this)
+    return Finding(check, State.WARNING, value, so_what, do_this)
 
 
 def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
-    """Return a finding by which something doesn't work."""
-    return Finding(check, State.PROBLEM, clean(value), so_what, do_this)
+    return Finding(check, State.PROBLEM, value, so_what, do_this)
 
 
-def unknown(check: str, value: str, so_what: str = "", do_this: str = "") -> Finding:
+def unknown(check: str, value: str, so_what: str = NOT_KNOWN, do_this: str = ASK_AGAIN) -> Finding:
     """Return a finding for what could not be found out; `value` says why."""
-    return Finding(check, State.UNKNOWN, clean(value), so_what or NOT_KNOWN, do_this or ASK_AGAIN)
-
-
-def clean(text: str) -> str:
-    """Return one line without control characters, since what other programs print must not steer the terminal."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
-    return line if len(line) <= MAX_VALUE_CHARS else line[: MAX_VALUE_CHARS - 3] + "..."
+    return Finding(check, State.UNKNOWN, value, so_what, do_this)
 
 
 def in_group(group: str, *found: Finding) -> list[Finding]:
-    """Return the findings under a group's name."""
     return [replace(finding, group=group) for finding in found]
 
 
@@ -126,18 +101,15 @@ def _run(check: Check) -> list[Finding]:
             seen = check.look()
             done.append([seen] if isinstance(seen, Finding) else list(seen))
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-            done.append([unknown(check.name, f"the check failed: {reason}")])
+            done.append([unknown(check.name, f"the check failed: {type(error).__name__}: {error}".rstrip(": "))])
 
     thread = threading.Thread(target=look, daemon=True, name=f"doctor {check.name}")
     thread.start()
     thread.join(check.limit_s)
-    value = f"no answer within {check.limit_s:.0f} s"
-    so_what, advice = (
-        "what hangs here will hang in a job too",
-        "try the same by hand; tell the site's people if it hangs",
-    )
-    return done[0] if done else [unknown(check.name, value, so_what, advice)]
+    if done:
+        return done[0]
+    value, so_what = f"no answer within {check.limit_s:.0f} s", "what hangs here will hang in a job too"
+    return [unknown(check.name, value, so_what, "try the same by hand; tell the site's people if it hangs")]
 
 
 def ask(*argv: str, limit_s: float = TOOL_LIMIT_S) -> ProgramAnswer:
@@ -146,7 +118,6 @@ def ask(*argv: str, limit_s: float = TOOL_LIMIT_S) -> ProgramAnswer:
 
 
 def said(answer: ProgramAnswer) -> str:
-    """Return a program's last words."""
     return answer.last_words(200) or "nothing"
 
 
@@ -156,7 +127,7 @@ def span(seconds: float) -> str:
         return f"{1000 * seconds:.0f} ms"
     for unit, size, above in (("days", 86400, 2 * 86400), ("h", 3600, 2 * 3600), ("min", 60, 120)):
         if seconds >= above:
-            return f"{seconds / size:.3g} {unit}" if seconds % size else f"{seconds / size:.0f} {unit}"
+            return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 

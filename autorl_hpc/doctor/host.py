@@ -1,7 +1,5 @@
-"""Check this host: Python, limits, GPUs, sandboxes, programs of agents and graders. Jobs of the doctor run the same on a node:
-
-python -m autorl_hpc.doctor.host OUT.json GPUS FOLDER ...
-"""
+"""Check this host: Python, limits, GPUs, sandboxes, programs of agents and graders; on a node jobs of the doctor run it by
+`python -m autorl_hpc.doctor.host OUT.json GPUS FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -37,7 +35,6 @@ from autorl_hpc.doctor.finding import (
     problem,
     said,
     size,
-    span,
     unknown,
     warning,
 )
@@ -50,12 +47,10 @@ from autorl_hpc.states import Network, SandboxLevel
 
 LEAST_LIMIT = 1024
 SLOW_IMPORT_S = 15.0
-MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")
-"""What jobs import."""
+MODULES = ("pydantic", "yaml", "numpy", "submitit", "typer", "rich", "jinja2")  # what jobs import
 
 
 def python() -> Finding:
-    """Tell the versions of Python and autorl-hpc."""
     return ok("Python", f"{platform.python_version()}, autorl-hpc {__version__}")
 
 
@@ -75,7 +70,7 @@ def imports() -> Finding:
             "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see"
         )
         return problem("packages", value, "jobs end at their first line", advice)
-    value = f"all there, imported in {span(took)}"
+    value = f"all there, imported in {took:.1f} s"
     if took > SLOW_IMPORT_S:
         return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
     return ok("packages", value)
@@ -96,7 +91,6 @@ LIMITS = {
 
 
 def limit(name: str) -> Finding:
-    """Judge `ulimit -n` or `ulimit -u`."""
     number, so_what, advice = LIMITS[name]
     soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in resource.getrlimit(number))
     value = f"{soft} (may be raised to {hard})"
@@ -106,7 +100,6 @@ def limit(name: str) -> Finding:
 
 
 def memory(proc: Path = Path("/proc")) -> Finding:
-    """Tell this host's memory, and the CPUs of this process."""
     match = re.search(r"(?m)^MemTotal:\s+(\d+)", (proc / "meminfo").read_text(encoding="ascii", errors="replace"))
     if match is None:
         return unknown("memory and CPUs", "/proc/meminfo doesn't tell")
@@ -133,8 +126,7 @@ def offline(environment: Mapping[str, str]) -> list[Finding]:
 
 # GPUs as a host shows them, and as a job is told which are its own
 
-SMI_LIMIT_S = 30.0
-"""A host with eight cards and no persistence daemon wakes them one by one."""
+SMI_LIMIT_S = 30.0  # a host with eight cards and no persistence daemon wakes them one by one
 
 
 def cards() -> Finding:
@@ -158,11 +150,7 @@ def cards() -> Finding:
 
 
 def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding:
-    """Judge CUDA_VISIBLE_DEVICES.
-
-    Args:
-        asked: how many GPUs this process's job asked for; None: it is in no job.
-    """
+    """Judge CUDA_VISIBLE_DEVICES. `asked` is how many GPUs this process's job asked for; None: it is in no job."""
     name = "CUDA_VISIBLE_DEVICES"
     text = environment.get(name)
     if text is None:
@@ -191,8 +179,7 @@ def _form(part: str) -> str:
 
 # Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
 
-PORT = 29570
-"""Inside, where the way out is tried; one of those that level landlock leaves open."""
+PORT = 29570  # inside, where the way out is tried; one of those that level landlock leaves open
 
 
 def check_sandbox() -> list[Finding]:
@@ -239,7 +226,6 @@ def _container() -> Finding:
 
 
 def _trial_plan(folder: Path) -> SandboxPlan:
-    """Make up a world like an agent's."""
     for name in ("vault", "store/data", "runs", "scratch/w/.tmp", "scratch/w/.home", "scratch/w/data", "socket"):
         (folder / name).mkdir(parents=True)
     for name in ("vault/items", "store/data/train", "runs/run.json"):
@@ -264,7 +250,6 @@ def _trial_plan(folder: Path) -> SandboxPlan:
 
 
 def check_agents(profile: ClusterProfile | None) -> list[Finding]:
-    """Look for the program of each agent that has one."""
     where: list[Where] = []
 
     def path_of_jobs() -> Finding:
@@ -292,7 +277,6 @@ def _agent(name: str, where: Where) -> list[Finding]:
 
 
 def check_engine(profile: ClusterProfile | None) -> list[Finding]:
-    """Look for the vLLM of graders."""
     limit_s = SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5
     return examine("Graders", [Check("vLLM", partial(_engine, profile), limit_s)])
 
@@ -310,11 +294,7 @@ NOT_IN_JOBS = ("level of runs", "processes of yours")
 
 
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
-    """Return the checks of this host, by group.
-
-    Args:
-        asked: how many GPUs this process's job asked for; None: it is in no job.
-    """
+    """Return the checks of this host, by group; see `visible` for `asked`."""
     env = os.environ
     return {
         "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
@@ -334,7 +314,6 @@ def checks(asked: int | None = None) -> dict[str, list[Check]]:
 
 
 def folder_seen(name: str, path: Path) -> Finding:
-    """Judge a folder of the suite, from the node."""
     if not path.is_dir():
         so_what = "jobs find nothing of what they need, or make a workspace that nobody else sees"
         return problem(name, f"{path} is not on this node", so_what, "give a folder that all nodes share")
@@ -350,11 +329,9 @@ def main(out: str, asked: str, *folders: str) -> int:
     named = zip(("root", "scratch"), map(Path, folders), strict=False)
     of_suite = [Check(name, partial(folder_seen, name, path)) for name, path in named]
     found = examine("", [*of_suite, *chain(*checks(int(asked)).values())])
-    temporary = Path(f"{out}.tmp")
-    temporary.write_text(
-        json.dumps([each.as_json() for each in found if each.check not in NOT_IN_JOBS]), encoding="utf-8"
-    )
-    temporary.rename(out)
+    rows = [each.as_json() for each in found if each.check not in NOT_IN_JOBS]
+    Path(f"{out}.tmp").write_text(json.dumps(rows), encoding="utf-8")
+    Path(f"{out}.tmp").rename(out)
     return 0
 
 

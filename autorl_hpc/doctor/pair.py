@@ -1,10 +1,8 @@
-"""Run one side of a pair of processes that find out how they see each other's files.
+"""Run one side of a pair of processes that find out how they see each other's files: `python3 pair.py FOLDER a|b`.
 
-    python3 pair.py FOLDER a|b
-
-Runs on two nodes, or twice on one, with the standard library alone. Each side has a folder of messages; a message appears by
-rename and is waited for by listing. Side A acts and B watches, then both race. Each side ends with a message `result`: raw
-times by the writer's own clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
+Runs on two nodes with the standard library alone. Each side has a folder of messages; a message appears by rename and is waited
+for by listing. Side A acts and B watches, then both race. Each side ends with a message `result`: raw times by the writer's own
+clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
 """
 
 from __future__ import annotations
@@ -19,28 +17,18 @@ import time
 from typing import Any
 
 POLL_S = 0.02
-QUICK_POLL_S = 0.002
-"""While clocks are compared: the time of a poll adds to the uncertainty of the result."""
-
-PHASE_S = 15.0
-"""For an answer of the other side."""
-
+QUICK_POLL_S = 0.002  # while clocks are compared: the time of a poll adds to the uncertainty of the result
+PHASE_S = 15.0  # for an answer of the other side
 PINGS = 8
-HELLO_S = 240.0
-"""The other side may still wait in the queue; whoever started the pair ends it earlier."""
-
-WATCH_S = 40.0
-"""An NFS client may believe for 30 s that a name is absent."""
-
+HELLO_S = 240.0  # the other side may still wait in the queue; whoever started the pair ends it earlier
+WATCH_S = 40.0  # an NFS client may believe for 30 s that a name is absent
 TOTAL_S = HELLO_S + 120.0
 RACES = 30
 RACE_STEP_S = 0.015
 RACE_SPREAD_S = 0.006
 """B comes at most this much early or late, sweeping, so that the two meet although their clocks are compared only roughly."""
 
-LEAD_S = 0.5
-"""Time for the message that says when a race starts."""
-
+LEAD_S = 0.5  # time for the message that says when a race starts
 WATCHED = ("listed", "renamed_over")
 
 
@@ -49,7 +37,7 @@ class Late(Exception):
 
 
 class Post:
-    """Exchanges messages with another side; each side writes to a folder of its own."""
+    """Exchanges messages with another side; each side writes to a folder of its own, which is not made again if it is removed."""
 
     def __init__(self, folder: str, own: str, other: str) -> None:
         self.own = subfolder(folder, own)
@@ -57,7 +45,6 @@ class Post:
         self.name = other
 
     def say(self, name: str, **value: Any) -> None:
-        """Make a message appear."""
         hidden = os.path.join(self.own, f".{name}")
         with open(hidden, "w") as file:
             json.dump({**value, "said": time.time()}, file)
@@ -77,11 +64,7 @@ class Post:
             return None  # look again
 
     def hear(self, name: str, limit_s: float = PHASE_S, poll_s: float = POLL_S) -> dict[str, Any]:
-        """Wait for a message.
-
-        Raises:
-            Late: it did not come in time.
-        """
+        """Wait for a message. Raises Late if it did not come in time."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             found = self.heard(name)
@@ -92,7 +75,7 @@ class Post:
 
 
 def subfolder(folder: str, name: str) -> str:
-    """Make a folder in an existing one; if that was removed meanwhile, it is not made again."""
+    """Return a folder of an existing one, made if it is not there."""
     path = os.path.join(folder, name)
     try:
         os.mkdir(path)
@@ -124,10 +107,8 @@ def read(path: str) -> str:
 
 
 def who() -> dict[str, Any]:
-    """Describe this process's host."""
-    host = socket.gethostname()
     boot = read("/proc/sys/kernel/random/boot_id").strip()
-    return {"node": os.environ.get("SLURMD_NODENAME") or host, "boot": boot}
+    return {"node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "boot": boot}
 
 
 # Clocks
@@ -149,7 +130,6 @@ def ping(post: Post, me: str, limit_s: float = PHASE_S) -> list[list[float]]:
 
 
 def pong(post: Post, number: int, limit_s: float) -> None:
-    """Answer one ping."""
     asked = post.hear(f"ping-{number}", limit_s, QUICK_POLL_S)
     post.say(f"pong-{post.name}-{number}", there=asked["heard"])
 
@@ -165,15 +145,7 @@ def offset(rounds: list[list[float]]) -> tuple[float, float] | None:
 # A acts and B watches
 
 
-def seen(folder: str, name: str) -> bool:
-    """Tell whether B sees A's change."""
-    if name == "listed":
-        return "file" in listing(os.path.join(folder, name))
-    return read(os.path.join(folder, name, "file")) == "new"
-
-
 def act(folder: str) -> dict[str, float]:
-    """Make A's changes, and return the time right after each."""
     done = {}
     for name in WATCHED:
         path = os.path.join(folder, name, "file")
@@ -183,10 +155,14 @@ def act(folder: str) -> dict[str, float]:
     return done
 
 
-def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, float]]:
-    """Return when B first saw each change (None: not within WATCH_S), and when it last looked for each in vain: a node that is
-    held up looks late."""
-    missed = dict.fromkeys(WATCHED, time.time())
+def seen(folder: str, name: str) -> bool:
+    if name == "listed":
+        return "file" in listing(os.path.join(folder, name))
+    return read(os.path.join(folder, name, "file")) == "new"
+
+
+def watch(post: Post, folder: str) -> dict[str, float | None]:
+    """Return when B first saw each change; None: not within WATCH_S."""
     at: dict[str, float | None] = dict.fromkeys(WATCHED)
     for name in WATCHED:
         seen(folder, name)  # every client remembers what it saw
@@ -194,14 +170,10 @@ def watch(post: Post, folder: str) -> tuple[dict[str, float | None], dict[str, f
     deadline = time.monotonic() + WATCH_S
     while None in at.values() and time.monotonic() < deadline:
         for name in WATCHED:
-            if at[name] is None:
-                began = time.time()
-                if seen(folder, name):
-                    at[name] = time.time()
-                else:
-                    missed[name] = began
+            if at[name] is None and seen(folder, name):
+                at[name] = time.time()
         time.sleep(POLL_S)
-    return at, missed
+    return at
 
 
 # Both at once
@@ -255,16 +227,13 @@ def side_a(folder: str, result: dict[str, Any]) -> None:
     post.say("hello", **who())
     _wait_for_b(post, login)
     result["rounds"] = ping(post, "a")
-    ahead, unsure = offset(result["rounds"]) or (0.0, RACE_SPREAD_S)
-    post.say("clock", ahead=ahead, spread=min(max(2 * unsure, 0.001), RACE_SPREAD_S))
+    post.say("clock", ahead=(offset(result["rounds"]) or (0.0, 0.0))[0])
     post.hear("watching")
     result["acted"] = act(folder)
     post.hear("watched", WATCH_S + PHASE_S)
     start = time.time() + LEAD_S
     post.say("race", start=start)
     result["race"] = race(folder, "a", start)
-    post.hear("raced")
-    result["holders"] = [read(os.path.join(folder, "race", f"link-{number}")) for number in range(RACES)]
     result["held"], fd = lock(folder)
     post.say("locked")
     post.hear("tried")
@@ -296,11 +265,10 @@ def side_b(folder: str, result: dict[str, Any]) -> None:
             break
         pong(post, number, PHASE_S)
     clock = post.hear("clock", 2 * PHASE_S)
-    result["seen"], result["missed"] = watch(post, folder)
+    result["seen"] = watch(post, folder)
     post.say("watched")
     start = post.hear("race")["start"] + clock["ahead"]
-    result["race"] = race(folder, "b", start, clock["spread"])
-    post.say("raced")
+    result["race"] = race(folder, "b", start, RACE_SPREAD_S)
     post.hear("locked")
     result["tried"], fd = lock(folder)
     os.close(fd)

@@ -22,18 +22,12 @@ from autorl_hpc.files.layout import PACKAGE
 from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
-Config = Mapping[str, str]
-"""`scontrol show config`: names and values as Slurm prints them."""
-
+Config = Mapping[str, str]  # `scontrol show config`: names and values as Slurm prints them
 Profile = ClusterProfile | None
 
 ASK_S = 15.0
-SLOW_S = 5.0
-"""The watcher asks every half minute; a controller that takes longer than this is overloaded."""
-
-OLDEST = (20, 11)
-"""States and options were read from the manuals of 20.11 to 25.05; tests run under 22.05."""
-
+SLOW_S = 5.0  # the watcher asks every half minute; a controller that takes longer than this is overloaded
+OLDEST = (20, 11)  # states and options were read from the manuals of 20.11 to 25.05; tests run under 22.05
 SHORT_MEMORY_S = 120.0
 SHORT_KILL_S = 10.0
 LITTLE_MEMORY_MIB = 4096
@@ -41,7 +35,6 @@ CLIENTS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 
 
 def clients() -> Finding:
-    """Look for Slurm's clients on this host."""
     missing = [name for name in CLIENTS if shutil.which(name) is None]
     if not missing:
         return ok("clients", "all here")
@@ -53,7 +46,6 @@ def clients() -> Finding:
 
 
 def answered(config: Config, took_s: float) -> Finding:
-    """Judge how quickly the controller answers."""
     value = f"{config.get('ClusterName', 'no name')} answers in {span(took_s)}"
     if took_s > SLOW_S:
         return warning("controller", value, "a busy scheduler: what became of jobs is known late", "launch fewer jobs")
@@ -96,13 +88,11 @@ def short_time(config: Config, name: str, least_s: float, so_what: str, advice: 
 
 
 def min_job_age(config: Config) -> Finding:
-    """Judge how long ended jobs stay in squeue; 0: for ever."""
     so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
     return short_time(config, "MinJobAge", SHORT_MEMORY_S, so_what, "nothing: the run is judged by its own files")
 
 
 def kill_wait(config: Config) -> Finding:
-    """Judge the time between TERM and KILL."""
     so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
     return short_time(config, "KillWait", SHORT_KILL_S, so_what, "keep `signal_before_end` at a minute or more")
 
@@ -122,7 +112,6 @@ def max_array_size(config: Config, profile: Profile) -> Finding:
 
 
 def requeue(config: Config, profile: Profile) -> Finding:
-    """Tell whether jobs of a dead node come back."""
     on = config.get("JobRequeue") == "1"
     if profile is None:
         return ok("JobRequeue", "on" if on else "off by default; each job asks for it")
@@ -134,7 +123,6 @@ def requeue(config: Config, profile: Profile) -> Finding:
 
 
 def preemption(config: Config) -> Finding:
-    """Tell what happens to a job whose place a better one takes."""
     kind = config.get("PreemptType", "not told").removeprefix("preempt/")
     if kind in ("none", "(null)", "not told"):
         return ok("preemption", "none" if kind != "not told" else kind)
@@ -148,7 +136,6 @@ def preemption(config: Config) -> Finding:
 
 
 def memory_default(config: Config, profile: Profile) -> Finding:
-    """Judge the memory of a job that names none."""
     label, advice = "memory of jobs", "`memory: 64G` under agent and grader in the profile"
     if profile is not None and profile.agent.memory and profile.grader.memory:
         return ok(label, "the profile names it")
@@ -165,7 +152,6 @@ def memory_default(config: Config, profile: Profile) -> Finding:
 
 
 def check_configuration(config: Config, profile: Profile) -> list[Finding]:
-    """Judge everything in the configuration."""
     alone = [look(config) for look in (version, accounting, min_job_age)]
     later = [max_array_size(config, profile), kill_wait(config), requeue(config, profile), preemption(config)]
     return [*alone, *later, memory_default(config, profile)]
@@ -174,9 +160,7 @@ def check_configuration(config: Config, profile: Profile) -> list[Finding]:
 # What the doctor's own jobs ask for and run, worded as the profile words real ones
 
 SUBMIT_LIMIT_S = 60.0
-SHORT_MINUTES = 8
-"""Of a probe's job: what a pair may take at most, with a wait for its partner."""
-
+SHORT_MINUTES = 8  # of a probe's job: what a pair may take at most, with a wait for its partner
 OURS = {"job-name", "output", "error", "time", "array", "dependency", "comment", "signal", "mail-type", "mail-user"}
 OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begin", "open-mode", "chdir", "wrap"}
 """Options of a profile that a probe sets itself, or that would change what it is."""
@@ -184,11 +168,7 @@ OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begi
 
 @dataclass(frozen=True)
 class Request:
-    """What a job asks for.
-
-    Attributes:
-        kind: one of the profile's jobs, with its GPUs, CPUs and memory.
-    """
+    """What a job asks for; `kind` is one of the profile's jobs, with its GPUs, CPUs and memory."""
 
     profile: Profile
     kind: JobKind
@@ -220,11 +200,8 @@ class Request:
 
 
 def sbatch(script: str, options: Sequence[str]) -> str:
-    """Submit a script from standard input, and return what sbatch says beside the job's number.
-
-    Raises:
-        SchedulerError: it refused, is not here, or did not answer.
-    """
+    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
+    refused, is not here, or did not answer."""
     env = without_secrets(slurm.without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
@@ -263,9 +240,7 @@ def _python(profile: Profile, folders: Sequence[Path]) -> str:
 
 # Partitions, their GPUs, and whether the profile's jobs would be taken, by the scheduler's own mouth.
 
-MANY = 8
-"""Partitions of their own line; more are named in one."""
-
+MANY = 8  # partitions of their own line; more are named in one
 HOUR_MINUTES = 60
 
 
@@ -281,8 +256,7 @@ class Partition:
     grace_s: float = 0.0
     usable: int = 0
     nodes: int = 0
-    gpus: dict[str, int] = field(default_factory=dict)
-    """By type (`` where there is none): the most that one node has."""
+    gpus: dict[str, int] = field(default_factory=dict)  # by type (`` where there is none): the most that one node has
 
 
 def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
@@ -290,15 +264,13 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for words in map(slurm.key_values, scontrol.splitlines()):
         if name := words.get("PartitionName"):
-            grace = words.get("GraceTime", "")
-            found[name] = Partition(
-                name=name,
-                default=words.get("Default") == "YES",
-                up=words.get("State", "UP") == "UP",
-                max_time_s=duration_s(words.get("MaxTime", "")),
-                preempt=words.get("PreemptMode", "OFF"),
-                grace_s=float(grace) if grace.isdigit() else 0.0,
+            default, up, grace = (
+                words.get("Default") == "YES",
+                words.get("State", "UP") == "UP",
+                words.get("GraceTime", ""),
             )
+            longest_s, grace_s = duration_s(words.get("MaxTime", "")), float(grace) if grace.isdigit() else 0.0
+            found[name] = Partition(name, default, up, longest_s, words.get("PreemptMode", "OFF"), grace_s)
     for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
         if name not in found:
             continue
@@ -322,7 +294,6 @@ def gres(text: str) -> dict[str, int]:
 
 
 def check_partitions(config: Config, profile: Profile) -> list[Finding]:
-    """Judge partitions, names of GPUs, and a dry submission of each kind of job."""
     try:
         known = read(
             slurm.run(["scontrol", "--oneliner", "show", "partition"], timeout_s=ASK_S),
@@ -335,7 +306,6 @@ def check_partitions(config: Config, profile: Profile) -> list[Finding]:
 
 
 def wanted(profile: Profile, known: dict[str, Partition]) -> list[str]:
-    """Return the partitions that jobs would go to."""
     default = habit("partition") or next((p.name for p in known.values() if p.default), "")
     named = [default] if profile is None else [k.partition or profile.partition or default for k in _kinds(profile)]
     return list(dict.fromkeys(part for name in named for part in name.split(",") if part))
@@ -441,34 +411,21 @@ def _dry(name: str, request: Request, known: dict[str, Partition]) -> Finding:
 # What accounting allows a user and an account: jobs at once, GPUs at once, the longest job.
 
 WORDS = {
-    "MaxJobs": "jobs at once",
-    "MaxJobsPU": "jobs at once",
-    "GrpJobs": "jobs at once of all",
-    "MaxSubmit": "jobs submitted",
-    "MaxSubmitPU": "jobs submitted",
-    "GrpSubmit": "jobs submitted of all",
-    "MaxWall": "a job",
-    "GrpWall": "in all",
-    "MaxTRES": "a job",
-    "MaxTRESPU": "a user",
-    "GrpTRES": "of all",
+    **{"MaxJobs": "jobs at once", "MaxJobsPU": "jobs at once", "GrpJobs": "jobs at once of all"},
+    **{"MaxSubmit": "jobs submitted", "MaxSubmitPU": "jobs submitted", "GrpSubmit": "jobs submitted of all"},
+    **{"MaxWall": "a job", "GrpWall": "in all", "MaxTRES": "a job", "MaxTRESPU": "a user", "GrpTRES": "of all"},
 }
 ASSOCIATION = ["Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES"]
 ASSOCIATION += ["GrpJobs", "GrpSubmit", "GrpTRES", "GrpWall"]
 QOS = ["Name", "MaxJobsPU", "MaxSubmitPU", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpJobs", "GrpSubmit", "GrpTRES"]
-FEW_SUBMITTED = 20
-"""Each run is a task of an array and counts; graders, their chain and the report come on top."""
-
+FEW_SUBMITTED = 20  # each run is a task of an array and counts; graders, their chain and the report come on top
 STEP = "`grader: {placement: step}` in the experiment: the grader runs in the agent's job"
 Row = Mapping[str, str]
 
 
 def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
-    """Return the lines of `sacctmgr show`; lines of another form are passed over.
-
-    Raises:
-        SchedulerError: it doesn't answer, or no line has the form.
-    """
+    """Return the lines of `sacctmgr show`; lines of another form are passed over. Raises SchedulerError if it doesn't answer, or
+    no line has the form."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
     lines = [line for line in slurm.run(argv, timeout_s=ASK_S).splitlines() if line.strip()]
     found = [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
@@ -478,13 +435,12 @@ def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
 
 
 def check_limits(config: Config, profile: Profile) -> list[Finding]:
-    """Judge the limits of the user's associations, their accounts, and their QOS."""
     name = "limits of accounts"
     if config.get("AccountingStorageType", "").endswith("none"):
         return [ok(name, "none: there is no accounting")]
     here = [f"cluster={config['ClusterName']}"] if config.get("ClusterName") else []
     try:
-        mine = rows("assoc", ASSOCIATION, f"user={_user()}", *here)
+        mine = rows("assoc", ASSOCIATION, f"user={pwd.getpwuid(os.geteuid()).pw_name}", *here)
     except slurm.SchedulerError as error:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
     enforced = config.get("AccountingStorageEnforce", "none")
@@ -496,15 +452,7 @@ def check_limits(config: Config, profile: Profile) -> list[Finding]:
     return [*found, *_qos(mine, profile, gpus, enforced)]
 
 
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return os.environ.get("USER", str(os.geteuid()))
-
-
 def _named(profile: Profile, option: str) -> set[str]:
-    """Return what the profile and its kinds of jobs say for an option."""
     given = [profile, *_kinds(profile)] if profile else []
     return {value for each in given if (value := getattr(each, option))}
 

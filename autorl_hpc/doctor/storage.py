@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import os
 import re
-import shutil
 import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from autorl_hpc.doctor import pair
 from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, size, unknown, warning
 
 GIB = 1024**3
-LOW_BYTES = 50 * GIB
-"""Three checkpoints of a 7B model in bf16 are 45 GB."""
-
-FULL_BYTES = 2 * GIB
-"""Not even a run of the tiny model with its environment is safe."""
-
-LOW_FILES = 100_000
-"""A Python environment for training has 50,000 files; a run makes some thousands."""
-
+LOW_BYTES = 50 * GIB  # three checkpoints of a 7B model in bf16 are 45 GB
+FULL_BYTES = 2 * GIB  # not even a run of the tiny model with its environment is safe
+LOW_FILES = 100_000  # a Python environment for training has 50,000 files; a run makes some thousands
 MEMORY_KINDS = ("tmpfs", "ramfs")
 LOCAL_KINDS = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "f2fs")
 TOLD_OPTIONS = {"lookupcache", "actimeo", "acregmin", "acregmax", "acdirmin", "acdirmax", "noac", "local_lock"}
@@ -57,11 +47,7 @@ class Mount:
 
 
 def mounts(proc: Path = PROC) -> list[Mount]:
-    """Return every mount that this process sees, later ones last.
-
-    Raises:
-        OSError: /proc can't be read.
-    """
+    """Return every mount that this process sees, later ones last. Raises OSError if /proc can't be read."""
     found = []
     for line in (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         before, dash, after = line.partition(" - ")
@@ -73,7 +59,6 @@ def mounts(proc: Path = PROC) -> list[Mount]:
 
 
 def _plain(text: str) -> str:
-    """Undo the escapes of mountinfo: a space is written as \\040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
@@ -93,7 +78,6 @@ def existing(folder: Path) -> Path:
 
 
 def kind(folder: Path, proc: Path = PROC) -> Finding:
-    """Judge the kind of file system."""
     name, mount = "file system", mount_of(folder, proc)
     if mount is None:
         return unknown(name, "/proc/self/mountinfo doesn't tell")
@@ -117,7 +101,6 @@ def kind(folder: Path, proc: Path = PROC) -> Finding:
 
 
 def space(folder: Path) -> list[Finding]:
-    """Judge the bytes and files that are left."""
     told = os.statvfs(folder)
     free = told.f_bavail * told.f_frsize
     value = f"{size(free)} free of {size(told.f_blocks * told.f_frsize)}"
@@ -135,7 +118,6 @@ def space(folder: Path) -> list[Finding]:
 
 
 def temporary(name: str, folder: str | None, proc: Path = PROC) -> Finding:
-    """Judge $TMPDIR, /tmp or /dev/shm."""
     if not folder:
         return ok(name, "not set: programs use /tmp")
     path = Path(folder)
@@ -160,7 +142,6 @@ def temporary(name: str, folder: str | None, proc: Path = PROC) -> Finding:
 
 
 def temporaries(environment: Mapping[str, str]) -> list[Finding]:
-    """Judge all three."""
     places = {"$TMPDIR": environment.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
     if places["$TMPDIR"] == "/tmp":
         del places["/tmp"]
@@ -169,15 +150,11 @@ def temporaries(environment: Mapping[str, str]) -> list[Finding]:
 
 # What the suite does with files, tried in a folder
 
-FICLONE = 0x40049409
-"""linux/fs.h"""
-
-SLOW_WRITE_S = 0.1
-"""A run writes a record every few seconds, a submission some ten."""
+FICLONE = 0x40049409  # linux/fs.h
+SLOW_WRITE_S = 0.1  # a run writes a record every few seconds, a submission some ten
 
 
 def writable(folder: Path) -> Finding:
-    """Make and remove a new file in the folder."""
     path, name = folder / f".autorl-doctor-{os.getpid()}-{os.urandom(4).hex()}", "write access"
     try:
         path.write_bytes(b"x")
@@ -253,7 +230,6 @@ def hard_link(name: str, folder: Path) -> Finding:
 
 
 def reflink(name: str, folder: Path) -> Finding:
-    """Copy a file by sharing its blocks."""
     (folder / "cloned-from").write_bytes(b"x" * 65536)
     with open(folder / "cloned-from", "rb") as original, open(folder / "cloned-to", "wb") as new:
         try:
@@ -266,7 +242,6 @@ def reflink(name: str, folder: Path) -> Finding:
 
 
 def modes(name: str, folder: Path) -> Finding:
-    """Set permissions, and start a program."""
     script = folder / "program"
     script.write_text("#!/bin/sh\nexit 7\n")
     script.chmod(0o700)
@@ -293,24 +268,9 @@ PROBES: dict[str, Callable[[str, Path], Finding]] = {
 }
 
 
-def copy_pair(place: Path) -> Path:
-    """Copy the script of a pair, to run without the package."""
-    return Path(shutil.copyfile(pair.__file__, place / "pair.py"))
-
-
-def result(place: Path, side: str) -> Any:
-    """Return a side's raw result; None if it left none."""
-    try:
-        return json.loads((place / side / "result").read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
 # The user's own limits on a file system, as the file system's own program tells them
 
-NEAR = 0.9
-"""Of a limit: less is left than one checkpoint may take."""
-
+NEAR = 0.9  # of a limit: less is left than one checkpoint may take
 NO_QUOTA = "a quota that is used up looks like a full disk in the middle of a run"
 ASK_SITE = "look with your site's own command, often `myquota`, and leave room for your checkpoints"
 

@@ -5,7 +5,6 @@ The jobs are found by their names, and always cancelled: also on ctrl-C, a kill,
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -19,34 +18,22 @@ from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.cluster import slurm
-from autorl_hpc.doctor import visibility
-from autorl_hpc.doctor.finding import Finding, from_json, in_group, note, ok, problem, span, unknown, warning
+from autorl_hpc.doctor import pair, visibility
+from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
 from autorl_hpc.doctor.pair import Post, listing, ping
 from autorl_hpc.doctor.scheduler import Request, sbatch, script
-from autorl_hpc.doctor.storage import copy_pair, result
+from autorl_hpc.files import reading
 from autorl_hpc.records.cluster import ClusterProfile, JobKind, SeenJob
 from autorl_hpc.states import JobState, job_state
 
-GONE_S = 15.0
-"""Jobs that are cancelled end within KillWait; the folder is theirs until then."""
-
-FIRST_WAIT_S = 120.0
-"""For a job to start: a probe that waits longer tells no more than that the cluster is full."""
-
-SECOND_WAIT_S = 60.0
-"""The first job holds its node meanwhile, perhaps with a GPU."""
-
-HELLO_S = 45.0
-"""From a job's start to its first message: Python from a cold shared file system."""
-
+GONE_S = 15.0  # jobs that are cancelled end within KillWait; the folder is theirs until then
+FIRST_WAIT_S = 120.0  # for a job to start: a probe that waits longer tells no more than that the cluster is full
+SECOND_WAIT_S = 60.0  # the first job holds its node meanwhile, perhaps with a GPU
+HELLO_S = 45.0  # from a job's start to its first message: Python from a cold shared file system
 PAIR_S = 100.0
-NODE_S = 45.0
-"""For what a node shows, after the pair is done."""
-
+NODE_S = 45.0  # for what a node shows, after the pair is done
 LOOK_S = 0.3
-LOOKS_S = 2.0
-"""Between questions to the scheduler: at first, and after ten seconds."""
-
+LOOKS_S = 2.0  # between questions to the scheduler: at first, and after ten seconds
 PREFIX = "autorl-doctor-"
 PASSING = {"Priority", "Resources", "None", "Prolog", "BeginTime", "no reason told"}
 """Reasons to wait that pass by themselves."""
@@ -59,12 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class TrialJob:
-    """One job.
-
-    Attributes:
-        side: a or b, of the pair.
-        seen: the scheduler's last answer.
-    """
+    """One job, of side a or b of the pair; `seen` is the scheduler's last answer."""
 
     side: str
     request: Request
@@ -88,12 +70,10 @@ class TrialJob:
 
     @property
     def reason(self) -> str:
-        """Why it waits."""
         return (self.seen.reason if self.seen else None) or "no reason told"
 
     @property
     def end(self) -> str:
-        """How it ended."""
         if self.seen is None:
             return "unknown to the scheduler"
         told = slurm.with_exit_codes([self.seen], self.seen.job_id)[0]
@@ -102,15 +82,11 @@ class TrialJob:
 
 @contextmanager
 def probe_folder(place: Path) -> Iterator[Path]:
-    """Make a hidden folder below `place` with the pair's script; remove it at the end.
-
-    Raises:
-        OSError: it can't be made.
-    """
+    """Make a hidden folder below `place` with the pair's script; remove it at the end. Raises OSError if it can't be made."""
     folder = place / f".{PREFIX}{secrets.token_hex(4)}"
     try:
         folder.mkdir(mode=0o700)
-        copy_pair(folder)
+        shutil.copyfile(pair.__file__, folder / "pair.py")  # it runs without the package
         yield folder
     finally:
         with handling(signal.SIG_IGN, signal.SIGINT):
@@ -198,7 +174,6 @@ class TrialRun:
     ran: list[TrialJob] = field(default_factory=list)
 
     def run(self) -> list[Finding]:
-        """Go from the first submission to the last finding."""
         first, *others = requests(self.profile)
         job = TrialJob("a", first)
         if refused := self._submit(job):
@@ -219,7 +194,6 @@ class TrialRun:
         return in_group(TWO_GROUP, unknown("the pair", why))
 
     def _submit(self, job: TrialJob) -> slurm.SchedulerError | None:
-        """Submit a job; return the refusal, if there is one."""
         self.jobs.append(job)  # before sbatch is called: a reply that is lost leaves a job too
         text = script(self.profile, self.folder, job.side, job.request.kind.gpus or 0, self.folders)
         output = f"{self.folder}/{job.side}.out".replace("%", "%%")
@@ -256,13 +230,8 @@ class TrialRun:
 
     def _hears(self, job: TrialJob) -> Finding | None:
         """Wait until the job has said hello in the folder; return what is wrong if it doesn't."""
-        deadline, over = time.monotonic() + HELLO_S, False
-        while time.monotonic() < deadline:
-            if "hello" in listing(str(self.folder / job.side)):
-                return None
-            if not over and job.look().over:
-                over, deadline = True, min(deadline, time.monotonic() + 3)
-            time.sleep(LOOK_S)
+        if self._messages("hello", job.side, job, HELLO_S):
+            return None
         value = f"started on {job.node}, and nothing of it is seen here ({job.end})"
         if said := self._tail(f"{job.side}.out") or self._tail(f"python-{job.side}.log"):
             value += f"; it said: {said}"
@@ -278,7 +247,6 @@ class TrialRun:
         return text.split("\n")[-1].strip()[:200]
 
     def _pair(self, first: TrialJob, requested: list[Request]) -> list[Finding]:
-        """Start the second job, and return what both found."""
         words, so_what = "no request", "how nodes see each other's files is not known"
         for number, request in enumerate(requested):
             if request.options() in [earlier.options() for earlier in requested[:number]]:
@@ -291,18 +259,20 @@ class TrialRun:
                 value = f"no second node within {span(SECOND_WAIT_S)}: {second.reason}"
                 return [unknown("the pair", value, so_what, "try again later")]
             self.say(f"doctor: {first.node} and {second.node} compare what they see, {span(PAIR_S)} at most")
-            self._wait_for_results(second)
-            return visibility.judge(result(self.folder, "a"), result(self.folder, "b"))
+            self._messages("result", "ab", second, PAIR_S)
+            return visibility.judge(*(reading.read_json_or_none(self.folder / side / "result") for side in "ab"))
         return [unknown("the pair", f"no node besides {first.node}: {words}", so_what, "with one node, none is needed")]
 
-    def _wait_for_results(self, second: TrialJob) -> None:
-        deadline = time.monotonic() + PAIR_S
+    def _messages(self, name: str, sides: str, job: TrialJob, limit_s: float) -> bool:
+        """Wait for a message of each side, 3 s longer than a job that ends before it says hello; tell whether they came."""
+        deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if all("result" in listing(str(self.folder / side)) for side in "ab"):
-                return
-            if "hello" not in listing(str(self.folder / "b")) and second.look().over:
+            if all(name in listing(str(self.folder / side)) for side in sides):
+                return True
+            if "hello" not in listing(str(self.folder / job.side)) and job.look().over:
                 deadline = min(deadline, time.monotonic() + 3)
             time.sleep(LOOK_S)
+        return False
 
     def _nodes(self) -> list[Finding]:
         """Return what the jobs' nodes show; of the second what differs from the first."""
@@ -324,11 +294,8 @@ class TrialRun:
         return found
 
     def _shown(self, job: TrialJob) -> list[Finding] | None:
-        try:
-            rows = json.loads((self.folder / f"node-{job.side}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return [finding for row in rows if (finding := from_json(row)) is not None]
+        rows = reading.read_json_or_none(self.folder / f"node-{job.side}.json")
+        return None if rows is None else [Finding(**{**row, "state": State(row["state"])}) for row in rows]
 
 
 def _gist(finding: Finding) -> tuple[str, str, str]:

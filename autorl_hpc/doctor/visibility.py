@@ -13,10 +13,10 @@ Raw = Mapping[str, Any]
 CLOCK_NOTE_S = 1.0
 CLOCK_WARNING_S = 60.0
 NOT_SO_FAR = "the pair did not come so far"
+SHARED = "use a file system that all nodes share (--root)"
 
 WAYS = {"listed": ("new file, by listing", 5.0), "renamed_over": ("renamed over, by open()", 10.0)}
-"""Name and slowest time without a warning. Intake, graders and supervisors wait by listing: a submission makes some four such
-steps. Heartbeats are counters that are renamed over and read anew; they are judged after a minute."""
+"""Name and slowest time without a warning: a submission waits for some four listings; heartbeats are judged after a minute."""
 
 
 def judge(a: Raw | None, b: Raw | None) -> list[Finding]:
@@ -26,8 +26,7 @@ def judge(a: Raw | None, b: Raw | None) -> list[Finding]:
     found = [_where(a, b)]
     if stopped := a.get("stopped") or b.get("stopped"):
         so_what = "files that one side made did not reach the other, or hang"
-        advice = "use a folder that all nodes share (--root)"
-        found.append(problem("the pair", f"it stopped: {stopped}", so_what, advice))
+        found.append(problem("the pair", f"it stopped: {stopped}", so_what, SHARED))
     return [*found, clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b), _race(a, b), _lock(a, b)]
 
 
@@ -58,55 +57,42 @@ def clocks(name: str, rounds: list[list[float]]) -> Finding:
 
 
 def _lags(a: Raw, b: Raw) -> list[Finding]:
-    """Judge how long B went without seeing what A did."""
-    clock, acted, seen, missed = offset(a.get("rounds") or []), a.get("acted"), b.get("seen"), b.get("missed") or {}
-    if clock is None or acted is None or seen is None:
-        return [unknown(name, NOT_SO_FAR) for name, _ in WAYS.values()]
-    found = []
+    clock, acted, seen = offset(a.get("rounds") or []), a.get("acted"), b.get("seen")
+    found, wait = [], "the suite's processes wait for each other this way: "
     for way, (name, slow_s) in WAYS.items():
-        when, wait = seen.get(way), "the suite's processes wait for each other this way: "
-        if when is None:
-            so_what, advice = wait + "nothing will be scored", "use a file system that all nodes share (--root)"
-            found.append(problem(name, f"not within {WATCH_S:.0f} s", so_what, advice))
-            continue
-        made = clock[0] + acted[way]
-        value = f"seen after {span(max(0.0, when - made))} (+- {span(clock[1])})"
-        if missed.get(way, when) - made > slow_s:  # what came after the last look in vain may be a pause of the node
-            so_what = wait + "scores come late, living graders may look dead"
-            advice = "mount with a shorter actimeo, or use another file system (--root)"
-            found.append(warning(name, value, so_what, advice))
+        if clock is None or acted is None or seen is None:
+            found.append(unknown(name, NOT_SO_FAR))
+        elif seen[way] is None:
+            found.append(problem(name, f"not within {WATCH_S:.0f} s", f"{wait}nothing will be scored", SHARED))
         else:
-            found.append(ok(name, value))
+            lag = max(0.0, seen[way] - clock[0] - acted[way])
+            value = f"seen after {span(lag)} (+- {span(clock[1])})"
+            so_what = f"{wait}scores come late, living graders may look dead"
+            advice = "mount with a shorter actimeo, or use another file system (--root)"
+            found.append(warning(name, value, so_what, advice) if lag > slow_s else ok(name, value))
     return found
 
 
 def _race(a: Raw, b: Raw) -> Finding:
-    """Judge whether a name that both linked at once had one winner."""
     name, mine, theirs = "link, raced", a.get("race"), b.get("race")
     if mine is None or theirs is None:
         return unknown(name, NOT_SO_FAR)
     outcomes = list(zip(mine, theirs, strict=False))
     errors = sorted({word for pair in outcomes for word in pair} - {"won", "lost"})
-    double = outcomes.count(("won", "won"))
-    nobody = [number for number, pair in enumerate(outcomes) if "won" not in pair]
+    double, nobody = outcomes.count(("won", "won")), sum("won" not in pair for pair in outcomes)
     value = f"{len(outcomes)} names, {mine.count('won')} to one side, {theirs.count('won')} to the other"
     if double or errors or not outcomes:
         value += f"; refused: {', '.join(errors)}" if errors else ""
         value += f"; {double} won by both" if double else ""
         so_what = "a ledger's entry and a claim are made this way: they would be lost or made twice"
         return problem(name, value, so_what, "use another file system (--root)")
-    holders = a.get("holders") or []
-    if nobody and all(holders[number : number + 1] in (["a"], ["b"]) for number in nobody):
-        so_what = "a reply was lost and the request repeated; the suite counts links and knows its own"
-        return note(name, f"{value}; {len(nobody)} made, but reported as taken", so_what)
     if nobody:
-        so_what = "each name was refused to both at least once: no harm, the suite tries again"
-        return note(name, f"{value}; {len(nobody)} to nobody", so_what)
+        so_what = "refused to both, or a reply was lost: no harm, the suite counts links and tries again"
+        return note(name, f"{value}; {nobody} to nobody", so_what)
     return ok(name, value)
 
 
 def _lock(a: Raw, b: Raw) -> Finding:
-    """Judge whether a lock that one side holds is refused to the other."""
     held, tried, again = a.get("held"), b.get("tried"), b.get("again")
     if held is None or tried is None:
         return unknown("flock", NOT_SO_FAR)
@@ -114,12 +100,9 @@ def _lock(a: Raw, b: Raw) -> Finding:
         return ok("flock", "excludes between nodes")
     so_what = "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do"
     if (held, tried) == ("granted", "granted"):
-        advice = (
-            "give each job caches of its own, or ask for a mount with locks (lustre: -o flock; nfs: without nolock)"
-        )
-        return note(
-            "flock", "granted to both nodes", f"it excludes nobody; {so_what}, and may damage their caches", advice
-        )
+        so_what = f"it excludes nobody; {so_what}, and may damage their caches"
+        advice = "give each job caches of its own, or ask for a mount with locks (lustre: -o flock)"
+        return note("flock", "granted to both nodes", so_what, advice)
     value = f"refused while held ({tried}), then {again}"
     if held != "granted":
         value = "refused to everybody" if held == "refused" else f"not there: {held}"

@@ -32,11 +32,8 @@ def wait_ready(
     look_s: float = LOOK_S,
     after_failure_s: float = AFTER_FAILURE_S,
 ) -> DriverEndpoint | None:
-    """Return the endpoint of a driver of kind `vllm` once it answers; None if `stop` becomes true first.
-
-    Raises:
-        AutorlError: it does not come up within its `patience_s`, or its job gave up; the cluster's fault.
-    """
+    """Return the endpoint of a driver of kind `vllm` once it answers; None if `stop` becomes true first. Raises AutorlError if it
+    does not come up within its `patience_s`, or its job gave up; the cluster's fault."""
     watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
     started = next_word = failed_at = time.monotonic()
     failed: tuple[int, int] | None = None
@@ -68,28 +65,20 @@ def _state(last: DriverEndpoint | None) -> str:
 
 def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
     told = f" ({last.problem})" if last is not None and last.problem else ""
-    return AutorlError(
-        f"the driver {name} doesn't answer: {why}{told}",
-        where=experiment.driver_log(name),
-        fault=Fault.CLUSTER,
-        next_step=f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`",
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what, where = f"the driver {name} doesn't answer: {why}{told}", experiment.driver_log(name)
+    advice = f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`"
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 # --- HTTP proxy to a driver: its spec's, else that of the job's environment
 
 
 def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the proxy's URL; None for a direct connection.
+    """Return the URL of the proxy to a driver; None for a direct connection. Raises AutorlError if it is not an HTTP proxy (SOCKS).
 
     Args:
-        url: of the driver.
         given: `drivers.<name>.proxy`; it takes precedence over the environment, also over NO_PROXY.
         environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; lower case first, as in curl and Python.
-
-    Raises:
-        AutorlError: it is not an HTTP proxy (SOCKS).
     """
     if given is not None:
         return given
@@ -103,13 +92,12 @@ def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | N
     proxy = found if "://" in found else f"http://{found}"
     kind = proxy.partition("://")[0].lower()
     if kind not in ("http", "https"):
-        raise AutorlError(
-            f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway speaks to HTTP proxies alone",
-            where=f"{parts.scheme}_proxy or all_proxy of the job's environment",
-            fault=Fault.CLUSTER,
-            next_step="name an HTTP proxy in the driver's `proxy`, or in HTTPS_PROXY in the profile's `setup`; or name the driver's host in NO_PROXY",
-            exit_code=Exit.ENVIRONMENT,
+        what = (
+            f"the way to the driver {host} leads by a proxy of kind `{kind}`; the gateway speaks to HTTP proxies alone"
         )
+        where = f"{parts.scheme}_proxy or all_proxy of the job's environment"
+        advice = "name an HTTP proxy in the driver's `proxy`, or in HTTPS_PROXY in the profile's `setup`; or name the driver's host in NO_PROXY"
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return proxy
 
 

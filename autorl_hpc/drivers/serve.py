@@ -41,9 +41,7 @@ from autorl_hpc.states import Fault
 LOG_TAIL_BYTES = 64 * 1024
 """How much of the log is searched for the error, which the stacks of three processes may follow."""
 
-MAX_LOG_BYTES = 64 * 1024 * 1024
-"""Maximum size of a server's log; a larger one is truncated at the next start."""
-
+MAX_LOG_BYTES = 64 * 1024 * 1024  # maximum size of a server's log; a larger one is truncated at the next start
 ASK_TIMEOUT_S = 10.0
 STOP_WAIT_S = 15.0
 MAX_WORDS = 300
@@ -69,8 +67,7 @@ class Server:
         self._key = key
         self._base = f"http://127.0.0.1:{port}"
         self._log = log
-        # loopback: without the job's proxy
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # not the job's proxy
         fresh = not log.exists() or log.stat().st_size > MAX_LOG_BYTES
         with open(log, "wb" if fresh else "ab") as output:
             self._log_from = output.tell()
@@ -90,7 +87,6 @@ class Server:
         return self.process.poll() is not None
 
     def healthy(self) -> bool:
-        """Return whether /health answers now."""
         return self._ask("/health") is not None
 
     def serves(self) -> bool:
@@ -132,7 +128,6 @@ class Server:
         return (causes or errors or lines or [""])[-1]
 
     def last_line(self) -> str:
-        """Return the last line of this start."""
         return (self._lines() or [""])[-1]
 
     def _lines(self) -> list[str]:
@@ -143,9 +138,7 @@ class Server:
 
 # --- how the server is started: program, arguments, environment, address
 
-KEY_VARIABLE = "VLLM_API_KEY"
-"""The variable for vLLM's key. On the command line every user of the node could read it."""
-
+KEY_VARIABLE = "VLLM_API_KEY"  # the variable for vLLM's key. On the command line every user of the node could read it.
 ANY_ADDRESS = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
 SERVED_PORTS = range(20_000, 30_000)
@@ -154,23 +147,16 @@ PORT_TRIES = 100
 
 
 def program(profile: ClusterProfile | None) -> str:
-    """Return the path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH.
-
-    Raises:
-        AutorlError: there is none.
-    """
+    """Return the path of `vllm`: `$AUTORL_VLLM`, the profile's `vllm`, the one beside this Python, or that on PATH. Raises
+    AutorlError if there is none."""
     named = os.environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)
     beside = Path(sys.executable).parent / "vllm"
     wanted = os.path.expandvars(os.path.expanduser(named)) if named else str(beside) if beside.is_file() else "vllm"
     found = shutil.which(wanted)
     if found is None:
-        raise AutorlError(
-            f"the program `{wanted}` that serves the driver is not here",
-            where=socket.gethostname(),
-            fault=Fault.CLUSTER,
-            next_step=f"install vllm in the jobs' environment, or name it: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        what, where = f"the program `{wanted}` that serves the driver is not here", socket.gethostname()
+        advice = f"install vllm in the jobs' environment, or name it: `vllm:` of the cluster's profile, or ${PROGRAM_VARIABLE}"
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return found
 
 
@@ -185,12 +171,8 @@ def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) ->
 
 
 def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
-    """Return the server's variables: this job's, plus key and offline mode, without our frozen code (it may be another Python's).
-
-    Args:
-        code: the folder of the frozen code.
-        inner_port: where the server's processes meet; None for a port that the kernel chooses.
-    """
+    """Return the server's variables: this job's, plus key and offline mode, without the folder `code` of our frozen code (it may be
+    another Python's). At `inner_port` the server's processes meet; None for a port that the kernel chooses."""
     env = dict(outer)
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
     env["PYTHONPATH"] = os.pathsep.join(path)
@@ -217,13 +199,9 @@ def inner_port(spec: DriverSpec) -> int | None:
 
 
 def free_port(host: str, handed: Container[int] | None = None) -> int:
-    """Return a port that is free now. If another process takes it first, the server dies and the next start gets another one.
-
-    Ports that agents at level landlock may connect to are avoided if possible, because some paths of the server need no key.
-
-    Args:
-        handed: the ports that the kernel hands out; None to ask it.
-    """
+    """Return a port that is free now; if another process takes it first, the server dies and the next start gets another one. Ports
+    that agents at level landlock may connect to (`handed`: those that the kernel hands out) are avoided if possible, because some
+    paths of the server need no key."""
     handed = handed_out() if handed is None else handed
     for wanted in (SERVED_PORTS, ANY_PORTS):
         ports = [port for port in wanted if port not in handed and port not in TORCH_PORTS]
@@ -285,24 +263,15 @@ log = logging.getLogger("autorl_hpc.drivers")
 
 @dataclass(frozen=True)
 class Timing:
-    """Time limits of the job, in seconds.
+    """Time limits of the job, in seconds."""
 
-    Attributes:
-        beat_s: between two checks, each of which writes the endpoint file.
-        users_s: between two checks of the runs.
-        start_s: for a server's first answer; large models are read from slow disks and compiled for.
-        hang_s: without an answer for this time, a server that had answered is restarted. A busy one answers late.
-        pause_s: before a server that died is restarted; doubled with each further death, up to `max_pause_s`.
-        failures: failed starts in a row before the job gives up.
-    """
-
-    beat_s: float = 2.0
-    users_s: float = 10.0
-    start_s: float = 3600.0
-    hang_s: float = 120.0
-    pause_s: float = 2.0
+    beat_s: float = 2.0  # between two checks, each of which writes the endpoint file
+    users_s: float = 10.0  # between two checks of the runs
+    start_s: float = 3600.0  # for a server's first answer; large models are read from slow disks and compiled for
+    hang_s: float = 120.0  # without an answer, until a server that had answered is restarted; a busy one answers late
+    pause_s: float = 2.0  # before a server that died is restarted; doubled with each further death, up to `max_pause_s`
     max_pause_s: float = 60.0
-    failures: float = 4
+    failures: float = 4  # failed starts in a row before the job gives up
 
     @classmethod
     def from_environment(cls) -> Timing:
@@ -331,12 +300,8 @@ class DriverJob:
         record = read_experiment(self.experiment)
         spec = record.spec.drivers.get(self.name)
         if spec is None or spec.kind != "vllm":
-            raise AutorlError(
-                f"this experiment has no driver `{self.name}` of kind `vllm`",
-                where=self.experiment.resolved,
-                next_step="this is what `autorl-hpc launch` starts; it is not started by hand",
-                exit_code=Exit.USAGE,
-            )
+            what, where = f"this experiment has no driver `{self.name}` of kind `vllm`", self.experiment.resolved
+            raise AutorlError(what, where=where, next_step="`autorl-hpc launch` starts this; it is not started by hand")
         self.spec: DriverSpec = spec
         self.profile = record.cluster
         self.root = Root(Path(record.root))
@@ -452,20 +417,10 @@ class DriverJob:
     def _tell(self, state: str, url: str | None = None, problem: str | None = None, said: str | None = None) -> None:
         """Write the endpoint file, unless a newer job owns it."""
         self._counter += 1
-        told = DriverEndpoint(
-            name=self.name,
-            url=url,
-            model=self.spec.model,
-            generation=self.generation,
-            host=host_name(),
-            pid=os.getpid(),
-            job_id=job_id(),
-            state=state,
-            counter=self._counter,
-            starts=self._starts,
-            problem=problem or (self._told.problem if self._told and state == "starting" else None),
-            said=said,
-        )
+        before = self._told.problem if self._told and state == "starting" else None
+        here = {"host": host_name(), "pid": os.getpid(), "job_id": job_id(), "generation": self.generation}
+        done = {"state": state, "counter": self._counter, "starts": self._starts, "problem": problem or before}
+        told = DriverEndpoint(name=self.name, url=url, model=self.spec.model, said=said, **here, **done)
         try:
             if newest_generation(self.experiment.drivers, self.name) <= self.generation:
                 write_endpoint(self.experiment.driver_endpoint(self.name), told)

@@ -10,7 +10,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from autorl_hpc.files.ledger import now_text
@@ -21,22 +20,17 @@ from autorl_hpc.gateway.token_usage import DEFAULT_ANSWER_TOKENS, RequestedSize,
 from autorl_hpc.records.base import printable
 
 # --- budgets of tokens and cost
-# A request is let in if what is used, what requests in flight may still use, and its own input are within the limit. Its own
-# answer is not reserved, because most answers are far shorter than their limit. Inputs are estimates that an agent can
-# falsify, so a request beside others counts with its maximum, and a request alone with its estimate. So one request at a time
-# can use the whole budget, and the limit is exceeded by at most one answer (up to the length it asked for) and the error of
-# one input estimate. Near the end, the second of two simultaneous requests is told to retry later.
+# A request is let in if what is used, what requests in flight may still use, and its own input are within the limit. Inputs are
+# estimates that an agent can falsify, so a request beside others counts with its maximum, and a request alone with its estimate:
+# the limit is exceeded by at most one answer and the error of one input estimate. See docs/gateway.md.
 
 WRITTEN_5M: Final = 1.25
 WRITTEN_1H: Final = 2.0
 """Factors on the input price: Anthropic's for input written into a cache for five minutes or an hour."""
 
-LEARN: Final = 0.3
-"""Weight of the newest answer in the learned factor for estimates."""
-
+LEARN: Final = 0.3  # weight of the newest answer in the learned factor for estimates
 EXHAUSTED_SHARE: Final = 0.05
-"""If less than this share is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too
-long."""
+"""If less is left, a request that doesn't fit means that the budget is used up; otherwise, that it is too long."""
 
 Exhausted = Literal["tokens", "cost"]
 
@@ -99,14 +93,11 @@ class TokenBudget:
     def enter(
         self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
     ) -> None:
-        """Let request `number` in.
+        """Let request `number` in, or raise a Refusal: the budget is used up, or others in flight may use what is left.
 
         Args:
             most_in: upper limit of its input; None if the estimate is exact.
             caches: its input may be written into a cache for an hour, which costs more.
-
-        Raises:
-            Refusal: the budget is used up, or others in flight may use what is left.
         """
         if self.exhausted:
             raise self._used_up(self.exhausted, "is used up")
@@ -121,7 +112,6 @@ class TokenBudget:
         self._in_flight[number] = InFlight(estimated_in, most_of)
 
     def _limit(self, what: Exhausted) -> tuple[float | None, float]:
-        """Return the limit and what is used of it."""
         if what == "tokens":
             return self.limits.tokens, self.totals.tokens
         return self.limits.cost_usd, self.totals.cost_usd
@@ -134,20 +124,13 @@ class TokenBudget:
         if used + own <= limit:
             if not self._in_flight:
                 return
-            raise Refusal(
-                429,
-                "budget_reserved",
-                f"what is left of the run's budget of {what} may be used by its requests that are under way: come again when they have ended",
-                retry_after_s=2,
-            )
+            message = f"what is left of the run's budget of {what} may be used by its requests that are under way: come again when they have ended"
+            raise Refusal(429, "budget_reserved", message, retry_after_s=2)
         if limit - used <= EXHAUSTED_SHARE * limit:
             self.exhausted = what
             left = _amount(what, max(0.0, limit - used))
             raise self._used_up(what, f"has {left} left; this request's input alone takes about {_amount(what, own)}")
-        asked, left_tokens = (
-            (int(given), int(given * (limit - used) / own)) if what == "cost" else (int(own), int(limit - used))
-        )
-        raise too_long(what, asked, left_tokens)
+        raise too_long(what, int(given), int(limit - used if what == "tokens" else given * (limit - used) / own))
 
     def _used_up(self, what: Exhausted, says: str) -> Refusal:
         amount = _amount(what, self._limit(what)[0] or 0)
@@ -189,12 +172,11 @@ class TokenBudget:
 
 def too_long(what: Exhausted, asked: int, left: int) -> Refusal:
     """Return a refusal in the wording by which clients recognise that they must shorten the conversation and ask again."""
-    return Refusal(
-        400,
-        "context_length_exceeded",
+    message = (
         f"prompt is too long: {asked} tokens > {left} maximum. The run's budget of {what} has about {left} tokens left, so that the maximum "
-        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have",
+        f"is {left} tokens for this request (its input takes about {asked}). Shorten the conversation, or submit what you have"
     )
+    return Refusal(400, "context_length_exceeded", message)
 
 
 def _amount(what: Exhausted, value: float) -> str:
@@ -216,30 +198,18 @@ MAX_SAID_CHARS: Final = 300
 
 @dataclass
 class CallRecord:
-    """A request's state, filled in on the way; the log's line is made from it at the end.
-
-    Attributes:
-        quiet: not logged.
-        generates: its tokens count.
-        hides_usage: a chat stream for which the gateway asks for the usage.
-        reached: it was sent to the driver, as far as is known.
-        meter: reads the answer; None if there was none.
-        unanswered: it was sent to a provider, but nothing came back.
-        whole: the answer is complete.
-        left: the client did not wait for it.
-        bodies: request and answer, if they are stored.
-    """
+    """A request's state, filled in on the way; the log's line is made from it at the end."""
 
     dialect: str
     path: str
     at: str = field(default_factory=now_text)
     began: float = field(default_factory=time.monotonic)
-    quiet: bool = False
+    quiet: bool = False  # not logged
     number: int = 0
     model: str | None = None
-    generates: bool = False
+    generates: bool = False  # its tokens count
     stream: bool = False
-    hides_usage: bool = False
+    hides_usage: bool = False  # a chat stream for which the gateway asks for the usage
     wants: RequestedSize | None = None
     status: int = 0
     request_bytes: int = 0
@@ -247,19 +217,18 @@ class CallRecord:
     sent_at: float | None = None
     first_byte_s: float | None = None
     tries: list[str] = field(default_factory=list)
-    reached: bool = False
-    meter: UsageMeter | None = None
-    unanswered: bool = False
-    whole: bool = False
-    left: bool = False
+    reached: bool = False  # it was sent to the driver, as far as is known
+    meter: UsageMeter | None = None  # reads the answer, if there is one
+    unanswered: bool = False  # it was sent to a provider, but nothing came back
+    whole: bool = False  # the answer is complete
+    left: bool = False  # the client did not wait for it
     refused: str | None = None
     fault: str | None = None
     error: str | None = None
-    bodies: tuple[bytes, bytearray] | None = None
+    bodies: tuple[bytes, bytearray] | None = None  # request and answer, if they are stored
 
     @property
     def since_sent_s(self) -> float:
-        """Return the seconds since it was sent."""
         return time.monotonic() - (self.sent_at or self.began)
 
 
@@ -281,7 +250,6 @@ class Books:
         self.set_elapsed(settings.elapsed_s)
 
     def number(self) -> int:
-        """Return the next request's number."""
         self._last += 1
         return self._last
 
@@ -297,8 +265,8 @@ class Books:
             self._thread.submit(self._write, line, call.number, None)
 
     def _so_far(self, call: CallRecord, wants: RequestedSize) -> TokenUsage:
-        """Return how request `call` counts if it never ends: as output what came, but at least a typical answer's length or
-        what the driver may have written in the time, and at most what was asked for."""
+        """Return how request `call` counts if it never ends: as output a typical answer's length or what the driver may have
+        written in the time, at most what was asked for, and at least what came."""
         usage = TokenUsage() if call.meter is None else dataclasses.replace(call.meter.usage)
         may_be = max(DEFAULT_ANSWER_TOKENS, int(call.since_sent_s * TOKENS_A_SECOND) if call.reached else 0)
         usage.tokens_in = usage.tokens_in or self.budget.expected_in(wants.tokens_in)
@@ -338,13 +306,7 @@ class Books:
         return usage, estimated
 
     def _line(
-        self,
-        call: CallRecord,
-        usage: TokenUsage | None,
-        estimated: bool,
-        cost: float | None,
-        *,
-        under_way: bool = False,
+        self, call: CallRecord, usage: TokenUsage | None, estimated: bool, cost: float | None, under_way: bool = False
     ) -> bytes:
         same = {name: getattr(call, name) for name in DriverCall.model_fields.keys() & vars(call).keys()}
         counted = {name: getattr(usage, name, None) for name in ("tokens_in", "tokens_out", "tokens_cached")}
@@ -360,10 +322,8 @@ class Books:
             "tries": len(call.tries) + (call.first_byte_s is not None),
             "under_way": under_way,
         }
-        line = DriverCall(**{**same, **counted, **changed})
-        return json.dumps(line.model_dump(mode="json"), ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
+        line = DriverCall(**{**same, **counted, **changed}).model_dump(mode="json")
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
     def _write(self, line: bytes, number: int, bodies: tuple[bytes, bytearray] | None) -> None:
         """Write a line and bodies, in the writing thread, so that a hanging file system stops no stream."""
@@ -375,14 +335,13 @@ class Books:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for kind, data in zip(("request", "answer"), bodies, strict=True):
-                _write_private(
-                    folder / f"{number:06d}.{kind}", bytes(data).replace(self._settings.token.encode(), b"***")
-                )
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+                with os.fdopen(os.open(folder / f"{number:06d}.{kind}", flags, 0o600), "wb") as file:
+                    file.write(bytes(data).replace(self._settings.token.encode(), b"***"))
         except OSError as error:
             log.error("a body can't be kept: %s", error.strerror)
 
     def end(self) -> None:
-        """Write what is left."""
         self._thread.submit(self._log.flush)
         self._thread.shutdown(wait=True)
 
@@ -405,9 +364,3 @@ def say(value: dict[str, Any]) -> None:
     """Write one line to standard output, whole or, if the supervisor does not read or is gone, not at all."""
     with contextlib.suppress(OSError):
         os.write(1, json.dumps(value).encode() + b"\n")
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)

@@ -13,11 +13,8 @@ from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, REMOTE_URLS, RES
 
 
 def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
-    """Check a request's body, as `read_object` returned it.
-
-    Raises:
-        Refusal: it asks for more than generation, or has unknown parts.
-    """
+    """Check a request's body, as `read_object` returned it. Raises Refusal if it asks for more than generation, or has unknown
+    parts."""
     if dialect == GEMINI:
         _gemini(body, allowed)
         return
@@ -81,11 +78,7 @@ GEMINI_INLINE: Final = names("mimeType data displayName")
 
 
 def named(value: Any, where: str) -> dict[str, Any]:
-    """Return an object with its fields in camel case.
-
-    Raises:
-        Refusal: it is no object, or has a field in both spellings.
-    """
+    """Return an object with its fields in camel case. Raises Refusal if it is no object, or has a field in both spellings."""
     if not isinstance(value, dict):
         raise unreadable(f"`{where}` is no object")
     made = {re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name): inner for name, inner in value.items()}

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from pydantic import AliasChoices, Field, ValidationError, model_validator
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Strict
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.states import Fault
@@ -55,38 +55,23 @@ class RunLimits(Strict):
 
 
 class Settings(Strict):
-    """Settings of one gateway.
-
-    Attributes:
-        unix: path for its Unix socket; None for none.
-        port: port on the loopback, 0 for a free one; None for none.
-        listening: descriptors of sockets that already listen, the port's first. They belong to the parent and outlive this
-            process.
-        token: what clients send as their key.
-        model: the only model that may be used.
-        used: the run's use as last reported to the supervisor. It counts if `log` has less.
-        log: driver.jsonl of the run.
-        bodies: folder for request and answer bodies; None if they are not stored.
-        tools: hosted tools, fields and `remote_urls` that are allowed.
-        attempt, elapsed_s: the run's at the start of this process, for the log.
-        max_output_tokens: assumed length of an answer if the request sets no limit.
-    """
+    """Settings of one gateway. Sockets in `listening` already listen, the port's first; they outlive this process."""
 
     unix: Path | None = None
-    port: int | None = Field(None, ge=0, le=65535)
+    port: int | None = Field(None, ge=0, le=65535, description="On the loopback; 0: a free one.")
     listening: tuple[int, ...] = ()
-    token: str = Field(min_length=16, repr=False)
+    token: str = Field(min_length=16, repr=False, description="What clients send as their key.")
     upstream: Upstream
-    model: str = Field(min_length=1)
+    model: str = Field(min_length=1, description="The only one that may be used.")
     prices: Prices | None = None
     limits: RunLimits | None = None
-    used: DriverUse = DriverUse()
+    used: DriverUse = Field(DriverUse(), description="As last reported to the supervisor; counts if `log` has less.")
     log: Path
-    bodies: Path | None = None
-    tools: tuple[str, ...] = ()
+    bodies: Path | None = Field(None, description="Folder for request and answer bodies; null: they are not stored.")
+    tools: tuple[str, ...] = Field((), description="Hosted tools, fields and `remote_urls` that are allowed.")
     attempt: int = Field(1, ge=1)
-    elapsed_s: float = Field(0.0, ge=0)
-    max_output_tokens: int | None = Field(None, ge=1)
+    elapsed_s: float = Field(0.0, ge=0, description="At the start of this process, for the log.")
+    max_output_tokens: int | None = Field(None, ge=1, description="Of an answer whose request sets no limit.")
 
     @model_validator(mode="after")
     def _cost_needs_prices(self) -> Settings:
@@ -96,23 +81,16 @@ class Settings(Strict):
 
 
 def read_settings(value: Any) -> Settings:
-    """Return the settings in a line.
-
-    Raises:
-        AutorlError: names the wrong field, without its value.
-    """
+    """Return the settings in a line. Raises AutorlError, with the wrong field's name and without its value."""
     try:
         return Settings.model_validate(value)
     except ValidationError as error:  # values are secrets and are not quoted
         first = error.errors(include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
-        raise AutorlError(
-            f"field `{field}`: {first['msg'].removeprefix('Value error, ')}",
-            where="the gateway's standard input",
-            fault=Fault.CLUSTER,
-            next_step="this is a defect of the suite or of the experiment's `drivers`: see what the supervisor logged",
-            exit_code=Exit.USAGE,
-        ) from None
+        what = f"field `{field}`: {first['msg'].removeprefix('Value error, ')}"
+        advice = "this is a defect of the suite or of the experiment's `drivers`: see what the supervisor logged"
+        where = "the gateway's standard input"
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice) from None
 
 
 # --- refusals: the gateway's own answers, in the wording of the client's dialect
@@ -138,19 +116,12 @@ ERROR_TYPES: Final = {
 }
 """By status: the type of an error in OpenAI's, Anthropic's and Gemini's wording."""
 
-PASSING: Final = frozenset((429, 502, 503, 504))
-"""Statuses of ours after which the same request may be answered later."""
+PASSING: Final = frozenset((429, 502, 503, 504))  # statuses of ours after which the same request may be answered later
 
 
 class Refusal(Exception):
-    """An answer of the gateway in place of the driver's.
-
-    Args:
-        status: HTTP status.
-        code: a stable word for programs: `budget_exhausted`, `driver_closed`, `hosted_tool`, ...
-        message: for the client, usually an LLM.
-        retry_after_s: seconds after which the client should retry.
-    """
+    """An answer of the gateway in place of the driver's, with a stable word for programs, such as `budget_exhausted`, and a message
+    for the client, usually an LLM."""
 
     def __init__(self, status: int, code: str, message: str, *, retry_after_s: int | None = None) -> None:
         super().__init__(message)
@@ -158,7 +129,6 @@ class Refusal(Exception):
 
     @property
     def passing(self) -> bool:
-        """Return whether the same request may be answered later."""
         return self.status in PASSING
 
     def body(self, dialect: str) -> bytes:
@@ -209,13 +179,8 @@ _QUERY = {"beta": re.compile(r"true\Z"), "alt": re.compile(r"(?:sse|json)\Z")}
 
 @dataclass(frozen=True)
 class ApiRoute:
-    """An allowed request.
-
-    Attributes:
-        path: from the second slash on with its query but without the token, appended to the driver's address.
-        model: if the path names it.
-        stream: if the path shows it (Gemini); None if the body does.
-    """
+    """An allowed request. `path`, with its query but without the token, is appended to the driver's address; only Gemini's paths show
+    model and stream."""
 
     dialect: str
     kind: Kind
@@ -234,16 +199,11 @@ def dialect_of(path: str) -> str:
 
 
 def keys_in(target: str) -> list[str]:
-    """Return the values of `key` in the query of a request's target."""
     return [value for name, value in _pairs(target.partition("?")[2]) if name == "key"]
 
 
 def route(method: str, target: str) -> ApiRoute:
-    """Return the route of a request to `target`, a path with a query, undecoded.
-
-    Raises:
-        Refusal: the request is not allowed.
-    """
+    """Return the route of a request to `target`, a path with a query, undecoded. Raises Refusal if the request is not allowed."""
     path, _, query = target.partition("?")
     found, wanted = _route(path)
     if method != wanted:
@@ -294,7 +254,6 @@ _VERSION = re.compile(r"(?:_preview|_tool_result|_call|_options|_mode|_toolset|_
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
     return frozenset(text.split())
 
 
@@ -309,18 +268,10 @@ class Allowed:
         return plain in self._names or _VERSION.sub("", plain) in self._names
 
     def need(self, name: str, what: str) -> None:
-        """Check a name.
-
-        Raises:
-            Refusal: `name` is not allowed. It comes from the client, so it is shortened and quoted.
-        """
+        """Check a name. Raises Refusal if `name` is not allowed. It comes from the client, so it is shortened and quoted."""
         if name not in self:
-            raise Refusal(
-                403,
-                "hosted_tool",
-                f"{what} {name[:80]!r} is not allowed in this run: the driver may generate text and call the agent's own tools, and "
-                "reaches nothing else. Send the request without it",
-            )
+            message = f"{what} {name[:80]!r} is not allowed in this run: the driver may generate text and call the agent's own tools, and reaches nothing else. Send the request without it"
+            raise Refusal(403, "hosted_tool", message)
 
     def need_all(self, found: Iterable[str], harmless: frozenset[str], what: str) -> None:
         """Check the names in `found` that are not in `harmless`, see `need`."""

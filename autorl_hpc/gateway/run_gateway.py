@@ -36,20 +36,10 @@ MAX_CONNECTIONS: Final = 2048
 """Connecting needs no token. At most a quarter of the descriptors: each stream also has a connection to the driver."""
 
 MOST_FILES: Final = 4 * MAX_CONNECTIONS
-DEAF_TO: Final = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGALRM,
-)
+DEAF_TO: Final = [getattr(signal, f"SIG{name}") for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM"]]
 BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
-READ_BYTES: Final = 2**20
-"""Bytes of a request read at once; agents send their whole conversation each time."""
-
+READ_BYTES: Final = 2**20  # bytes of a request read at once; agents send their whole conversation each time
 END_S: Final = 4.0
 """Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
 logged."""
@@ -139,9 +129,8 @@ async def _serve(settings: Settings) -> int:
 
 def _raise_file_limit() -> int:
     """Raise the limit of descriptors and return it, at most `MOST_FILES`."""
-    soft, hard = (
-        MOST_FILES if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if soft < (wanted := min(MOST_FILES, hard)):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return max(min(soft, MOST_FILES), wanted)
@@ -158,13 +147,8 @@ def _server(gateway: Gateway, most: int) -> web.Server:
             if len(self.connections) > most:
                 asyncio.get_running_loop().call_soon(transport.abort)
 
-    return Limited(
-        gateway.handle,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        tcp_keepalive=False,
-        read_bufsize=READ_BYTES,
-    )
+    options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S, "tcp_keepalive": False, "read_bufsize": READ_BYTES}
+    return Limited(gateway.handle, access_log=None, **options)
 
 
 async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
@@ -186,11 +170,7 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
 
 def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
     """Return sockets for `Settings.listening`: on a free port of the loopback, and at `path`. The kernel holds connections
-    until a gateway accepts them, also while one restarts.
-
-    Raises:
-        OSError: they can't be created.
-    """
+    until a gateway accepts them, also while one restarts. Raises OSError if they can't be created."""
     port = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
     try:
         unix = unix_socket(path)
@@ -202,12 +182,9 @@ def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Return a Unix socket at `path` that only this user can access. A socket left by an earlier gateway is removed. Paths
-    that are too long for the kernel are reached through their folder's descriptor.
-
-    Raises:
-        OSError: it can't be created, or another kind of file is there.
-    """
+    """Return a Unix socket at `path` that only this user can access. A socket left by an earlier gateway is removed. Paths that
+    are too long for the kernel are reached through their folder's descriptor. Raises OSError if it can't be created, or another
+    kind of file is there."""
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(17, "something that is no socket lies at the socket's path", str(path))
     path.unlink(missing_ok=True)

@@ -38,11 +38,7 @@ log = logging.getLogger("autorl_hpc.gateway")
 
 
 def model_listing(dialect: str, headers: Mapping[str, str], model: str, wanted: str | None) -> bytes:
-    """Return the list of models, or the one that is wanted, as JSON.
-
-    Raises:
-        Refusal: there is no such model.
-    """
+    """Return the list of models, or the one that is wanted, as JSON. Raises Refusal if there is no such model."""
     if wanted not in (None, model):
         raise _no_model(wanted, model)
     one: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "driver"}
@@ -64,18 +60,13 @@ def _no_model(wanted: object, own: str) -> Refusal:
 
 # --- strict JSON: bodies that two readers could read differently are refused, so that the driver sees what was checked here
 
-MAX_VALUES: Final = 300_000
-"""Limit for one body: a value takes up to a hundred times its bytes while it is read."""
-
+MAX_VALUES: Final = 300_000  # limit for one body: a value takes up to a hundred times its bytes while it is read
 _STRUCTURE: Final = re.compile(rb'"[^"]*"?|[\[{,]')
 
 
 def read_object(data: bytes) -> dict[str, Any]:
-    """Return the object in a request's body.
-
-    Raises:
-        Refusal: it is not UTF-8, not JSON, no object, has too many values, or a name twice in one object.
-    """
+    """Return the object in a request's body. Raises Refusal if it is not UTF-8, not JSON, no object, has too many values, or a
+    name twice in one object."""
     if has_more_values(data, MAX_VALUES):
         raise Refusal(413, "too_large", f"a request's body may have {MAX_VALUES:,} values")
     try:
@@ -115,15 +106,9 @@ def _constant(word: str) -> Any:
 
 # --- requests
 
-MAX_BODY_BYTES: Final = 32 * 2**20
-"""Limit for one request, as providers have it."""
-
-MAX_BODIES_BYTES: Final = 256 * 2**20
-"""Limit for all requests under way together."""
-
-LARGE_BYTES: Final = 2**20
-"""Larger bodies are parsed in a thread, one at a time, so that streams go on."""
-
+MAX_BODY_BYTES: Final = 32 * 2**20  # limit for one request, as providers have it
+MAX_BODIES_BYTES: Final = 256 * 2**20  # limit for all requests under way together
+LARGE_BYTES: Final = 2**20  # larger bodies are parsed in a thread, one at a time, so that streams go on
 MAX_AT_ONCE: Final = 1000
 BODY_S: Final = 120.0
 ONCE_ONLY: Final = ("Content-Type", "Content-Encoding", "Content-Length", "Transfer-Encoding", "Authorization")
@@ -199,12 +184,10 @@ class Gateway:
             call.number = self._books.number()
             call.generates, wants = found.kind == "generate", call.wants
             if call.generates and wants is not None:
-                self._books.budget.enter(
-                    call.number, wants.tokens_in, wants.tokens_out, wants.most_in, caches=found.dialect == ANTHROPIC
-                )
+                sizes = (wants.tokens_in, wants.tokens_out, wants.most_in)
+                self._books.budget.enter(call.number, *sizes, caches=found.dialect == ANTHROPIC)
             self._books.sending(call)
-            forwarder = upstream.Forwarder(self._driver, self._books)
-            return await forwarder.answer(request, found, call, data, shown_in)
+            return await upstream.forward(self._driver, request, found, call, data, shown_in)
         finally:
             self._at_once -= 1
 

@@ -19,19 +19,13 @@ from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, names
 BYTES_PER_TOKEN: Final = 4.0
 """For English and code; the driver's answers correct the estimate. A token is never less than a byte."""
 
-TOKENS_OF_IMAGE: Final = 1500
-"""What providers charge for a large image."""
+TOKENS_OF_IMAGE: Final = 1500  # what providers charge for a large image
 MOST_TOKENS_OF_IMAGE: Final = 16_000
-MOST_TOKENS_OF_FILE: Final = 300_000
-"""A document of a hundred pages, as text and images."""
-MOST_INPUT_TOKENS: Final = 2**21
-"""No model has a longer context."""
-
+MOST_TOKENS_OF_FILE: Final = 300_000  # a document of a hundred pages, as text and images
+MOST_INPUT_TOKENS: Final = 2**21  # no model has a longer context
 MAX_ANSWER_TOKENS: Final = 2**31
 DEFAULT_ANSWER_TOKENS: Final = 8192
-MAX_ANSWERS: Final = 16
-"""Limit of answers to one request (`n`)."""
-
+MAX_ANSWERS: Final = 16  # limit of answers to one request (`n`)
 _LIMITS: Final = {
     CHAT: ("max_completion_tokens", "max_tokens"),
     RESPONSES: ("max_output_tokens",),
@@ -50,30 +44,18 @@ _OWN: Final = names("input arguments args response parameters input_schema json_
 
 @dataclass(frozen=True)
 class RequestedSize:
-    """What one request asks for.
+    """What one request asks for."""
 
-    Attributes:
-        tokens_in: estimated.
-        most_in: maximum of the input, however wrong the estimate is.
-        tokens_out: the most that is asked for, all answers together.
-        stream: from the body.
-        include_usage: a chat stream that reports its usage anyway.
-    """
-
-    tokens_in: int
-    most_in: int
-    tokens_out: int
+    tokens_in: int  # estimated
+    most_in: int  # however wrong the estimate is
+    tokens_out: int  # the most that is asked for, all answers together
     stream: bool = False
-    include_usage: bool = False
+    include_usage: bool = False  # a chat stream that reports its usage anyway
 
 
 def asked(dialect: str, body: dict[str, Any], default_out: int) -> RequestedSize:
-    """Read a body that was checked.
-
-    Raises:
-        Refusal: `stream` is not a boolean, or a limit or a number of answers is not a positive integer; some servers accept
-            other values and might read them differently from the gateway.
-    """
+    """Read a body that was checked. Raises Refusal if `stream` is not a boolean, or a limit or a number of answers is not a
+    positive integer; some servers accept other values and might read them differently from the gateway."""
     if not isinstance(body.get("stream"), bool | None):
         raise unreadable("`stream` is neither true nor false")
     fields, several = body, "n"
@@ -136,9 +118,8 @@ def size_of(body: dict[str, Any]) -> tuple[int, int]:
             held = where in _HOLDERS and each.get("type", "base64") == "base64"
             media = each.get("media_type") or each.get("mimeType") or each.get("mime_type")
             for name, inner in each.items():
-                inside = (
-                    f"data:{media}" if held and name == "data" else where if name == "url" and where in _URLS else name
-                )
+                inside = where if name == "url" and where in _URLS else name
+                inside = f"data:{media}" if held and name == "data" else inside
                 todo.append((inner, inside, own or (name in _OWN and each is not body)))
         elif isinstance(each, list):
             todo += [(inner, where, own) for inner in each]
@@ -165,9 +146,7 @@ def _data(text: str, where: str) -> str | None:
 
 # --- usage in an answer
 
-MAX_TOKENS: Final = 10**9
-"""Limit for one answer; a larger number is not plausible."""
-
+MAX_TOKENS: Final = 10**9  # limit for one answer; a larger number is not plausible
 MAX_COPY_BYTES: Final = 64 * 2**20
 """Limit for an answer that is no event stream, and for one event; beyond it tokens are estimated by length."""
 
@@ -179,29 +158,22 @@ WORDS: Final = names(
 CALLED_WITH: Final = names("input args arguments")
 """Names of objects with a tool's arguments; the names in them belong to the tool."""
 
+RESPONSE_DETAILS: Final = names("input_tokens_details output_tokens_details")
 ENDS: Final = names("message_stop response.completed response.incomplete response.failed")
 
 
 @dataclass
 class TokenUsage:
-    """Usage of one answer. None means not reported.
+    """Usage of one answer. None means not reported."""
 
-    Attributes:
-        tokens_in: including cached tokens and those written into a cache.
-        written_5m, written_1h: input written into a cache (Anthropic), by its lifetime.
-        words_bytes: length of the driver's text received so far.
-        out_is_last: the driver reported the final output tokens, not only those so far.
-        ended: the answer is complete.
-    """
-
-    tokens_in: int | None = None
+    tokens_in: int | None = None  # including cached tokens and those written into a cache
     tokens_out: int | None = None
     tokens_cached: int = 0
-    written_5m: int = 0
+    written_5m: int = 0  # into a cache of Anthropic's, by its lifetime
     written_1h: int = 0
-    words_bytes: int = 0
-    out_is_last: bool = False
-    ended: bool = False
+    words_bytes: int = 0  # length of the driver's text received so far
+    out_is_last: bool = False  # the driver reported the final output tokens, not only those so far
+    ended: bool = False  # the answer is complete
 
     @property
     def out_is_told(self) -> bool:
@@ -210,7 +182,6 @@ class TokenUsage:
 
     @property
     def tokens_of_words(self) -> int:
-        """Return the estimated tokens of the text received."""
         return int(self.words_bytes / BYTES_PER_TOKEN) + (1 if self.words_bytes else 0)
 
 
@@ -247,7 +218,6 @@ class UsageMeter:
             self._copy.clear()
 
     def end(self, whole: bool) -> TokenUsage:
-        """Return the usage. `whole` means that the connection ended regularly."""
         if self._events:
             self.feed(b"\n\n")
         elif not self._lost:
@@ -281,15 +251,10 @@ class UsageMeter:
             self._gemini(value["usageMetadata"])
         elif "prompt_tokens" in told or "completion_tokens" in told:
             details = _object(told.get("prompt_tokens_details"))
-            cached = _count(details.get("cached_tokens")) or _count(
-                told.get("prompt_cache_hit_tokens")
-            )  # DeepSeek's name
+            hit = told.get("prompt_cache_hit_tokens")  # DeepSeek's name
+            cached = _count(details.get("cached_tokens")) or _count(hit)
             self._told(_count(told.get("prompt_tokens")), told.get("completion_tokens"), cached)
-        elif (
-            "input_tokens_details" in told
-            or "output_tokens_details" in told
-            or (told and inner.get("object") == "response")
-        ):
+        elif told and (told.keys() & RESPONSE_DETAILS or inner.get("object") == "response"):
             cached = _count(_object(told.get("input_tokens_details")).get("cached_tokens"))
             self._told(_count(told.get("input_tokens")), told.get("output_tokens"), cached)
         elif told:
@@ -354,10 +319,8 @@ def words_in(value: Any) -> int:
             total += _length(each) if called or under in WORDS else 0
         elif isinstance(each, dict):
             total += sum(map(_length, each)) if called else 0
-            todo += [
-                (inner, name, called or (name in CALLED_WITH and isinstance(inner, dict)))
-                for name, inner in each.items()
-            ]
+            for name, inner in each.items():
+                todo.append((inner, name, called or (name in CALLED_WITH and isinstance(inner, dict))))
         elif isinstance(each, list):
             todo += [(inner, "", called) for inner in each]
     return total
@@ -404,7 +367,6 @@ class WithoutUsage:
         return out + self.end() if len(self._buffer) > self.MAX_EVENT_BYTES else out
 
     def end(self) -> bytes:
-        """Return the rest after the stream's end."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

@@ -1,4 +1,4 @@
-"""Send requests to the driver and forward its answers: `Driver` (address, key, retries), headers, and `Forwarder`.
+"""Send requests to the driver and forward its answers: `Driver` (address, key, retries), headers, and `forward`.
 
 The driver may disappear and come back at another address.
 """
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.redact import KeyHidden
 from autorl_hpc.files.store import read_endpoint, read_key
-from autorl_hpc.gateway.accounting import Books, CallRecord
+from autorl_hpc.gateway.accounting import CallRecord
 from autorl_hpc.gateway.request import ANTHROPIC, GEMINI, Allowed, ApiRoute, Refusal, Upstream, names
 from autorl_hpc.gateway.token_usage import UsageMeter, WithoutUsage
 
@@ -40,26 +40,20 @@ KEEPALIVE_S: Final = 4.0
 
 
 class DriverLost(Refusal):
-    """The driver can't be reached, or broke off before its answer; clients get 502 to 504.
-
-    Args:
-        detail: for the log.
-        again: a retry may help; not if the address, key or certificate is wrong.
-        was_sent: the driver may have taken the request.
-    """
+    """The driver can't be reached, or broke off before its answer; clients get 502 to 504. `detail` is for the log; with `again` a
+    retry may help; with `was_sent` the driver may have taken the request."""
 
     def __init__(
         self, status: int, code: str, detail: str, message: str = "", *, again: bool = True, was_sent: bool = False
     ) -> None:
-        when = " at the moment" if again else "; this is the cluster's fault"
-        super().__init__(
-            status, code, message or f"the driver can't be reached{when}", retry_after_s=10 if again else None
+        message = message or "the driver can't be reached" + (
+            " at the moment" if again else "; this is the cluster's fault"
         )
+        super().__init__(status, code, message, retry_after_s=10 if again else None)
         self.detail, self._again, self.was_sent = detail, again, was_sent
 
     @property
     def passing(self) -> bool:
-        """Return whether a retry may help."""
         return self._again
 
 
@@ -130,15 +124,11 @@ class Driver:
         body: bytes,
         tries: list[str],
     ) -> Sent:
-        """Send a request and return the beginning of its answer.
+        """Send a request and return the beginning of its answer. Raises DriverLost if none began.
 
         Args:
-            path: appended to the driver's address.
             keyed: makes the headers that hold a key.
             tries: the error of each failed try is appended, for the log.
-
-        Raises:
-            DriverLost: no answer began.
         """
         import aiohttp
 
@@ -160,10 +150,8 @@ class Driver:
                 tries.append(type(error).__name__)
             except aiohttp.ServerTimeoutError as error:
                 tries.append(type(error).__name__)
-                detail, said = (
-                    f"nothing came within {self._upstream.timeout_s:g} s",
-                    "the driver did not answer in time",
-                )
+                detail = f"nothing came within {self._upstream.timeout_s:g} s"
+                said = "the driver did not answer in time"
                 raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
             except aiohttp.ClientConnectorError as error:
                 tries.append(type(error.os_error).__name__)
@@ -186,10 +174,8 @@ class Driver:
     async def _post(self, url: str, headers: dict[str, str], body: bytes) -> aiohttp.ClientResponse:
         from yarl import URL
 
-        proxy = None if is_here(url) else self._upstream.proxy
-        return await self.session.post(
-            URL(url, encoded=True), data=body, headers=headers, allow_redirects=False, proxy=proxy
-        )
+        proxy, target = None if is_here(url) else self._upstream.proxy, URL(url, encoded=True)
+        return await self.session.post(target, data=body, headers=headers, allow_redirects=False, proxy=proxy)
 
 
 def is_here(url: str) -> bool:
@@ -222,20 +208,15 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def shown_key(headers: Mapping[str, str], in_query: Iterable[str], token: str) -> str:
-    """Return the header in which the client sent the run's token.
-
-    Raises:
-        Refusal: it sent none, or another one.
-    """
+    """Return the header in which the client sent the run's token. Raises Refusal if it sent none, or another one."""
     scheme, _, bearer = headers.get(AUTHORIZATION, "").partition(" ")
     places = [(AUTHORIZATION, bearer.strip() if scheme.lower() == "bearer" else "")]
     places += [(name, headers.get(name, "")) for name in (X_API_KEY, X_GOOG)]
     places += [(X_GOOG, value) for value in in_query]
     found = [name for name, value in places if hmac.compare_digest(value.encode("utf-8", "replace"), token.encode())]
     if not found:
-        raise Refusal(
-            401, "token", "show the run's token as API key: it is in OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY"
-        )
+        message = "show the run's token as API key: it is in OPENAI_API_KEY, ANTHROPIC_API_KEY, GEMINI_API_KEY"
+        raise Refusal(401, "token", message)
     return found[0]
 
 
@@ -251,11 +232,8 @@ def to_driver(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def check_beta(headers: Iterable[tuple[str, str]], allowed: Allowed) -> None:
-    """Check the header anthropic-beta.
-
-    Raises:
-        Refusal: the client asks for a context of a million tokens, whose input costs more than the configured prices.
-    """
+    """Check the header anthropic-beta. Raises Refusal if the client asks for a context of a million tokens, whose input costs
+    more than the configured prices."""
     for name, value in headers:
         for word in value.lower().split(",") if name.lower() == "anthropic-beta" else ():
             if word.strip().startswith("context-1m"):
@@ -286,134 +264,113 @@ def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
-DRAIN_S: Final = 30.0
-"""If a client leaves, the answer is read on for this long, because the usage comes at its end."""
-
-CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))
-"""Errors of the driver below 500 that are the cluster's fault."""
+DRAIN_S: Final = 30.0  # if a client leaves, the answer is read on for this long, because the usage comes at its end
+CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))  # errors of the driver below 500 that are the cluster's fault
 
 
-class Forwarder:
-    """Forwards requests that were let in."""
+async def forward(
+    driver: Driver, request: web.BaseRequest, route: ApiRoute, call: CallRecord, data: bytes, shown_in: str
+) -> web.StreamResponse:
+    """Forward a request. Return the driver's answer; its result is stored in `call`. Raises Refusal if there is no answer."""
+    headers = to_driver(request.headers.items())
+    headers |= {"content-type": "application/json", "accept-encoding": "identity"}
 
-    def __init__(self, driver: Driver, books: Books) -> None:
-        self._driver, self._books = driver, books
+    def keyed(key: str | None) -> dict[str, str]:
+        call.reached = True
+        return with_key(route.dialect, shown_in, key, bearer=driver.on_cluster)
 
-    async def answer(
-        self, request: web.BaseRequest, route: ApiRoute, call: CallRecord, data: bytes, shown_in: str
-    ) -> web.StreamResponse:
-        """Forward a request. Return the driver's answer; its result is stored in `call`.
-
-        Raises:
-            Refusal: there is no answer.
-        """
-        headers = to_driver(request.headers.items())
-        headers |= {"content-type": "application/json", "accept-encoding": "identity"}
-
-        def keyed(key: str | None) -> dict[str, str]:
-            call.reached = True
-            return with_key(route.dialect, shown_in, key, bearer=self._driver.on_cluster)
-
-        call.sent_at = time.monotonic()
-        sent = await self._driver.send(route.path, headers, keyed, data, call.tries)
-        async with sent.response as response:
-            if 200 <= response.status < 300:
-                return await self._pass(request, sent, call)
-            return await self._failed(sent, call)
-
-    async def _failed(self, sent: Sent, call: CallRecord) -> web.StreamResponse:
-        """Return the driver's error with its status, without the key."""
-        from aiohttp import ClientError, web
-
-        response, body = sent.response, b""
-        if response.status < 400:
-            raise DriverLost(502, "driver_redirects", f"it answers {response.status} and sends elsewhere", again=False)
-        if response.status == 401:  # its message may quote a part of the key
-            log.error(
-                "the driver refuses the key of this experiment: correct the driver's `key_file` or `key_variable`"
-            )
-            await self._driver.address(fresh=True)  # the file may have been corrected
-            said = (
-                "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
-            )
-            raise DriverLost(401, "driver_key", "the driver refuses the key of this experiment", said, again=False)
-        try:
-            while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
-                body += part
-        except (ClientError, OSError, asyncio.TimeoutError):
-            pass
-        made = web.Response(status=response.status, reason=response.reason)
-        for name, value in to_client(response.headers.items()):
-            made.headers[name] = sent.without_key(value)
-        text = body.decode("utf-8", "replace")
-        shown = sent.without_key(text)
-        made.body = body if shown == text else shown.encode()
-        call.error = f"the driver answered {response.status}: {shown[:1000]}"
-        call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
-        call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
-        return made
-
-    async def _pass(self, request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.StreamResponse:
-        from aiohttp import web
-
-        response = sent.response
-        call.meter = UsageMeter(response.headers.get("Content-Type", ""))
-        call.status = response.status
-        made = web.StreamResponse(status=response.status, reason=response.reason)
-        for name, value in to_client(response.headers.items()):
-            made.headers.add(name, sent.without_key(value))
-        length = response.headers.get("Content-Length", "")
-        if length.isdecimal() and not call.hides_usage and "Content-Encoding" not in response.headers:
-            made.content_length = int(length)
-        elif request.version >= (1, 1):
-            made.enable_chunked_encoding()
-        try:
-            await made.prepare(request)
-        except ConnectionError:
-            call.left = True
-        call.whole = await self._pieces(sent, made, call, call.meter)
-        if not call.whole and not call.left:
-            call.error, call.fault = "the driver's answer broke off", "cluster"
-            if request.transport is not None:
-                request.transport.close()  # without the regular end of an answer, so that the client sees the cut
-        return made
-
-    @staticmethod
-    async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter) -> bool:
-        """Forward the pieces of an answer. Return whether it is complete."""
-        from aiohttp import ClientError
-
-        hidden = KeyHidden(sent.key)
-        without = WithoutUsage() if call.hides_usage else None
-        deadline = None
-        try:
-            while True:
-                if call.left and deadline is None:
-                    deadline = time.monotonic() + DRAIN_S
-                left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-                part = await asyncio.wait_for(sent.response.content.readany(), left_s)
-                if part and call.first_byte_s is None:
-                    call.first_byte_s = call.since_sent_s
-                shown = hidden.feed(part) if part else hidden.end()
-                meter.feed(part)
-                call.answer_bytes += len(part)
-                if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
-                    call.bodies[1].extend(shown)
-                if without is not None:
-                    shown = without.feed(shown) + (b"" if part else without.end())
-                if shown and not call.left:
-                    call.left = not await _write(made, shown)
-                if not part:
-                    return True
-        except (ClientError, OSError, asyncio.TimeoutError) as error:
-            log.info("an answer broke off: %s", type(error).__name__)
-            return False
+    call.sent_at = time.monotonic()
+    sent = await driver.send(route.path, headers, keyed, data, call.tries)
+    async with sent.response as response:
+        if 200 <= response.status < 300:
+            return await _pass(request, sent, call)
+        return await _failed(driver, sent, call)
 
 
-async def _write(made: web.StreamResponse, data: bytes) -> bool:
-    """Write to the client. Return whether it was still there."""
+async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamResponse:
+    """Return the driver's error with its status, without the key."""
+    from aiohttp import ClientError, web
+
+    response, body = sent.response, b""
+    if response.status < 400:
+        raise DriverLost(502, "driver_redirects", f"it answers {response.status} and sends elsewhere", again=False)
+    if response.status == 401:  # its message may quote a part of the key
+        log.error("the driver refuses the key of this experiment: correct its `key_file` or `key_variable`")
+        await driver.address(fresh=True)  # the file may have been corrected
+        said = "the driver refuses the suite's key. That is the cluster's fault, not yours; asking again doesn't help"
+        raise DriverLost(401, "driver_key", "the driver refuses the key of this experiment", said, again=False)
     try:
-        await made.write(data)
-    except (ConnectionError, RuntimeError):
+        while len(body) < MAX_ERROR_BYTES and (part := await response.content.readany()):
+            body += part
+    except (ClientError, OSError, asyncio.TimeoutError):
+        pass
+    made = web.Response(status=response.status, reason=response.reason)
+    for name, value in to_client(response.headers.items()):
+        made.headers[name] = sent.without_key(value)
+    text = body.decode("utf-8", "replace")
+    shown = sent.without_key(text)
+    made.body = body if shown == text else shown.encode()
+    call.error = f"the driver answered {response.status}: {shown[:1000]}"
+    call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
+    call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
+    return made
+
+
+async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.StreamResponse:
+    from aiohttp import web
+
+    response = sent.response
+    call.meter = UsageMeter(response.headers.get("Content-Type", ""))
+    call.status = response.status
+    made = web.StreamResponse(status=response.status, reason=response.reason)
+    for name, value in to_client(response.headers.items()):
+        made.headers.add(name, sent.without_key(value))
+    length = response.headers.get("Content-Length", "")
+    if length.isdecimal() and not call.hides_usage and "Content-Encoding" not in response.headers:
+        made.content_length = int(length)
+    elif request.version >= (1, 1):
+        made.enable_chunked_encoding()
+    try:
+        await made.prepare(request)
+    except ConnectionError:
+        call.left = True
+    call.whole = await _pieces(sent, made, call, call.meter)
+    if not call.whole and not call.left:
+        call.error, call.fault = "the driver's answer broke off", "cluster"
+        if request.transport is not None:
+            request.transport.close()  # without the regular end of an answer, so that the client sees the cut
+    return made
+
+
+async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter: UsageMeter) -> bool:
+    """Forward the pieces of an answer. Return whether it is complete."""
+    from aiohttp import ClientError
+
+    hidden = KeyHidden(sent.key)
+    without = WithoutUsage() if call.hides_usage else None
+    deadline = None
+    try:
+        while True:
+            if call.left and deadline is None:
+                deadline = time.monotonic() + DRAIN_S
+            left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            part = await asyncio.wait_for(sent.response.content.readany(), left_s)
+            if part and call.first_byte_s is None:
+                call.first_byte_s = call.since_sent_s
+            shown = hidden.feed(part) if part else hidden.end()
+            meter.feed(part)
+            call.answer_bytes += len(part)
+            if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:
+                call.bodies[1].extend(shown)
+            if without is not None:
+                shown = without.feed(shown) + (b"" if part else without.end())
+            if shown and not call.left:
+                try:
+                    await made.write(shown)
+                except (ConnectionError, RuntimeError):
+                    call.left = True
+            if not part:
+                return True
+    except (ClientError, OSError, asyncio.TimeoutError) as error:
+        log.info("an answer broke off: %s", type(error).__name__)
         return False
-    return True

@@ -45,32 +45,23 @@ from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
 BUNDLE_NAME = "BUNDLE.json"
-MODE = 0o600
-"""Mode of the bundle; it may hold held-out items."""
-
+MODE = 0o600  # mode of the bundle; it may hold held-out items
 STORE_MODE, VAULT_MODE = 0o444, 0o400
 
 
 def check_bundle_name(out: Path) -> None:
-    """Check `--bundle out` before anything is staged.
-
-    Raises:
-        AutorlError: the suffix is unknown, the packing module is missing, or the folder does not exist.
-    """
+    """Check `--bundle out` before anything is staged. Raises AutorlError if the suffix is unknown, the packing module is missing,
+    or the folder does not exist."""
     if suffix_of(out) == ".tar.zst":
         zstandard_module()
-    if not out.absolute().parent.is_dir():
-        raise AutorlError(
-            "there is no such folder", where=out.absolute().parent, next_step="make it, or choose another"
-        )
+    folder = out.absolute().parent
+    if not folder.is_dir():
+        raise AutorlError("there is no such folder", where=folder, next_step="make it, or choose another")
 
 
 def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = lambda _: None) -> dict[str, Any]:
-    """Pack the parts that `staged` describes (verified just before) into `out`; return its facts for `--json`.
-
-    Raises:
-        AutorlError: the disk is too small, or a file was changed during packing.
-    """
+    """Pack the parts that `staged` describes (verified just before) into `out`; return its facts for `--json`. Raises
+    AutorlError if the disk is too small, or a file was changed during packing."""
     parts: dict[tuple[str, str], BundlePart] = {}
     places: dict[str, tuple[StoreFile, Path]] = {}
     for one in staged:
@@ -78,9 +69,8 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         parts[part.kind, part.name] = part
         places |= {file.path: (file, path) for file, path in files}
     ordered = [places[name] for name in sorted(places)]
-    manifest = BundleManifest(
-        parts=tuple(parts[key] for key in sorted(parts)), files=tuple(file for file, _ in ordered)
-    )
+    described = tuple(parts[key] for key in sorted(parts))
+    manifest = BundleManifest(parts=described, files=tuple(file for file, _ in ordered))
     total = sum(file.size_bytes for file in manifest.files)
     out = out.absolute()
     temporary = out.parent / f"{atomic.TEMPORARY_PREFIX}{out.name}.{os.getpid()}.{secrets.token_hex(6)}"
@@ -147,9 +137,7 @@ def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tup
 # Files go to work folders beside their final place; the next unpacking removes what a killed one left.
 
 MAX_HEAD_BYTES = 64 * 1024 * 1024
-ROW_BYTES = 4096
-"""Archive overhead per file: header and padding."""
-
+ROW_BYTES = 4096  # archive overhead per file: header and padding
 CHUNK_BYTES = 1024 * 1024
 PART_OF_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
 """Allowed path parts in a bundle: not hidden, no `..`, no character that is special to a shell or terminal."""
@@ -174,11 +162,8 @@ class Unpacked(Root):
 def unpack(
     root: Root, bundle: Path, names: list[str], *, again: bool = False, say: Say = lambda _: None
 ) -> list[StoreManifest]:
-    """Stage the parts of `bundle`, all or those in `names`.
-
-    Raises:
-        AutorlError: it is no bundle, is truncated or altered, does not fit this version, or is too large for the disk.
-    """
+    """Stage the parts of `bundle`, all or those in `names`. Raises AutorlError if it is no bundle, is truncated or altered, does
+    not fit this version, or is too large for the disk."""
     try:
         packing = packing_of(bundle)
         if packing is None:
@@ -224,21 +209,12 @@ def unpack(
 
 
 def _refused(bundle: Path, what: str) -> AutorlError:
-    return AutorlError(
-        what,
-        where=bundle,
-        next_step="copy it again from where it was made, and compare its sha256; or make it again: "
-        "autorl-hpc stage NAMES --bundle FILE",
-        exit_code=Exit.FAILED,
-    )
+    advice = "copy it again from where it was made, and compare its sha256; or make it again: autorl-hpc stage NAMES --bundle FILE"
+    return AutorlError(what, where=bundle, next_step=advice, exit_code=Exit.FAILED)
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManifest:
-    """Read BUNDLE.json and check every name in it.
-
-    Raises:
-        AutorlError, DamagedArchive: it is missing or invalid.
-    """
+    """Read BUNDLE.json and check every name in it. Raises AutorlError, DamagedArchive if it is missing or invalid."""
     if first is None or first[0] != BUNDLE_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is no bundle: it doesn't begin with {BUNDLE_NAME}")
     try:
@@ -263,12 +239,8 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
 
 def _part_of(path: str, parts: tuple[BundlePart, ...]) -> BundlePart | None:
     """Return the part that a file of a bundle belongs to."""
-    prefixes = {
-        "model": ("store/models/{}/",),
-        "task": ("store/tasks/{}/", "vault/{}/"),
-        "environment": ("store/envs/{}/",),
-    }
-    found = (p for p in parts if path.startswith(tuple(prefix.format(p.name) for prefix in prefixes[p.kind])))
+    places = {"model": ("store/models",), "task": ("store/tasks", "vault"), "environment": ("store/envs",)}
+    found = (p for p in parts if path.startswith(tuple(f"{place}/{p.name}/" for place in places[p.kind])))
     return next(found, None)
 
 
@@ -281,9 +253,8 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
     chosen = [full_name(name) for name in names] or list(by_name)
     unknown = next((name for name in chosen if name not in by_name), None)
     if unknown is not None:
-        raise AutorlError(
-            f"{bundle.name} holds no {unknown}", where=bundle, next_step=f"it holds {', '.join(sorted(by_name))}"
-        )
+        there = f"it holds {', '.join(sorted(by_name))}"
+        raise AutorlError(f"{bundle.name} holds no {unknown}", where=bundle, next_step=there)
     parts = tuple(by_name[name] for name in dict.fromkeys(chosen))
     for part in parts:
         if part.kind == "task":
@@ -292,12 +263,9 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
         if part.kind == "environment" and (facts is None or part.content_hash is None):
             raise DamagedArchive(f"{_shown(part)} is not described")
         if facts is not None and facts.kind == "venv" and facts.python != python_tag():
-            raise AutorlError(
-                f"{_shown(part)} was made for {facts.python}, this Python is {python_tag()}",
-                where=bundle,
-                next_step="run autorl-hpc with that Python, or stage the environment for this one where there is network",
-                exit_code=Exit.ENVIRONMENT,
-            )
+            what = f"{_shown(part)} was made for {facts.python}, this Python is {python_tag()}"
+            advice = "run autorl-hpc with that Python, or stage the environment for this one where there is network"
+            raise AutorlError(what, where=bundle, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return parts
 
 
@@ -318,11 +286,8 @@ def _write(place: Unpacked, row: StoreFile, data: IO[bytes]) -> None:
 
 
 def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
-    """Check that a part matches its manifest, and that this version of the suite could have staged it.
-
-    Raises:
-        AutorlError: it does not.
-    """
+    """Check that a part matches its manifest, and that this version of the suite could have staged it. Raises AutorlError if it
+    does not."""
     try:
         if part.kind == "model":
             verify_model(place, part.name)
@@ -359,11 +324,8 @@ def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again:
         staged.append(manifest)
         if not again and (target / MANIFEST_NAME).exists():
             if _manifest(target, part).files != manifest.files:
-                raise AutorlError(
-                    f"{part.name} is staged already, with other content than in {bundle.name}",
-                    where=target,
-                    next_step="add --again to put the bundle's in its place",
-                )
+                what = f"{part.name} is staged already, with other content than in {bundle.name}"
+                raise AutorlError(what, where=target, next_step="add --again to put the bundle's in its place")
             kept = True
             continue
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@ The unfinished file lies beside its place as `.tmp-NAME.part` and is kept for th
 
 from __future__ import annotations
 
-import email.utils
 import hashlib
 import http.client
 import json
@@ -46,11 +45,7 @@ OTHER_WAY = "fetch the file in another way and stage it with --from DIR"
 
 @dataclass(frozen=True)
 class Pin:
-    """What is known of a file beforehand.
-
-    Attributes:
-        git_sha1: the blob's name in git, sha1 over `blob SIZE\\0` and the data; needs `size_bytes`.
-    """
+    """What is known of a file beforehand. `git_sha1` is the blob's name in git and needs `size_bytes`."""
 
     sha256: str | None = None
     git_sha1: str | None = None
@@ -67,14 +62,12 @@ class Patience:
 
     Attributes:
         tries: in a row without `WORTH_BYTES` of new data.
-        no_way_tries: where the host was never reached: a node without network should say so soon.
         timeout_s: without a byte.
         first_pause_s, longest_pause_s: between tries; doubled each time.
         longest_wait_s: that a server may ask for by Retry-After; the Hub's limits are counted over five minutes.
     """
 
     tries: int = 6
-    no_way_tries: int = 2
     timeout_s: float = 30.0
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
@@ -83,6 +76,7 @@ class Patience:
 
 NO_PIN = Pin()
 PATIENCE = Patience()
+NO_WAY_TRIES = 2  # where the host was never reached: a node without network should say so soon
 WORTH_BYTES = 1024 * 1024
 """A connection that brought as much counts as a new beginning: long downloads may break as often as they like."""
 
@@ -134,11 +128,10 @@ class Hashes:
 
     def differ_from(self, pin: Pin) -> str | None:
         """Return how in words, with both hashes; None: it is the pinned file."""
-        if pin.size_bytes is not None and self.size_bytes != pin.size_bytes:
+        if pin.size_bytes not in (None, self.size_bytes):
             return f"has {self.size_bytes} bytes, expected are {pin.size_bytes}"
-        made = {"sha256": (self._sha256, pin.sha256), "git hash": (self._git, pin.git_sha1)}
-        for kind, (own, wanted) in made.items():
-            if wanted is not None and own.hexdigest() != wanted:
+        for kind, own, wanted in (("sha256", self._sha256, pin.sha256), ("git hash", self._git, pin.git_sha1)):
+            if wanted not in (None, own.hexdigest()):
                 return f"has {kind} {own.hexdigest()}, expected is {wanted}"
         return None
 
@@ -152,13 +145,12 @@ def fetch(
         NoNetwork: the host can't be reached from here.
         AutorlError: it is not there, not the pinned file, too large for the disk, or broke off too often.
     """
-    part = target.with_name(f"{atomic.TEMPORARY_PREFIX}{target.name}.part")
+    part, lock = (target.with_name(f"{atomic.TEMPORARY_PREFIX}{target.name}.{end}") for end in ("part", "lock"))
     try:
         if pin.hashed and target.is_file():
             with open(target, "rb") as file:
                 if Hashes(pin, file).differ_from(pin) is None:
                     return
-        lock = target.with_name(f"{atomic.TEMPORARY_PREFIX}{target.name}.lock")
         with alone(lock, "downloading this file"):
             try:
                 with open(part, "a+b") as file:
@@ -197,13 +189,9 @@ class Download:
         self._patiently()
         if wrong := self.hashes.differ_from(self.pin):
             self._from_the_start()
-            raise AutorlError(
-                f"{self.name} as it was downloaded {wrong}: altered, or another version of it",
-                where=self.address.shown,
-                next_step="run the same command again; if it stays so, look for the file at its source under the pinned "
-                "revision: a proxy or mirror on the way may alter files",
-                exit_code=Exit.FAILED,
-            )
+            what = f"{self.name} as it was downloaded {wrong}: altered, or another version of it"
+            advice = "run the same command again; if it stays so, look for the file at its source under the pinned revision: a proxy or mirror on the way may alter files"
+            raise AutorlError(what, where=self.address.shown, next_step=advice, exit_code=Exit.FAILED)
 
     def _patiently(self) -> None:
         failures, pause_s = 0, self.patience.first_pause_s
@@ -225,25 +213,17 @@ class Download:
                     self._from_the_start()
 
     def _give_up_if(self, failures: int, trouble: TransientFailure) -> None:
-        if not self._answered and failures >= self.patience.no_way_tries:
-            raise NoNetwork(
-                f"this node can't reach {urlsplit(self.address.url).hostname}: {trouble}",
-                where=self.address.shown,
-                fault=Fault.CLUSTER,
-                next_step="compute nodes often have no network: stage on the login node; or fetch the files elsewhere and "
-                "stage them with --from DIR, or with --from a bundle",
-                exit_code=Exit.ENVIRONMENT,
-            )
-        if failures < self.patience.tries and trouble.wait_s <= self.patience.longest_wait_s:
-            return
         asks = f" and asks to wait {trouble.wait_s:.0f} s" if trouble.wait_s else ""
-        raise AutorlError(
-            f"{self.name} could not be downloaded: {trouble}{asks} ({failures} tries)",
-            where=self.address.shown,
-            fault=Fault.CLUSTER,
-            next_step="run the same command again, later if need be: it goes on where it stopped",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        kind: type[AutorlError] = AutorlError
+        what = f"{self.name} could not be downloaded: {trouble}{asks} ({failures} tries)"
+        advice = "run the same command again, later if need be: it goes on where it stopped"
+        if not self._answered and failures >= NO_WAY_TRIES:
+            kind = NoNetwork
+            what = f"this node can't reach {urlsplit(self.address.url).hostname}: {trouble}"
+            advice = "compute nodes often have no network: stage on the login node; or fetch the files elsewhere and stage them with --from DIR, or with --from a bundle"
+        elif failures < self.patience.tries and trouble.wait_s <= self.patience.longest_wait_s:
+            return
+        raise kind(what, where=self.address.shown, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
     def _once(self) -> None:
         """Make one request, to the end of the file."""
@@ -295,7 +275,7 @@ class Download:
                     self._token = hub_token()
                     if self._token is not None:
                         return self._open(have)
-                raise self._refusal(error.code, error.headers.get("Retry-After")) from None
+                raise self._refusal(error.code, error.headers.get("Retry-After", "")) from None
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             if isinstance(reason, ssl.SSLCertVerificationError):
@@ -310,17 +290,15 @@ class Download:
         parts = urlsplit(self.address.url)
         return self.address.hub and (parts.scheme == "https" or parts.hostname in LOOPBACK)
 
-    def _refusal(self, code: int, retry_after: str | None) -> Exception:
+    def _refusal(self, code: int, retry_after: str) -> Exception:
         if code == 416:  # the part is not of this file
             self._from_the_start()
         if code in PASSING_CODES:
-            return TransientFailure(f"the server answers {code}", retry_after_s(retry_after))
+            return TransientFailure(f"the server answers {code}", float(retry_after) if retry_after.isdigit() else 0.0)
         if code in (401, 403) and self.address.hub:
-            return self._never(
-                f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it",
-                "check the name; accept the model's terms on its page, and have a token in the file that $HF_TOKEN_PATH "
-                "names or in ~/.cache/huggingface/token",
-            )
+            what = f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it"
+            advice = "check the name; accept the model's terms on its page, and have a token in the file that $HF_TOKEN_PATH names or in ~/.cache/huggingface/token"
+            return self._never(what, advice)
         if code in (404, 410):
             return self._never(f"the server answers {code}: there is no such file", "check name and revision")
         return self._never(f"the server answers {code}", OTHER_WAY)
@@ -337,18 +315,6 @@ def _words(error: Any) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(getattr(error, "strerror", None) or error or type(error).__name__)[:200]
-
-
-def retry_after_s(value: str | None) -> float:
-    """Return the seconds that a Retry-After header asks for: it holds their number, or a date."""
-    try:
-        return max(0.0, float(value or 0))
-    except ValueError:
-        pass
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(str(value)).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return 0.0
 
 
 # Base models of the Hub at one revision: safetensors, config and tokenizer; never code, never pickles. The Hub is asked once which
@@ -372,37 +338,19 @@ class HubModel:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split `ORG/NAME@REVISION` into name and revision.
-
-    Raises:
-        AutorlError: what follows the @ is no revision.
-    """
+    """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError if what follows the @ is no revision."""
     model, at, revision = name.partition("@")
     if at and not re.fullmatch(REVISION_PATTERN, revision):
-        raise AutorlError(
-            f"{revision!r} is no revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`",
-            next_step="give the commit, as the model's page shows it: autorl-hpc stage ORG/NAME@COMMIT",
-        )
+        what = f"{revision!r} is no revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`"
+        raise AutorlError(what, next_step="give the commit, as its page shows it: autorl-hpc stage ORG/NAME@COMMIT")
     return model, revision if at else None
 
 
 def fetch_model(
-    root: Root,
-    name: str,
-    revision: str | None,
-    kept: tuple[str, ...],
-    *,
-    say: Say = lambda _: None,
-    patience: Patience = PATIENCE,
+    root: Root, name: str, revision: str | None, kept: tuple[str, ...], *, say: Say, patience: Patience = PATIENCE
 ) -> tuple[HubModel, Path]:
-    """Download a model into the store's folder `.sources/models/NAME@COMMIT/`; return what it is, and the folder.
-
-    Args:
-        kept: names of files that are taken beside the weights.
-
-    Raises:
-        NoNetwork, AutorlError: see `fetch`; or the Hub has no safetensors of it.
-    """
+    """Download a model into the store's folder `.sources/models/NAME@COMMIT/`; return what it is, and the folder. `kept` names the
+    files that are taken beside the weights. Raises as `fetch`, or AutorlError if the Hub has no safetensors of it."""
     base = root.store / ".sources" / "models"
     base.mkdir(parents=True, exist_ok=True)
     try:
@@ -447,12 +395,9 @@ def _ask(base: Path, name: str, revision: str, kept: tuple[str, ...], say: Say, 
         pins = {file: _pin(row) for file, row in sorted(rows.items()) if file in kept or WEIGHTS.fullmatch(file)}
         return HubModel(name, commit, licence if isinstance(licence, str) else None, pins)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise AutorlError(
-            f"the answer of the Hub about {name} can't be read: {type(error).__name__}: {error}"[:300],
-            where=address.shown,
-            next_step="check $HF_ENDPOINT, if you set it; else get the model's folder in another way: --from DIR",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what = f"the answer of the Hub about {name} can't be read: {type(error).__name__}: {error}"[:300]
+        advice = "check $HF_ENDPOINT, if you set it; else get the model's folder in another way: --from DIR"
+        raise AutorlError(what, where=address.shown, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     finally:
         atomic.unlink_quietly(answer)
 
@@ -467,22 +412,16 @@ def _pin(row: dict[str, Any]) -> Pin:
 
 
 def _one_save(found: HubModel, folder: Path) -> list[str]:
-    """Return the files to take: one save of the weights, of those that a repository may hold beside each other.
-
-    Raises:
-        AutorlError: there is none, or the index names a file that the Hub doesn't list.
-    """
+    """Return the files to take: one save of the weights, of those that a repository may hold beside each other. Raises
+    AutorlError if there is none, or the index names a file that the Hub doesn't list."""
     where = f"{hub_url()}/{found.name}/tree/{found.commit}"
     rest = [file for file in found.files if not file.endswith(".safetensors") and file != INDEX_NAME]
     if "config.json" in rest and SINGLE_NAME in found.files:  # which transformers looks for first, too
         return [*rest, SINGLE_NAME]
     if "config.json" not in rest or INDEX_NAME not in found.files:
-        raise AutorlError(
-            f"{found.name} has no config.json with {SINGLE_NAME} or {INDEX_NAME} at revision {found.commit[:12]}",
-            where=where,
-            next_step="pickles are not taken: convert the model, save it with save_pretrained(..., safe_serialization=True), "
-            "and stage that folder with --from DIR",
-        )
+        what = f"{found.name} has no config.json with {SINGLE_NAME} or {INDEX_NAME} at revision {found.commit[:12]}"
+        advice = "pickles are not taken: convert the model, save it with save_pretrained(..., safe_serialization=True), and stage that folder with --from DIR"
+        raise AutorlError(what, where=where, next_step=advice)
     try:
         weights = json.loads((folder / INDEX_NAME).read_bytes())["weight_map"]
         named = sorted({str(file) for file in weights.values()})

@@ -12,8 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
@@ -36,39 +35,27 @@ from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, St
 from autorl_hpc.stage.sources import Say, alone, check_space, in_words, last_words, pip, remove_folder, work_folder
 from autorl_hpc.states import Fault
 
-PREFIX = "env:"
-"""Prefix of environment names on the command line."""
-
+PREFIX = "env:"  # prefix of environment names on the command line
 SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """https://github.com/apptainer/sif: the magic follows a launch script of 32 bytes."""
 
-COMPILED_SHARE = 1.5
-"""Size of installed and compiled files relative to the unpacked wheels."""
+COMPILED_SHARE = 1.5  # size of installed and compiled files relative to the unpacked wheels
 
 
 def stage_environment(
-    root: Root,
-    name: str,
-    *,
-    requirements: Path | None,
-    source: Path | None,
-    again: bool = False,
-    say: Say = lambda _: None,
+    root: Root, name: str, *, requirements: Path | None, source: Path | None, again: bool, say: Say
 ) -> StoreManifest:
-    """Stage the environment `name` from a requirements file or an image.
+    """Stage the environment `name` from a requirements file or an image. Raises AutorlError if a package has no wheel, a hash is
+    wrong, or the disk is too small.
 
     Args:
         requirements: as pip reads it; default: `requirements.lock` in `source`.
         source: a folder of wheels to use instead of the package index, or a `.sif` image.
         again: build it again; without the other two, from the venv's own wheels.
-
-    Raises:
-        AutorlError: a package has no wheel, a hash is wrong, or the disk is too small.
     """
     if not is_name(name):
-        raise AutorlError(
-            f"{name!r} is no name of an environment: letters, digits, `.`, `_` and `-`", next_step="choose another name"
-        )
+        what = f"{name!r} is no name of an environment: letters, digits, `.`, `_` and `-`"
+        raise AutorlError(what, next_step="choose another name")
     if not again and present_hash(root, name) is not None:
         say(f"{PREFIX}{name}: staged already; verifying (--again makes it anew)")
         return verify_environment(root, name)
@@ -90,17 +77,15 @@ def stage_environment(
 def _requirements(name: str, given: Path | None, source: Path | None) -> Path:
     path = given or (source / LOCK if source is not None else None)
     if path is None:
-        raise AutorlError(
-            f"what environment {name} is made of is not known",
-            next_step=f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif",
-        )
+        advice = f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif"
+        raise AutorlError(f"what environment {name} is made of is not known", next_step=advice)
     if not path.is_file():
         raise AutorlError("there is no such requirements file", where=path, next_step="give it: --requirements FILE")
     return path
 
 
 def _origin(requirements: Path | None, source: Path | None) -> str:
-    """Return the origin for the manifest, without the requirements' text, which may contain an index's password."""
+    # Not the requirements' text, which may contain an index's password.
     index = "the package index" if source is None else str(source)
     return index if requirements is None else f"{requirements.name} ({file_sha256(requirements)[:12]}), from {index}"
 
@@ -114,11 +99,11 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
     with open(image, "rb") as file:
         head = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))
     if head[SIF_MAGIC_AT:] != SIF_MAGIC or requirements is not None:
-        raise AutorlError(
-            f"{image.name} is no apptainer image (SIF)" if requirements is None else "an image needs no --requirements",
-            where=image,
-            next_step="make one: apptainer build IMAGE.sif docker://...; for a venv give --from the folder of its wheels",
+        what = (
+            f"{image.name} is no apptainer image (SIF)" if requirements is None else "an image needs no --requirements"
         )
+        advice = "make one: apptainer build IMAGE.sif docker://...; for a venv give --from the folder of its wheels"
+        raise AutorlError(what, where=image, next_step=advice)
     check_space(work, image.stat().st_size, f"the image {image.name}")
     say(f"{PREFIX}{name}: copying and hashing the image")
     shutil.copyfile(image, work / IMAGE)
@@ -128,7 +113,6 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
 def install_image(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Install the folder `work` with an image in it."""
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
     _check_expected(name, digest, expected)
@@ -173,14 +157,8 @@ def _gather(name: str, work: Path, requirements: Path, source: Path | None, say:
 def build_environment(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Build the venv from the wheels and the lock file in `work`, and point `name` to it.
-
-    Args:
-        expected: the required content hash.
-
-    Raises:
-        AutorlError: the content hash differs, or pip failed.
-    """
+    """Build the venv from the wheels and the lock file in `work`, and point `name` to it. Raises AutorlError if the content hash is
+    not the `expected` one, or pip failed."""
     wheels = sorted((work / WHEELS).iterdir())
     digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
     _check_expected(name, digest, expected)
@@ -214,17 +192,12 @@ def build_environment(
 def _make_venv(name: str, folder: Path) -> None:
     venv = folder / VENV
     # Without pip: an environment holds only its wheels, and some hosts' Python can't install pip.
-    done = subprocess.run(
-        [sys.executable, "-m", "venv", "--without-pip", str(venv)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise AutorlError(
-            f"Python could not make a venv: {last_words(done.stdout + done.stderr)}",
-            where=venv,
-            fault=Fault.CLUSTER,
-            next_step="use a Python that has the module venv (package python3-venv)",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        what = f"Python could not make a venv: {last_words(done.stdout + done.stderr)}"
+        advice = "use a Python that has the module venv (package python3-venv)"
+        raise AutorlError(what, where=venv, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     own = ["--isolated", "--python", str(venv / "bin" / "python"), "install", "--no-index", "--no-warn-script-location"]
     pip(
         [*own, "--find-links", str(folder / WHEELS), "--require-hashes", "-r", str(folder / LOCK)],
@@ -243,15 +216,11 @@ def _members(wheel: Path) -> list[zipfile.ZipInfo]:
         raise AutorlError(f"{wheel.name} is no wheel", where=wheel, next_step="get it again") from None
 
 
-@contextmanager
-def _alone(root: Root, name: str) -> Iterator[None]:
-    root.environments.mkdir(parents=True, exist_ok=True)
-    with alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}"):
-        yield
+def _alone(root: Root, name: str) -> AbstractContextManager[None]:
+    return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
 
 
 def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
-    """Return the environment with this content if it exists and is complete."""
     try:
         return verify_environment(root, name, digest)
     except AutorlError:
@@ -259,13 +228,9 @@ def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
 
 
 def _check_expected(name: str, digest: str, expected: str | None) -> None:
-    if expected is not None and digest != expected:
-        raise AutorlError(
-            f"environment {name} would have content {digest[:12]} here, expected is {expected[:12]}: this Python is "
-            f"{python_tag()}",
-            next_step="stage it with the Python that it was made for",
-            exit_code=Exit.ENVIRONMENT,
-        )
+    if expected not in (None, digest):
+        what = f"environment {name} would have content {digest[:12]} here, expected is {str(expected)[:12]}: this Python is {python_tag()}"
+        raise AutorlError(what, next_step="stage it with the Python that it was made for", exit_code=Exit.ENVIRONMENT)
 
 
 def _take_write_bits(folder: Path) -> None:
@@ -279,11 +244,9 @@ def _take_write_bits(folder: Path) -> None:
 
 
 def _point(root: Root, manifest: StoreManifest, say: Say) -> StoreManifest:
-    """Make this environment the current one of its name."""
     name, digest = manifest.name, str(manifest.content_hash)
     os.chmod(root.environment(name, digest), 0o555)
-    atomic.write_json(
-        root.environment_pointer(name), EnvironmentPointer(name=name, content_hash=digest).model_dump(mode="json")
-    )
+    pointer = EnvironmentPointer(name=name, content_hash=digest)
+    atomic.write_json(root.environment_pointer(name), pointer.model_dump(mode="json"))
     say(f"{PREFIX}{name}: content {digest}")
     return manifest

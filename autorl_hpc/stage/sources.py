@@ -29,11 +29,8 @@ from autorl_hpc.states import Fault
 # --- progress: a bar on a terminal, otherwise a line now and then
 
 Say = Callable[[str], None]
-Shown = Callable[[int, int | None], None]
-"""Called with the number of bytes done, and of the total if known."""
-
-LINE_EVERY_S = 15.0
-"""Between two log lines: often enough to show that it goes on, rare enough for a download of hours."""
+Shown = Callable[[int, int | None], None]  # called with the number of bytes done, and of the total if known
+LINE_EVERY_S = 15.0  # between two log lines: often enough to show that it goes on, rare enough for a download of hours
 
 
 def in_words(size_bytes: float) -> str:
@@ -47,7 +44,6 @@ def in_words(size_bytes: float) -> str:
 
 @contextmanager
 def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Shown]:
-    """Show the progress of the step `name`."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -71,31 +67,20 @@ def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Sho
 
 # --- disk space, checked before anything is written
 
-RESERVE_BYTES = 1024 * 1024
-"""For manifests and folders besides the files."""
+RESERVE_BYTES = 1024 * 1024  # for manifests and folders besides the files
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Check that `what` fits on the disk. Quotas are not seen; then the write itself fails with an error.
-
-    Args:
-        folder: where to write; it or a parent exists.
-
-    Raises:
-        AutorlError: `what` does not fit; the error says how many bytes are missing.
-    """
+    """Check that `what` fits on the disk of a folder, which need not exist yet. Quotas are not seen; then the write itself fails.
+    Raises AutorlError with the number of bytes that are missing."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
     missing = needed_bytes + RESERVE_BYTES - free
     if missing > 0:
-        raise AutorlError(
-            f"{what} needs {in_words(needed_bytes)}, and {in_words(free)} are free: {in_words(missing)} are missing",
-            where=place,
-            fault=Fault.CLUSTER,
-            next_step="free some space, or point --root at another file system, then run the same command again",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        what = f"{what} needs {in_words(needed_bytes)}, and {in_words(free)} are free: {in_words(missing)} are missing"
+        advice = "free some space, or point --root at another file system, then run the same command again"
+        raise AutorlError(what, where=place, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 # --- work folders, and the lock that keeps two stagings apart
@@ -103,20 +88,15 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
 
 @contextmanager
 def alone(path: Path, doing: str) -> Iterator[None]:
-    """Lock the file `path`, which stays, for this process. Some file systems grant a lock to everybody, so the caller must check
-    its result at the end.
-
-    Raises:
-        AutorlError: another process has the lock.
-    """
+    """Lock the file `path`, which stays, for this process. Some file systems grant a lock to everybody, so the caller must
+    check its result at the end. Raises AutorlError if another process has the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            advice = "wait for its end, then run the same command again"
-            raise AutorlError(
-                f"another process is {doing}", where=path, next_step=advice, exit_code=Exit.ENVIRONMENT
-            ) from None
+            what, advice = f"another process is {doing}", "wait for its end, then run the same command again"
+            raise AutorlError(what, where=path, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
         except OSError:
             pass  # no locks on this file system
         yield
@@ -155,18 +135,9 @@ def remove_folder(folder: Path) -> None:
 
 
 def pip(
-    arguments: list[str],
-    what: str,
-    next_step: str,
-    *,
-    where: Path | None = None,
-    fault: Fault | None = Fault.CLUSTER,
+    arguments: list[str], what: str, next_step: str, where: Path | None = None, fault: Fault | None = Fault.CLUSTER
 ) -> None:
-    """Run pip of this Python.
-
-    Raises:
-        AutorlError: it failed; `what` with pip's own words.
-    """
+    """Run pip of this Python. Raises AutorlError if it failed; `what` with pip's own words."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-q", *arguments]
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -189,21 +160,14 @@ TOKEN_PATH_VARIABLE = "HF_TOKEN_PATH"
 HUB_FORM = re.compile(
     r"hf://(?P<kind>datasets/)?(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)@(?P<revision>[\w./-]+?)/(?P<path>.+)"
 )
-REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
-"""A commit, tag or branch; no branch with a slash."""
-
+REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # a commit, tag or branch; no branch with a slash
 GITHUB_PAGE = re.compile(r"https://github\.com/(?P<repo>[^/]+/[^/]+)/blob/(?P<rest>.+)")
 GITHUB_FILE = re.compile(r"https://github\.com/[^/]+/[^/]+/(raw|releases/download|archive)/.+")
 
 
 @dataclass(frozen=True)
 class HttpSource:
-    """An HTTP request's target.
-
-    Attributes:
-        url: http or https.
-        hub: whether it is on the Hub; only the Hub gets the token.
-    """
+    """An HTTP request's target; only the Hub gets the token."""
 
     url: str
     hub: bool = False
@@ -215,11 +179,8 @@ class HttpSource:
 
 
 def address_of(text: str) -> HttpSource | None:
-    """Return the address that `text` means, or None if it is only for people.
-
-    Raises:
-        AutorlError: it looks like an address but is invalid.
-    """
+    """Return the address that `text` means, or None if it is only for people. Raises AutorlError if it looks like an address but
+    is invalid."""
     if text.startswith("hf://"):
         return _hub_address(text)
     if not re.fullmatch(r"https?://[!-~]+", text):
@@ -230,10 +191,8 @@ def address_of(text: str) -> HttpSource | None:
     if parts.hostname == "github.com" and not GITHUB_FILE.fullmatch(text):
         return None  # a page about a repository or a folder
     if not parts.hostname or parts.username is not None or parts.password is not None:
-        raise AutorlError(
-            f"{parts.hostname or 'an address without a host'}: no address to fetch from",
-            next_step="give https://HOST/PATH without user and password",
-        )
+        what = f"{parts.hostname or 'an address without a host'}: no address to fetch from"
+        raise AutorlError(what, next_step="give https://HOST/PATH without user and password")
     base = urlsplit(hub_url())
     return HttpSource(text, hub=(parts.scheme, parts.netloc) == (base.scheme, base.netloc))
 
@@ -241,19 +200,13 @@ def address_of(text: str) -> HttpSource | None:
 def _hub_address(text: str) -> HttpSource:
     form = HUB_FORM.fullmatch(text)
     if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
-        raise AutorlError(
-            f"{text[:200]} is no address of a file on the Hub",
-            next_step="write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH",
-        )
+        advice = "write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH"
+        raise AutorlError(f"{text[:200]} is no address of a file on the Hub", next_step=advice)
     return hub_file(f"{form['kind'] or ''}{form['repo']}", form["revision"], form["path"])
 
 
 def hub_url() -> str:
-    """Return the Hub's URL, or the mirror in $HF_ENDPOINT.
-
-    Raises:
-        AutorlError: the variable is not an address.
-    """
+    """Return the Hub's URL, or the mirror in $HF_ENDPOINT. Raises AutorlError if the variable is not an address."""
     value = os.environ.get(HUB_VARIABLE, "").rstrip("/") or HUB
     parts = urlsplit(value)
     if not re.fullmatch(r"https?://[!-~]+", value) or not parts.hostname or "@" in parts.netloc:
@@ -267,13 +220,9 @@ def hub_file(repo: str, revision: str, path: str) -> HttpSource:
 
 
 def hub_token() -> str | None:
-    """Read the user's Hub token from the file in $HF_TOKEN_PATH, or where `hf auth login` puts it.
-
-    It is never read from a variable or an argument, which others on a login node can see.
-
-    Raises:
-        AutorlError: $HF_TOKEN_PATH names no readable file, or the file holds no token; its content is not shown.
-    """
+    """Read the user's Hub token from the file in $HF_TOKEN_PATH, or where `hf auth login` puts it. It is never read from a
+    variable or an argument, which others on a login node can see. Raises AutorlError if $HF_TOKEN_PATH names no readable file, or
+    the file holds no token; its content is not shown."""
     named = os.environ.get(TOKEN_PATH_VARIABLE)
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     path = Path(named).expanduser() if named else home / "token"

@@ -19,9 +19,9 @@ from autorl_hpc.tasks.loader import load_task
 
 def is_bundle(source: Path | None) -> bool:
     """Return whether `--from` is a bundle, by content or by name (so that a damaged bundle is reported as one)."""
-    return (
-        source is not None and source.is_file() and (source.name.endswith(SUFFIXES) or packing_of(source) is not None)
-    )
+    if source is None or not source.is_file():
+        return False
+    return source.name.endswith(SUFFIXES) or packing_of(source) is not None
 
 
 def stage(
@@ -35,21 +35,13 @@ def stage(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Stage all `names` (none: everything in the bundle `source`), and pack them if requested.
+    """Stage all `names` (none: everything in the bundle `source`), and pack them if requested; return the manifests, and the bundle.
 
     Args:
         source: where to take files from instead of a download: a folder (with a subfolder per task, if there is one), wheel,
             image or bundle.
         requirements: of an environment.
         bundle: the file to pack the staged parts into.
-        again: stage even if staged already.
-        keep_sources: keep downloads.
-
-    Returns:
-        the manifests, and the bundle if one was packed.
-
-    Raises:
-        AutorlError: see the parts.
     """
     if bundle is not None:
         check_bundle_name(bundle)
@@ -78,7 +70,6 @@ def stage(
 
 
 def _folder_of(name: str, source: Path | None) -> Path | None:
-    """Return DIR/TASK if it exists, because DIR may hold the files of several tasks; else DIR."""
     return source if source is None or not (source / name).is_dir() else source / name
 
 

@@ -50,8 +50,7 @@ from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
 # covers the text, because zlib versions compress differently; so a file whose text matches is accepted too.
 
 MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
-MAX_TEXT_BYTES: Final = 256 * 1024 * 1024
-"""Limit for the unpacked text, because a small file can unpack to any size."""
+MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the unpacked text, because a small file can unpack to any size
 
 
 def is_pinned(path: Path, pinned: SourceFile) -> str | None:
@@ -63,11 +62,8 @@ def is_pinned(path: Path, pinned: SourceFile) -> str | None:
 
 
 def make_derived(raw: Path, target: Path, derived: Derived) -> None:
-    """Make the derived file from the download.
-
-    Raises:
-        AutorlError: the download is not a suitable list, or the result does not match the pin.
-    """
+    """Make the derived file from the download. Raises AutorlError if the download is not a suitable list, or the result does not
+    match the pin."""
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
     except (ValueError, RecursionError) as error:
@@ -94,12 +90,9 @@ def _text_sha256(path: Path) -> str | None:
 
 
 def _unsuitable(target: Path, derived: Derived, words: str) -> AutorlError:
-    return AutorlError(
-        f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}",
-        where=target,
-        next_step="get the file from somebody who has it, and stage with --from DIR",
-        exit_code=Exit.FAILED,
-    )
+    what = f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}"
+    advice = "get the file from somebody who has it, and stage with --from DIR"
+    return AutorlError(what, where=target, next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- fetching a task's source files, each checked against its pin
@@ -109,11 +102,7 @@ Wanted = tuple[SourceFile, HttpSource | None]
 
 
 def wanted_sources(task: Task) -> list[Wanted]:
-    """Return the task's source files.
-
-    Raises:
-        AutorlError: an address in task.yaml is invalid.
-    """
+    """Return the task's source files. Raises AutorlError if an address in task.yaml is invalid."""
     found = []
     for source in task.file.sources:
         url = source.derived.url if source.derived else source.url
@@ -131,12 +120,8 @@ def sources_folder(root: Root, name: str) -> Path:
 
 
 def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience: Patience = PATIENCE) -> Path:
-    """Download all source files that have an address, and return their folder.
-
-    Raises:
-        NoNetwork: with the list of files to fetch elsewhere.
-        AutorlError: a required file has no address, a download failed, or a file does not match its pin.
-    """
+    """Download all source files that have an address, and return their folder. Raises NoNetwork with the list of files to
+    fetch elsewhere; AutorlError if a required file has no address, a download failed, or a file does not match its pin."""
     wanted = wanted_sources(task)
     _refuse_by_hand(task, wanted)
     folder = sources_folder(root, task.name)
@@ -172,11 +157,9 @@ def _refuse_by_hand(task: Task, wanted: list[Wanted]) -> None:
     places = [f"{file.file} from {file.url or task.file.source}" for file in by_hand]
     places += [f"{file.file} from {address.shown}" for file, address in wanted if address]
     optional = "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional)
-    raise AutorlError(
-        f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine",
-        where=task.folder / "task.yaml",
-        next_step=f"get {', '.join(places)} into one folder and run: autorl-hpc stage {task.name} --from DIR{optional}",
-    )
+    what = f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine"
+    advice = f"get {', '.join(places)} into one folder and run: autorl-hpc stage {task.name} --from DIR{optional}"
+    raise AutorlError(what, where=task.folder / "task.yaml", next_step=advice)
 
 
 def _ways_out(task: Task, wanted: list[Wanted]) -> str:
@@ -200,28 +183,20 @@ MAX_SHOWN_CHARS = 500
 
 
 def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task:
-    """Write training rows and held-out items below `work`; return the task with their pins.
-
-    Args:
-        source: a folder with train.jsonl, used instead of the task's own rows.
-
-    Raises:
-        AutorlError: rows are missing, too few or unreadable, or download_data.py failed.
-    """
+    """Write training rows (of `source`, else the task's own) and held-out items below `work`; return the task with their pins.
+    Raises AutorlError if rows are missing, too few or unreadable, or download_data.py failed."""
     assert task.smith is not None
     data = task.folder / DATA if source is None else source / Path(DATA).name
     if source is None and not data.is_file():
         data = _downloaded(task, work / "download", say)
     if not data.is_file():
-        raise AutorlError(
-            f"{data.name} is missing",
-            where=data,
-            next_step=f"the folder given by --from holds {data.name}; without --from {DATA} or {DOWNLOAD} of the task is used",
+        advice = (
+            f"the folder given by --from holds {data.name}; without --from {DATA} or {DOWNLOAD} of the task is used"
         )
+        raise AutorlError(f"{data.name} is missing", where=data, next_step=advice)
     write_splits(task.smith, data, task.name, work)
-    say(
-        f"{task.name}: rows of {data.name} cut into " + ", ".join(f"{name} {share} %" for name, share in SHARES.items())
-    )
+    shares = ", ".join(f"{name} {share} %" for name, share in SHARES.items())
+    say(f"{task.name}: rows of {data.name} cut into {shares}")
     return replace(task, file=pinned(task.file, file_sha256(data), work))
 
 
@@ -230,9 +205,8 @@ def _downloaded(task: Task, copy: Path, say: Say) -> Path:
     the path of data/train.jsonl."""
     script = task.folder / DOWNLOAD
     if not script.is_file():
-        raise AutorlError(
-            f"task {task.name} has neither {DATA} nor {DOWNLOAD}", where=task.folder, next_step="put the rows there"
-        )
+        what = f"task {task.name} has neither {DATA} nor {DOWNLOAD}"
+        raise AutorlError(what, where=task.folder, next_step="put the rows there")
     say(f"{task.name}: running {script}: the task's own code, with your rights and network")
     for name in walk_files(task.folder):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -244,12 +218,9 @@ def _downloaded(task: Task, copy: Path, say: Say) -> Path:
     if done.returncode or not made.is_file():
         said = (done.stderr or done.stdout).strip()[-MAX_SHOWN_CHARS:]
         failed = f"failed with exit code {done.returncode}" if done.returncode else f"made no {DATA}"
-        raise AutorlError(
-            f"{DOWNLOAD} of task {task.name} {failed}" + (f": {said}" if said else ""),
-            where=script,
-            next_step=f"run it where the network is, put {DATA} into the task's folder, and stage again",
-            exit_code=Exit.FAILED,
-        )
+        what = f"{DOWNLOAD} of task {task.name} {failed}" + (f": {said}" if said else "")
+        advice = f"run it where the network is, put {DATA} into the task's folder, and stage again"
+        raise AutorlError(what, where=script, next_step=advice, exit_code=Exit.FAILED)
     return made
 
 
@@ -262,14 +233,8 @@ def stage_task(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> StagedTask:
-    """Stage `task` from the files in `source`; without it, download them if the task needs any.
-
-    Args:
-        keep_sources: keep downloads in `vault/.sources/`.
-
-    Raises:
-        AutorlError: a source file is missing or does not match its pin, or a prepared file does not.
-    """
+    """Stage `task` from the files in `source`; without it, download them if the task needs any (to `vault/.sources/`, where they
+    stay with `keep_sources`). Raises AutorlError if a source file is missing, or it or a prepared file does not match its pin."""
     check_task(task)
     folders = (root.task_store(task.name), root.task_vault(task.name))
     if not again and all((folder / MANIFEST_NAME).exists() for folder in folders):
@@ -296,9 +261,8 @@ def stage_task(
         raise from_os_error(error, f"staging {task.name}", lasting(error, root)) from error
     if downloads and not keep_sources:
         shutil.rmtree(sources_folder(root, task.name), ignore_errors=True)
-    say(
-        f"{task.name}: {len(store.files)} training files, splits {', '.join(f'{k} {v.n}' for k, v in task.file.splits.items())}"
-    )
+    splits = ", ".join(f"{name} {pin.n}" for name, pin in task.file.splits.items())
+    say(f"{task.name}: {len(store.files)} training files, splits {splits}")
     return StagedTask(store, vault)
 
 
@@ -319,27 +283,19 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
             advice = f"get it from {place} and stage again"
             raise AutorlError(f"{wanted.file} is missing", where=path, next_step=advice)
         if digest := is_pinned(path, wanted):
-            raise AutorlError(
-                f"{wanted.file} has sha256 {digest}, the task pins {wanted.sha256}: truncated, re-encoded or altered",
-                where=path,
-                next_step=f"get the original from {place} and stage again",
-            )
+            what = f"{wanted.file} has sha256 {digest}, the task pins {wanted.sha256}: truncated, re-encoded or altered"
+            raise AutorlError(what, where=path, next_step=f"get the original from {place} and stage again")
         say(f"{task.name}: {wanted.file} is the wanted file")
 
 
 def _purpose(task: Task, pinned: SourceFile) -> str:
-    """Return an optional source file with its purpose and origin."""
     needing = [recipe.name for recipe in task.file.recipes if pinned.file in recipe_files(recipe)]
     use = f", for recipe {', '.join(needing)}" if needing else ""
     return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
 
 
 def _prepare(task: Task, source: Path | None, work: Path) -> None:
-    """Run the task's prepare.py.
-
-    Raises:
-        AutorlError: it is missing, can't be loaded or failed.
-    """
+    """Run the task's prepare.py. Raises AutorlError if it is missing, can't be loaded or failed."""
     path = task.folder / "prepare.py"
     page = "see docs/adding-a-task.md"
     if not path.is_file():
@@ -373,12 +329,8 @@ def _own_code(
             words = f"it called sys.exit({error.code!r})"
         own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
         line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else own[-1].lineno if own else None
-        raise AutorlError(
-            f"prepare.py of task {task.name} {verb}: {words}",
-            where=f"{path}:{line}" if line else path,
-            next_step=next_step,
-            exit_code=Exit.FAILED,
-        ) from error
+        what, where = f"prepare.py of task {task.name} {verb}: {words}", f"{path}:{line}" if line else path
+        raise AutorlError(what, where=where, next_step=next_step, exit_code=Exit.FAILED) from error
 
 
 def _check_pins(task: Task, work: Path) -> None:
@@ -389,12 +341,9 @@ def _check_pins(task: Task, work: Path) -> None:
         path = work / name
         made = file_sha256(path) if path.is_file() else "no file"
         if made != digest:
-            raise AutorlError(
-                f"prepare.py made another {name} than task.yaml pins ({made[:16]}, pinned {digest[:16]})",
-                where=task.folder / "prepare.py",
-                next_step="task.yaml and prepare.py must be changed together",
-                exit_code=Exit.FAILED,
-            )
+            what = f"prepare.py made another {name} than task.yaml pins ({made[:16]}, pinned {digest[:16]})"
+            where, advice = task.folder / "prepare.py", "task.yaml and prepare.py must be changed together"
+            raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
     if task.smith is None:  # smith rows were checked one by one
         check_items(task, work, task.folder / "prepare.py")
 
@@ -402,13 +351,8 @@ def _check_pins(task: Task, work: Path) -> None:
 def _install(work: Path, task: Task, kind: Literal["task", "vault"], names: list[str], target: Path) -> StoreManifest:
     """Put those of the files that were made into their final folder; without an optional source, a file is left out."""
     made = [name for name in names if (work / name).is_file()]
-    manifest = StoreManifest(
-        name=task.name,
-        kind=kind,
-        source=task.file.source,
-        licence=task.file.licence,
-        files=describe_files(work, made),
-    )
+    origin = {"source": task.file.source, "licence": task.file.licence}
+    manifest = StoreManifest(name=task.name, kind=kind, files=describe_files(work, made), **origin)
     fresh = target.parent / f".tmp-{target.name}-new-{os.getpid()}"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)  # a task may have no training files

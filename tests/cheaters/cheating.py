@@ -166,8 +166,12 @@ class Seen:
 
 
 def exploits() -> dict[str, Cheat]:
-    """All cheats by name, one a file."""
-    return {path.stem.replace("_", "-"): _load(path).CHEAT for path in sorted((HERE / "exploits").glob("[!_]*.py"))}
+    """All cheats by name: one a file, or several that are alike."""
+    found: dict[str, Cheat] = {}
+    for path in sorted((HERE / "exploits").glob("[!_]*.py")):
+        module = _load(path)
+        found |= vars(module).get("CHEATS") or {path.stem.replace("_", "-"): module.CHEAT}
+    return found
 
 
 def _load(path: Path) -> ModuleType:
@@ -224,7 +228,9 @@ class World:
         return own
 
     def _run_all(self, clusters: list[Cluster]) -> None:
-        """The experiments one after the other, each with its own grader: two are alive at most, that of the honest run too."""
+        """The experiments one after the other, each with its own grader: two are alive at most, that of the honest run too.
+
+        The first one's, which cheats attack, is started as in a job; the others are forks of a warm process."""
         honest = self.seen["honest"]
         graders = [clusters[0].grader(cold=True)]
         supervisor = honest.cluster.supervisor(honest.run_id)
@@ -232,7 +238,7 @@ class World:
         wait_for((honest.workspace / "output" / "v1").is_dir, "the honest run's checkpoint")
         for own in clusters:
             if own is not clusters[0]:
-                graders.append(own.grader(cold=True))
+                graders.append(own.grader())
             here = [seen for seen in self.seen.values() if seen.cluster is own]
             for seen in here:
                 seen.pids["grader"], seen.honest = graders[-1].pid, honest

@@ -104,8 +104,13 @@ def test_an_order_is_material_to_a_judge_that_reads_the_marks(
     got = preferred(mini, items, judge, [order] * len(items))
     assert sum(got) == 0.0, "an order is worth what its words are worth: nothing"
     assert judge.usage.requests == len(items), "none had to be asked again: every prompt could be read"
+
+
+def test_that_judge_can_be_won_over_by_answers(
+    mini: Root, items: list[Item], serve: Callable[[Said], HttpJudge]
+) -> None:
     right = [f"{item.question} {item.answer} {item.question}" for item in items]
-    assert preferred(mini, items, judge, right) == [1.0] * len(items), "this judge can be won over by answers"
+    assert preferred(mini, items, serve(impartial), right) == [1.0] * len(items)
 
 
 def test_which_one_to_prefer_can_t_be_said_by_place(

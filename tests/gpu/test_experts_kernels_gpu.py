@@ -30,11 +30,12 @@ KINDS, EXAMPLES, TALKS, TURNS, NEW = 6, 1600, 256, 3, 40
 
 @pytest.fixture(scope="module")
 def piece() -> Iterator[Any]:
-    sys.path.insert(0, str(REPO / "templates" / "agents" / "scripted"))
+    scripted = REPO / "templates" / "agents" / "scripted"
+    before, sys.path[:0] = sys.path[:], [str(scripted), str(scripted / "learner")]
     try:
         yield importlib.import_module
     finally:
-        sys.path.pop(0)
+        sys.path[:] = before
 
 
 @pytest.fixture(scope="module")

@@ -24,64 +24,53 @@ def lay(agents: Path, prefix: str, name: str) -> Path:
     return folder
 
 
-def test_the_agent_of_the_docs_runs(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = lay(tmp_path / "agents", "", "mine")
+def test_agents_of_ones_own_run_as_the_docs_say(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the variable and by the option, frozen, prompted again, driven; AutoRL-Bench's config.yaml with its variables.
+
+    LD_PRELOAD of a definition would load the agent's code into what makes its sandbox: LD_DEBUG tells who got such a variable.
+    """
+    folder = lay(tmp_path / "by-variable", "", "mine")
     assert sorted(path.name for path in folder.iterdir()) == ["agent.yaml", "start.sh"]
     monkeypatch.setenv("AUTORL_AGENTS_PATH", str(folder.parent))
-    job = cluster.spec(["mine"])
-    cluster.run("launch", str(job), "--root", str(cluster.root.path), "--dry-run")
-    cluster.run("launch", str(job), "--root", str(cluster.root.path))
-    shutil.rmtree(folder)  # frozen: the jobs don't need it any more
-    cluster.run("status", str(cluster.experiment.path), "--watch")
-    (run_id,) = [name.name for name in cluster.experiment.path.iterdir() if name.name.startswith("arithmetic-mine")]
-    view = cluster.view(run_id)
-    assert view.closed is not None and view.closed.selected == 1
-    assert view.submissions[1].is_base
-    assert "whole" in cluster.run("verify", str(cluster.experiment.path)).stdout
-
-
-def test_the_agent_with_a_driver_of_the_docs_runs(cluster: Cluster, tmp_path: Path) -> None:
-    folder = lay(tmp_path / "agents", "asker/", "asker")
+    agents = lay(tmp_path / "by-option", "asker/", "asker").parent
+    (agents / "plain").mkdir()
+    variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
+    (agents / "plain" / "config.yaml").write_text(f"name: x\nenv_vars: {variables}\n")
+    (agents / "plain" / "start.sh").write_text('echo "$TASK,$OWN,${EMPTY-unset}" > output/said; exit 3\n')
     key = tmp_path / "key"
     key.write_text("the-real-key-of-the-provider")
     key.chmod(0o600)
     cluster.mini_task()
+    own = ("--agents", str(agents), "--root", str(cluster.root.path))
     with DriverServer([Turn("Use a small learning rate.")], key=key.read_text(), model="scripted") as server:
         job = cluster.spec(
-            ["asker"],
+            ["mine", "asker", "plain"],
             matrix={"task": "mini", "driver": "llm"},
             drivers={"llm": {"kind": "api", "url": server.url, "model": "scripted", "key_file": str(key)}},
             reprompts=1,
+            sandbox={"level": "auto"},
         )
-        own = ("--agents", str(folder.parent), "--root", str(cluster.root.path))
         dry = cluster.run("launch", str(job), *own, "--dry-run").stdout
         assert "agent asker: note: " in dry and "no version of it was tested" in dry
         cluster.run("launch", str(job), *own)
+        shutil.rmtree(folder)  # frozen: the jobs don't need it any more
         cluster.run("status", str(cluster.experiment.path), "--watch")
         first, second = (conversation.text for conversation in server.conversations)
-    (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith("mini-asker")]
-    assert cluster.view(run_id).closed is not None and len(cluster.view(run_id).accepted()) == 1
+    names = [path.name for path in cluster.experiment.path.iterdir()]
+    mine, asker, plain = (next(n for n in names if n.startswith(f"mini-{a}-")) for a in ("mine", "asker", "plain"))
+    view = cluster.view(mine)
+    assert view.closed is not None and view.closed.selected == 1 and view.submissions[1].is_base
+    assert cluster.view(asker).closed is not None and len(cluster.view(asker).accepted()) == 1
     assert "improve the base model" in first and "as you left it" in second
-    advice = (cluster.workspace(run_id) / "code" / "advice.txt").read_text()
+    advice = (cluster.workspace(asker) / "code" / "advice.txt").read_text()
     assert advice == "Use a small learning rate.\n" * 2
-
-
-def test_variables_of_a_definition_reach_no_program_outside_the_sandbox(cluster: Cluster, tmp_path: Path) -> None:
-    """LD_PRELOAD would load the agent's own code into what makes its sandbox. LD_DEBUG tells which programs got such a variable."""
-    folder = tmp_path / "agents" / "mine"
-    folder.mkdir(parents=True)
-    variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
-    (folder / "config.yaml").write_text(f"name: x\nenv_vars: {variables}\n")
-    (folder / "start.sh").write_text('echo "$TASK,$OWN,${EMPTY-unset}" > output/said; exit 3\n')
-    cluster.mini_task()
-    job = cluster.spec(["mine"], matrix={"task": "mini"}, sandbox={"level": "auto"})
-    cluster.run("launch", str(job), "--agents", str(folder.parent), "--root", str(cluster.root.path))
-    cluster.run("status", str(cluster.experiment.path), "--watch")
-    (run_id,) = [path.name for path in cluster.experiment.path.iterdir() if path.name.startswith("mini-mine")]
-    output = cluster.workspace(run_id) / "output"
+    output = cluster.workspace(plain) / "output"
     assert (output / "said").read_text() == "mini,a b=c,\n"
     told = "".join(path.read_text() for path in output.glob("ld.*"))
     assert {Path(name).name for name in re.findall(r"initialize program: (\S+)", told)} == {"bash"}
+    assert "whole" in cluster.run("verify", str(cluster.experiment.path)).stdout
 
 
 def test_an_agent_that_is_nowhere_is_named_with_the_way_out(cluster: Cluster) -> None:

@@ -74,14 +74,17 @@ def root(tmp_path: Path) -> Root:
     return made
 
 
-@pytest.fixture
-def wheels(tmp_path: Path) -> Path:
+def two_wheels(folder: Path) -> Path:
     """A folder of two wheels, one of which needs the other, and a file that asks for the one."""
-    folder = tmp_path / "wheels"
     wheel(folder, "greeting", "1.0", "import helperlib\nTEXT = 'hello ' + helperlib.WHO\n\ndef main():\n    print(TEXT)\n", needs="helperlib>=1", command=True)  # fmt: skip
     wheel(folder, "helperlib", "1.2", "WHO = 'world'\n")
     (folder / "requirements.txt").write_text("greeting\n")
     return folder
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    return two_wheels(tmp_path / "wheels")
 
 
 def staged(root: Root, wheels: Path, *, again: bool = False, name: str = "small") -> str:
@@ -102,8 +105,16 @@ def python(root: Root, digest: str, code: str, name: str = "small") -> str:
     return done.stdout.strip()
 
 
-def test_a_venv_is_made_of_its_wheels_and_named_by_their_hash(root: Root, wheels: Path, tmp_path: Path) -> None:
-    digest = staged(root, wheels)
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Root, Path, str]:
+    """A root with the environment, its wheels and its hash; tests leave them as they are."""
+    root = Root(tmp_path_factory.mktemp("small"))
+    wheels = two_wheels(root.path / "of-the-user")
+    return root, wheels, staged(root, wheels)
+
+
+def test_a_venv_is_made_of_its_wheels_and_named_by_their_hash(small: tuple[Root, Path, str], tmp_path: Path) -> None:
+    root, wheels, digest = small
     folder, manifest = find_environment(root, "small")
     assert folder == root.environment("small", digest) and folder.name == f"small-{digest[:12]}"
     assert sorted(os.listdir(folder)) == ["MANIFEST.json", "requirements.lock", "venv", "wheels"]
@@ -140,21 +151,23 @@ def test_other_wheels_are_another_environment_beside_it(root: Root, wheels: Path
     assert python(root, second, "import greeting; print(greeting.TEXT)") == "hello all"
 
 
-@pytest.mark.parametrize("where", ["wheels", "lock"])
-def test_an_altered_wheel_is_refused(root: Root, wheels: Path, tmp_path: Path, where: str) -> None:
-    digest = staged(root, wheels)
-    folder = root.environment("small", digest)
-    if where == "lock":  # a folder of wheels with its lock file, one wheel of which was changed
-        house = tmp_path / "house"
-        house.mkdir()
-        for path in (*(folder / "wheels").iterdir(), folder / "requirements.lock"):
-            (house / path.name).write_bytes(path.read_bytes())
-        wheel(house, "helperlib", "1.2", "WHO = 'evil'\n")
-        with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES") as caught:
-            stage(root, ["env:other"], source=house)
-        assert caught.value.exit_code is Exit.USAGE and present_hash(root, "other") is None
-        assert [p.name for p in root.environments.iterdir() if "other" in p.name] == []
-        return
+def test_a_wheel_that_was_changed_beside_its_lock_file_is_refused(
+    small: tuple[Root, Path, str], tmp_path: Path
+) -> None:
+    root, _, digest = small
+    folder, house = root.environment("small", digest), tmp_path / "house"
+    house.mkdir()
+    for path in (*(folder / "wheels").iterdir(), folder / "requirements.lock"):
+        (house / path.name).write_bytes(path.read_bytes())
+    wheel(house, "helperlib", "1.2", "WHO = 'evil'\n")
+    with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES") as caught:
+        stage(root, ["env:other"], source=house)
+    assert caught.value.exit_code is Exit.USAGE and present_hash(root, "other") is None
+    assert [p.name for p in root.environments.iterdir() if "other" in p.name and not p.name.endswith(".lock")] == []
+
+
+def test_an_altered_wheel_is_refused(root: Root, wheels: Path) -> None:
+    folder = root.environment("small", staged(root, wheels))
     os.chmod(folder / "wheels", 0o755)
     path = folder / "wheels" / "helperlib-1.2-py3-none-any.whl"
     os.chmod(path, 0o644)
@@ -198,7 +211,7 @@ def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path
     assert python(root, digest, "import greeting; print(greeting.TEXT)") == "hello world"
 
 
-@pytest.mark.parametrize("step", ["build_environment", "write_manifest"])
+@pytest.mark.parametrize("step", ["write_manifest"])
 def test_a_killed_staging_is_run_again(root: Root, wheels: Path, step: str) -> None:
     child = os.fork()
     if child == 0:
@@ -216,8 +229,8 @@ def test_a_killed_staging_is_run_again(root: Root, wheels: Path, step: str) -> N
     assert not list(root.environments.glob(".tmp-small-*"))
 
 
-def test_an_environment_in_a_bundle(root: Root, wheels: Path, tmp_path: Path) -> None:
-    digest = staged(root, wheels)
+def test_an_environment_in_a_bundle(small: tuple[Root, Path, str], tmp_path: Path) -> None:
+    root, _, digest = small
     out = tmp_path / "b.tar.zst"
     stage(root, ["env:small"], bundle=out)
     other = Root(tmp_path / "other")
@@ -230,10 +243,7 @@ def test_an_environment_in_a_bundle(root: Root, wheels: Path, tmp_path: Path) ->
     assert lines[-2:] == ["env:small: the same content is there already", f"env:small: content {digest}"]
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("nosuchpackage\n", "nosuchpackage"), ("greeting==9\n", "greeting==9"), ("?!\n", "could not be gathered")],
-)
+@pytest.mark.parametrize(("text", "words"), [("greeting==9\n", "greeting==9"), ("?!\n", "could not be gathered")])
 def test_requirements_that_can_not_be_met(root: Root, wheels: Path, text: str, words: str) -> None:
     (wheels / "requirements.txt").write_text(text)
     with pytest.raises(AutorlError, match="the wheels of env:small could not be gathered") as caught:
@@ -288,13 +298,15 @@ def test_an_image_is_named_by_its_hash_and_needs_level_apptainer(root: Root, ima
 # --- agents ---
 
 
-def test_an_agent_runs_in_the_environment_of_its_experiment(cluster: Cluster, wheels: Path) -> None:
+def test_an_agent_runs_in_the_environment_of_its_experiment_and_one_that_is_gone_is_the_clusters_fault(
+    cluster: Cluster, wheels: Path
+) -> None:
     requirements = str(wheels / "requirements.txt")
     cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", requirements)
     digest = present_hash(cluster.root, "small")
     assert digest is not None
     cluster.agent("looks", AGENT, needs=["greeting"])
-    (run_id,) = cluster.prepare(["looks"], environment="small")
+    run_id, later = cluster.prepare(["looks"], environment="small", attempts=1, matrix={"seed": [0, 1]})
     record = json.loads(cluster.run_dir(run_id).record.read_text())
     assert record["environment"] == {"name": "small", "kind": "venv", "content_hash": digest}
     assert record["science"]["environment_hash"] == digest
@@ -307,6 +319,9 @@ def test_an_agent_runs_in_the_environment_of_its_experiment(cluster: Cluster, wh
     assert seen["path"].split(os.pathsep)[0] == str(venv / "bin")
     if sys.prefix != sys.base_prefix:
         assert str(Path(sys.executable).parent) not in seen["path"].split(os.pathsep)
+    os.rename(venv.parent, cluster.root.path / "moved")
+    assert cluster.supervisor(later).wait(PATIENCE_S) != 0
+    assert "environment small is not staged" in cluster.logs()
 
 
 def test_another_environment_is_another_run_and_none_is_as_before(cluster: Cluster, wheels: Path) -> None:
@@ -324,13 +339,3 @@ def test_another_environment_is_another_run_and_none_is_as_before(cluster: Clust
     done = cluster.run("launch", str(spec), "--dry-run", check=False)
     assert done.returncode == Exit.ENVIRONMENT
     assert "needs the Python package pydantic, which environment small doesn't have" in done.stderr
-
-
-def test_an_environment_that_is_gone_is_the_cluster_s_fault(cluster: Cluster, wheels: Path) -> None:
-    cluster.run("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
-    cluster.agent("looks", AGENT)
-    (run_id,) = cluster.prepare(["looks"], environment="small", attempts=1)
-    digest = present_hash(cluster.root, "small")
-    os.rename(cluster.root.environment("small", str(digest)), cluster.root.path / "moved")
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) != 0
-    assert "environment small is not staged" in cluster.logs()

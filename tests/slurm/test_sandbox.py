@@ -37,17 +37,6 @@ def test_job_gets_a_gpu_and_ends_without_accounting(slurm: Sandbox) -> None:
 
 
 @pytest.mark.soak
-def test_up_twice_changes_nothing(slurm: Sandbox) -> None:
-    before = slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01")
-    slurm.up()
-    assert (slurm.pid("slurmctld"), slurm.pid("slurmd.gpu01")) == before
-    other = slurm.script("up", "--max-array", "11")
-    assert other.returncode == 2
-    assert "take it down first" in other.stderr
-    assert slurm.script("status").returncode == 0
-
-
-@pytest.mark.soak
 def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     job = slurm.sbatch("sleep 300", "--output=/dev/null", "--job-name=survivor")
     slurm.wait(job, "RUNNING")
@@ -58,21 +47,6 @@ def test_up_brings_back_what_was_killed_and_jobs_run_on(slurm: Sandbox) -> None:
     assert slurm.state(job) == "RUNNING"
     slurm.client("scancel", job)
     slurm.wait(job, "CANCELLED")
-
-
-@pytest.mark.soak
-def test_two_side_by_side_and_a_kill_of_everything(slurm: Sandbox, new_sandbox: Callable[..., Sandbox]) -> None:
-    second = new_sandbox(*SMALL)
-    second.up()
-    job = second.sbatch("sleep 300", "--output=/dev/null")
-    second.wait(job, "RUNNING")
-    assert slurm.client("squeue", "-h", "-t", "running", "-o", "%A").stdout.split() == []
-    kill(*(int(file.read_text()) for file in (second.dir / "pid").glob("*.pid")))
-    second.up()
-    assert set(node_states(second)) == {"gpu01", "cpu01"}
-    second.down()
-    assert second.processes() == []
-    assert slurm.script("status").returncode == 0
 
 
 @pytest.mark.soak

@@ -18,7 +18,8 @@ TINY = REPO / "templates" / "models" / "tiny"
 @pytest.fixture(scope="module")
 def piece() -> Iterator[Any]:
     """Imports a module of the experts' by name."""
-    sys.path.insert(0, str(REPO / "templates" / "agents" / "scripted"))
+    scripted = REPO / "templates" / "agents" / "scripted"
+    before, sys.path[:0] = sys.path[:], [str(scripted), str(scripted / "learner")]
 
     def load(name: str) -> ModuleType:
         return importlib.import_module(name)
@@ -26,4 +27,4 @@ def piece() -> Iterator[Any]:
     try:
         yield load
     finally:
-        sys.path.pop(0)
+        sys.path[:] = before

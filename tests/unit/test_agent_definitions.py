@@ -62,12 +62,6 @@ def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, name: str, env: 
     assert agent_names([tmp_path]) == [name]
 
 
-def test_agent_yaml_goes_before_config_yaml(tmp_path: Path) -> None:
-    made = folder(tmp_path, "both", "name: title\nenv_vars: {A: b}\n", "config.yaml")
-    (made / "agent.yaml").write_text("name: both\ndescription: d\nenv: {A: c}\n")
-    assert load_agent("both", [tmp_path]).file.env == {"A": "c"}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -97,9 +91,7 @@ def test_a_start_script_of_autorl_bench_may_lie_in_a_subfolder(tmp_path: Path, s
     assert load_agent("mine", [tmp_path]).script(again=True) == "bin/run/start.sh"
 
 
-@pytest.mark.parametrize(
-    "start", ["bin/../start.sh", ".//start.sh", "/start.sh", "../../start.sh", ".git/start.sh", "bin//start.sh"]
-)
+@pytest.mark.parametrize("start", ["bin/../start.sh", "/start.sh", ".git/start.sh", "bin//start.sh"])
 def test_odd_ways_to_a_start_script_are_refused(tmp_path: Path, start: str) -> None:
     folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
     with pytest.raises(AutorlError, match="field `start`"):

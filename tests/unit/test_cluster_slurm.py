@@ -60,24 +60,15 @@ def test_an_array_is_told_task_by_task(clients: Clients) -> None:
     assert (waiting.nodes, waiting.reason, waiting.state) == (None, "JobArrayTaskLimit", "PENDING")
 
 
-def test_many_names_are_asked_for_in_parts(clients: Clients) -> None:
-    clients.says("squeue", lines([squeue_line("5", GRADER, "RUNNING", 1)]))
-    found = slurm.jobs([f"exp.agents-{n}.{UID}" for n in range(slurm.PER_CALL + 1)])
-    assert len(clients.calls("squeue")) == 2
-    assert len(found) == 2, "what each part found"
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "",
         "slurm_load_jobs: warning: something",
-        "120 exp RUNNING",
         US.join(["1", "2", "3"]),
         squeue_line("1", GRADER, "RUNNING", 1) + US + "more",
-        "\N{REPLACEMENT CHARACTER}\x00",
     ],
-    ids=["empty", "words", "spaces", "too few", "too many", "bytes"],
+    ids=["empty", "words", "too few", "too many"],
 )
 def test_a_line_of_another_form_is_passed_over(clients: Clients, line: str) -> None:
     clients.says("squeue", lines([line, squeue_line("7", GRADER, "RUNNING", 1), line]))
@@ -136,8 +127,7 @@ def test_a_number_that_was_given_out_twice_is_not_taken_for_ours(clients: Client
 
 def test_what_was_taken_back_counts_for_nothing() -> None:
     jobs = submitted(array().model_copy(update={"taken_back": True}))
-    assert JobTable.of(jobs, []).tasks == []
-    assert names_of(jobs) == []
+    assert JobTable.of(jobs, []).tasks == [] and names_of(jobs) == []
 
 
 def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -> None:
@@ -245,9 +235,6 @@ def test_no_accounting_is_no_error_and_a_database_that_is_down_is_one(clients: C
 DOWN = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n"
 
 
-# clients that fail
-
-
 def test_a_controller_that_is_down_is_said_in_its_words(clients: Clients) -> None:
     clients.says("squeue", error=DOWN, code=1)
     with pytest.raises(SchedulerError) as caught:
@@ -282,23 +269,15 @@ def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch:
 REFUSALS = [
     ("Invalid account or account/partition combination specified", "`account`"),
     ("invalid partition specified: gpux\nInvalid partition name specified", "`partition`"),
-    ("User's group not permitted to use this partition", "`partition`"),
     ("Invalid qos specification", "`qos`"),
-    ("Invalid feature specification", "`constraint`"),
-    ("Requested reservation is invalid", "`reservation`"),
     ("Requested node configuration is not available", "fewer GPUs"),
     ("Invalid generic resource (gres) specification", "`gpu_type`"),
     ("Requested time limit is invalid (missing or exceeds some limit)", "`limits: {max_time"),
-    ("Invalid job array specification", "`limits: {max_array_size"),
-    ("Memory specification can not be satisfied", "less memory"),
     ("QOSMaxWallDurationPerJobLimit\n{policy}", "`limits: {max_time"),
-    ("AssocMaxWallDurationPerJobLimit\n{policy}", "`limits: {max_time"),
-    ("AssocMaxSubmitJobLimit\n{policy}", "have ended"),
     ("QOSMaxSubmitJobPerUserLimit\n{policy}", "have ended"),
     ("QOSMaxGRESPerJob\n{policy}", "fewer GPUs"),
     ("{policy}", "another qos"),
     ("Unable to contact slurm controller (connect failure)", "later"),
-    ("Socket timed out on send/recv operation", "later"),
     ("sbatch: fatal: Could not establish a configuration source", "a login node"),
     ("something nobody has seen", "the scheduler's words"),
 ]
@@ -365,22 +344,12 @@ def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
         ("4:59", 299.0),
         ("0:00", 0.0),
         ("01:02:03", 3723.0),
-        ("24:00:00", 86400.0),
-        ("1-00:00:00", 86400.0),
         ("7-12:30:15", 7 * 86400 + 45015.0),
-        ("2-12", 2 * 86400 + 12 * 3600.0),
         ("2-12:30", 2 * 86400 + 12 * 3600 + 1800.0),
         ("UNLIMITED", None),
-        ("INVALID", None),
-        ("NOT_SET", None),
-        ("Partition_Limit", None),
-        ("infinite", None),
         ("N/A", None),
-        ("-5:00", None),
-        ("1-", None),
         ("1:2:3:4", None),
         ("", None),
-        (" 5", None),
     ],
 )
 def test_durations(text: str, seconds: float | None) -> None:
@@ -426,15 +395,6 @@ def test_the_profiles_limits_stand_above(site: Clients) -> None:
     told = sites.ask(ClusterProfile.model_validate({"name": "there", "limits": limits}))
     assert told.max_array_size == 100
     assert {told.limit_s(name) for name in ("gpu", "short", "long", None)} == {7200}
-
-
-def test_a_users_own_partition_gives_the_limit_where_the_profile_names_none(
-    site: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SBATCH_PARTITION", "gpu")
-    assert sites.ask(ClusterProfile(name="there")).limit_s(None) == 86400
-    monkeypatch.setenv("SBATCH_PARTITION", "long")
-    assert sites.ask(ClusterProfile(name="there")).limit_s(None) is None
 
 
 def test_a_partition_that_is_not_there_is_named(site: Clients) -> None:

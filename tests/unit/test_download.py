@@ -14,30 +14,24 @@ from pathlib import Path
 
 import needs
 import pytest
-from helpers import PATIENCE_S, wait_for
-from web_server import Answer, LoopbackServer, clean_environment, code, cut, hangs, served, to, whole
+import web_server
+from helpers import wait_for
+from web_server import QUICK, Answer, LoopbackServer, code, cut, hangs, no_ranges, served, to, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NoNetwork, Patience, Pin, fetch
-from autorl_hpc.stage.sources import HttpSource, address_of, hub_file
+from autorl_hpc.stage.download import NO_PIN, NoNetwork, Pin, fetch
+from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 DATA = bytes(range(256)) * 1000
 SHA = hashlib.sha256(DATA).hexdigest()
 OTHER = DATA[:-1] + b"\0"
 GIT = Pin(git_sha1=hashlib.sha1(b"blob 256000\0" + DATA).hexdigest(), size_bytes=len(DATA))
-QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.5)
 """It waits for an answer as long as a busy machine may need for one, and not between two tries."""
 
+server = web_server.server
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SECRET = "hf_secretsecretsecret"
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
-    clean_environment(monkeypatch, tmp_path)
-    with served() as running:
-        yield running
 
 
 @pytest.fixture
@@ -52,7 +46,6 @@ def get(
     place: Path,
     *answers: Answer,
     pin: Pin = Pin(sha256=SHA),  # noqa: B008
-    patience: Patience = QUICK,
 ) -> str:
     """Fetch /file, which the server answers in turn by `answers`, and return what was said."""
     (place / "file").unlink(missing_ok=True)
@@ -60,7 +53,7 @@ def get(
         server.answers["/file"] = list(answers)
     server.seen.clear()
     lines: list[str] = []
-    fetch(HttpSource(server.url("/file")), place / "file", pin, say=lines.append, patience=patience)
+    fetch(HttpSource(server.url("/file")), place / "file", pin, say=lines.append, patience=QUICK)
     assert (place / "file").read_bytes() == DATA
     return "\n".join(lines)
 
@@ -78,6 +71,15 @@ def asked(server: LoopbackServer) -> list[str | None]:
 
 def left(place: Path) -> list[str]:
     return sorted(name for name in os.listdir(place) if not name.endswith(".lock"))
+
+
+def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
+    with (
+        sources.alone(place / ".tmp-file.lock", "downloading this file"),
+        pytest.raises(AutorlError, match="another process is downloading this file"),
+    ):
+        get(server, place, whole(DATA))
+    get(server, place, whole(DATA))
 
 
 def test_what_is_there_is_not_fetched_again(server: LoopbackServer, place: Path) -> None:
@@ -120,6 +122,27 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
     part.write_bytes(DATA)  # killed right before the rename
     get(server, place, code(404))
     assert not server.seen
+
+
+def test_a_part_of_another_version_is_thrown_away(server: LoopbackServer, place: Path) -> None:
+    (place / ".tmp-file.part").write_bytes(b"x" * 1000)
+    assert "run the same command again" in (fails(server, place, whole(DATA)).next_step or "")
+    get(server, place, whole(DATA))
+    for pin in (NO_PIN, Pin(sha256=SHA)):  # longer than the file: the server has nothing there (416)
+        (place / ".tmp-file.part").write_bytes(b"x" * 300_000)
+        get(server, place, whole(DATA), pin=pin)
+
+
+def test_parts_are_joined_only_where_a_hash_tells(server: LoopbackServer, place: Path) -> None:
+    get(server, place, cut(DATA, 1000), whole(DATA), pin=NO_PIN)
+    assert asked(server) == [None, None]
+    said = get(server, place, cut(DATA, 1000), no_ranges(DATA))
+    assert "whole or not at all; from the start" in said
+
+    def elsewhere(handler: object) -> None:
+        handler.plain(206, DATA[5:], Content_Range=f"bytes 5-{len(DATA) - 1}/{len(DATA)}")  # type: ignore[attr-defined]
+
+    get(server, place, cut(DATA, 1000), elsewhere, whole(DATA))
 
 
 def test_a_wrong_file_is_removed_and_both_hashes_are_said(server: LoopbackServer, place: Path) -> None:
@@ -166,7 +189,6 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
     error = fails(server, place, code(429, Retry_After="3600"))
     assert "answers 429 and asks to wait 3600 s (1 tries)" in error.what and len(server.seen) == 1
     assert "answers 500 (3 tries)" in fails(server, place, code(500)).what and len(server.seen) == 3
-    assert Patience().longest_wait_s >= 300, "the Hub counts its limits over five minutes"
 
 
 @pytest.mark.parametrize("number", [400, 401, 403, 404, 410, 451])
@@ -204,6 +226,18 @@ def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, clo
         fetch(HttpSource(url), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
     assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT and not left(place)
+
+
+def test_proxies_of_the_environment_are_used(
+    server: LoopbackServer, place: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url())
+    server.answers["http://files.invalid/file"] = [whole(DATA)]
+    fetch(HttpSource("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
+    assert server.seen[0][0] == "http://files.invalid/file"
+    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
+    with pytest.raises(NoNetwork):
+        fetch(HttpSource("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
 
 
 def test_redirects_are_followed_and_end(server: LoopbackServer, place: Path) -> None:
@@ -291,6 +325,19 @@ def test_a_refused_token_stands_in_no_message(server: LoopbackServer, token: Pat
     assert SECRET not in f"{caught.value}{caught.value.as_json()}{lines}" and len(server.seen) == 2
 
 
+def test_a_token_file_that_holds_no_token(token: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for content in ("", "two words", "a\nb", "é", "x" * 5000):
+        token.write_text(content)
+        with pytest.raises(AutorlError, match="must hold the token alone") as caught:
+            hub_token()
+        assert caught.value.where == str(token) and (not content or content not in str(caught.value))
+    token.unlink()
+    with pytest.raises(AutorlError, match="can't be read"):
+        hub_token()
+    monkeypatch.delenv("HF_TOKEN_PATH")
+    assert hub_token() is None
+
+
 # --- addresses, progress
 
 
@@ -321,3 +368,11 @@ def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(AutorlError) as caught:
         address_of(text)
     assert "u:p" not in str(caught.value) and caught.value.next_step
+
+
+def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
+    assert hub_file("org/m", "v1", "x").url == "https://mirror.example/hub/org/m/resolve/v1/x"
+    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
+    with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
+        hub_file("org/m", "v1", "x")

@@ -23,7 +23,7 @@ from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
-from autorl_hpc.supervise.children import QUIET_S, GatewayProcess
+from autorl_hpc.supervise.children import GatewayProcess
 
 MODEL = "m"
 
@@ -93,52 +93,6 @@ def test_one_that_hangs_is_ended_and_started_again(tmp_path: Path) -> None:
         one.end()
     assert not (tmp_path / "socket").exists()
     wait_for(lambda: not any(thread.name == "gateway" for thread in threading.enumerate()), "its thread's end")
-
-
-@pytest.fixture
-def unasked(tmp_path: Path) -> Iterator[GatewayProcess]:
-    """One that nobody asks anything but who hears it out, which never loses patience."""
-    one = made(tmp_path)
-    one.ping_s = one.hear_out_s = 3600.0
-    try:
-        one.start()
-        yield one
-    finally:
-        one.end()
-
-
-def hearing_out(gateway: GatewayProcess) -> threading.Thread:
-    """Someone who hears it out, with the agent's clock running."""
-    thread = threading.Thread(target=gateway.hear_out, daemon=True)
-    thread.start()
-    return thread
-
-
-@pytest.mark.slow
-def test_one_that_dies_after_the_question_is_not_waited_for(unasked: GatewayProcess) -> None:
-    first, before = pid(unasked), unasked._pings
-    os.kill(first, signal.SIGSTOP)
-    thread = hearing_out(unasked)
-    wait_for(lambda: unasked._pings > before, "the question")
-    thread.join(4 * QUIET_S)
-    assert thread.is_alive(), "one that is slow is waited for"
-    os.kill(first, signal.SIGKILL)
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-    wait_for(lambda: pid(unasked) not in (0, first), "the next one")
-
-
-def test_one_that_takes_no_question_is_not_waited_for(unasked: GatewayProcess) -> None:
-    process = unasked._process
-    assert process is not None and process.stdin is not None
-    os.kill(process.pid, signal.SIGSTOP)
-    with pytest.raises(BlockingIOError):
-        while True:
-            os.write(process.stdin.fileno(), b"\n")
-    thread = hearing_out(unasked)
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive() and process.poll() is None
-    os.kill(process.pid, signal.SIGKILL)
 
 
 def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path) -> None:

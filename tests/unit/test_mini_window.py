@@ -11,7 +11,7 @@ from miniparts import parts
 
 parts()
 
-from mini_hpc.window import Message, Window, shortened  # noqa: E402
+from mini_hpc.window import Message, Window  # noqa: E402
 
 
 def step(number: int, output: str, *, tools: bool = False, command: str = "ls") -> list[Message]:
@@ -49,14 +49,6 @@ def acceptable(shown: list[Message]) -> None:
             waiting.add(call["id"])
         assert set(message) <= {"role", "content", "tool_calls", "tool_call_id"}
     assert not waiting
-
-
-@pytest.mark.parametrize("tools", [False, True])
-def test_a_short_conversation_is_sent_as_it_is(tools: bool) -> None:
-    messages = talk(*(step(n, f"output {n}", tools=tools) for n in range(5)))
-    shown = Window(16_000, 4000).shown(messages)
-    assert [message["content"] for message in shown] == [message["content"] for message in messages]
-    acceptable(shown)
 
 
 def test_the_oldest_outputs_are_folded_first_and_say_what_they_were() -> None:
@@ -107,13 +99,6 @@ def test_whatever_comes_fits(seed: int, tools: bool) -> None:
         assert window.estimate(shown) <= max(window.limit, 2600)
 
 
-def test_one_output_larger_than_the_window_is_shortened() -> None:
-    window = Window(4000, 1000)
-    shown = window.shown(talk(step(0, "begin" + "x" * 50_000 + "end")))
-    assert window.estimate(shown) <= window.limit
-    assert "begin" in shown[-1]["content"] and shown[-1]["content"].endswith("end")
-
-
 def test_tokens_are_counted_as_the_driver_counts_them() -> None:
     window = Window(8000, 1000)
     messages = talk(step(0, "x" * 6000))
@@ -123,15 +108,3 @@ def test_tokens_are_counted_as_the_driver_counts_them() -> None:
     assert window.estimate(shown) > 1.8 * size
     window.learn(shown, None)
     assert window.estimate(shown) > 1.8 * size
-
-
-def test_a_window_that_the_driver_told_is_believed() -> None:
-    window = Window(100_000, 8000)
-    assert window.tighten(4096) and window.limit < 4096
-    assert not all(window.tighten(None) for _ in range(50)), "it ends"
-
-
-def test_shortened() -> None:
-    assert shortened("abc", 3) == "abc"
-    cut = shortened("a" * 100 + "b" * 100, 20)
-    assert cut.startswith("a" * 10) and cut.endswith("b" * 10) and "180" in cut

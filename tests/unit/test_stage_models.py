@@ -3,78 +3,44 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PATIENCE_S
-from web_server import LoopbackServer, clean_environment, code, cut, put_model, served, whole
+import web_server
+from web_server import LoopbackServer, put_model
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
-from autorl_hpc.stage import download, models
-from autorl_hpc.stage.download import Patience
+from autorl_hpc.stage import models
 from autorl_hpc.stage.models import stage_model
 
 TINY = share("templates") / "models" / "tiny"
+root, server = web_server.root, web_server.server
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.0)
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Root:
-    made = Root(tmp_path / "root")
-    made.path.mkdir()
-    return made
-
-
-def test_a_model_with_two_saves_in_one_folder_is_refused(root: Root, tmp_path: Path) -> None:
-    from checkpoints import save, save_shards
-
-    save(save_shards(tmp_path / "both", 2))
-    shutil.copyfile(TINY / "tokenizer.json", tmp_path / "both" / "tokenizer.json")
-    with pytest.raises(AutorlError, match="can't serve as a base model: a tensor stands in two"):
-        stage_model(root, "org/both", tmp_path / "both")
-    assert not [p for p in root.path.rglob("*") if p.is_file()]
 
 
 @pytest.mark.parametrize(
-    "name", ["../../outside/x", "/absolute/model", "a/../b", "a//b", "a/b/c", "org/", "o rg/x", "org/x\n"]
+    "name", ["../../outside/x", "/absolute/model", "a/../b", "a/b/c", "org/", "org/x\n", "org/m@", "org/m@../x"]
 )
 def test_a_name_that_is_a_path_is_refused(root: Root, name: str) -> None:
-    with pytest.raises(AutorlError, match="is no model name"):
+    with pytest.raises(AutorlError, match=r"is no (model name|revision)"):
         stage_model(root, name, TINY)
     assert not any(root.path.iterdir())
-
-
-def test_a_folder_is_never_staged_over_itself(root: Root, tmp_path: Path) -> None:
-    """`stage /path/of/model --from /path/of/model` must not replace the user's own folder."""
-    source = tmp_path / "mine"
-    shutil.copytree(TINY, source)
-    (source / "notes.txt").write_text("mine")
-    with pytest.raises(AutorlError):
-        stage_model(root, str(source), source)
-    assert (source / "notes.txt").read_text() == "mine"
 
 
 BROKEN_MODELS: list[tuple[str, dict[str, bytes | None], str]] = [
     ("no config", {"config.json": None}, "this folder is no model"),
     ("no weights", {"model.safetensors": None}, "this folder is no model"),
     ("config is no JSON", {"config.json": b'{"a"'}, "config.json is no JSON"),
-    ("config is not UTF-8", {"config.json": b'{"model_type": "\xe9"}'}, "config.json is no JSON"),
     ("config is a list", {"config.json": b"[]"}, "config.json is no JSON object"),
     ("config is nested without end", {"config.json": b'{"a":' * 100_000}, "config.json is no JSON"),
     ("config names no architecture", {"config.json": b"{}"}, "field `model_type` of config.json"),
-    ("architecture is a number", {"config.json": b'{"model_type": 1}'}, "field `model_type` of config.json"),
     ("no tokenizer", {"tokenizer.json": None}, "this folder has no tokenizer"),
-    ("nothing of a tokenizer", {"tokenizer.json": None, "tokenizer_config.json": None, "chat_template.jinja": None}, "no tokenizer"),
     ("half a tokenizer", {"tokenizer.json": None, "vocab.json": b"{}"}, "this folder has no tokenizer"),
     ("empty tokenizer", {"tokenizer.json": b""}, "tokenizer.json is no JSON"),
     ("cut weights", {"model.safetensors": b"\0" * 20}, "can't serve as a base model"),
@@ -99,41 +65,7 @@ def test_a_model_that_no_grader_can_load_is_refused(
     assert not [p for p in root.path.rglob("*") if p.is_file()]
 
 
-def test_a_source_that_can_not_be_read_is_named(root: Root, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(TINY, source)
-    (source / "other.safetensors").mkdir()
-    with pytest.raises(AutorlError, match="staging org/x failed: Is a directory") as caught:
-        stage_model(root, "org/x", source)
-    assert caught.value.where == str(source / "other.safetensors")
-
-
-def test_a_killed_staging_of_a_model_leaves_nothing_that_looks_staged(root: Root) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            setattr(models, "replace_folder", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))  # noqa: B010
-            stage_model(root, "tiny", None)
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status)
-    with pytest.raises(AutorlError, match="not staged"):
-        verify_model(root, "autorl/tiny")
-    stage_model(root, "tiny", None)
-    verify_model(root, "autorl/tiny")
-
-
 # --- the Hub
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackServer]:
-    clean_environment(monkeypatch, tmp_path)
-    monkeypatch.setitem(download.fetch_model.__kwdefaults__, "patience", QUICK)
-    with served() as running:
-        monkeypatch.setenv("HF_ENDPOINT", running.url())
-        yield running
 
 
 @pytest.fixture
@@ -227,17 +159,6 @@ def test_a_model_of_pickles_is_refused(server: LoopbackServer, root: Root, sourc
     assert len(server.seen) == 1
 
 
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_a_hub_that_lies_about_a_hash(server: LoopbackServer, root: Root, source: Path, file: str) -> None:
-    put_model(server, "org/m", source, COMMIT)
-    data = bytearray((source / file).read_bytes())
-    data[-1] ^= 1
-    server.answers[f"/org/m/resolve/{COMMIT}/{file}"] = [whole(bytes(data))]
-    with pytest.raises(AutorlError, match=f"{file} as it was downloaded has .*, expected is "):
-        stage_model(root, "org/m", None)
-    assert not root.model("org/m").exists()
-
-
 ANSWERS: list[tuple[str, dict[str, Any], str]] = [
     ("another revision", {"sha": "f" * 40}, "it speaks of revision"),
     ("no revision", {"sha": None}, "can't be read"),
@@ -258,22 +179,3 @@ def test_answers_of_the_hub_that_make_no_sense(
         stage_model(root, f"org/m@{COMMIT}", None)
     assert caught.value.next_step and caught.value.exit_code is Exit.ENVIRONMENT
     assert not root.model("org/m").exists()
-
-
-def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root, source: Path) -> None:
-    put_model(server, "org/m", source, COMMIT)
-    path, data = f"/org/m/resolve/{COMMIT}/model.safetensors", (source / "model.safetensors").read_bytes()
-    server.answers[path] = [cut(data, 1000), code(503)]
-    with pytest.raises(AutorlError, match=r"model\.safetensors could not be downloaded"):
-        stage_model(root, "org/m", None)
-    server.answers[path] = [whole(data)]
-    server.seen.clear()
-    assert stage_model(root, "org/m", None).content_hash == models.TINY_CONTENT_HASH
-    assert [headers.get("Range") for headers in server.seen_at(path)] == ["bytes=1000-"]
-    assert len(server.seen) == 2, "the other files were there"
-
-
-@pytest.mark.parametrize("name", ["org/m@", "org/m@a/b", "org/m@../x", "org/m@a b"])
-def test_revisions_that_are_none(root: Root, name: str) -> None:
-    with pytest.raises(AutorlError, match="is no revision"):
-        stage_model(root, name, None)

@@ -37,7 +37,7 @@ def measure(world: World, figures: Figures) -> None:
     place = Workplace(options.work / "learners", "alfworld", "sft-grpo-online", source=options.data / "alfworld", left_s=(1e6,))  # fmt: skip
     shutil.rmtree(place.model)
     shutil.copytree(options.base or world.base, place.model)
-    for path in (place.path / ".agent" / "scripted").glob("*.py"):  # as lib.sh does
+    for path in (place.path / ".agent" / "scripted").rglob("*.py"):  # as lib.sh does
         shutil.copy(path, place.path / "code")
     env = {**os.environ, **place.env, **ALONE, "OMP_NUM_THREADS": "8", "LEARNER_DATA": str(options.data / "alfworld")}
     env["PYTHONPATH"] = os.pathsep.join(

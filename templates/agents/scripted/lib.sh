@@ -2,7 +2,7 @@
 
 SCRIPTED="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 mkdir -p code output
-cp "$SCRIPTED"/*.py code/
+cp "$SCRIPTED"/*.py "$SCRIPTED"/learner/*.py code/
 
 # Number of GPUs given to this run: those of CUDA_VISIBLE_DEVICES; where it is not set, all whose devices are here.
 gpu_count() {
