@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 import recordmaker as make
 import toldruns
 from toldruns import KEY, SFT, recorded_run, told
@@ -107,16 +106,18 @@ def test_a_run_that_nobody_recorded(tree: Tree) -> None:
     assert queued.skill == SkillMetrics() and queued.metrics == ReferenceMetrics()
 
 
-@pytest.mark.parametrize("name", ["trace", "usage", "processes", "training", "revisions"])
-def test_a_damaged_file_costs_only_what_stood_in_it(tree: Tree, name: str) -> None:
+def test_a_damaged_file_costs_only_what_stood_in_it(tree: Tree) -> None:
     run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
     whole = told(run)
-    path = run.dir.recorded(name)
-    path.write_bytes(b"\x00\xff garbage\n" * 3 + b'{"elapsed_s": 1')
-    damaged = told(run)
-    assert f"4 lines of {path.name} can't be read" in damaged.story.recorder[0]
-    assert damaged.improvement == whole.improvement and damaged.story.metrics == whole.story.metrics
-    assert [one.score for one in damaged.story.iterations] == [one.score for one in whole.story.iterations]
+    for name in ("trace", "usage", "processes", "training", "revisions"):
+        path = run.dir.recorded(name)
+        before = path.read_bytes()
+        path.write_bytes(b"\x00\xff garbage\n" * 3 + b'{"elapsed_s": 1')
+        damaged = told(run)
+        assert f"4 lines of {path.name} can't be read" in damaged.story.recorder[0]
+        assert damaged.improvement == whole.improvement and damaged.story.metrics == whole.story.metrics
+        assert [one.score for one in damaged.story.iterations] == [one.score for one in whole.story.iterations]
+        path.write_bytes(before)
 
 
 def test_damaged_code_is_said(tree: Tree) -> None:
@@ -130,35 +131,26 @@ def test_damaged_code_is_said(tree: Tree) -> None:
     assert any("code.git" in note for note in story.recorder)
 
 
-def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
-    run = recorded_run(tree)
-    append_event(run.dir.events, "recorder_trouble", watch="usage", message="nvidia-smi \x1b[31m: no answer")
-    for i in range(30):
-        append_event(run.dir.events, "recorder_trouble", watch="training", message=f"trouble {i}")
-    append_event(run.dir.events, "recorder_started", pid=3)
-    run.interrupt(450.0)
-    run.start(450.0)
-    notes = told(run).story.recorder
-    assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
-    assert not any("started" in note for note in notes)
-    assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
-
-
-def test_what_became_of_the_gateway_is_said(tree: Tree) -> None:
+def test_what_the_recorder_missed_and_what_became_of_the_gateway_is_said(tree: Tree) -> None:
     run = recorded_run(tree)
     append_event(run.dir.events, "gateway_hung", questions=4)
     for _ in range(30):
         append_event(run.dir.events, "gateway_crashed", exit_code=-9, again_in_s=0.0)
     assert told(run).story.recorder == ("gateway hung: 1 time", "gateway crashed: 30 times")
-
-
-def test_code_left_out_by_its_name_is_said_and_no_key_with_it(tree: Tree) -> None:
-    run = recorded_run(tree)
     seen = {"at": "x", "revision": "0" * 40, "by_name": 3, "reason": f"left out by name: code/{KEY}/.cache"}
     make.add(run, "revisions", CodeRevision.model_validate({"elapsed_s": 500.0, **seen}))
     notes = told(run).story.recorder
     assert any("up to 3 files and folders were left out by their names" in note for note in notes)
     assert any("left out by name: code/" in note for note in notes) and not any(KEY in note for note in notes)
+    append_event(run.dir.events, "recorder_trouble", watch="usage", message="nvidia-smi \x1b[31m: no answer")
+    for i in range(30):
+        append_event(run.dir.events, "recorder_trouble", watch="training", message=f"trouble {i}")
+    append_event(run.dir.events, "recorder_started", pid=3)
+    run.interrupt(450.0).start(450.0)
+    notes = told(run).story.recorder
+    assert "recorder trouble: watch usage, message nvidia-smi : no answer" in notes
+    assert not any("started" in note for note in notes)
+    assert len(notes) == 12 and notes[-1].startswith("and ") and notes[-1].endswith(" more")
 
 
 def test_of_many_the_selected_one_alone_is_opened(tree: Tree) -> None:

@@ -19,7 +19,7 @@ from autorl_hpc.report.run_page import used_rows
 from autorl_hpc.report.story_records import SkillMetrics, Story
 from autorl_hpc.states import Route
 
-no_fsync, tree = toldruns.no_fsync, toldruns.tree
+no_fsync, tree, whole = toldruns.no_fsync, toldruns.tree, toldruns.whole
 
 
 def asked(run: TreeRun, *calls: tuple[float, int, int, float | None]) -> None:
@@ -61,9 +61,9 @@ def test_without_prices_the_cost_is_the_agents_word(tree: Tree) -> None:
     assert (used.tokens_in, used.cost_usd, used.tokens_from, used.cost_from) == (5000, 0.75, "gateway", "trace")
 
 
-def test_iterations_by_hand(tree: Tree) -> None:
-    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    story = told(run).story
+def test_iterations_by_hand(whole: TreeRun) -> None:
+    story = told(whole).story
+    assert told(whole).story == story == Story.model_validate_json(story.model_dump_json())
     first, second, third = story.iterations
     assert (first.status, first.score, first.improvement, first.best_so_far) == ("refused", None, None, None)
     assert (second.score, second.improvement, second.best_so_far) == (30.0, 5.0, 30.0)
@@ -88,8 +88,8 @@ def test_iterations_by_hand(tree: Tree) -> None:
     assert story.recorder == ()
 
 
-def test_routes_and_settings_of_the_code(tree: Tree) -> None:
-    story = told(recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))).story
+def test_routes_and_settings_of_the_code(whole: TreeRun) -> None:
+    story = told(whole).story
     second, third = story.iterations[1:]
     assert (second.route.planned, second.route.executed) == (Route.SFT, Route.SFT)
     assert story.route.executed is third.route.executed is Route.SFT
@@ -131,21 +131,14 @@ def test_two_trainings_of_the_base_model_are_two_plans(tree: Tree) -> None:
     assert told(run.seal(600.0).close(outcomes(100, range(45)))).story.route.planned is Route.GRPO
 
 
-def test_changes_from_one_iteration_to_the_next(tree: Tree) -> None:
-    first, second, third = told(recorded_run(tree)).story.iterations
-    assert [(c.path, c.added, c.removed, c.what) for c in first.changes] == [
-        ("code/old.py", 1, 0, "added"),
-        ("code/train.py", 6, 0, "added"),
-    ]
-    assert [(c.path, c.added, c.removed, c.what) for c in second.changes] == [
-        ("code/old.py", 0, 1, "removed"),
-        ("code/train.py", 1, 1, "changed"),
-    ]
+def test_changes_from_one_iteration_to_the_next(whole: TreeRun) -> None:
+    first, second, third = told(whole).story.iterations
+    found = [[(c.path, c.added, c.removed, c.what) for c in one.changes] for one in (first, second)]
+    assert found[0] == [("code/old.py", 1, 0, "added"), ("code/train.py", 6, 0, "added")]
+    assert found[1] == [("code/old.py", 0, 1, "removed"), ("code/train.py", 1, 1, "changed")]
     assert second.diff is not None and third.diff is not None
-    assert "-x = 1" in second.diff.split("\n")
-    assert '-args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)' in second.diff.split(
-        "\n"
-    )
+    old = '-args = SFTConfig(output_dir="output/v1", learning_rate=2e-5, num_train_epochs=1)'
+    assert {"-x = 1", old} <= set(second.diff.split("\n"))
     assert "learning_rate=5e-6" in third.diff and "old.py" not in third.diff
     assert KEY not in first.diff and 'HF_TOKEN"] = "***"' in first.diff if first.diff else False
 
@@ -162,23 +155,16 @@ def test_waits_are_from_entry_to_entry(tree: Tree) -> None:
     assert story.iterations[1].waited_s is None
 
 
-def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
-    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    report.refresh([tree.path])
-    own = json.loads((run.dir.report / "summary.json").read_text())
-    merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
+def test_the_merged_report_keeps_figures_and_drops_words(whole: TreeRun) -> None:
+    report.refresh([whole.tree.path])
+    own = json.loads((whole.dir.report / "summary.json").read_text())
+    merged = json.loads((whole.tree.path / "report" / "summary.json").read_text())["runs"][0]
     assert own["story"]["iterations"][1]["diff"] and own["story"]["iterations"][1]["won_ids"]
     short = merged["story"]["iterations"][1]
     assert short["diff"] is None and short["changes"] == [] and short["won_ids"] == [] and short["settings"] == []
     for name in ("score", "improvement", "improvement_low", "tokens", "cost_usd", "gpu_hours", "training_steps", "won"):
         assert short[name] == own["story"]["iterations"][1][name]
     assert merged["story"]["metrics"] == own["story"]["metrics"]
-
-
-def test_the_same_files_tell_the_same_story(tree: Tree) -> None:
-    run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    assert told(run).story == told(run).story
-    assert Story.model_validate_json(told(run).story.model_dump_json()) == told(run).story
 
 
 @pytest.mark.slow
@@ -189,15 +175,12 @@ def test_a_long_run_is_told_quickly(tree: Tree) -> None:
     make.add(run, "training", *(make.point(5.0 * i, i, loss=1.0) for i in range(2000)))
     make.add(run, "trace", *(make.event(10.0 * i, "usage", tokens_in=9, tokens_out=1) for i in range(1000)))
     make.add(run, "usage", *(make.usage(5.0 * i, 4.0 * i, (0.5,)) for i in range(2000)))
-    told(run)  # imports, adapters of the records
-    best = min(_timed(run) for _ in range(5))
-    assert best < 2.0  # some 40 ms on a core of its own
-
-
-def _timed(run: TreeRun) -> float:
-    began = time.process_time()
-    told(run)
-    return time.process_time() - began
+    took = []
+    for _ in range(3):  # the first imports, and makes adapters of the records
+        began = time.process_time()
+        told(run)
+        took.append(time.process_time() - began)
+    assert min(took) < 2.0  # some 40 ms on a core of its own
 
 
 @pytest.mark.parametrize("source", ["agent.log", "traces/session.jsonl"])
