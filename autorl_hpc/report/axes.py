@@ -27,8 +27,8 @@ def used(run: RunSummary, axis: Axis) -> float | None:
     """Return what the whole run used; None if it is unknown. Tokens: the driver's, input and output."""
     resources = run.story.resources
     if axis == "tokens":
-        known = resources.tokens_in is not None and resources.tokens_out is not None
-        return float((resources.tokens_in or 0) + (resources.tokens_out or 0)) if known else None
+        both = (resources.tokens_in, resources.tokens_out)
+        return None if None in both else float(sum(part or 0 for part in both))
     every = {"time_s": run.elapsed_s, "submissions": float(len(run.trajectory)), "gpu_hours": resources.gpu_hours}
     return every[axis]
 
@@ -38,21 +38,14 @@ def used(run: RunSummary, axis: Axis) -> float | None:
 
 @dataclass(frozen=True)
 class ScaledAxis:
-    """One horizontal axis of a run's chart.
-
-    Attributes:
-        places: position by submission number; a submission without one is not drawn.
-        end: the end of the axis.
-        now: the run's present position.
-        mark: position of a line across, such as the budget; None for no line.
-    """
+    """One horizontal axis of a run's chart."""
 
     name: str
-    places: Mapping[int, float]
-    end: float
-    now: float
+    places: Mapping[int, float]  # position by submission number; a submission without one is not drawn
+    end: float  # the end of the axis
+    now: float  # the run's present position
     written: Callable[[float], str]
-    mark: float | None = None
+    mark: float | None = None  # position of a line across, such as the budget; None for no line
 
     def place(self, point: Point) -> float | None:
         """Return a submission's position, or None."""
@@ -94,20 +87,14 @@ _WRITTEN: dict[Axis, tuple[str, Callable[[float], str]]] = {
 # --- scaling curves: best feedback score so far against a cost, mean over runs with a pointwise interval
 # The agent selects by feedback scores, so these are optimistic. The report score is a run's result.
 
-GRID = 33
-"""Points of a curve: steps of 3 % of its length."""
+GRID = 33  # points of a curve: steps of 3 % of its length
 
 
 class BestSoFar(NamedTuple):
-    """The best so far of one run, by cost.
+    """The best so far of one run, by cost."""
 
-    Attributes:
-        steps: (cost, improvement) of each scored submission, in any order.
-        end: what the run had used when it ended.
-    """
-
-    steps: Sequence[tuple[float, float]]
-    end: float
+    steps: Sequence[tuple[float, float]]  # (cost, improvement) of each scored submission, in any order
+    end: float  # what the run had used when it ended
 
 
 def curves(runs: Sequence[RunSummary]) -> tuple[Curve, ...]:
@@ -144,9 +131,8 @@ def _curve(axis: Axis, runs: Sequence[RunSummary]) -> Curve:
 def band(runs: Sequence[BestSoFar], grid: Sequence[float]) -> list[CurvePoint]:
     """Return the mean of the runs' step curves at each cost, with the t interval of that cost alone (three runs that differ).
 
-    A run has 0 before its first scored submission (the base model), then the best of its submissions so far, below 0 too if all
-    are. Every run counts at every cost, beyond its own end with its last value. Figures are rounded to six digits: enough for a
-    drawing, and a report holds thousands.
+    A run has 0 before its first scored submission (the base model), then the best of its submissions so far. Every run counts at
+    every cost, beyond its own end with its last value. Figures are rounded to six digits, since a report holds thousands.
     """
     curves = []
     for run in runs:
@@ -155,16 +141,10 @@ def band(runs: Sequence[BestSoFar], grid: Sequence[float]) -> list[CurvePoint]:
     found = []
     for x in grid:
         mean = mean_t_interval([best[bisect_right(places, x)] for places, best in curves])
-        low, high = (mean.low, mean.high) if mean.kind == "t" else (None, None)
-        found.append(
-            CurvePoint(
-                x=round(x, 6),
-                mean=round(mean.mean or 0.0, 6),
-                low=None if low is None else round(low, 6),
-                high=None if high is None else round(high, 6),
-                n_reached=sum(run.end >= x for run in runs),
-            )
-        )
+        ends = {"low": mean.low, "high": mean.high} if mean.kind == "t" else {}
+        rounded = {name: round(end, 6) for name, end in ends.items() if end is not None}
+        reached = sum(run.end >= x for run in runs)
+        found.append(CurvePoint(x=round(x, 6), mean=round(mean.mean or 0.0, 6), n_reached=reached, **rounded))
     return found
 
 

@@ -29,8 +29,7 @@ Stamp = list[int] | None
 """Of one path: [size, mtime_ns, ctime_ns, inode]; [-errno] if it can't be looked at; None if it does not exist."""
 
 MADE_OF = (".py", ".j2", ".css", ".js")
-ROOMS = ("records", "files", "report", "scoring")
-"""Packages whose code decides what a digest contains."""
+ROOMS = ("records", "files", "report", "scoring")  # packages whose code decides what a digest contains
 
 
 def stamp(path: Path | str) -> Stamp:

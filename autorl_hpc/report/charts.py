@@ -58,22 +58,16 @@ class HeatCell(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One chart: lines over an axis, a forest of means with intervals, stacked bars, or a table of values (heat).
-
-    Attributes:
-        rows: `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or cells) in the order of `columns`.
-        columns: kinds of the parts of bars, or the columns of a table.
-        as_steps: a line's value holds until the next point.
-        counts: the horizontal axis counts something, from 1.
-    """
+    """One chart: lines over an axis, a forest of means with intervals, stacked bars, or a table of values (heat)."""
 
     kind: Literal["lines", "forest", "bars", "heat"]
     title: str
+    # `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or cells) in the order of `columns`
     rows: tuple[Any, ...]
     x_label: str = ""
-    columns: tuple[str, ...] = ()
-    as_steps: bool = False
-    counts: bool = False
+    columns: tuple[str, ...] = ()  # kinds of the parts of bars, columns of a table, or the name of the vertical axis
+    as_steps: bool = False  # a line's value holds until the next point
+    counts: bool = False  # the horizontal axis counts something, from 1
 
 
 class Figure(NamedTuple):
@@ -97,8 +91,7 @@ AXES: dict[Axis, tuple[str, str, float]] = {
 """By axis: its word in file names, its label, and the divisor of its numbers."""
 
 UNKNOWN = "unknown"
-MAX_SPOTS = 40
-"""Rows of a forest plot or bar chart; more are unreadable, and the tables have all."""
+MAX_SPOTS = 40  # rows of a forest plot or bar chart; more are unreadable, and the tables have all
 
 
 def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure, ...]:
@@ -280,9 +273,7 @@ ABOVE, BELOW, LEFT, RIGHT = 0.28, 0.45, 0.70, 0.12
 Computed here, because matplotlib's layout engines draw everything twice."""
 
 AXIS_NAME_BELOW, AXIS_NAME_LEFT = 0.28, 0.56
-CHARACTER, LEGEND_ROW = 0.066, 0.19
-"""Inches: a character of a row's label (generous), and a line of the legend."""
-
+CHARACTER, LEGEND_ROW = 0.066, 0.19  # inches: a character of a row's label (generous), and a line of the legend
 MAX_COLUMNS = 3
 LABEL_CHARACTERS = 34
 
@@ -468,19 +459,12 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
 
 FOLDER = "figures"
 INDEX = "index.json"
-DRAWN_BY = 4
-"""Raise this when the drawing changes, so that figures of an older version are drawn again."""
-
-MAX_BOARDS = 6
-"""Leaderboards with figures; a report of more is not a comparison."""
-
-MAX_PANELS = 120
-"""About 0.07 s of CPU each for both files, so figures take at most some seconds."""
-
+DRAWN_BY = 4  # raise this when the drawing changes, so that figures of an older version are drawn again
+MAX_BOARDS = 6  # leaderboards with figures; a report of more is not a comparison
+MAX_PANELS = 120  # about 0.07 s of CPU each for both files, so figures take at most some seconds
 SUFFIXES = ("png", "svg")
 
-Drawn = tuple[Figure, tuple[str, ...]]
-"""A figure and its panels as SVG elements."""
+Drawn = tuple[Figure, tuple[str, ...]]  # A figure and its panels as SVG elements
 
 
 def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:

@@ -29,9 +29,7 @@ RUN_FILE, EXPERIMENT_FILE, REPORT_FOLDER = "run.json", "experiment.json", "repor
 SEVERAL_ROOTS_OUT = "autorl-report"
 """Runs of several sites have no common folder: their report goes into this folder of the current directory."""
 
-MAX_SITE_CHARS = 40
-"""Longest name of a site, since it fills a column."""
-
+MAX_SITE_CHARS = 40  # longest name of a site, since it fills a column
 PERMISSIONS = "ask its owner to let you read it, and report again"
 READ_AGAIN = "look at its permissions, and report again: a file system's fault most often passes"
 COPIES = "nothing, if it is a copy; two continuations come of a launch in each of two copies"
@@ -71,19 +69,14 @@ class ChosenRun(NamedTuple):
 
 @dataclass
 class FoundRuns:
-    """What was found below the paths.
-
-    Attributes:
-        said: what is left out, as (experiment, run_id or "", why, next step).
-        imports: folders with results of AutoRL-Bench.
-        out: default folder of the merged report.
-    """
+    """What was found below the paths."""
 
     experiments: list[ExperimentDir] = field(default_factory=list)
     runs: list[RunDir] = field(default_factory=list)
+    # what is left out, as (experiment, run_id or "", why, next step)
     said: list[tuple[Path, str, str, str]] = field(default_factory=list)
-    imports: list[ReferenceFolders] = field(default_factory=list)
-    out: Path = Path(REPORT_FOLDER)
+    imports: list[ReferenceFolders] = field(default_factory=list)  # folders with results of AutoRL-Bench
+    out: Path = Path(REPORT_FOLDER)  # default folder of the merged report
     _paths: set[Path] = field(default_factory=set)
 
     @property

@@ -151,9 +151,7 @@ def shortened(label: str, most: int) -> str:
 
 # --- text from others (above all agents), cleaned for terminal, HTML, Markdown and CSV
 
-MAX_CHARS = 500
-"""Longer notes and reasons are cut."""
-
+MAX_CHARS = 500  # longer notes and reasons are cut
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC: titles, links, clipboard
@@ -239,8 +237,7 @@ def csv_cell(value: object) -> object:
 
 StrictT = TypeVar("StrictT", bound=Strict)
 
-_set: Any = object.__setattr__
-"""Bypasses the check that records are frozen; used for new records only."""
+_set: Any = object.__setattr__  # bypasses the check that records are frozen; used for new records only
 
 
 def lean(record: StrictT, **changes: Any) -> StrictT:

@@ -17,9 +17,7 @@ IN_FILE = "(not shown: held-out items were found in this file)"
 IN_WORKSPACE = "(not shown: held-out items were found in the workspace)"
 NAME = "(name not shown: held-out items were found in names of files)"
 
-NAMES = "./"
-"""The ledger's name for items in names of files and folders, and in link targets."""
-
+NAMES = "./"  # the ledger's name for items in names of files and folders, and in link targets
 CODE_FOLDER = "code/"
 
 LONGEST_SURE_NAME = 140
@@ -42,19 +40,12 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.+\-/]{1,32}")
 
 @dataclass(frozen=True)
 class Hidden:
-    """What must not be shown of one run.
+    """What must not be shown of one run."""
 
-    Attributes:
-        files: workspace files that held items, or `agent.log`; without a leading `code/`.
-        found: an item was found somewhere.
-        names: items were in names of files.
-        everything: nothing that an agent wrote may be quoted.
-    """
-
-    files: frozenset[str] = frozenset()
-    found: bool = False
-    names: bool = False
-    everything: bool = False
+    files: frozenset[str] = frozenset()  # workspace files that held items, or `agent.log`; without a leading `code/`
+    found: bool = False  # an item was found somewhere
+    names: bool = False  # items were in names of files
+    everything: bool = False  # nothing that an agent wrote may be quoted
 
     def file(self, path: str) -> bool:
         """Return whether a file's words must not be shown."""

@@ -31,47 +31,32 @@ from autorl_hpc.states import Protocol, RunState, Split, SubmissionState
 
 SCORES, META, RESULTS = "scores.json", "run_meta.json", "results.csv"
 LOGS = ("run.log", "agent.log")
-OURS = ("submissions", "results", "run.json")
-"""Names in our own workspaces, which have a run_meta.json too."""
-
+OURS = ("submissions", "results", "run.json")  # names in our own workspaces, which have a run_meta.json too
 RECORDS = ("run.json", "experiment.json")
 COLUMNS = frozenset({"run_id", "task", "agent", "baseline", "best_score", "submissions", "workspace"})
 """Required columns of results.csv; without them it is another table."""
 
-DEPTH = 5
-"""Levels searched: `bench/autorl_bench/workspace/<task>/<run>`."""
-
-MAX_FOLDERS = 20_000
-"""Bound on folders searched; a home directory passed by mistake has millions."""
-
+DEPTH = 5  # levels searched: `bench/autorl_bench/workspace/<task>/<run>`
+MAX_FOLDERS = 20_000  # bound on folders searched; a home directory passed by mistake has millions
 MAX_ROWS, MAX_SUBMISSIONS = 100_000, 10_000
 _WORKSPACE = re.compile(r"^(?P<run_id>[0-9]{8}T[0-9]{6}(?:_p[0-9]{1,5})?)_(?P<agent>.{1,200})$", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ReferenceRun:
-    """What is on disk of a run of the reference.
+    """What is on disk of a run of the reference."""
 
-    Attributes:
-        name: of its workspace.
-        folder: its workspace; None: only its row is here.
-        home: the results folder that it belongs to.
-        scores: the objects of scores.json; None: no such file, as for a run without a submission.
-        troubles: what could not be read, in words.
-        genesis: hash of everything that was read.
-    """
-
-    name: str
+    name: str  # of its workspace
     task: str
     agent: str
-    folder: Path | None
-    home: Path
-    scores: tuple[Any, ...] | None
+    folder: Path | None  # its workspace; None: only its row is here
+    home: Path  # the results folder that it belongs to
+    scores: tuple[Any, ...] | None  # the objects of scores.json; None: no such file, as for a run without a submission
     meta: dict[str, Any]
     row: dict[str, str]
     base_model: str | None
-    troubles: tuple[str, ...]
-    genesis: str
+    troubles: tuple[str, ...]  # what could not be read, in words
+    genesis: str  # hash of everything that was read
 
 
 @dataclass
@@ -168,7 +153,11 @@ def _rows(table: Path) -> list[dict[str, str]] | None:
 
 def _read(place: _Place, folder: Path | None, rows: Sequence[dict[str, str]]) -> ReferenceRun:
     troubles = [] if folder is not None else ["its workspace is not here: only its row in results.csv is known"]
-    row = _one_of(rows, place.task, troubles)
+    if len(rows) > 1:
+        troubles.append(f"{RESULTS} has {len(rows)} rows of this run that differ: none is used")
+    elif rows and rows[0]["task"] != place.task:
+        troubles.append(f"{RESULTS} names another task for this run: its row is not used")
+    row = rows[0] if len(rows) == 1 and rows[0]["task"] == place.task else {}
     scores, meta, data = None, None, list[bytes]()
     if folder is not None:
         scores, first = _json(folder / SCORES, list, troubles)
@@ -193,15 +182,6 @@ def _read(place: _Place, folder: Path | None, rows: Sequence[dict[str, str]]) ->
         troubles=tuple(troubles),
         genesis=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
     )
-
-
-def _one_of(rows: Sequence[dict[str, str]], task: str, troubles: list[str]) -> dict[str, str]:
-    """Return the row of a run. Empty, with a trouble, if several differ or it names another task than the folder."""
-    if len(rows) > 1:
-        troubles.append(f"{RESULTS} has {len(rows)} rows of this run that differ: none is used")
-    elif rows and rows[0]["task"] != task:
-        troubles.append(f"{RESULTS} names another task for this run: its row is not used")
-    return rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
 
 
 def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:

@@ -40,23 +40,16 @@ from autorl_hpc.report.summary import (
 )
 from autorl_hpc.scoring.stats import NO_SPREAD, mean_t_interval, t_quantile
 
-RUNS_TO_COMPARE = 2
-"""With one run of each agent the comparison is of runs, not of agents."""
-
-RUNS_TO_RANK = 3
-"""With fewer than three runs there is no interval over runs, and a rank would be luck."""
-
-NO_RANKS = "not ranked"
-"""Reason for a whole leaderboard, which explains it."""
-
+RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
+RUNS_TO_RANK = 3  # with fewer than three runs there is no interval over runs, and a rank would be luck
+NO_RANKS = "not ranked"  # reason for a whole leaderboard, which explains it
 LEAST_TASKS = 2
 MAX_VERSIONS = 6
 
 CellKey = tuple[str, str, str, str]
 """What identifies an agent within a group: agent, driver, mode, hash of the agent's files."""
 
-Place = tuple[CellKey, int]
-"""A cell of a leaderboard: the agent, and the column of its task."""
+Place = tuple[CellKey, int]  # A cell of a leaderboard: the agent, and the column of its task
 
 
 def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
@@ -100,8 +93,7 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
 LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
 """Limits of a budget besides time: an agent with twice as many submissions has another budget."""
 
-STARTED = ("network", "sandbox", "gpus", "gpu_model")
-"""Fields that only a run that started has."""
+STARTED = ("network", "sandbox", "gpus", "gpu_model")  # fields that only a run that started has
 
 
 def limits_of(budget: Budget) -> dict[str, float]:
@@ -338,7 +330,7 @@ def _board_cells(
 ) -> dict[Place, BoardCell]:
     """Return the cells with ranks by task, marks by agent, and p values adjusted over the whole leaderboard."""
     places = sorted(summaries)
-    holm = statistics.holm_by({place: cell.p_value for place, cell in sorted(summaries.items())})
+    holm = statistics.holm_by({place: summaries[place].p_value for place in places})
     why = {place: _why_unranked(summaries[place], ranks) for place in places}
     marks = _marks(summaries)
     found = {}
@@ -501,6 +493,8 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
     """
     found = []
     for conditions, places in _pools(groups):
+        if conditions.imported is not None:  # scores that can't be checked
+            continue
         names = Counter(groups[place].comparable.task for place in places)
         cells: dict[CellKey, dict[str, list[float]]] = defaultdict(dict)
         for group in (groups[place] for place in places):
@@ -508,9 +502,9 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
                 for cell in group.cells:
                     cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
         several = tuple(sorted(task for task, count in names.items() if count > 1))
-        comparisons = _compared(cells) if conditions.imported is None else ()  # scores that can be checked
-        found.append(AcrossTasks(conditions=conditions, ambiguous_tasks=several, comparisons=comparisons))
-    return tuple(one for one in found if one.comparisons)
+        if comparisons := _compared(cells):
+            found.append(AcrossTasks(conditions=conditions, ambiguous_tasks=several, comparisons=comparisons))
+    return tuple(found)
 
 
 def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskComparison, ...]:

@@ -137,59 +137,38 @@ def keep_heads(experiment: ExperimentDir) -> list[str]:
 
 # --- incremental refresh
 
-STATE_NAME = ".report"
-"""File beside the report: the key of its inputs, stamps of its files, and counts."""
-
+STATE_NAME = ".report"  # file beside the report: the key of its inputs, stamps of its files, and counts
 OVER = (RunState.FINISHED, RunState.DAMAGED)
 OUTPUTS = (
     *(SUMMARY_NAME, "summary.csv", "leaderboard.csv", "summary.md", INDEX),
     *(COMPARE_NAME, "compare.md", "compare.html", "figures/index.json"),
 )
-MAX_SUMMARY_BYTES = 1 << 32
-"""Far above need: a run takes tens of kilobytes."""
-
+MAX_SUMMARY_BYTES = 1 << 32  # far above need: a run takes tens of kilobytes
 OF_THE_CLUSTER = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
 """Errors that may happen in any folder; all others are due to the path that the user gave."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a report is made.
+    """How a report is made."""
 
-    Attributes:
-        fresh: read everything, use no cache.
-        reload_s: the page asks the browser to reload it after this many seconds.
-        paper: add the published results.
-        figures: draw the figures, on the page and as PNG and SVG files.
-        compare: two sides to compare.
-    """
-
-    fresh: bool = False
-    reload_s: int | None = None
-    paper: bool = False
-    figures: bool = False
-    compare: tuple[str, str] | None = None
+    fresh: bool = False  # read everything, use no cache
+    reload_s: int | None = None  # the page asks the browser to reload it after this many seconds
+    paper: bool = False  # add the published results
+    figures: bool = False  # draw the figures, on the page and as PNG and SVG files
+    compare: tuple[str, str] | None = None  # two sides to compare
 
 
 @dataclass
 class Refreshed:
-    """The result of a refresh.
+    """The result of a refresh."""
 
-    Attributes:
-        index: the path of index.html.
-        merged: the report; None if nothing changed and nothing was written.
-        read: number of runs that were read again.
-        live: number of runs that are not over.
-        left_out: number of things that are left out of the report.
-        folders: of the runs.
-    """
-
-    index: Path
-    merged: MergedReport | None
-    read: int
-    live: int
-    left_out: int
-    folders: tuple[str, ...]
+    index: Path  # the path of index.html
+    merged: MergedReport | None  # the report; None if nothing changed and nothing was written
+    read: int  # number of runs that were read again
+    live: int  # number of runs that are not over
+    left_out: int  # number of things that are left out of the report
+    folders: tuple[str, ...]  # of the runs
 
     def json_text(self, compared: bool = False) -> str:
         """Return the text of summary.json, or of compare.json if `compared`."""
@@ -378,15 +357,11 @@ class _Reader:
 
 # --- worker processes: forked; what a worker fails at, or loses when it is killed, the first process does again
 
-MAX_WORKERS = 4
-"""A report is most often made on a login node, which is shared."""
-
-LEAST_PIECES = 8
-"""With fewer pieces the work is done before a second process has started."""
+MAX_WORKERS = 4  # A report is most often made on a login node, which is shared
+LEAST_PIECES = 8  # with fewer pieces the work is done before a second process has started
 
 Work = Callable[[int], Any]
-_held: list[Work] = []
-"""In a worker process: the work function."""
+_held: list[Work] = []  # in a worker process: the work function
 
 
 def workers_for(pieces: int) -> int:

@@ -38,20 +38,13 @@ EMPTIED = "the ledger has no entry, but the run went on: {} is there"
 
 @dataclass(frozen=True)
 class ReadableLedger:
-    """The readable part of a ledger: the entries before any damage.
-
-    Attributes:
-        damage: what is wrong; None for a whole chain. A damaged run is shown but never counted.
-        genesis: hash of run.json, with which the chain begins.
-        hashes: of the entries, in order; copies of one run have equal first hashes.
-        entries: with the writer and time of each.
-    """
+    """The readable part of a ledger: the entries before any damage."""
 
     view: RunView
-    damage: str | None
-    genesis: str
-    hashes: tuple[str, ...]
-    entries: tuple[Linked, ...] = ()
+    damage: str | None  # what is wrong; None for a whole chain. A damaged run is shown but never counted
+    genesis: str  # hash of run.json, with which the chain begins
+    hashes: tuple[str, ...]  # of the entries, in order; copies of one run have equal first hashes
+    entries: tuple[Linked, ...] = ()  # with the writer and time of each
 
 
 def genesis_of(run: RunDir) -> str:
@@ -184,8 +177,7 @@ def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
 # --- items files (`items/<submission>.<split>.jsonl.gz`)
 
 _NOTHING: Mapping[str, Any] = {}
-SCORE_TOLERANCE = 1e-6
-"""Points; summing the same outcomes in another order changes a mean by far less."""
+SCORE_TOLERANCE = 1e-6  # points; summing the same outcomes in another order changes a mean by far less
 
 
 class Unusable(Exception):
@@ -194,20 +186,14 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Items:
-    """Outcomes of one model on one split, in the split's order.
-
-    Attributes:
-        facts: by item, what its scorer recorded for the statistics; empty if nothing.
-        lc_c: the penalty that a length-controlled win rate was fitted with.
-        clusters: by item, the name of its cluster; None if the items are independent.
-    """
+    """Outcomes of one model on one split, in the split's order."""
 
     ids: tuple[str, ...]
     outcomes: tuple[float, ...]
     commonest_output_share: float
-    facts: tuple[Mapping[str, Any], ...] = ()
-    lc_c: float | None = None
-    clusters: tuple[str, ...] | None = None
+    facts: tuple[Mapping[str, Any], ...] = ()  # by item, what its scorer recorded for the statistics; empty if nothing
+    lc_c: float | None = None  # the penalty that a length-controlled win rate was fitted with
+    clusters: tuple[str, ...] | None = None  # by item, the name of its cluster; None if the items are independent
 
     @property
     def binary(self) -> bool:
@@ -295,8 +281,7 @@ UNSEEN = (
     "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
     "see it."
 )
-MANY_FILES = 20
-"""Number of file names per look in a run's summary; the ledger names more."""
+MANY_FILES = 20  # number of file names per look in a run's summary; the ledger names more
 
 
 def sandboxes(view: RunView) -> tuple[SandboxUsed, ...]:

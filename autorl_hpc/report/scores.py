@@ -375,8 +375,9 @@ def paired_graded(base: Sequence[float], new: Sequence[float]) -> GradedResult:
 RESAMPLES = 2_000
 """Fewer than for a mean, since each is a regression: the ends of the interval vary by 3 % of its half width."""
 
-REGROUPINGS = 1_000
-"""Of the permutation test: each takes two regressions over both models' pairs. The least p is 0.001."""
+REGROUPINGS = (
+    1_000  # of the permutation test: each takes two regressions over both models' pairs. The least p is 0.001.
+)
 
 
 class Judged(NamedTuple):

@@ -26,17 +26,10 @@ SEED = 20260101
 EXACT_WAYS = 20_000
 """Up to this many regroupings or sign patterns are all tried; beyond it a seeded sample of `RESAMPLES` is."""
 
-TIE, DIGITS = 1e-9, 9
-"""Sums of the same numbers in another order differ by less than this, and count as equal."""
-
-CHUNK_CELLS = 1_000_000
-"""Resampled cells held at once: 8 MB."""
-
-TOGETHER = 50
-"""Means that are drawn together: 4 MB of resampled ones."""
-
-SMALLEST_TAIL = 1e-12
-"""The expanded tail of two values is 1e-72, which is lost beside 1."""
+TIE, DIGITS = 1e-9, 9  # sums of the same numbers in another order differ by less than this, and count as equal
+CHUNK_CELLS = 1_000_000  # resampled cells held at once: 8 MB
+TOGETHER = 50  # means that are drawn together: 4 MB of resampled ones
+SMALLEST_TAIL = 1e-12  # the expanded tail of two values is 1e-72, which is lost beside 1
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -123,14 +116,11 @@ def _settings(n: int, resamples: int = RESAMPLES) -> dict[str, Any]:
 
 # --- the expected best improvement of k runs, from n runs seen (pass@k of an improvement)
 
-BOOTSTRAP_FROM_RUNS = 5
-"""Fewer values have so few distinct resamples that they say nothing."""
-
+BOOTSTRAP_FROM_RUNS = 5  # fewer values have so few distinct resamples that they say nothing
 LARGEST_K = 100
 """Nobody starts an agent more often to keep the best; with a thousand runs the curve would be most of the report."""
 
-LEAST_RESAMPLES = 500
-"""With thousands of runs: the standard error is then within 3 %."""
+LEAST_RESAMPLES = 500  # with thousands of runs: the standard error is then within 3 %
 
 
 class BestOf(NamedTuple):
@@ -227,15 +217,12 @@ def least_sign_flip_p(n: int) -> float:
 
 # --- items that are not independent: what is drawn, and whose signs turn, is the cluster (goals of one product, games of one task)
 
-BOOTSTRAP_FROM_CLUSTERS = 5
-"""Fewer have so few distinct resamples that their quantiles say nothing."""
-
+BOOTSTRAP_FROM_CLUSTERS = 5  # fewer have so few distinct resamples that their quantiles say nothing
 FEW_VARY = 10
 """Where fewer clusters or items than this differ from the others, the interval is at least as wide as a score interval of
 all-or-nothing outcomes."""
 
-ENOUGH_TO_TELL = 3
-"""Fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7."""
+ENOUGH_TO_TELL = 3  # fewer clusters tell nothing of how much clusters differ: Student's quantile for two is 12.7
 
 
 class ClusterTotals(NamedTuple):
@@ -512,11 +499,9 @@ def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p values adjusted for their number (S. Holm, Scand. J. Statist. 6:65-70, 1979), in the order given."""
-    adjusted = [0.0] * len(p_values)
-    highest = 0.0
+    adjusted, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
+        adjusted[index] = highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
     return adjusted
 
 
@@ -528,8 +513,7 @@ def holm_by(p_values: Mapping[Key, float | None]) -> dict[Key, float]:
 
 # --- the mean of one cell over its runs: bootstrap interval, and the test of its improvement against zero
 
-TEST_FROM_RUNS = 3
-"""As many as the t interval needs: two runs have a range and no test."""
+TEST_FROM_RUNS = 3  # as many as the t interval needs: two runs have a range and no test
 
 
 class CellTest(NamedTuple):
@@ -584,9 +568,7 @@ def satterthwaite(parts: Sequence[tuple[float, int]]) -> int:
 
 # --- one agent against another over several tasks: the unit stays the run, the tasks are strata of equal weight
 
-RUNS_ON_A_TASK = 2
-"""One run of each agent on a task compares two runs, not two agents."""
-
+RUNS_ON_A_TASK = 2  # one run of each agent on a task compares two runs, not two agents
 DEGREES_FOR_INTERVAL = 4
 """Runs less their means: three against three on one task, or two against two on two tasks. With less, measured coverage is 80 %."""
 

@@ -32,32 +32,21 @@ from autorl_hpc.states import JobState, RunState
 
 # --- jobs of an experiment: local processes, or what the scheduler reports
 
-LOOK_S = 10.0
-"""Seconds between queries of the scheduler; the watcher queries as often."""
-
+LOOK_S = 10.0  # seconds between queries of the scheduler; the watcher queries as often
 ORDINARY = {None, "Priority", "Resources", "Dependency", "JobArrayTaskLimit", "BeginTime", "None", "Prolog", "Cleaning"}
 """Slurm's reasons for waiting that need no action."""
 
 
 @dataclass(frozen=True)
 class JobsNow:
-    """The living jobs of an experiment.
+    """The living jobs of an experiment."""
 
-    Attributes:
-        roles: of the jobs that may still write something.
-        text: the jobs in words.
-        trouble: why they are unknown, or what needs a person's attention.
-        by_run: job number and state of each run's array task, if it has one.
-        step: graders run inside the agents' jobs.
-        grader_ids: numbers of the living graders' jobs; None: this machine.
-    """
-
-    roles: list[str]
-    text: str
-    trouble: str | None = None
-    by_run: dict[str, str] = field(default_factory=dict)
-    step: bool = False
-    grader_ids: frozenset[str] | None = None
+    roles: list[str]  # of the jobs that may still write something
+    text: str  # the jobs in words
+    trouble: str | None = None  # why they are unknown, or what needs a person's attention
+    by_run: dict[str, str] = field(default_factory=dict)  # job number and state of each run's array task, if it has one
+    step: bool = False  # graders run inside the agents' jobs
+    grader_ids: frozenset[str] | None = None  # numbers of the living graders' jobs; None: this machine
 
     def may_live(self, heartbeat: Mapping[str, object]) -> bool:
         """Return whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
@@ -129,8 +118,7 @@ def _stuck(alive: list[ListedJob]) -> str | None:
 Row = dict[str, Any]
 Facts = dict[str, Any]
 
-BASELINE = "b"
-"""First letter of the names of base models' queue entries."""
+BASELINE = "b"  # first letter of the names of base models' queue entries
 
 
 class StatusWatch:
@@ -254,20 +242,15 @@ def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[Fac
 # --- on the terminal
 
 REFRESH_S = 1.0
-GAP = 2
-"""Spaces between columns."""
-
-LEAST_RUN_COLUMN = 16
-"""If the run column would be narrower, the columns of submission counts are left out."""
-
+GAP = 2  # spaces between columns
+LEAST_RUN_COLUMN = 16  # if the run column would be narrower, the columns of submission counts are left out
 ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
 """Order in which runs are shown if not all fit."""
 
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 _HASH = re.compile(r"-[0-9a-f]{8}$")
 
-Column = tuple[str, list[str]]
-"""A column's name and its cells."""
+Column = tuple[str, list[str]]  # A column's name and its cells
 
 
 @dataclass(frozen=True)
@@ -295,16 +278,14 @@ class Screen:
 
     def _rooms(self, height: int, heads: list[int]) -> dict[int, int | None]:
         """Return the lines of each shown body, by place: those that are not over first, short bodies whole."""
-        shown: list[int] = []
+        shown: dict[int, int] = {}
         for place in sorted(range(len(heads)), key=lambda i: bool(self.facts[i]["over"])):
             if not shown or sum(heads[i] for i in shown) + heads[place] < height:
-                shown.append(place)
+                shown[place] = _need(self.facts[place]["runs"])
         left = max(0, height - sum(heads[i] for i in shown) - (len(shown) < len(heads)))
-        need = {place: _need(self.facts[place]["runs"]) for place in shown}
         rooms: dict[int, int | None] = {}
-        for number, place in enumerate(sorted(shown, key=need.__getitem__)):
-            share = min(need[place], left // (len(shown) - number))
-            rooms[place] = share
+        for number, place in enumerate(sorted(shown, key=shown.__getitem__)):
+            rooms[place] = share = min(shown[place], left // (len(shown) - number))
             left -= share
         return dict(sorted(rooms.items()))
 

@@ -176,8 +176,12 @@ class Board(Strict):
 
 # --- a task's further figures (rewards, win rates, precision, recall) of base model and selected checkpoint; no statistics
 
-COLUMNS: Final = ("base_feedback", "feedback", "base_report", "report")
-"""Fields of `Figures`, in the order of the tables."""
+COLUMNS: Final = (
+    "base_feedback",
+    "feedback",
+    "base_report",
+    "report",
+)  # fields of `Figures`, in the order of the tables
 
 
 class Figures(Strict):
@@ -266,8 +270,7 @@ def read_paper() -> PaperResults:
 Excluded = Literal["unfinished", "infrastructure", "cancelled", "damaged", "incomplete", "foreign_weights"]
 """Why a run's improvement is not in the statistics. Failing by the agent's fault is not a reason."""
 
-UNTRIED = "untried"
-"""The sandbox of a run whose agent never started."""
+UNTRIED = "untried"  # the sandbox of a run whose agent never started
 
 OfClusters = Literal["bootstrap over clusters", "Wilson over clusters"]
 """Wilson, with clusters counted as items (as fewer if sizes are unequal), where resampling says nothing."""

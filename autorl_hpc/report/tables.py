@@ -132,16 +132,11 @@ def _score(name: str, score: ScoreSummary | None) -> dict[str, Any]:
 
 # --- notes: what a reader must know before believing a run's numbers, a sentence each
 
-DEGENERATE_SHARE = 0.5
-"""If more than half of the answers are one text, the model does not answer questions."""
-
-TRUNCATED_SHARE = 0.1
-"""Below a tenth, the token limit can hardly decide a comparison."""
-
+DEGENERATE_SHARE = 0.5  # if more than half of the answers are one text, the model does not answer questions
+TRUNCATED_SHARE = 0.1  # below a tenth, the token limit can hardly decide a comparison
 NOT_RANKED = "not ranked"
 PAPER = "paper protocol"
-GROUP_NOTES = (NOT_RANKED, PAPER)
-"""Beginnings of the notes that hold for all runs under the same conditions."""
+GROUP_NOTES = (NOT_RANKED, PAPER)  # beginnings of the notes that hold for all runs under the same conditions
 
 
 def notes_of(

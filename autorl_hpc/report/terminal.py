@@ -20,11 +20,8 @@ if TYPE_CHECKING:
 
     from autorl_hpc.report.versus import Versus
 
-MAX_ROWS = 200
-"""Bound on rows: rich needs a second for a thousand."""
-
-WIDE = 110
-"""Width below which mode, base, best feedback and its luck, gap, submissions and budget are left out."""
+MAX_ROWS = 200  # bound on rows: rich needs a second for a thousand
+WIDE = 110  # width below which mode, base, best feedback and its luck, gap, submissions and budget are left out
 
 
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:

@@ -165,8 +165,7 @@ class _Key(NamedTuple):
     what: str
 
 
-Strata = dict[_Key, tuple[list[float], list[float]]]
-"""Improvements of both sides, by row."""
+Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sides, by row
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:

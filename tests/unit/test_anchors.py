@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import test_verify_alterations as altered
 from test_verify_alterations import Place
 from typer.testing import CliRunner, Result
 
@@ -27,32 +28,30 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "exp")
+pristine, place = altered.pristine, altered.place
 
 
 def verdicts(place: Place, known: KnownHeads = KnownHeads()) -> dict[str, VerifyResult]:  # noqa: B008
-    return {verdict.run_id: verdict for verdict in verify_paths([place.tree.path], known)}
+    return {verdict.run_id: verdict for verdict in verify_paths([place.path], known)}
 
 
 def rewrite(place: Place) -> None:
     """Another past, with everything in the account made to fit it."""
     place.alter(3, note="another past")
     place.chain_anew(4)
-    report.refresh([place.tree.path])
+    report.refresh([place.path])
 
 
 def test_expected_heads(place: Place) -> None:
     before = verdicts(place)
-    head, own = before[SHARED].head or "", before[place.run.dir.run_id].head or ""
+    head, own = before[SHARED].head or "", before[place.run.run_id].head or ""
     for given in (head, head[:SHORT_HEX]):
         after = verdicts(place, KnownHeads((given,)))
         assert all(v.whole and v.as_dict()["anchored"] for v in after.values())
         assert f"anchored by the head that you gave, {head[:16]}..." in "\n".join(as_lines(list(after.values())))
     one = verdicts(place, KnownHeads((own,)))
-    assert one[place.run.dir.run_id].anchored_by and not one[place.other.dir.run_id].anchored_by
-    (alone,) = verify_paths([place.run.dir.path], KnownHeads((own,)))
+    assert one[place.run.run_id].anchored_by and not one[place.other.run_id].anchored_by
+    (alone,) = verify_paths([place.run.path], KnownHeads((own,)))
     assert alone.as_dict()["anchored"]
 
     rewrite(place)
@@ -63,22 +62,22 @@ def test_expected_heads(place: Place) -> None:
 
 
 def test_heads_json(place: Place) -> None:
-    lines = report.keep_heads(place.tree.experiment)
+    lines = report.keep_heads(place.experiment)
     now = verdicts(place)
     assert f"head of exp: {now[SHARED].head}" in lines[-1] and all(v.whole for v in now.values())
-    assert any(f"{now[place.run.dir.run_id].head}" in line for line in lines[:-1])
+    assert any(f"{now[place.run.run_id].head}" in line for line in lines[:-1])
     assert not now[SHARED].anchored_by  # it lies in the same account
-    place.run.start()
+    place.start_late()
     again = verdicts(place, KnownHeads((now[SHARED].head or "",)))  # the experiment's head as it was
     assert all(v.as_dict()["anchored"] for v in again.values())
     rewrite(place)
-    assert "heads.json knows another entry" in verdicts(place)[place.run.dir.run_id].problems[0]
-    place.tree.experiment.heads.write_text("[]")
+    assert "heads.json knows another entry" in verdicts(place)[place.run.run_id].problems[0]
+    place.experiment.heads.write_text("[]")
     assert not verdicts(place)[SHARED].whole
 
 
 def signed(place: Place, path: Path) -> KnownHeads:
-    anchors.add_anchors(path, anchors.make_anchors([place.tree.path], KEY))
+    anchors.add_anchors(path, anchors.make_anchors([place.path], KEY))
     return KnownHeads(anchors=anchors.read_anchors(path, KEY))
 
 
@@ -108,7 +107,7 @@ def test_anchors_of_another_key_or_altered(place: Place, tmp_path: Path) -> None
 def test_a_damaged_chain_is_not_signed(place: Place) -> None:
     place.entry(3).unlink()
     with pytest.raises(AutorlError, match="000003"):
-        anchors.make_anchors([place.tree.path], KEY)
+        anchors.make_anchors([place.path], KEY)
 
 
 def test_key_files(tmp_path: Path) -> None:
@@ -135,7 +134,7 @@ def test_the_commands(place: Place, tmp_path: Path) -> None:
     def run(*words: str) -> Result:
         return CliRunner().invoke(app, words)
 
-    runs = str(place.tree.path)
+    runs = str(place.path)
     done = run("anchor", runs, "--key", str(key), "--out", str(out))
     assert done.exit_code == 0 and "exp: 2 runs, head " in done.stdout, done.stdout
     done = run("verify", runs, "--anchors", str(out), "--key", str(key))
@@ -176,20 +175,18 @@ def test_the_comment_of_the_report_job(place: Place, tmp_path: Path, monkeypatch
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     (tmp_path / "comment").write_text("autorl-hpc 0123456789ab number 4")
     jobs = {"name": "0123456789ab.report", "role": "report", "number": 4, "job_id": "71"}
-    (place.tree.path / "slurm.json").write_text(
-        json.dumps({"uid": "0123456789ab", "cluster": "mine", "submitted": [jobs]})
-    )
+    (place.path / "slurm.json").write_text(json.dumps({"uid": "0123456789ab", "cluster": "mine", "submitted": [jobs]}))
     assert "no job comment" in " ".join(verdicts(place)[SHARED].notes)
     for _ in range(2):  # a second time replaces the first
-        assert "in this job's comment too" in report.keep_heads(place.tree.experiment)[-1]
+        assert "in this job's comment too" in report.keep_heads(place.experiment)[-1]
     head = verdicts(place)[SHARED].head or ""
     assert (tmp_path / "comment").read_text() == f"autorl-hpc 0123456789ab number 4 head {head[:SHORT_HEX]}"
     found = verdicts(place)
     assert all("the comment of Slurm job 71" in v.anchored_by[0] and v.whole for v in found.values())
-    place.run.start()  # what came late leaves it standing, by heads.json
+    place.start_late()  # what came late leaves it standing, by heads.json
     assert all(v.as_dict()["anchored"] for v in verdicts(place).values())
     rewrite(place)
-    place.tree.experiment.heads.unlink()
+    place.experiment.heads.unlink()
     assert "the comment of Slurm job 71 names the head" in verdicts(place)[SHARED].problems[0]
     (tmp_path / "forbidden").touch()  # a site that forbids it: said, and nothing fails
-    assert "in this log and in heads.json alone" in report.keep_heads(place.tree.experiment)[-1]
+    assert "in this log and in heads.json alone" in report.keep_heads(place.experiment)[-1]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +30,11 @@ from autorl_hpc.records.exchange import EvidenceManifest
 ALLOWED = 100_000
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
+@pytest.fixture(autouse=True, scope="module")
+def no_fsync() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
 
 
 def made(path: Path, *, close: bool = True) -> TreeRun:
@@ -64,14 +67,14 @@ def made(path: Path, *, close: bool = True) -> TreeRun:
     return run
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> TreeRun:
-    return made(tmp_path / "exp")
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> TreeRun:
+    return made(tmp_path_factory.mktemp("made") / "exp")
 
 
-@pytest.fixture
-def exported(run: TreeRun, tmp_path: Path) -> Exported:
-    return export_run(run.dir.path, tmp_path / "b.tar.zst")
+@pytest.fixture(scope="module")
+def exported(run: TreeRun, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return export_run(run.dir.path, tmp_path_factory.mktemp("bundle") / "b.tar.zst")
 
 
 def unpacked(bundle: Path, into: Path) -> EvidenceManifest:
@@ -147,6 +150,7 @@ def test_a_run_that_kept_the_base_model_has_no_weights(tmp_path: Path) -> None:
 
 def refused(bundle: Path, tmp_path: Path, words: str) -> None:
     """Nothing but a clean error, and nothing outside the folder."""
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
     before = set(tmp_path.rglob("*"))
     with pytest.raises(AutorlError) as caught:
         unpacked(bundle, tmp_path / "out")
@@ -176,27 +180,25 @@ EVIL = [
 ]
 
 
-@pytest.mark.parametrize("name", EVIL)
-def test_names_that_no_bundle_has(exported: Exported, tmp_path: Path, name: str) -> None:
+def test_names_that_no_bundle_has(exported: Exported, tmp_path: Path) -> None:
     files = read_bundle(exported.path)
     content = exported.manifest.weights.content_hash if exported.manifest.weights else ""
-    evil = name.format(run=exported.manifest.run_id, content=content)
-    head = json.loads(files[HEAD])
-    head["files"].append({"path": evil, "sha256": "0" * 64, "size_bytes": 1})
-    with open(tmp_path / "evil.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
-        for each, data in {**files, HEAD: json.dumps(head).encode()}.items():
-            add(archive, each, len(data), 0o444, io.BytesIO(data))
-    refused(tmp_path / "evil.tar.zst", tmp_path, "is no file of an exported run")
+    for name in EVIL:
+        head = json.loads(files[HEAD])
+        evil = name.format(run=exported.manifest.run_id, content=content)
+        head["files"].append({"path": evil, "sha256": "0" * 64, "size_bytes": 1})
+        with open(tmp_path / "evil.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
+            for each, data in {**files, HEAD: json.dumps(head).encode()}.items():
+                add(archive, each, len(data), 0o444, io.BytesIO(data))
+        refused(tmp_path / "evil.tar.zst", tmp_path, "is no file of an exported run")
 
 
-@pytest.mark.parametrize(
-    "run_id", ["..", ".", "", "a/b", "../../x", "artifacts", "baselines", "x" * 300, "a\nb", "a\x1b[2J"]
-)
-def test_run_ids_that_lead_elsewhere(exported: Exported, tmp_path: Path, run_id: str) -> None:
+def test_run_ids_that_lead_elsewhere(exported: Exported, tmp_path: Path) -> None:
     files = read_bundle(exported.path)
-    head = json.loads(files[HEAD])
-    bundle = write_bundle(tmp_path / "e.tar.zst", files, run_id=run_id, head={**head["head"], "run_id": run_id})
-    refused(bundle, tmp_path, "is no run")
+    head = json.loads(files[HEAD])["head"]
+    for run_id in ("..", ".", "", "a/b", "../../x", "artifacts", "baselines", "x" * 300, "a\nb", "a\x1b[2J"):
+        bundle = write_bundle(tmp_path / "e.tar.zst", files, run_id=run_id, head={**head, "run_id": run_id})
+        refused(bundle, tmp_path, "is no run")
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.DIRTYPE])

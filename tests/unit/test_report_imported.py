@@ -120,12 +120,12 @@ def test_a_whole_results_folder(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("given", ["", "workspace", "workspace/gsm8k", "workspace/gsm8k/20260203T143005_openhands"])
-def test_any_folder_of_it(tmp_path: Path, given: str) -> None:
+def test_any_folder_of_it(tmp_path: Path) -> None:
     workspace(tmp_path / "bench", GOOD)
-    run = one(report.build([tmp_path / "bench" / given]))
-    assert run.run_id == "gsm8k-20260203T143005_openhands" and run.base_model == "Qwen/Qwen2.5-0.5B"
-    assert run.driver == "unknown"
+    for given in ("", "workspace", "workspace/gsm8k", "workspace/gsm8k/20260203T143005_openhands"):
+        run = one(report.build([tmp_path / "bench" / given]))
+        assert run.run_id == "gsm8k-20260203T143005_openhands" and run.base_model == "Qwen/Qwen2.5-0.5B"
+        assert run.driver == "unknown"
 
 
 def test_never_in_one_group_with_ours_and_never_ranked(tmp_path: Path) -> None:
@@ -243,36 +243,29 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert run.elapsed_s == 3600
 
 
-NAN = '[{"submission_id": 1, "score": NaN, "timestamp": "x", "baseline_score": 6.0}]'
+DAMAGED = ("", "{", "[", "{}", "null", "3", json.dumps(GOOD)[:-40], "[" * 100_000, '"' + "x" * 1000 + '"', "\ud800")
 
 
-@pytest.mark.parametrize(
-    "scores",
-    ["", "{", "[", "{}", "null", "3", json.dumps(GOOD)[:-40], "[" * 100_000, '"' + "x" * 1000 + '"', "\ud800"],
-)
-def test_damaged_scores(tmp_path: Path, scores: str) -> None:
+def test_damaged_scores(tmp_path: Path) -> None:
     folder = workspace(tmp_path, None)
-    (folder / "scores.json").write_bytes(scores.encode("utf-8", "surrogatepass"))
-    run = one(report.build([tmp_path]))
-    assert run.excluded == "damaged" and run.improvement is None
-    assert any(note.startswith("left out: scores.json") for note in run.notes)
+    for scores in DAMAGED:
+        (folder / "scores.json").write_bytes(scores.encode("utf-8", "surrogatepass"))
+        run = one(report.build([tmp_path]))
+        assert run.excluded == "damaged" and run.improvement is None, scores[:9]
+        assert any(note.startswith("left out: scores.json") for note in run.notes)
 
 
-@pytest.mark.parametrize(
-    "score", [None, True, "a lot", [], {}, -3.0, 100.5, 1e400, 10**400, math.nan, "12" * 100], ids=lambda s: str(s)[:8]
-)
-def test_scores_that_are_none(tmp_path: Path, score: Any) -> None:
-    workspace(tmp_path, json.dumps([entry(1, 20.0, 5), entry(2, score, 10)]))
-    run = one(report.build([tmp_path]))
-    assert run.trajectory[1].status == "failed" and run.trajectory[1].score is None and run.selected == 1
-    MergedReport.model_validate_json(report.build([tmp_path]).model_dump_json())
-
-
-@pytest.mark.parametrize("damage", [7, None, "x", [], {"submission_id": 1}])
-def test_entries_that_are_none(tmp_path: Path, damage: Any) -> None:
-    workspace(tmp_path, [damage, *GOOD])
-    run = one(report.build([tmp_path]))
-    assert len(run.trajectory) == 4 and run.selected == 3 and run.failed == 1
+def test_scores_and_entries_that_are_none(tmp_path: Path) -> None:
+    path = workspace(tmp_path, GOOD) / "scores.json"
+    for score in (None, True, "a lot", [], {}, -3.0, 100.5, 1e400, 10**400, math.nan, "12" * 100):
+        path.write_text(json.dumps([entry(1, 20.0, 5), entry(2, score, 10)]))
+        run = one(report.build([tmp_path]))
+        assert run.trajectory[1].status == "failed" and run.trajectory[1].score is None and run.selected == 1
+        RunSummary.model_validate_json(run.model_dump_json())
+    for damage in (7, None, "x", [], {"submission_id": 1}):
+        path.write_text(json.dumps([damage, *GOOD]))
+        run = one(report.build([tmp_path]))
+        assert len(run.trajectory) == 4 and run.selected == 3 and run.failed == 1
 
 
 def test_hostile_folders(tmp_path: Path) -> None:

@@ -46,18 +46,18 @@ def perfect(tree: Tree, seed: int = 0) -> None:
     run.seal().close(outcomes(tree.n_report, range(tree.n_report)))
 
 
-@pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_scores_and_time_are_never_cut(tmp_path: Path, width: int) -> None:
+def test_scores_and_time_are_never_cut(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     perfect(tree)
     tree.run(seed=1, agent="null", budget={"wall_clock_s": 36_000}).start().clock(1.0)
-    lines = shown(status.collect([tree.path]), width)
-    (header,) = [line for line in lines if line.startswith("run ")]
-    assert header.split()[-2:] == ["best", "report"] and "left" in header
-    (row,) = [line for line in lines if " finished " in line and "100.0" in line]
-    assert row.split()[-2:] == ["100.0", "100.0"] and "s0" in row.split()[0]
-    assert any("9:59:59" in line for line in lines)
-    assert all(len(line) <= width for line in lines)
+    facts = status.collect([tree.path])
+    for width in (60, 80, 120, 200):
+        lines = shown(facts, width)
+        (header,) = [line for line in lines if line.startswith("run ")]
+        assert header.split()[-2:] == ["best", "report"] and "left" in header
+        (row,) = [line for line in lines if " finished " in line and "100.0" in line]
+        assert row.split()[-2:] == ["100.0", "100.0"] and "s0" in row.split()[0]
+        assert any("9:59:59" in line for line in lines) and all(len(line) <= width for line in lines)
 
 
 def test_narrow_run_column_tells_runs_apart(tmp_path: Path) -> None:
@@ -131,28 +131,24 @@ def test_no_grader_is_left(tmp_path: Path) -> None:
     assert message not in shown([over]) and message in shown([{**over, "queue": ["c-x"]}])
 
 
-@pytest.mark.parametrize("damage", ["{", '{"spec": 1}', None])
-def test_damaged_experiment_hides_no_other(tmp_path: Path, damage: str | None) -> None:
+def test_damaged_experiment_hides_no_other(tmp_path: Path) -> None:
+    """And each given folder must hold something."""
     bad, good = (Tree(tmp_path / "runs" / name) for name in ("bad", "good"))
     for tree in (bad, good):
         tree.finished(seed=0, solved=30)
-    bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
-    facts = status.collect([tmp_path / "runs"])
-    json.dumps(facts)
-    assert [bool(one["damage"]) for one in facts] == [True, False] and not facts[0]["over"]
-    lines = shown(facts, 200)
-    assert any(line.startswith("damaged: ") and "experiment.json" in line for line in lines)
-    assert sum(" finished " in line and "50.0" in line for line in lines) == 2
-
-
-def test_each_given_folder_must_hold_something(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    tree.finished(seed=0, solved=30)
+    for damage in ("{", '{"spec": 1}', None):
+        bad.experiment.resolved.unlink() if damage is None else bad.experiment.resolved.write_text(damage)
+        facts = status.collect([tmp_path / "runs"])
+        json.dumps(facts)
+        assert [bool(one["damage"]) for one in facts] == [True, False] and not facts[0]["over"]
+        lines = shown(facts, 200)
+        assert any(line.startswith("damaged: ") and "experiment.json" in line for line in lines)
+        assert sum(" finished " in line and "50.0" in line for line in lines) == 2
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     for name in ("missing", "empty", "file"):
         with pytest.raises(AutorlError) as caught:
-            status.collect([tree.path, tmp_path / name])
+            status.collect([good.path, tmp_path / name])
         assert caught.value.where == str(tmp_path / name)
 
 
@@ -163,23 +159,16 @@ def test_text_of_others_stays_text(tmp_path: Path) -> None:
     assert any("[red]x[/red] next" in line for line in shown(status.collect([tree.path])))
 
 
-def kept_base(tmp_path: Path) -> Tree:
+def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "runs" / "exp")
     tree.run().start().seal(reason="no submission").close(fault=Fault.AGENT, reason="no submission")
-    return tree
-
-
-def test_kept_base_has_no_report_score_anywhere(tmp_path: Path) -> None:
-    tree = kept_base(tmp_path)
-    merged = report.build([tree.path])
-    where = report.refresh([tree.path]).index
-    out = io.StringIO()
-    print_summary(merged, Console(file=out, width=80), where)
+    done, out = report.refresh([tree.path]), io.StringIO()
+    print_summary(done.load(), Console(file=out, width=80), done.index)
     (row,) = [line for line in out.getvalue().splitlines() if line.startswith("arithmetic")]
     assert row.split()[3] == UNKNOWN and "25.0" not in row
     (row,) = [line for line in shown(status.collect([tree.path])) if " finished " in line and "runs" not in line]
     assert row.split()[-1] == UNKNOWN
-    page = where.with_name("summary.md").read_text()
+    page = done.index.with_name("summary.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| sft | none | free | 0 |")]
     assert row.split(" | ")[6] == UNKNOWN
     assert "0 by rule and counted (no submission)\n" in page

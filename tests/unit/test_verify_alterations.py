@@ -69,14 +69,20 @@ class Place:
         value["body"] |= fields
         self.write(self.entry(number), canonical_json(value) + b"\n")
 
-    def chain_anew(self, first: int) -> None:
+    def chain_anew(self, first: int, *, count: int | None = None) -> None:
         """Links all entries from `first` on again, as one would who may write everything; and the copy of them."""
-        prev = sha256_hex(self.entry(first - 1).read_bytes())
-        for number in range(first, self.last() + 1):
+        count = count or self.last()
+        prev = sha256_hex((self.run.record if first == 1 else self.entry(first - 1)).read_bytes())
+        for number in range(first, count + 1):
             data = canonical_json(json.loads(self.entry(number).read_bytes()) | {"prev": prev}) + b"\n"
             self.write(self.entry(number), data)
             prev = sha256_hex(data)
-        self.write(self.run.sealed_ledger, b"".join(self.entry(n).read_bytes() for n in range(1, self.last() + 1)))
+        self.write(self.run.sealed_ledger, b"".join(self.entry(n).read_bytes() for n in range(1, count + 1)))
+
+    def start_late(self) -> None:
+        """Another attempt of the run, after its end."""
+        late = AttemptStarted(attempt=2, elapsed_s=0.0, workspace="/scratch/w")
+        Ledger(self.run).append(EntryKind.ATTEMPT_STARTED, late, role="supervisor")
 
     def verdicts(self) -> tuple[list[str], list[str], list[str]]:
         """Problems of the altered run and of what the runs share, and what was seen in part; the other run must be whole."""
@@ -434,8 +440,7 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path) -> None:
 
 
 def test_a_report_that_is_older_than_its_ledger_is_no_damage(place: Place) -> None:
-    late = AttemptStarted(attempt=2, elapsed_s=0.0, workspace="/scratch/w")
-    Ledger(place.run).append(EntryKind.ATTEMPT_STARTED, late, role="supervisor")
+    place.start_late()
     problems, shared, unseen = place.verdicts()
     assert (problems, shared) == ([], [])
     assert any("report/summary.json was written 1 entries ago: not compared" in text for text in unseen)

@@ -33,6 +33,13 @@ def tree(tmp_path: Path) -> Tree:
     return Tree(tmp_path / "runs" / "exp")
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> TreeRun:
+    """`recorded_run`, sealed and closed: to be read alone."""
+    tree = Tree(tmp_path_factory.mktemp("whole") / "runs" / "exp")
+    return recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
+
+
 def told(run: TreeRun) -> RunSummary:
     return digest(run.dir, Library())
 
