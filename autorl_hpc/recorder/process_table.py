@@ -13,7 +13,7 @@ import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from autorl_hpc.files.processes import MARK_VARIABLE
 from autorl_hpc.files.queue import append_event
@@ -373,15 +373,17 @@ class Processes:
             process.pidfd = None
             self._pidfds -= 1
 
-    def _record(self, process: Process, what: str, now: Moment) -> None:
+    def _record(self, process: Process, what: Literal["began", "ended", "unseen"], now: Moment) -> None:
         argv = process.argv.rstrip(b"\0").decode("utf-8", "backslashreplace").split("\0") if process.argv else []
-        fields = {
-            "pid": process.pid,
-            "parent": process.parent,
-            "what": what,
-            "command": command_text(argv or [f"[{process.name.decode('utf-8', 'backslashreplace')}]"]),
-            "began_s": round(process.began_s or 0.0, 2),
-            "cpu_s": round(process.own / TICKS, 2),
-            "exit_code": exit_code(process.status),
-        }
-        self._records.append(ProcessSeen.model_validate({**now.fields(), **fields}))
+        self._records.append(
+            ProcessSeen(
+                **now.fields(),
+                pid=process.pid,
+                parent=process.parent,
+                what=what,
+                command=command_text(argv or [f"[{process.name.decode('utf-8', 'backslashreplace')}]"]),
+                began_s=round(process.began_s or 0.0, 2),
+                cpu_s=round(process.own / TICKS, 2),
+                exit_code=exit_code(process.status),
+            )
+        )

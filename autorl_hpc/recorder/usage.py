@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,8 @@ from typing import Any
 
 from autorl_hpc.files.processes import memory_bytes
 from autorl_hpc.files.queue import append_event
-from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
 from autorl_hpc.recorder.process_table import Processes
-from autorl_hpc.recorder.watch import LineWriter, Moment, Parts
+from autorl_hpc.recorder.watch import LineWriter, Moment, Visitor, WorkspaceWalk
 from autorl_hpc.records.recorded import GpuSample, UsageSample
 
 # --- the walk over the workspace, in small slices: for its disk use, and for watches that search files in it.
@@ -27,24 +24,6 @@ SLICE_S = 0.005
 
 PAUSE_S = 10.0
 """From the end of one walk to the start of the next."""
-
-TICK = 32
-"""Entries between two checks of the clock."""
-
-TICKS_AT_ONCE = 64
-"""Of one folder before others have their turn, so that a folder with a million entries doesn't delay the others."""
-
-MAX_OPEN = 32
-"""Limit of half-read folders, each with a descriptor."""
-
-MAX_WAITING = 200_000
-"""Limit of folders still to be walked, and of files with several names that are counted once."""
-
-MAX_DEPTH = 64
-CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
-"""Why a walk skips something; the size is then unknown."""
-
-Visitor = Callable[[Parts, os.stat_result], None]
 
 
 class Sweep:
@@ -90,85 +69,6 @@ class Sweep:
         if self._events is not None and not self._reported.issuperset(walk.left_out):  # each reason once
             self._reported |= set(walk.left_out)
             append_event(self._events, "recorder_left_out", watch="workspace", **walk.left_out, disk_bytes_known=False)
-
-
-class WorkspaceWalk:
-    """One breadth-first walk, which follows no link: what is near the top comes first.
-
-    Args:
-        visitors: called for each entry on the folder's device.
-
-    Attributes:
-        left_out: what was skipped, by reason.
-    """
-
-    def __init__(self, visitors: list[Visitor]) -> None:
-        self.visitors = visitors
-        self.disk_bytes = 0
-        self.left_out: defaultdict[str, int] = defaultdict(int)
-        self._waiting: deque[Parts] = deque([()])
-        self._linked: set[tuple[int, int]] = set()
-
-    def steps(self, folder: Path) -> Iterator[None]:
-        """Walk, and yield after every few entries. Raises OSError if the folder can't be opened."""
-        root_fd = os.open(folder, DIR_FLAGS)
-        half_read: deque[Iterator[None]] = deque()
-        try:
-            device = os.fstat(root_fd).st_dev
-            while self._waiting or half_read:
-                if self._waiting and len(half_read) < MAX_OPEN:
-                    entries = self._folder(root_fd, device, self._waiting.popleft())
-                else:
-                    entries = half_read.popleft()
-                for ticks, _ in enumerate(entries, 1):
-                    yield
-                    if ticks == TICKS_AT_ONCE:
-                        half_read.append(entries)
-                        break
-        finally:
-            half_read.clear()  # closes their descriptors
-            os.close(root_fd)
-
-    def _folder(self, root_fd: int, device: int, parts: Parts) -> Iterator[None]:
-        try:
-            fd = open_below(root_fd, parts, DIR_FLAGS)
-        except FileNotFoundError:
-            return
-        except OSError:
-            self.left_out[CLOSED] += 1  # closed by its owner, or replaced by a link
-            return
-        try:
-            with os.scandir(fd) as entries:
-                for number, entry in enumerate(entries, 1):
-                    self._meet(parts, entry, device)
-                    if number % TICK == 0:
-                        yield
-        except OSError:
-            self.left_out[CLOSED] += 1
-        finally:
-            os.close(fd)
-        yield
-
-    def _meet(self, parts: Parts, entry: os.DirEntry[str], device: int) -> None:
-        try:
-            status = entry.stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return
-        if status.st_dev != device:
-            return
-        here = (*parts, entry.name)
-        for visit in self.visitors:
-            visit(here, status)
-        if stat.S_ISDIR(status.st_mode):
-            if len(here) > MAX_DEPTH or len(self._waiting) >= MAX_WAITING:
-                self.left_out[TOO_DEEP if len(here) > MAX_DEPTH else TOO_MANY] += 1
-            else:
-                self._waiting.append(here)
-        elif status.st_nlink > 1 and len(self._linked) < MAX_WAITING:
-            if (status.st_dev, status.st_ino) in self._linked:
-                return
-            self._linked.add((status.st_dev, status.st_ino))
-        self.disk_bytes += status.st_blocks * 512
 
 
 # --- GPUs that the agent may use, by NVML. A watch of its own, because a faulty driver answers late or never.
@@ -387,15 +287,16 @@ class UsageSampler:
     def look(self, now: Moment) -> None:
         """Write one sample."""
         use = self._processes.use
-        sample = {
-            **now.fields(),
-            "cpu_s": None if use is None else round(use.cpu_s, 2),
-            "memory_bytes": None if use is None else _memory_of(use.living),
-            "processes": None if use is None else use.running,
-            "disk_bytes": self._sweep.disk_bytes,
-            "gpus": self._gpus.samples(),
-        }
-        self._lines.add(UsageSample.model_validate(sample))
+        self._lines.add(
+            UsageSample(
+                **now.fields(),
+                cpu_s=None if use is None else round(use.cpu_s, 2),
+                memory_bytes=None if use is None else _memory_of(use.living),
+                processes=None if use is None else use.running,
+                disk_bytes=self._sweep.disk_bytes,
+                gpus=self._gpus.samples(),
+            )
+        )
         if self._lines.size > MAX_BYTES // 2:
             self.every_s = LATER_LOOK_S
 

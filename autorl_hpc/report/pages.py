@@ -25,7 +25,6 @@ from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.summary import (
     Board,
-    CellSummary,
     Gain,
     Group,
     MergedReport,
@@ -58,11 +57,6 @@ def elsewhere_of(out: Path, genesis: str, home: RunDir) -> Path:
     return out / BESIDE / f"{name}-{genesis[:8]}"
 
 
-def link_to(folder: Path, out: Path) -> str:
-    """Return the address of a run's page relative to `out`, percent-encoded: folder names may be invalid UTF-8."""
-    return quote(os.fsencode(os.path.relpath(folder / RUN_PAGE, out)))
-
-
 # --- the merged page's content
 
 MAX_DRAWN_RUNS = 24
@@ -93,15 +87,20 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
     """Return all variables of the page's template."""
     of_group = {task.group: n for n, board in enumerate(merged.boards, 1) for task in board.tasks}
     plotted = [run for run in merged.runs if run.trajectory]
+    # notes that hold for a whole group are shown with the group
+    own_notes = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
     return {
         "r": merged,
         "script": script(),
         "boards": [_board(merged, board, number, figures) for number, board in enumerate(merged.boards, 1)],
-        "blocks": blocks(merged, of_group),
+        "blocks": [
+            {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
+            for place, group in enumerate(merged.groups)
+        ],
         "rows": _rows(merged, of_group, links),
         "drawn_runs": plotted if len(plotted) <= MAX_DRAWN_RUNS else [],
         "max_drawn": MAX_DRAWN_RUNS,
-        "noted": noted(merged),
+        "noted": [(run, notes) for run, notes in own_notes if notes],
     }
 
 
@@ -135,28 +134,16 @@ def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
     return {"figure": figure, "panels": drawn, "legend": legend, "lines": figure.panels[0].kind == "lines"}
 
 
-def blocks(merged: MergedReport, of_group: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Return each group with its runs, their places in the report, and the common scale of its strips."""
-    return [
-        {"number": place + 1, "board": of_group.get(place, 0), **_block(group, merged.runs)}
-        for place, group in enumerate(merged.groups)
-    ]
-
-
-def noted(merged: MergedReport) -> list[tuple[RunSummary, list[str]]]:
-    """Return runs with notes of their own; notes that hold for a whole group are shown with the group."""
-    found = [(run, [note for note in run.notes if not note.startswith(GROUP_NOTES)]) for run in merged.runs]
-    return [(run, notes) for run, notes in found if notes]
-
-
 def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
+    """Return a group with its runs, their places in the report, and the common scale of its strips."""
     cells, runs = [], []
     shown: list[float | None] = []
     for cell in group.cells:
         of_cell = [(place, all_runs[place]) for place in cell.places]
         values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
         shown += [*values, cell.improvement.low, cell.improvement.high]
-        cells.append({"cell": cell, "values": values, "lost": _lost(cell)})
+        lost = ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
+        cells.append({"cell": cell, "values": values, "lost": lost})
         runs += of_cell
     pairs = sorted(group.comparisons, key=lambda x: (x.p_value, -abs(x.difference)))[:MAX_PAIRS]
     few = len(group.comparisons) <= MAX_PAIRS
@@ -169,10 +156,6 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
     }
-
-
-def _lost(cell: CellSummary) -> str:
-    return ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
 
 
 def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -201,11 +184,8 @@ def route_of(run: RunSummary) -> str:
     planned, executed = run.story.route.planned, run.story.route.executed
     if planned is Route.UNKNOWN and executed is Route.UNKNOWN:
         return ""
-    return str(planned) if planned is executed else f"{_or_unknown(planned)} → {_or_unknown(executed)}"
-
-
-def _or_unknown(route: Route) -> str:
-    return "?" if route is Route.UNKNOWN else str(route)
+    words = ["?" if route is Route.UNKNOWN else str(route) for route in (planned, executed)]
+    return words[0] if planned is executed else " → ".join(words)
 
 
 def counts(found: Mapping[str, int]) -> str:
@@ -275,18 +255,7 @@ def index_html(merged: MergedReport, links: dict[int, str], figures: Figures | N
 
 def index_md(merged: MergedReport) -> str:
     """Render the merged report as Markdown."""
-    found = parts(merged, {}, {})
-    return _template("md", "index.md.j2").render(**found)
-
-
-def versus_html(versus: Versus) -> str:
-    """Render a comparison as a page."""
-    return _template("html", "versus.html.j2").render(v=versus, script=script())
-
-
-def versus_md(versus: Versus) -> str:
-    """Render a comparison as Markdown."""
-    return _template("md", "versus.md.j2").render(v=versus)
+    return _template("md", "index.md.j2").render(**parts(merged, {}, {}))
 
 
 def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
@@ -409,15 +378,6 @@ def merged_summary(merged: MergedReport) -> Iterator[bytes]:
     yield (b"\n ]" if merged.runs else b"") + after + b"\n"
 
 
-def _merged_pages(merged: MergedReport, links: dict[int, str], figures: Figures | None) -> dict[str, bytes]:
-    return {
-        "summary.csv": tables.as_csv(merged).encode(),
-        "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
-        "summary.md": index_md(merged).encode(),
-        INDEX: index_html(merged, links, figures).encode(),
-    }
-
-
 def write_versus(versus: Versus, out: Path) -> None:
     """Write a comparison beside the index.
 
@@ -427,8 +387,8 @@ def write_versus(versus: Versus, out: Path) -> None:
     try:
         files = {
             COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
-            "compare.md": versus_md(versus).encode(),
-            "compare.html": versus_html(versus).encode(),
+            "compare.md": _template("md", "versus.md.j2").render(v=versus).encode(),
+            "compare.html": _template("html", "versus.html.j2").render(v=versus, script=script()).encode(),
         }
         _put_files(out, files)
     except OSError as error:
@@ -477,23 +437,25 @@ def write_merged(
     Raises:
         AutorlError: the folder can't be written.
     """
-    links = {place: link_to(folder, out) for place, folder in enumerate(folders)}
+    pages = (os.fsencode(os.path.relpath(folder / RUN_PAGE, out)) for folder in folders)  # names may be invalid UTF-8
+    links = {place: quote(page) for place, page in enumerate(pages)}
     try:
         merged = merged.short()
-        files = _merged_pages(merged, links, figures)
+        page = index_html(merged, links, figures)
         if reload_s is not None:
-            files[INDEX] = reloading(files[INDEX], reload_s)
+            page = page.replace("<head>", f'<head>\n<meta http-equiv="refresh" content="{reload_s:d}">', 1)
+        files = {
+            "summary.csv": tables.as_csv(merged).encode(),
+            "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
+            "summary.md": index_md(merged).encode(),
+            INDEX: page.encode(),
+        }
         _put_files(out, files)
         if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
             atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX
-
-
-def reloading(page: bytes, seconds: int) -> bytes:
-    """Add a tag that makes the browser reload the page."""
-    return page.replace(b"<head>", b'<head>\n<meta http-equiv="refresh" content="%d">' % seconds, 1)
 
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:

@@ -20,8 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from autorl_hpc.recorder.usage import WorkspaceWalk
-from autorl_hpc.recorder.watch import Parts
+from autorl_hpc.recorder.watch import Parts, WorkspaceWalk
 
 CHUNK_BYTES = 1 << 20
 OVERLAP_BYTES = 4096

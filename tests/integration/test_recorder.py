@@ -82,17 +82,11 @@ PATIENT = {
 }
 
 
-def patient(cluster: Cluster, *names: str) -> None:
-    """Waits longer for the recorder than it does where it must not hold up a run: a busy machine's may take seconds to start.
-
-    Args:
-        names: only these constants.
-    """
+def patient(cluster: Cluster) -> None:
+    """Waits longer for the recorder than it does where it must not hold up a run: a busy machine's may take seconds to start."""
     path = cluster._frozen() / "autorl_hpc" / "supervise" / "children.py"
     text = path.read_text()
     for before, after in PATIENT.items():
-        if names and before.split()[0] not in names:
-            continue
         assert f"\n{before}\n" in text, before
         text = text.replace(f"\n{before}\n", f"\n{after}\n")
     path.write_text(text)
@@ -124,25 +118,7 @@ echo '{"model_path": "output/v2"}' > submissions/.tmp-x && mv submissions/.tmp-x
     assert files_at(run.code_git, revisions(run)[0].revision).keys() <= {"code/train.py"}, "not what the suite laid"
 
 
-def test_an_agent_that_kills_the_recorder_is_scored_and_its_deed_recorded(cluster: Cluster) -> None:
-    patient(cluster, "end_s")
-    run_id = one(
-        cluster, WAITS.replace("./submit", 'kill -9 "$(cat output/go)"\n./submit'), budget={"wall_clock": "1h"}
-    )
-    run, supervisor = cluster.run_dir(run_id), cluster.supervisor(run_id)
-    pid = recorder_pid(run)
-    wait_for(lambda: revisions(run), what="the first revision")
-    (cluster.workspace(run_id) / "output" / ".go").write_text(str(pid))
-    os.rename(cluster.workspace(run_id) / "output" / ".go", cluster.workspace(run_id) / "output" / "go")
-    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
-    (submission,) = cluster.view(run_id).submissions.values()
-    assert submission.status == "accepted" and cluster.view(run_id).sealed is not None and not alive(pid)
-    assert [crash["exit_code"] for crash in events(run, "recorder_crashed")] == [-9]
-    for line in revisions(run):
-        files_at(run.code_git, line.revision)
-
-
-def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Cluster) -> None:
+def test_a_recorder_ends_with_its_supervisor_and_may_be_killed(cluster: Cluster) -> None:
     patient(cluster)
     run_id = one(cluster, WAITS, budget={"wall_clock": "1h"})
     run = cluster.run_dir(run_id)
@@ -157,8 +133,16 @@ def test_a_recorder_ends_with_its_supervisor_even_if_it_was_stopped(cluster: Clu
     supervisor.kill()
     supervisor.wait()
     wait_for(lambda: not alive(pid), "the recorder's end")
+    supervisor = cluster.supervisor(run_id)
+    wait_for(lambda: code_at(run, revisions(run)) == {"code/train.py": b"2\n"}, what="the second attempt's code")
+    wait_for(lambda: len(events(run, "recorder_started")) == 2, what="the second recorder")
+    os.kill(recorder_pid(run), signal.SIGKILL)
+    wait_for(lambda: events(run, "recorder_crashed"), what="its crash in the record")
     go(cluster, run_id)
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    assert [crash["exit_code"] for crash in events(run, "recorder_crashed")] == [-9]
+    (submission,) = cluster.view(run_id).submissions.values()
+    assert submission.status == "accepted" and cluster.view(run_id).sealed is not None
     lines = revisions(run)
     assert {line.attempt for line in lines} == {1, 2}
     last = lines[-1]

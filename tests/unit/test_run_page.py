@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import html.parser
-import os
 import re
-from pathlib import Path
 
-import pytest
 import recordmaker as make
 from markdown_it import MarkdownIt
 from treemaker import Tree, TreeRun, outcomes
@@ -17,7 +14,7 @@ from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.report import pages
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.format import UNKNOWN
-from autorl_hpc.report.run_story.iterations import shown_lines, shown_settings
+from autorl_hpc.report.run_story.story import shown_lines, shown_settings
 from autorl_hpc.report.run_summary import Library, digest
 from autorl_hpc.report.story_records import EvidenceLine, Failure, RouteTold, Setting
 from autorl_hpc.report.summary import RunSummary
@@ -28,14 +25,7 @@ EVIL = "</code></pre><script>alert(1)</script>|`\x1b[31m\u202egnp\x00[x](http://
 NUL = "\0"  # no file name has one
 
 
-@pytest.fixture(autouse=True)
-def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "runs" / "exp")
+no_fsync, tree = make.no_fsync, make.tree
 
 
 class Page(html.parser.HTMLParser):

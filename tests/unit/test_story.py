@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 import recordmaker as make
-import toldruns
 from helpers import PATIENCE_S
-from toldruns import KEY, SFT, recorded_run, told
+from recordmaker import KEY, SFT, recorded_run, told
 from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.files.queue import append_event
@@ -22,8 +21,7 @@ from autorl_hpc.report import report
 from autorl_hpc.report.hidden_items import IN_FILE, IN_WORKSPACE, NAME, Hidden, hidden_of
 from autorl_hpc.report.run_page import iteration_rows, mode_told, used_rows
 from autorl_hpc.report.run_story import context
-from autorl_hpc.report.run_story.iterations import MAX_PAIRED, shown_lines, shown_settings
-from autorl_hpc.report.run_story.story import tell
+from autorl_hpc.report.run_story.story import MAX_PAIRED, shown_lines, shown_settings, tell
 from autorl_hpc.report.story_records import (
     EvidenceLine,
     ReferenceMetrics,
@@ -36,7 +34,7 @@ from autorl_hpc.report.story_records import (
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.states import EntryKind, FailureKind, Route, Split
 
-no_fsync, tree = toldruns.no_fsync, toldruns.tree
+no_fsync, tree = make.no_fsync, make.tree
 
 
 def asked(run: TreeRun, *calls: tuple[float, int, int, float | None]) -> None:

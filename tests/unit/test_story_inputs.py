@@ -19,7 +19,6 @@ from autorl_hpc.records.recorded import GpuSample, ProcessSeen, TraceEvent, Trai
 from autorl_hpc.report.run_folder import Items
 from autorl_hpc.report.run_story import logs
 from autorl_hpc.report.run_story.context import MAX_LINES, Code
-from autorl_hpc.report.run_story.iterations import feedback_gain
 from autorl_hpc.report.run_story.logs import (
     AgentLog,
     Recorded,
@@ -30,6 +29,7 @@ from autorl_hpc.report.run_story.logs import (
     read_recorded,
 )
 from autorl_hpc.report.run_story.resources import UsageSeries, reference_metrics, skill_metrics, trained_by, usage_of
+from autorl_hpc.report.run_story.story import feedback_gain
 from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.story_records import ReferenceMetrics
 from autorl_hpc.report.summary import Point

@@ -10,7 +10,7 @@ from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes.commands import command_of
-from autorl_hpc.report.routes.route import Commanded, Executed, Planned
+from autorl_hpc.report.routes.planned import Commanded, Executed, Planned
 from autorl_hpc.report.routes.trainers import NO_POLICY_TRAINERS, PREFERENCE, RL, SUPERVISED, TRAINER_CLASSES
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import Route

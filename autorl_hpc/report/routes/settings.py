@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import configs
 from autorl_hpc.report.routes.commands import options
-from autorl_hpc.report.routes.followed import Followed, follow
+from autorl_hpc.report.routes.planned import Followed, follow
 from autorl_hpc.report.routes.script import CodePlace, Script, last_name
 from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_CALLS, SETTING_CLASSES, TRAINER_CLASSES
 from autorl_hpc.report.story_records import Setting

@@ -9,15 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.ledger import Linked
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import DriverTotals, read_totals
 from autorl_hpc.recorder.code import BY_HASH, LINK, GitDamage, Repository
 from autorl_hpc.recorder.traces.totals import TraceTotals, add_up
-from autorl_hpc.records.entries import Submission, Writer
+from autorl_hpc.records.entries import Submission
 from autorl_hpc.records.exchange import Engine
 from autorl_hpc.records.recorded import CodeRevision, ProcessSeen, TraceEvent
 from autorl_hpc.records.run import RunRecord
@@ -190,19 +191,6 @@ def _text_lines(text: str) -> list[str]:
 # --- everything else that a story is told from
 
 
-class Written(Protocol):
-    """The parts of a ledger entry that are needed here."""
-
-    @property
-    def kind(self) -> EntryKind: ...
-    @property
-    def at(self) -> str: ...
-    @property
-    def writer(self) -> Writer: ...
-    @property
-    def body(self) -> Any: ...
-
-
 @dataclass(frozen=True)
 class RunContext:
     """The inputs of one run's story, each read once.
@@ -216,7 +204,7 @@ class RunContext:
     run: RunDir
     record: RunRecord
     view: RunView
-    entries: Sequence[Written]
+    entries: Sequence[Linked]
     summary: RunSummary
     pair_of: Callable[[Submission], PairedItems]
     engine: Engine | None = None
