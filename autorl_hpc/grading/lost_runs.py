@@ -170,10 +170,10 @@ class Watcher(threading.Thread):
         return True
 
     def _ask_for_exit_code(self) -> bool:
-        """Ask once for exit codes of ended jobs; return False if none was needed."""
+        """Ask once for exit codes of an agents' array with a task that ended badly; return False if none was needed."""
         for key, job in self._seen.items():
-            ended_badly = job_state(job.state) in (JobState.ENDED, JobState.DONE) and job.exit_code is None
-            if ended_badly and key not in self._asked and self._matters(job):
+            ended_badly = job_state(job.state) is JobState.ENDED and job.exit_code is None
+            if ended_badly and ".agents-" in job.name and key not in self._asked:
                 told = slurm.with_exit_codes(list(self._seen.values()), job.job_id)
                 base = job.job_id.partition("_")[0]
                 self._seen = {(other.name, other.job_id): other for other in told}
@@ -189,9 +189,6 @@ class Watcher(threading.Thread):
             return all(RunView.of(Ledger(run).read()).sealed is not None for run in runs)
         except (AutorlError, OSError):
             return False
-
-    def _matters(self, job: SeenJob) -> bool:
-        return job_state(job.state) is JobState.ENDED and ".agents-" in job.name
 
     def _orphans(self, jobs: SlurmJobs, board: JobTable) -> list[str]:
         record = read_experiment(self.experiment)

@@ -226,8 +226,8 @@ class _Lane:
     def kill(self) -> None:
         """Kill the process and its group at once."""
         self._over = True
-        if self._process is not None:
-            kill_group(self._process)
+        if (process := self._process) is not None:  # another thread may end it meanwhile
+            kill_group(process)
 
     def end(self) -> None:
         """End the process and close its pipes."""
