@@ -125,8 +125,8 @@ def lines(
     max_line_bytes: int = MAX_LINE_BYTES,
 ) -> Iterator[AgentLogLine]:
     """Yield the lines that begin in the `max_bytes` bytes from `start`; an absent log has none. Raises OSError: the log
-    can't be read. `start`: byte; inside a line, reading begins with the next one. See `tail_start`; `max_line_bytes`: how
-    much of a line is read. Memory stays below this plus one chunk."""
+    can't be read. `start`: byte; inside a line, reading begins with the next one; `max_line_bytes`: how much of a
+    line is read. Memory stays below this plus one chunk."""
     stamps = read_times(times) if times is not None else Times([])
     for offset, end, data, cut in _raw_lines(log, start, max_bytes, max_line_bytes):
         yield AgentLogLine(offset, stamps.at(end), shown(data), cut)
@@ -435,11 +435,14 @@ class Folder:
         self._replace_empty(name, copy)
 
     def _replace_empty(self, name: str, make: Callable[[str], None]) -> None:
-        """Replace what is no folder, and an empty one, such as a sandbox's mount point."""
+        """Replace what is absent, a link, or an empty folder, such as a sandbox's mount point."""
         if self._stands(name):
-            with contextlib.suppress(NotADirectoryError), Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd)) as old:
-                if again(lambda: os.listdir(old.fd)):
-                    return
+            try:
+                with Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd)) as old:
+                    if again(lambda: os.listdir(old.fd)):
+                        return
+            except OSError:
+                return
         temporary = _temporary()
         again(lambda: make(temporary))
         self._clear(name)

@@ -1,4 +1,4 @@
-"""Index held-out texts as hashed n-grams of words, search them in other text, and and remove the NULs of wide characters (`readings`).
+"""Index held-out texts as hashed n-grams of words, search them in other text, and remove the NULs of wide characters (`readings`).
 
 As in the field: n-grams of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020, appendix C).
 Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
