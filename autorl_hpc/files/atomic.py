@@ -125,10 +125,10 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_bytes(path, readable_json(value), mode=mode)
 
 
-def publish_bytes(path: Path, data: bytes, *, mode: int = 0o444) -> bool:
+def publish_bytes(path: Path, data: bytes) -> bool:
     """Create `path` with `data` unless the name is taken. Exactly one of several racing writers gets True. Raises OSError:
     the file system failed; as far as can be seen, nothing was created."""
-    temporary = _write_temporary(path, lambda: (data,), mode)
+    temporary = _write_temporary(path, lambda: (data,), 0o444)
     try:
         try:
             won = again(lambda: _link(temporary, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import re
 import signal
 import socket
@@ -136,17 +137,36 @@ def job_id() -> str | None:
 IN_MEMORY = ("tmpfs", "ramfs")
 """File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
 
+KCMP = {"x86_64": 312, "aarch64": 272}  # number of kcmp(2) by machine
+KCMP_VM = 1
+
+
+def of_their_own(pids: set[int]) -> set[int]:
+    """Return the processes that don't share their parent's address space, as a child of vfork (subprocess uses it) does until it
+    executes; all of them if the kernel can't say."""
+    number = KCMP.get(platform.machine(), 0)
+    syscall = ctypes.CDLL(None).syscall
+    found = set(pids)
+    for pid in pids if number else ():
+        fields = stat_fields(pid)
+        asked = (number, pid, int(fields[1]) if fields else 0, KCMP_VM, 0, 0)
+        if asked[2] in pids and syscall(*map(ctypes.c_long, asked)) == 0:
+            found.remove(pid)
+    return found
+
+
 MEMFD = "/memfd:"  # how /proc shows an unnamed file in memory (memfd_create)
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
     """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum exceeds
     `enough`. `enough`: a sum of resident sizes below this is returned as it is, because it is much cheaper to measure."""
-    resident = sum(_resident_bytes(pid) for pid in pids)
+    owners = of_their_own(pids)
+    resident = sum(_resident_bytes(pid) for pid in owners)
     in_files = sum(_file_system_bytes(pids)) + sum(_open_bytes(pids, lambda link, _: link.startswith(MEMFD)).values())
     if resident + in_files <= enough:
         return resident + in_files
-    shared = [_proportional_bytes(pid) for pid in pids]
+    shared = [_proportional_bytes(pid) for pid in owners]
     of_shm = sum(shm for _, shm in shared)
     return sum(everything for everything, _ in shared) - of_shm + max(of_shm, in_files)
 

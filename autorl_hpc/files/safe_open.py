@@ -368,11 +368,14 @@ class Folder:
         self._replace_empty(name, copy)
 
     def _replace_empty(self, name: str, make: Callable[[str], None]) -> None:
-        """Replace what is no folder, and an empty one, such as a sandbox's mount point."""
+        """Replace what is absent, a link, or an empty folder, such as a sandbox's mount point."""
         if self._stands(name):
-            with contextlib.suppress(NotADirectoryError), Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd)) as old:
-                if again(lambda: os.listdir(old.fd)):
-                    return
+            try:
+                with Folder(os.open(name, DIR_FLAGS, dir_fd=self.fd)) as old:
+                    if again(lambda: os.listdir(old.fd)):
+                        return
+            except OSError:
+                return
         temporary = _temporary()
         again(lambda: make(temporary))
         self._clear(name)

@@ -455,7 +455,7 @@ class RecorderProcess(OwnChild):
             append_event(self.run.events, "recorder_started", pid=self._process.pid, start_s=start_s)
         elif value.get("ended"):
             self._last_revision = revision
-        elif value.get("answer") in self._waiting:
+        elif isinstance(value.get("answer"), int) and value["answer"] in self._waiting:
             with self._told:
                 self._answers[value["answer"]] = revision
                 self._waiting.discard(value["answer"])

@@ -70,7 +70,6 @@ def _bytes_below(fd: int, depth: int, seen: set[tuple[int, int]]) -> int:
 
 GIB = 1024**3
 LOOK_S = 2.0
-AGAIN_S = 0.2
 DISK_LOOK_S = 10.0
 DISK_SHARE = 0.02
 """Largest share of time spent on walking a workspace; one with a million files is measured less often."""
@@ -108,20 +107,14 @@ class UsageWatch(threading.Thread):
         """End the watch."""
         self._ending.set()
 
-    def _pids(self) -> set[int]:
-        return (descendants(self.keeper_pid) | marked(self.mark)) - {self.keeper_pid, os.getpid()}
-
     def _look(self) -> Excess | None:
         budget = self.budget
-        pids = self._pids()
+        pids = (descendants(self.keeper_pid) | marked(self.mark)) - {self.keeper_pid, os.getpid()}
         if budget.processes is not None and len(pids) > budget.processes:
             return Excess(EndedBy.PROCESSES, f"{len(pids)} processes at once, the budget has {budget.processes}")
         if budget.memory_gib is not None:
             limit = budget.memory_gib * GIB
             used = memory_bytes(pids, limit)
-            if used > limit:  # a child of vfork shows its parent's memory as its own until it executes: look again
-                time.sleep(AGAIN_S)
-                used = min(used, memory_bytes(self._pids(), limit))
             if used > limit:
                 what = f"{used / GIB:.2f} GiB of memory at once, the budget has {budget.memory_gib:g}"
                 return Excess(EndedBy.OUT_OF_MEMORY, what)

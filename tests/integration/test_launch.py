@@ -156,17 +156,8 @@ def test_launch_kill_everything_relaunch_report_verify(cluster: Cluster) -> None
     assert status(cluster)["over"]
     assert not processes(cluster.experiment)
 
-    # Verify: whole, then one thing altered after another, each named.
     assert "4 runs, 0 damaged" in cluster.run("verify", str(cluster.experiment.path)).stdout
     run = cluster.run_dir(steps[0])
-    for path, change, named in alterations(cluster.experiment, run.path):
-        kept = path.read_bytes()
-        os.chmod(path, 0o644)
-        change(path)
-        done = cluster.run("verify", str(cluster.experiment.path), check=False)
-        assert done.returncode == 1, (path, done.stdout)
-        assert named in done.stdout, (path, done.stdout)
-        path.write_bytes(kept)
     (run.ledger / "000003.json").unlink()
     done = cluster.run("verify", str(run.path), "--json", check=False)
     (verdict,) = json.loads(done.stdout)
@@ -193,31 +184,6 @@ def kill_everything(cluster: Cluster) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not cluster.processes_here(), "the agents' end")
-
-
-def alterations(experiment: ExperimentDir, run: Path) -> Iterator[tuple[Path, Callable[[Path], Any], str]]:
-    """What is altered, how, and what verify must name."""
-
-    def swap(old: bytes, new: bytes) -> Callable[[Path], Any]:
-        def change(path: Path) -> None:
-            data = path.read_bytes()
-            assert old in data, (path, old)
-            path.write_bytes(data.replace(old, new, 1))
-
-        return change
-
-    def cut(path: Path) -> None:
-        path.write_bytes(path.read_bytes()[:-20])
-
-    yield run / "ledger" / "000003.json", swap(b'"final":false', b'"final":true'), "ledger entry 000004"
-    yield run / "ledger" / "000001.json", cut, "ledger entry 000001 is damaged"
-    yield run / "run.json", swap(b'"seed": 0', b'"seed": 5'), "run.json"
-    yield run / "ledger.jsonl", swap(b'"attempt":1', b'"attempt":9'), "ledger.jsonl line 1"
-    items = sorted((run / "items").iterdir())[0]
-    yield items, cut, f"items/{items.name}"
-    base = sorted(experiment.baselines.glob("*[!s].json"))[0]
-    text = json.loads(base.read_text())["evaluation"]["score"]
-    yield base, swap(f'"score":{json.dumps(text)}'.encode(), b'"score":-7.5'), f"baselines/{base.stem[:16]}"
 
 
 def test_cancel_one_then_all(cluster: Cluster) -> None:
