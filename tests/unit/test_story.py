@@ -7,6 +7,7 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
+import demotree
 import pytest
 import recordmaker as make
 from helpers import PATIENCE_S
@@ -149,7 +150,7 @@ def test_waits_are_from_entry_to_entry(tree: Tree) -> None:
 
 def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
     run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
-    report.write_all(report.build([tree.path]), None)
+    demotree.write_all(report.build([tree.path]))
     own = json.loads((run.dir.report / "summary.json").read_text())
     merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
     assert own["story"]["iterations"][1]["diff"] and own["story"]["iterations"][1]["won_ids"]
@@ -397,7 +398,7 @@ def test_no_page_holds_a_held_out_item(tree: Tree, found: tuple[tuple[str, str, 
     run.seal(100.0).close(outcomes(100, range(20)))
     clean = tree.run(agent="other").start()
     clean.submit(50.0, outcomes(40, range(9)), note=f"a note, token={KEY}", model_path="output/v1")
-    report.write_all(report.build([tree.path]), None)
+    demotree.write_all(report.build([tree.path]))
     pages = [page for page in tree.path.rglob("*") if page.is_file() and "report" in page.parts[len(tree.path.parts) :]]
     texts = [page.read_text(errors="replace") for page in pages]
     assert len(texts) > 4 and not [page for page, text in zip(pages, texts, strict=True) if "14 pens" in text]
