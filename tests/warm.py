@@ -81,7 +81,7 @@ class WarmProcess:
 
     def __init__(self, args: Sequence[str], pid: int, status: int) -> None:
         self.args, self.pid, self.returncode = list(args), pid, None
-        self._status = status
+        self._status, self._reading = status, threading.Lock()
         try:
             self._pidfd: int | None = os.pidfd_open(pid)
         except OSError:  # it has ended already, or an old kernel
@@ -96,16 +96,19 @@ class WarmProcess:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end. If the server was killed before it could tell the status, the process counts as killed, too."""
-        with contextlib.ExitStack() as stack:
-            if self.returncode is None:
-                self._await(self._status, timeout)
-                told = os.read(self._status, 4)
-                if not told and self._pidfd is not None:
-                    self._await(self._pidfd, timeout)
-                self.returncode = struct.unpack("i", told)[0] if told else -signal.SIGKILL
-                for each in filter(None, (self._status, self._pidfd)):
-                    stack.callback(os.close, each)
+        if self.returncode is None:
+            self._await(self._status, timeout)
+            with self._reading:
+                if self.returncode is None:
+                    told = os.read(self._status, 4)
+                    if not told and self._pidfd is not None:
+                        self._await(self._pidfd, timeout)
+                    self.returncode = struct.unpack("i", told)[0] if told else -signal.SIGKILL
         return self.returncode
+
+    def __del__(self) -> None:
+        for each in filter(None, (self._status, self._pidfd)):
+            os.close(each)
 
     def _await(self, descriptor: int, timeout: float | None) -> None:
         poller = select.poll()
