@@ -49,7 +49,7 @@ def _root(given: Path | None) -> Root:
     stands = next(path for path in (place, *place.parents) if path.exists())
     if not stands.is_dir():
         raise AutorlError(
-            f"{'--root' if given else f'${ROOT_VARIABLE}'} is a file, or lies below one: it must be a folder",
+            f"{'--root' if given else f'${ROOT_VARIABLE}'} is a file, or inside one: it must be a folder",
             where=stands,
             next_step="give the folder that holds store/, vault/ and runs/, or a new one",
         )
@@ -227,7 +227,7 @@ def report(
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
     every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only where the report lies.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the report.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge ledgers into one report: index.html, summary.json, .csv, .md, leaderboard.csv, figures/, and one per run.

@@ -105,7 +105,7 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
         errno.EPERM: "choose a folder that you may write to (--root, or AUTORL_ROOT)",
         errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
-    }.get(error.errno or 0, "see the message; nothing that was written before is lost")
+    }.get(error.errno or 0, "see the message; nothing written before is lost")
     return AutorlError(
         f"{doing} failed: {error.strerror or error}",
         where=where,

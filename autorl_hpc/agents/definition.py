@@ -117,7 +117,9 @@ def read_config(path: Path) -> AgentFile:
     table, or a field has another type."""
     value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
-        raise AutorlError("config.yaml is no table of fields", where=path, next_step="compare it with another agent's")
+        raise AutorlError(
+            "config.yaml is not a table of fields", where=path, next_step="compare it with another agent's"
+        )
     start, env = value.get("start") or "start.sh", value.get("env_vars") or {}  # a bare `env_vars:` is null
     if isinstance(env, dict):
         env = {name: "" if each is None else each for name, each in env.items()}
@@ -193,9 +195,7 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
     if path is None:
         near = get_close_matches(name, agent_names(), n=1)
         what = f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
-        advice = (
-            f"choose one of: {', '.join(agent_names())}; or name the folder of yours by --agents or ${PATH_VARIABLE}"
-        )
+        advice = f"choose one of: {', '.join(agent_names())}; or name your own folder with --agents or ${PATH_VARIABLE}"
         raise AutorlError(what, where=share("templates") / "agents", next_step=advice)
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)
@@ -207,7 +207,7 @@ def _check_complete(agent: Agent) -> None:
     """Check that every file in the definition exists and can be frozen."""
     complete = "complete the agent's folder"
     if agent.name != agent.folder.name:
-        what = f"field `name`: agent {agent.name} lies in a folder called {agent.folder.name}"
+        what = f"field `name`: agent {agent.name} is in a folder named {agent.folder.name}"
         raise AutorlError(what, where=agent.folder / DEFINITION, next_step="give both the same name")
     for part in agent.folders():
         if not part.is_dir():

@@ -64,11 +64,11 @@ def scratch_folder(profile: ClusterProfile, where: str | Path) -> Path | None:
         return None
     path = os.path.expanduser(os.path.expandvars(profile.scratch))
     if unset := re.search(r"\$\{?(\w+)", path):
-        advice = "use a variable of the login node, or a path: a workspace must lie where every node finds it again "
+        advice = "use a variable of the login node, or a path: every node must find the workspace at the same path "
         advice += "(a job's own $TMPDIR is gone when the job is put back in line)"
         raise AutorlError(f"field `scratch`: ${unset[1]} is not set on this host", where=where, next_step=advice)
     if not os.path.isabs(path):
-        what = f"field `scratch`: {path} is no absolute path"
+        what = f"field `scratch`: {path} is not an absolute path"
         raise AutorlError(what, where=where, next_step="begin it with / or a variable")
     return Path(path)
 

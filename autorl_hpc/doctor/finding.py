@@ -48,7 +48,7 @@ class Finding:
         return {**asdict(self), "state": str(self.state)}
 
 
-NOTHING_TO_DO = "nothing: it is told so that you know"
+NOTHING_TO_DO = "nothing: this is for your information"
 ASK_AGAIN = "run the doctor again; if it stays so, ask the site, or try a small launch"
 NOT_KNOWN = "what follows from it can't be said beforehand"
 

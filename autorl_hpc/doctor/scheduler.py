@@ -128,7 +128,7 @@ def preemption(config: Config) -> Finding:
         return ok("preemption", "none" if kind != "not told" else kind)
     mode = config.get("PreemptMode", "?")
     told = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
-    value = f"{kind}, {mode}; {'the job is told first' if told else 'no signal of ours goes before TERM'}"
+    value = f"{kind}, {mode}; {'the job is warned first' if told else 'no signal of ours goes before TERM'}"
     so_what = "a run that is preempted goes on in its next attempt; its clock stands still meanwhile"
     if "CANCEL" in mode:
         return note("preemption", value, so_what.replace("goes on", "must be launched again, and goes on"), "")

@@ -82,7 +82,7 @@ def kind(folder: Path, proc: Path = PROC) -> Finding:
     if mount is None:
         return unknown(name, "/proc/self/mountinfo doesn't tell")
     if mount.kind in MEMORY_KINDS:
-        so_what = "what lies there is gone with the next boot, and counts as memory"
+        so_what = "files there are gone after the next boot, and count as memory"
         advice = "give a folder on a disk (--root, or `scratch` in the cluster's profile)"
         return warning(name, f"{mount.told}: in memory", so_what, advice)
     if "noexec" in mount.options:
@@ -109,7 +109,7 @@ def space(folder: Path) -> list[Finding]:
         so_what = "a checkpoint of a 7B model takes 15 GB, and each that is accepted is kept for a while"
         found = [(problem if free < FULL_BYTES else warning)("space", value, so_what, FREE_SOME)]
     if told.f_files == 0:
-        return [*found, ok("files left", "no limit is told")]
+        return [*found, ok("files left", "no limit is set")]
     value = f"{told.f_favail:,} of {told.f_files:,}"
     if told.f_favail < LOW_FILES:
         so_what = "an environment for training has some 50,000 files"

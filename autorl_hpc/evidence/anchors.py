@@ -208,7 +208,7 @@ def parse_anchors(data: bytes, path: Path) -> list[Anchor]:
                 value = json.loads(line)
             except (ValueError, RecursionError):
                 advice = "give one that `autorl-hpc anchor` wrote"
-                raise AutorlError("this is no anchors file", where=where, next_step=advice) from None
+                raise AutorlError("this is not an anchors file", where=where, next_step=advice) from None
             found.append(parse_record(Anchor, value, where, next_step="take an unaltered copy"))
     return found
 

@@ -98,7 +98,7 @@ class Exported:
         return (
             f"{self.path}: {len(self.manifest.files)} files, {in_words(self.size_bytes)}, {kept}\n"
             f"sha256 {self.sha256}\n"
-            f"head {self.manifest.head.head} ({self.manifest.head.entries} entries): tell it by another way than the bundle"
+            f"head {self.manifest.head.head} ({self.manifest.head.entries} entries): send the head separately from the bundle"
         )
 
 
@@ -237,7 +237,7 @@ def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -
     for file in manifest.files:
         content = manifest.weights.content_hash if manifest.weights else None
         if not is_record(file.path, manifest.run_id) and not is_weights(file.path, content):
-            raise AutorlError(f"{file.path} is no file of a run as this suite writes it", where=out)
+            raise AutorlError(f"{file.path} is not a file of a run as this suite writes it", where=out)
     total = sum(file.size_bytes for file in manifest.files)
     check_space(out.parent, total, f"the bundle {out.name}")
     say(f"{out.name}: packing {len(manifest.files)} files, {in_words(total)}")

@@ -347,7 +347,7 @@ def _wrong_weights(root: Root, experiment: ExperimentDir, manifest: EvidenceMani
         yield f"the ledger's selected checkpoint is {str(wanted)[:16]}, the bundle holds {str(held)[:16]}"
         return
     if selected is not None and selected.is_base and selected.content_hash != manifest.base_model_content_hash:
-        yield "the selected submission calls itself the base model, and has not its content hash"
+        yield "the selected submission calls itself the base model, but has another content hash"
     if manifest.weights is not None:
         folder = experiment.artifacts / manifest.weights.content_hash
         try:

@@ -56,7 +56,7 @@ def unpack_evidence(bundle: Path, into: Path, weights_allowed: Callable[[Evidenc
     try:
         packing = packing_of(bundle)
         if packing is None:
-            raise _refused(bundle, f"{bundle.name} is no bundle: neither tar nor packed by gzip or zstd")
+            raise _refused(bundle, f"{bundle.name} is not a bundle: neither tar nor packed by gzip or zstd")
         with closing(ArchiveReader(bundle, packing, MAX_HEAD_BYTES + ROW_BYTES)) as source, source.damage():
             files = source.files()
             manifest = _head(bundle, next(files, None))
@@ -95,11 +95,11 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceMan
         raise DamagedArchive(f"{manifest.run_id[:100]!r} is no run")
     names = [file.path for file in manifest.files]
     if len(set(names)) != len(names):
-        raise DamagedArchive(f"a file stands twice in {export.MANIFEST_NAME}")
+        raise DamagedArchive(f"a file is twice in {export.MANIFEST_NAME}")
     content = manifest.weights.content_hash if manifest.weights else None
     for name in names:
         if not export.is_record(name, manifest.run_id) and not export.is_weights(name, content):
-            raise DamagedArchive(f"{name[:200]!r} is no file of an exported run")
+            raise DamagedArchive(f"{name[:200]!r} is not a file of an exported run")
     return manifest
 
 
@@ -236,5 +236,5 @@ def check_shapes(root: Root, base_model: str, weights: Path, not_in_hash: tuple[
         if tensor.name in not_in_hash and tensor.name not in wanted:
             continue  # a copy of a tied tensor: the engine compares it
         if wanted.get(tensor.name) != tensor.shape:
-            return f"tensor {tensor.name[:100]!r} has not the shape that the base model's has"
+            return f"tensor {tensor.name[:100]!r} does not have the shape of the base model's"
     return None

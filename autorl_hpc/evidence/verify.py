@@ -278,7 +278,7 @@ def _sealed_copy(run: RunDir, ledger: Ledger) -> Iterator[str]:
     elif (place := _first_difference(lines, entries)) is not None:
         yield f"ledger.jsonl line {place} differs from ledger entry {place:06d}"
     elif len(lines) > len(entries):
-        yield f"ledger entry {len(entries) + 1:06d} stands in ledger.jsonl and is missing from ledger/"
+        yield f"ledger entry {len(entries) + 1:06d} is in ledger.jsonl but missing from ledger/"
     elif (closed := _place_of_closing(ledger)) is not None and closed >= len(lines):  # later entries are no damage
         yield f"ledger.jsonl lacks entry {len(lines) + 1:06d}"
 
@@ -479,7 +479,7 @@ def read_rows(name: str, data: bytes) -> list[ItemRow]:
         values = [json.loads(line) for line in reading.gunzip(data).splitlines()]
         return [ItemRow(str(row["id"]), float(row["outcome"]), str(row["output_sha256"])) for row in values]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{name} is no items file: {type(error).__name__}") from None
+        raise ValueError(f"{name} is not an items file: {type(error).__name__}") from None
 
 
 # --- weights: accepted copies and sketches

@@ -144,7 +144,7 @@ class ArchiveReader:
         while (row := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # tarfile would keep them all
             if not row.isreg() or row.issparse():
-                raise DamagedArchive(f"{row.name[:100]!r} is no plain file")
+                raise DamagedArchive(f"{row.name[:100]!r} is not a plain file")
             data = archive.extractfile(row)
             assert data is not None
             yield row.name, row.size, data

@@ -93,7 +93,7 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
         )
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):
-        raise _broken("header_broken", file, "the header is no JSON object")
+        raise _broken("header_broken", file, "the header is not a JSON object")
     tensors = [_tensor(name, value, 8 + length, file) for name, value in header.items() if name != "__metadata__"]
     if not tensors:
         raise _broken("no_tensors", file, "holds no tensor")
@@ -177,9 +177,7 @@ def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple
     parts: list[tuple[str, str, tuple[int, ...], str]] = []
     tensors = tensors_of(folder)
     if len({tensor.name for tensor in tensors}) != len(tensors):
-        raise Refused(
-            "tensor_twice", "a tensor stands in two safetensors files", "keep one save, in one file or in shards"
-        )
+        raise Refused("tensor_twice", "a tensor is in two safetensors files", "keep one save, in one file or in shards")
     for name in weight_files(folder):
         kept = [tensor for tensor in tensors if tensor.file == name and tensor.name not in drop]
         parts.extend(again(functools.partial(_hashed, folder / name, kept)))

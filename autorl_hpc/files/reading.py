@@ -91,7 +91,7 @@ def _open_file(path: Path) -> tuple[int, int]:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if not stat.S_ISREG(status.st_mode):
-            raise ValueError(f"{path} is no file")
+            raise ValueError(f"{path} is not a file")
     except BaseException:
         os.close(fd)
         raise

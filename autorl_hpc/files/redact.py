@@ -69,7 +69,7 @@ _KEY_OF = frozenset(_KEYS.split())  # `key` is a secret after one of these; in `
 _TOKENS = """eos bos pad unk mask cls sep stop image end start per special first last next think video audio prefix suffix
 decoder new"""
 _NO_SECRET_TOKEN = frozenset(_TOKENS.split())
-"""Words before `token` in models' settings: `pad_token` is no secret. (`max_tokens` does not end in `token`.)"""
+"""Words before `token` in models' settings: `pad_token` is not a secret. (`max_tokens` does not end in `token`.)"""
 
 _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options that take `name:password`
 _COOKIES = frozenset({"cookie", "set-cookie"})

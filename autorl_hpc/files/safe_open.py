@@ -325,7 +325,7 @@ class Folder:
         return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
 
     def write(self, path: str, data: bytes) -> bool:
-        """Replace the file at a relative path, completely or not at all; return False if it can't be written. What is no folder on
+        """Replace the file at a relative path, completely or not at all; return False if it can't be written. What is not a folder on
         the way is replaced by one. It is not synced to the disk."""
         folder, _, rest = path.partition("/")
         try:

@@ -57,7 +57,7 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
 def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[str], advice: str) -> None:
     known = {file.path for file in manifest.files}
     for extra in sorted(set(there) - known - {MANIFEST_NAME}):
-        raise _changed(f"{extra} is no file of {name}", folder / extra, advice)
+        raise _changed(f"{extra} is not a file of {name}", folder / extra, advice)
     for file in manifest.files:
         path, what = folder / file.path, f"{file.path} of {name}"
         try:
@@ -293,7 +293,7 @@ def read_key(path: Path, whose: str = "the driver's") -> str:
         raise AutorlError(what, where=path, next_step="put the key there, and chmod 600 it") from None
     if not stat.S_ISREG(state.st_mode):
         advice = "put the key into a plain file, and chmod 600 it"
-        raise AutorlError(f"{whose} key file is no file", where=path, next_step=advice)
+        raise AutorlError(f"{whose} key file is not a file", where=path, next_step=advice)
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
         what = f"{whose} key file can be read by others, or is another's"
         raise AutorlError(what, where=path, next_step=f"chmod 600 {path}")
@@ -308,7 +308,7 @@ def checked_key(data: bytes, where: str | Path, whose: str = "the driver's") -> 
     """
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
-        what = f"{whose} key is no single line of visible characters"
+        what = f"{whose} key is not a single line of visible characters"
         raise AutorlError(what, where=where, next_step="put the key there, and nothing else")
     return key.decode("ascii")
 

@@ -29,7 +29,7 @@ def check(dialect: str, body: dict[str, Any], allowed: Allowed) -> None:
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
-        raise unreadable(f"`{what}` is no text")
+        raise unreadable(f"`{what}` is not a text")
     return value
 
 
@@ -37,7 +37,7 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise unreadable(f"`{what}` is no object")
+        raise unreadable(f"`{what}` is not an object")
     return value
 
 
@@ -45,7 +45,7 @@ def _objects(value: Any, what: str) -> list[dict[str, Any]]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise unreadable(f"`{what}` is no list of objects")
+        raise unreadable(f"`{what}` is not a list of objects")
     return value
 
 
@@ -78,12 +78,12 @@ GEMINI_INLINE: Final = names("mimeType data displayName")
 
 
 def named(value: Any, where: str) -> dict[str, Any]:
-    """Return an object with its fields in camel case. Raises Refusal if it is no object, or has a field in both spellings."""
+    """Return an object with its fields in camel case. Raises Refusal if it is not an object, or has a field in both spellings."""
     if not isinstance(value, dict):
-        raise unreadable(f"`{where}` is no object")
+        raise unreadable(f"`{where}` is not an object")
     made = {re.sub(r"_([a-z0-9])", lambda match: match[1].upper(), name): inner for name, inner in value.items()}
     if len(made) != len(value):
-        raise unreadable(f"in `{where}` a name stands in two spellings")
+        raise unreadable(f"in `{where}` a name is given in two spellings")
     return made
 
 
@@ -91,7 +91,7 @@ def _named_each(value: Any, where: str, *, texts: bool = True) -> list[dict[str,
     """Return the objects of a list. Some readers of Protobuf's JSON accept a single one as a list of one."""
     each = [] if value is None else [value] if isinstance(value, dict | str) else value
     if not isinstance(each, list):
-        raise unreadable(f"`{where}` is no list")
+        raise unreadable(f"`{where}` is not a list")
     return [named(one, where) for one in each if not (texts and isinstance(one, str))]
 
 
@@ -197,7 +197,7 @@ def _responses(body: dict[str, Any], allowed: Allowed) -> None:
         allowed.need("background", "the field")
     _edits(body.get("context_management"), allowed)
     if not isinstance(body.get("include"), list | None):
-        raise unreadable("`include` is no list")
+        raise unreadable("`include` is not a list")
     for each in body.get("include") or ():
         if _text(each, "include") not in INCLUDES:
             allowed.need(each.partition(".")[0], "to include results of")

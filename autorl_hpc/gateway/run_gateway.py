@@ -89,7 +89,7 @@ class _LogLines(logging.Filter):
             return False
         self._left -= 1
         if self._left == 0:
-            record.msg, record.args, record.exc_info = "too many lines: what follows is left out", (), None
+            record.msg, record.args, record.exc_info = "too many lines: the rest is left out", (), None
         return self._left >= 0
 
 
@@ -186,7 +186,7 @@ def unix_socket(path: Path) -> socket.socket:
     are too long for the kernel are reached through their folder's descriptor. Raises OSError if it can't be created, or another
     kind of file is there."""
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
-        raise FileExistsError(17, "something that is no socket lies at the socket's path", str(path))
+        raise FileExistsError(17, "a file that is not a socket is at the socket's path", str(path))
     path.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

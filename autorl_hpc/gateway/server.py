@@ -76,7 +76,7 @@ def read_object(data: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise unreadable(str(error)[:200]) from None
     if not isinstance(value, dict):
-        raise unreadable("it is no object")
+        raise unreadable("it is not an object")
     return value
 
 
@@ -96,12 +96,12 @@ def has_more_values(data: bytes, most: int) -> bool:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise ValueError("a name stands twice in one object")
+        raise ValueError("a name is given twice in one object")
     return made
 
 
 def _constant(word: str) -> Any:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 # --- requests

@@ -85,7 +85,7 @@ def _positive_count(fields: dict[str, Any], name: str, dialect: str) -> int | No
     if dialect == GEMINI and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < MAX_ANSWER_TOKENS:
-        raise unreadable(f"`{name}` is no positive integer")
+        raise unreadable(f"`{name}` is not a positive integer")
     return value
 
 

@@ -221,7 +221,7 @@ class FolderWeights:
         self.specs = {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.file, spec.begin))}
         self._files: dict[str, int] = {}
         if len(self.specs) != len(specs):
-            raise ValueError(f"{folder.name}: a tensor stands in two files")
+            raise ValueError(f"{folder.name}: a tensor is in two files")
 
     def __enter__(self) -> FolderWeights:
         return self

@@ -193,7 +193,7 @@ def run_task(experiment: ExperimentDir, number: int) -> int:
     submitted = next((s for s in jobs.submitted if s.number == number), None) if jobs is not None else None
     index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     if submitted is None or record.cluster is None or not index.isdigit() or int(index) >= len(submitted.runs):
-        what = f"no run stands for task {index or '(none)'} of call {number}"
+        what = f"no run belongs to task {index or '(none)'} of call {number}"
         advice = "this is what `autorl-hpc launch` submits; it is not started by hand"
         raise AutorlError(
             what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT

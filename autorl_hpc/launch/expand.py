@@ -228,7 +228,7 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
             if value not in axes[axis]:
                 near = get_close_matches(str(value), [str(v) for v in axes[axis]], n=1)
                 hint = f"; did you mean `{near[0]}`?" if near else ""
-                what = f"field `exclude`: {value!r} is no value of matrix.{axis}{hint}"
+                what = f"field `exclude`: {value!r} is not a value of matrix.{axis}{hint}"
                 raise AutorlError(what, where=where, next_step="correct the rule, or remove it")
     cells = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*axes.values())]
     kept = [cell for cell in cells if not any(all(cell[axis] in rule[axis] for axis in rule) for rule in rules)]

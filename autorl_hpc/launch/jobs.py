@@ -117,7 +117,9 @@ def chain_links(
         minutes = min(minutes, _floor_minutes(limit_s))
     least_s = signal_s + EARLY_S + LEAST_USE_S
     if minutes * 60 < least_s:
-        wrong = f"field `{what}`: a job of {minutes} min is told to end before it has begun; {least_s:.0f} s at least"
+        wrong = (
+            f"field `{what}`: a job of {minutes} min would be told to end before it starts; {least_s:.0f} s at least"
+        )
         raise _impossible(wrong, where, "give it more time, or shorten `signal_before_end` in the cluster's profile")
     return Links(min(MAX_LINKS, max(least, math.ceil(long_s / (minutes * 60)) + 1)), minutes)
 

@@ -154,7 +154,7 @@ class CodeWalk:
             self.tally.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
 
     def _top(self) -> Iterator[Met]:
-        """Yield small sources at the top, and `code` itself if it is no folder."""
+        """Yield small sources at the top, and `code` itself if it is not a folder."""
         met = self._file(self._root, b"", CODE)
         if met is not None and not (stat.S_ISLNK(met.status.st_mode) and self._leads_to_a_folder()):
             yield met
@@ -174,10 +174,10 @@ class CodeWalk:
         except OSError:
             parts = ()
         if not parts:
-            self.tally.missed.add("code is a link to what is no folder of the workspace: nothing of it is kept")
+            self.tally.missed.add("code is a link to what is not a folder of the workspace: nothing of it is kept")
             return False
         self._code = parts
-        self.tally.missed.add(f"code is a link: what lies in {printable('/'.join(parts))[:200]} is kept as code")
+        self.tally.missed.add(f"code is a link: what is in {printable('/'.join(parts))[:200]} is recorded as code")
         return True
 
     def _folder(self, parts: Parts, *, aside: bool) -> Iterator[Met]:
@@ -415,7 +415,7 @@ class Repository:
             GitDamage: it is missing, of another kind, larger than `max_bytes`, or doesn't match its id.
         """
         if not _ID.fullmatch(name):
-            raise GitDamage(f"{name[:60]!r} is no object's name")
+            raise GitDamage(f"{name[:60]!r} is not an object's name")
         unpacker = zlib.decompressobj()
         try:
             data = unpacker.decompress(_read_small(self._place(name), max_bytes + 4096), max_bytes + 64)

@@ -49,7 +49,7 @@ def scalars(record: bytes) -> tuple[int, dict[str, float]]:
     """Return (step, values by tag) of one Event; no values for events of other kinds.
 
     Raises:
-        DamagedEvents: it is no protocol buffer.
+        DamagedEvents: it is not a protocol buffer.
     """
     step, found = 0, {}
     for field, kind, value in _fields(record):

@@ -18,7 +18,7 @@ SCHEMA_VERSION = 1  # increased when a change would make an older reader misread
 
 
 class Strict(BaseModel):
-    """A part of a record: unknown fields are errors, values don't change, NaN is no number."""
+    """A part of a record: unknown fields are errors, values don't change, NaN is not a number."""
 
     model_config = ConfigDict(defer_build=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -129,7 +129,7 @@ def is_name(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that is no plain character: it may go into JSON, a terminal and a page.
+    """`text` with everything escaped that is not a plain character: it may go into JSON, a terminal and a page.
 
     File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
     """

@@ -48,7 +48,7 @@ class Recipe(Strict):
     )
 
     def hash(self) -> str:
-        """The recipe_hash. How recorded search results are reached is no part of it: a score that is replayed compares with the one
+        """The recipe_hash. How recorded search results are reached is not part of it: a score that is replayed compares with the one
         whose searches were recorded."""
         options = {name: value for name, value in self.options.items() if name not in HOW_REACHED}
         if options.get("search") == "replay":

@@ -301,7 +301,7 @@ def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
 
 def nothing_in(path: Path) -> AutorlError:
     """Return the error for a path without any experiment."""
-    what = "no experiment is there" if path.is_dir() else "this is no folder" if path.exists() else "it is not there"
+    what = "no experiment is there" if path.is_dir() else "this is not a folder" if path.exists() else "it is not there"
     next_step = "give a folder such as runs/ or runs/quickstart; `autorl-hpc launch` makes one"
     return AutorlError(what, where=path, next_step=next_step)
 

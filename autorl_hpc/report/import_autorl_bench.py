@@ -234,7 +234,7 @@ def _points_or_none(value: Any) -> float | None:
 
 # --- a reference run as RunSummary: in groups of its own, never ranked
 # Its score is the maximum on one split whose scores the agent saw without limit. Recipe, engine and items are unknown, so there
-# is no interval. The reference writes 0.0 for a failed evaluation; only newer versions add the error.
+# is not an interval. The reference writes 0.0 for a failed evaluation; only newer versions add the error.
 
 SOURCE = "AutoRL-Bench"
 UNKNOWN = "unknown"
@@ -314,7 +314,7 @@ def _point(place: int, entry: Any, began: dt.datetime | None) -> Point:
     if not isinstance(entry, dict):
         problem = "this entry is damaged"
     elif score is None:
-        problem = problem or "its score is no number from 0 to 100"
+        problem = problem or "its score is not a number from 0 to 100"
     failed = problem is not None and problem != ""
     # the reference records when it answered and how long that took
     answered, took_s = _local_time(fields.get("timestamp")), max(0.0, number(fields.get("elapsed_seconds")) or 0.0)
@@ -389,6 +389,6 @@ def _notes(run: ReferenceRun, points: tuple[Point, ...], baseline: float | None)
     if baseline is None:
         notes.append("the base model's score is unknown: there is no improvement")
     if zeros := sum(point.score == 0 for point in points):
-        what = "have the score 0.0 and no error: it may stand for an evaluation that failed"
+        what = "have the score 0.0 and no error: it may be an evaluation that failed"
         notes.append(f"{zeros} of {len(points)} submissions {what}")
     return notes

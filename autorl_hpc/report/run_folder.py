@@ -255,7 +255,7 @@ def _parse(path: Path, wanted: str) -> Items:
         facts = tuple([row.get("facts") or _NOTHING for row in rows]) if b"facts" in lines else ()
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Unusable(f"{path.name} is no items file: {type(error).__name__}") from None
+        raise Unusable(f"{path.name} is not an items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
     return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)

@@ -145,7 +145,7 @@ def notes_of(
     """Return the notes on a run, the gravest first; `secondary`: a figure shown beside the score."""
     notes: list[str] = []
     if run.damage:
-        notes.append(f"damaged: {run.damage}; what stands before it is shown and not counted")
+        notes.append(f"damaged: {run.damage}; entries before it are shown, but not counted")
     notes += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
     if run.sandbox in NEVER_RANKS:
         notes.append(f"{NOT_RANKED}: sandbox {run.sandbox}")

@@ -52,7 +52,11 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     for line in head_lines(merged):
         console.print(Text(line, style="dim"))
     if merged.paper is not None:
-        console.print(Text("the paper's published results, of another protocol and engine, stand on the page, apart"))
+        console.print(
+            Text(
+                "the paper's published results (another protocol and engine) are on the page, in a section of their own"
+            )
+        )
     console.print(Text(f"Points; intervals are 95 %, of items. {LEGEND[wide]}"))
     console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
 

@@ -227,7 +227,7 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
     if met and alone:
         have = "row has" if alone == 1 else "rows have"
-        notes.append(f"{alone} {have} runs on one side only, or under conditions that the other side has not")
+        notes.append(f"{alone} {have} runs on one side only, or under conditions that only one side has")
     if ambiguous:
         names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
         notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")

@@ -280,7 +280,7 @@ def _truth(value: Any) -> bool:
     if isinstance(value, str) and value.strip().casefold() in ("true", "false"):
         return value.strip().casefold() == "true"
     if not isinstance(value, bool):
-        raise Unreadable(f"{value!r:.40} is no truth value")
+        raise Unreadable(f"{value!r:.40} is not a truth value")
     return value
 
 

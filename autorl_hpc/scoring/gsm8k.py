@@ -208,7 +208,7 @@ def read_gold(answer: str) -> Fraction:
     """
     number = answer.rsplit("#### ", 1)[-1].strip().replace(",", "")
     if not re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", number) or len(number) > MAX_NUMBER_CHARS:
-        raise ValueError(f"gold answer is no number: {number[:80]!r}; check the task's data")
+        raise ValueError(f"gold answer is not a number: {number[:80]!r}; check the task's data")
     return Fraction(number)
 
 

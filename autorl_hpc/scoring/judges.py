@@ -158,7 +158,7 @@ class Endpoint:
                 f"{self.shown} gave no chat completion: {self._message(data) or 'an empty body'}"
             ) from None
         if not isinstance(text, str | None):
-            raise RetryRequest(f"{self.shown} gave a message whose content is no text")
+            raise RetryRequest(f"{self.shown} gave a message whose content is not a text")
         if isinstance(named, str) and not any(named.startswith(name) for name in self.answers_as):
             raise JudgeFailed(
                 f"{self.shown} answered as model `{self._quoted(named)}`, asked was `{body['model']}`; if that is the same one, "

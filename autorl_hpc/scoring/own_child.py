@@ -64,7 +64,7 @@ def _load(file: Path, folder: Path, memory_bytes: int) -> Callable[..., Any]:
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location("autorl_task_evaluate", file)
     if spec is None or spec.loader is None:
-        raise InvalidScore(f"{file.name} is no Python file")
+        raise InvalidScore(f"{file.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module
     spec.loader.exec_module(module)
@@ -108,7 +108,7 @@ def as_score(value: Any) -> float:
         InvalidScore: it is anything else; the message describes it.
     """
     if not isinstance(value, numbers.Real) and not is_bool(value):
-        raise InvalidScore(f"returned {_shown(value)}, which is no number")
+        raise InvalidScore(f"returned {_shown(value)}, which is not a number")
     number = float(value)
     if not math.isfinite(number) or not -TOLERANCE <= number <= 1.0 + TOLERANCE:
         raise InvalidScore(f"returned {_shown(value)}")

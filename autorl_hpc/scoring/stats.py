@@ -68,7 +68,7 @@ def wilson(k: int, n: int, level: float = LEVEL) -> Interval:
 def wilson_share(share: float, n: float, level: float = LEVEL) -> Interval:
     """Return Wilson's interval for a share of n, which need not be whole: an effective number of items, or graded ones."""
     if not (0 <= share <= 1 and n > 0):
-        raise ValueError(f"{share} of {n} is no share")
+        raise ValueError(f"{share} of {n} is not a share")
     z = _normal_quantile(level)
     center = (n * share + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(n * share * (1 - share) + z * z / 4)

@@ -162,12 +162,12 @@ class Unpacked(Root):
 def unpack(
     root: Root, bundle: Path, names: list[str], *, again: bool = False, say: Say = lambda _: None
 ) -> list[StoreManifest]:
-    """Stage the parts of `bundle`, all or those in `names`. Raises AutorlError if it is no bundle, is truncated or altered, does
+    """Stage the parts of `bundle`, all or those in `names`. Raises AutorlError if it is not a bundle, is truncated or altered, does
     not fit this version, or is too large for the disk."""
     try:
         packing = packing_of(bundle)
         if packing is None:
-            raise _refused(bundle, f"{bundle.name} is no bundle: neither tar nor packed by gzip or zstd")
+            raise _refused(bundle, f"{bundle.name} is not a bundle: neither tar nor packed by gzip or zstd")
         with ExitStack() as stack:
             reading = ArchiveReader(bundle, packing, MAX_HEAD_BYTES)
             stack.callback(reading.close)
@@ -216,7 +216,7 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManifest:
     """Read BUNDLE.json and check every name in it. Raises AutorlError, DamagedArchive if it is missing or invalid."""
     if first is None or first[0] != BUNDLE_NAME or first[1] > MAX_HEAD_BYTES:
-        raise _refused(bundle, f"{bundle.name} is no bundle: it doesn't begin with {BUNDLE_NAME}")
+        raise _refused(bundle, f"{bundle.name} is not a bundle: it doesn't begin with {BUNDLE_NAME}")
     try:
         value = json.loads(first[2].read())
     except RecursionError:
@@ -227,7 +227,7 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
             raise DamagedArchive(f"{part.name[:100]!r} is no name")
     known = {file.path for file in manifest.files}
     if len(known) != len(manifest.files):
-        raise DamagedArchive(f"a file stands twice in {BUNDLE_NAME}")
+        raise DamagedArchive(f"a file is twice in {BUNDLE_NAME}")
     for path in known:
         above = next((str(parent) for parent in PurePosixPath(path).parents if str(parent) in known), None)
         if above is not None:

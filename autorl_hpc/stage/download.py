@@ -338,10 +338,10 @@ class HubModel:
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError if what follows the @ is no revision."""
+    """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError if what follows the @ is not a revision."""
     model, at, revision = name.partition("@")
     if at and not re.fullmatch(REVISION_PATTERN, revision):
-        what = f"{revision!r} is no revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`"
+        what = f"{revision!r} is not a revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="give the commit, as its page shows it: autorl-hpc stage ORG/NAME@COMMIT")
     return model, revision if at else None
 

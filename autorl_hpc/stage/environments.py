@@ -54,7 +54,7 @@ def stage_environment(
         again: build it again; without the other two, from the venv's own wheels.
     """
     if not is_name(name):
-        what = f"{name!r} is no name of an environment: letters, digits, `.`, `_` and `-`"
+        what = f"{name!r} is not a name of an environment: letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose another name")
     if not again and present_hash(root, name) is not None:
         say(f"{PREFIX}{name}: staged already; verifying (--again makes it anew)")
@@ -213,7 +213,7 @@ def _members(wheel: Path) -> list[zipfile.ZipInfo]:
         with zipfile.ZipFile(wheel) as archive:
             return archive.infolist()
     except zipfile.BadZipFile:
-        raise AutorlError(f"{wheel.name} is no wheel", where=wheel, next_step="get it again") from None
+        raise AutorlError(f"{wheel.name} is not a wheel", where=wheel, next_step="get it again") from None
 
 
 def _alone(root: Root, name: str) -> AbstractContextManager[None]:

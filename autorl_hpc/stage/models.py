@@ -67,7 +67,7 @@ def stage_model(
     name, revision = split_revision(name)
     name = full_name(name)
     if not re.fullmatch(MODEL_NAME_PATTERN, name):
-        what = f"{name!r} is no model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`"
+        what = f"{name!r} is not a model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR")
     if revision is not None and (source is not None or name in SHIPPED):
         advice = "leave the revision out, or stage from the Hub: without --from"
@@ -164,7 +164,7 @@ def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
     does not pass."""
     other = {file.path for file in manifest.files} - set(_checked_files(folder))
     if other:
-        raise AutorlError(f"{min(other)} is no file that is taken of a model", where=folder / min(other))
+        raise AutorlError(f"{min(other)} is not a file that is taken of a model", where=folder / min(other))
     made = _content_hash(folder, manifest.name, folder)
     if made != manifest.content_hash:
         raise AutorlError(f"its content is {made}, its manifest says {manifest.content_hash}", where=folder)
@@ -177,11 +177,11 @@ def _check_json(path: Path) -> None:
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
-            wrong = f"{path.name} is no JSON object"
+            wrong = f"{path.name} is not a JSON object"
         elif path.name == "config.json" and not (isinstance(value.get("model_type"), str) and value["model_type"]):
             wrong = "field `model_type` of config.json is missing or no text"
     except (ValueError, RecursionError) as error:
-        wrong = f"{path.name} is no JSON: {error}"[:300]
+        wrong = f"{path.name} is not JSON: {error}"[:300]
     if wrong is not None:
         again = "save the model again with save_pretrained(...), or get it again from its source"
         raise AutorlError(wrong, where=path, next_step=again)

@@ -106,7 +106,7 @@ class Trial:
             if plan is None:
                 return None
             if not plan or not all(isinstance(action, str) for action in plan):
-                raise self._wrong(f"the oracle of goal {goal['id']} is no list of actions")
+                raise self._wrong(f"the oracle of goal {goal['id']} is not a list of actions")
             found.append(plan)
         return found
 

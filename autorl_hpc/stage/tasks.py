@@ -67,7 +67,7 @@ def make_derived(raw: Path, target: Path, derived: Derived) -> None:
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
     except (ValueError, RecursionError) as error:
-        raise _unsuitable(target, derived, f"is no JSON: {str(error)[:200]}") from None
+        raise _unsuitable(target, derived, f"is not JSON: {str(error)[:200]}") from None
     if not isinstance(rows, list) or len(rows) < derived.n:
         held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
         raise _unsuitable(target, derived, f"holds {held}, needed are {derived.n} rows")
@@ -165,7 +165,7 @@ def _refuse_by_hand(task: Task, wanted: list[Wanted]) -> None:
 def _ways_out(task: Task, wanted: list[Wanted]) -> str:
     lines = [
         f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
-        f"         or lay these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
+        f"         or put these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
     ]
     for file, address in wanted:
         place = address.shown if address else file.url or task.file.source

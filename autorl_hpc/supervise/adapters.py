@@ -175,7 +175,7 @@ def _one_adapter_alone(sizes: dict[str, int]) -> None:
     others = sorted(n for n in sizes if (n.endswith(".safetensors") or n == INDEX_NAME) and n != ADAPTER_WEIGHTS)
     if others:
         advice = "submit a folder with the adapter alone, or one with the full weights alone"
-        raise Refused("adapter_beside_model", f"{first} lies beside {others[0][:120]}: which is meant?", advice)
+        raise Refused("adapter_beside_model", f"{first} lies beside {others[0][:120]}: which one is meant?", advice)
     if ADAPTER_WEIGHTS not in sizes and ADAPTER_PICKLE in sizes:
         advice = "save the adapter with `save_pretrained(DIR, safe_serialization=True)`"
         raise Refused("pickle", f"{ADAPTER_PICKLE}: weights as pickle are not read", advice)

@@ -147,7 +147,7 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
     for path in readable:
         real = os.path.realpath(path)
         if any(below(real, folder) or below(folder, real) for folder in private):
-            what = f"field `sandbox.readable`: {path} lies in what agents must not see, or holds it"
+            what = f"field `sandbox.readable`: {path} is inside a folder that agents must not see, or contains one"
             advice = "name a folder outside store, vault, runs and scratch, and none above them"
             raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice)
     return list(readable)

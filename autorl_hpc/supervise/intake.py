@@ -66,7 +66,7 @@ def _identity(folder: Folder, name: str) -> tuple[str, int, int] | None:
 
 
 def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
-    """Read and validate a manifest by descriptor. Raises Refused: it is no regular file, too large, not JSON, or no valid manifest;
+    """Read and validate a manifest by descriptor. Raises Refused: it is not a regular file, too large, not JSON, or no valid manifest;
     the message names the field; OSError: the file system failed."""
     try:
         fd = open_regular(folder.fd, (name,))
@@ -75,7 +75,7 @@ def read_manifest(folder: Folder, name: str, manifest_id: str) -> Manifest:
             raise
         raise _refused("manifest_unreadable", f"the manifest can't be opened: {error.strerror}") from None
     if fd is None:
-        raise _refused("manifest_unreadable", "the manifest is no regular file")
+        raise _refused("manifest_unreadable", "the manifest is not a regular file")
     with os.fdopen(fd, "rb") as file:
         size, data = os.fstat(fd).st_size, file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
@@ -101,7 +101,7 @@ def _refused(code: str, what: str, advice: str = HOW_TO) -> Refused:
 
 def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, str]:
     """Open the folder that a manifest names, part by part, following no link. Return (descriptor, relative path). `top`: the open
-    workspace. Raises Refused: the path leaves the workspace, contains a link, or is no folder; OSError: the file system failed."""
+    workspace. Raises Refused: the path leaves the workspace, contains a link, or is not a folder; OSError: the file system failed."""
     parts = _relative_parts(workspace, given)
     try:
         return open_below(top.fd, tuple(parts), DIR_FLAGS), "/".join(parts)
@@ -109,7 +109,7 @@ def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, st
         if is_cluster_error(error):
             raise
         words = error.strerror
-    # Refused by the first part that is no folder.
+    # Refused by the first part that is not a folder.
     plain = given.rstrip("/").removeprefix("./")
     for number in range(1, len(parts) + 1):
         here = "/".join(parts[:number])
@@ -123,7 +123,7 @@ def open_model_folder(top: Folder, workspace: Path, given: str) -> tuple[int, st
         if stat.S_ISLNK(mode):
             raise Refused("symlink", f"{shown} is a symbolic link", "submit a real folder of the workspace")
         if not stat.S_ISDIR(mode):
-            raise Refused("not_a_folder", f"{shown} is no folder", "give the folder, not a file in it")
+            raise Refused("not_a_folder", f"{shown} is not a folder", "give the folder, not a file in it")
     raise Refused("no_such_folder", f"{shown}: {words}", "check the path; it is relative to the workspace")
 
 
@@ -140,7 +140,7 @@ def _relative_parts(workspace: Path, given: str) -> list[str]:
     if not parts:
         raise Refused("path_outside", "model_path is the workspace itself", IN_WORKSPACE)
     if parts[0] in ("submissions", "results", *PRIVATE_FOLDERS):
-        raise Refused("path_outside", f"model_path lies in {parts[0]}/", "save checkpoints under output/")
+        raise Refused("path_outside", f"model_path is in {parts[0]}/", "save checkpoints under output/")
     return parts
 
 
@@ -390,7 +390,7 @@ class Intake:
         started, manifest = time.monotonic(), None
         try:
             if late:
-                what = f"the run has ended, and more manifests lay there than {self.end_poll_s:.0f} s are enough for"
+                what = f"the run has ended, and more manifests were left than {self.end_poll_s:.0f} s are enough for"
                 raise _refused("too_late", what, "submit fewer checkpoints, and earlier")
             manifest = read_manifest(folder, name, manifest_id)
             submission = self._accept(manifest_id, manifest, elapsed_s, started)
@@ -489,7 +489,7 @@ class Intake:
         same = _answered_by(content_hash, view)
         if same is not None and sum(s.same_as is not None for s in view.accepted()) >= self.max_copies:
             what = f"this content was submitted before (as {same}), and so were {self.max_copies} others of this run"
-            raise _refused("too_many_copies", what, "its score stands in the earlier answer")
+            raise _refused("too_many_copies", what, "its score is in the earlier answer")
 
     def _refusal(self, manifest_id: str, manifest: Manifest | None, refusal: Refused, elapsed_s: float) -> Submission:
         return Submission(

@@ -196,7 +196,7 @@ def _refuse_kind(shown: str, info: os.stat_result, limit: int) -> None:
     if stat.S_ISLNK(info.st_mode):
         raise Refused("symlink", f"{shown} is a symbolic link", "put real files into the folder: `cp -rL src dst`")
     if not stat.S_ISREG(info.st_mode):
-        raise Refused("special_file", f"{shown} is no regular file (FIFO, socket or device)", remove)
+        raise Refused("special_file", f"{shown} is not a regular file (FIFO, socket or device)", remove)
     if info.st_nlink > 1:
         what = f"{shown} is a hard link ({info.st_nlink} names)"
         raise Refused("hard_link", what, "copy the file: `cp --reflink=auto src dst`")
@@ -308,7 +308,7 @@ def _read_index(folder: SubmittedFolder, weights: set[str]) -> dict[str, str]:
 def _compare_index(names: dict[str, str], tensors: list[TensorSpec]) -> None:
     stored = {tensor.name: tensor.file for tensor in tensors}
     if len(stored) != len(tensors):
-        raise Refused("tensor_twice", "a tensor stands in two shards", EMPTY_FOLDER)
+        raise Refused("tensor_twice", "a tensor is in two shards", EMPTY_FOLDER)
     for name in sorted(set(stored) | set(names)):
         if stored.get(name) != names.get(name):
             what = f"{INDEX_NAME} and the shards disagree about tensor {name[:120]!r}"

@@ -105,7 +105,7 @@ def _evaluate(task: Task, recipe: Recipe) -> Iterator[Problem]:
     name = f"{path.name} of task {task.name}"
     if path.is_file() and os.path.relpath(path, task.folder) not in code_files(task.folder):
         why = "which alone is frozen and hashed (a link, or a path that leads out of it)"
-        yield path, f"{name} is no file of its folder, {why}", "put the file itself into the folder"
+        yield path, f"{name} is not a file of its folder, {why}", "put the file itself into the folder"
     tree = _parsed(path, f"recipe {recipe.name} of task {task.name} has `scorer: {OWN_SCORER}`")
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == EVALUATE]
     if not found:
@@ -135,7 +135,7 @@ def _environment(task: Task, where: Path) -> Iterator[Problem]:
         if isinstance(limit_s, (bool, str)) or limit_s <= 0:
             field = f"field `recipes.{recipe.name}.options.{ENVIRONMENT_TIMEOUT}`"
             advice = "give how long one call of the environment may take, or leave it out: 120"
-            yield where, f"{field}: {limit_s!r} is no number of seconds", advice
+            yield where, f"{field}: {limit_s!r} is not a number of seconds", advice
         check_search_name(recipe, tree, where)
 
 

@@ -106,10 +106,10 @@ def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> 
         own = row.get("id")
         if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
             raise BadRow(
-                f"line {number} has no `id`" if own is None else f"line {number}: `id` is no text and no number"
+                f"line {number} has no `id`" if own is None else f"line {number}: `id` is neither a text nor a number"
             )
         if str(own) in lines:
-            raise BadRow(f"line {number}: the id {str(own)[:100]!r} stands in line {lines[str(own)]} already")
+            raise BadRow(f"line {number}: the id {str(own)[:100]!r} is in line {lines[str(own)]} already")
         lines[str(own)] = number
         if question and row.get("question") in (None, "", [], {}):
             raise BadRow(f"line {number} has no `question`")
@@ -123,7 +123,7 @@ def _row(number: int, line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise BadRow(f"line {number} is no JSON: {error}") from None
+        raise BadRow(f"line {number} is not JSON: {error}") from None
     if not isinstance(row, dict):
         kind = "list" if isinstance(row, list) else "text" if isinstance(row, str) else "plain value"
         raise BadRow(f"line {number} is a {kind}, not an object with `id`, `question` and `answer`")

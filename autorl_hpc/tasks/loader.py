@@ -108,7 +108,7 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
     for place in places:
         folder = place / name
         if (folder / TEMPLATE_NAME).is_file():
-            missing = "its source file is no part of this package, nor are the hashes of what is made from it"
+            missing = "its source file is not part of this package, nor are the hashes of what is made from it"
             make = f"get the source file that this one names, and write the whole task into a folder of yours: python {folder / 'complete.py'} --help"
             advice = f"{make}; then give that folder by --tasks or ${PATH_VARIABLE}"
             return AutorlError(f"task {name} is not whole: {missing}", where=folder / TEMPLATE_NAME, next_step=advice)
@@ -118,7 +118,7 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
             return AutorlError(f"the folder of task `{name}` holds no task.yaml", where=folder, next_step=advice)
     near = get_close_matches(name, task_names(), n=1)
     what = f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
-    advice = f"choose one of: {', '.join(task_names())}; or name the folder of yours by --tasks or ${PATH_VARIABLE}"
+    advice = f"choose one of: {', '.join(task_names())}; or name your own folder with --tasks or ${PATH_VARIABLE}"
     return AutorlError(what, where=share("tasks"), next_step=advice)
 
 

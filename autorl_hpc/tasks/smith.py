@@ -69,9 +69,9 @@ def read_rows(path: Path) -> list[Row]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                row, wrong = {}, f"is no JSON: {error}"
+                row, wrong = {}, f"is not JSON: {error}"
             if wrong is None and (not isinstance(row, dict) or not row.get("question")):
-                wrong = "is no object with a field `question`"
+                wrong = "is not an object with a field `question`"
             elif wrong is None and row.get("answer") is None:
                 wrong = "has no `answer`: `evaluate` would have nothing to compare with"
             if wrong is not None:
@@ -202,7 +202,7 @@ def exposed_names(folder: Path, given: Any) -> list[str]:
         elif not path.is_file():
             problem = "no file of this folder"
         elif parts[0].lower() == TRAIN_NAME:
-            problem = "it would lie in the place of the training rows"
+            problem = "it would take the place of the training rows"
         else:
             continue
         raise NotExposed(f"{name}: {problem}")
@@ -223,7 +223,7 @@ def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
         if _holds(folder / name, wanted):
-            where = f"what lies outside {DATA_FOLDER} is frozen with each experiment, and may be given to agents"
+            where = f"files outside {DATA_FOLDER} are frozen with each experiment, and may be given to agents"
             what = f"{name} holds held-out rows with their questions: {where}"
             raise AutorlError(what, where=folder / name, next_step=f"move it into {DATA_FOLDER} or out of the folder")
 

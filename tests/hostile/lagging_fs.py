@@ -233,7 +233,7 @@ def main() -> int:
     backing, mountpoint = args.backing.resolve(), args.mountpoint.resolve()
     for folder in (backing, mountpoint):
         if not folder.is_dir():
-            print(f"lagging_fs: {folder} is no folder", file=sys.stderr)
+            print(f"lagging_fs: {folder} is not a folder", file=sys.stderr)
             return CANNOT_MOUNT
     if mountpoint == backing or mountpoint in backing.parents:
         print("lagging_fs: it would serve itself: the backing folder lies in the mount point", file=sys.stderr)

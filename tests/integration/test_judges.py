@@ -371,7 +371,10 @@ def test_a_redirect_does_not_carry_the_key_away(serve: Serve, key_file: Path) ->
     ("content", "mode", "words"),
     [
         *((KEY.encode(), mode, "can be read by others") for mode in (0o644, 0o640, 0o604, 0o660)),
-        *((content, 0o600, "is no single line") for content in (b"", b"two words", b"a\nb", b"\xff\xfe", b"k" * 5000)),
+        *(
+            (content, 0o600, "is not a single line")
+            for content in (b"", b"two words", b"a\nb", b"\xff\xfe", b"k" * 5000)
+        ),
     ],
 )
 def test_a_key_that_is_none_or_open_to_others(key_file: Path, content: bytes, mode: int, words: str) -> None:

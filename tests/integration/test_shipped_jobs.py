@@ -193,7 +193,7 @@ def test_a_missing_key_and_an_open_key_file_are_told_before_anything_is_queued(
     assert "can be read by others" in refused(key_file=str(key))
     key.chmod(0o600)
     key.write_text(f"{SECRET} {SECRET}")
-    assert "no single line of visible characters" in refused(key_file=str(key))
+    assert "not a single line of visible characters" in refused(key_file=str(key))
     monkeypatch.setenv("TWO_LINES", f"{SECRET}\n{SECRET}")
     assert "field `drivers.a.key_variable`" in refused(key_variable="TWO_LINES")
     folder = tmp_path / "agents" / "asks"

@@ -65,7 +65,7 @@ def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, name: str, env: 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("name: other\ndescription: d\n", "lies in a folder called mine"),
+        ("name: other\ndescription: d\n", "is in a folder named mine"),
         ("name: mine\ndescription: d\ncheck: check.sh\n", "lacks check.sh"),
         ("name: mine\ndescription: d\nresume: again.sh\n", "lacks again.sh"),
         ("name: mine\ndescription: d\nstart: ../start.sh\n", "field `start`"),

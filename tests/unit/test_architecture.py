@@ -50,8 +50,8 @@ HEAVY = {
 }
 
 MAX_PACKAGE_LINES, MAX_PACKAGE_CODE, MAX_PACKAGE_FILES = 57_600, 40_600, 236
-MAX_TEST_LINES = 54_400
-"""Ratchets: they only go down. The aim is 45,000 lines, 33,000 of them code, 230 files, and 35,000 lines of tests."""
+MAX_TEST_LINES, MAX_SCRIPTED_LINES = 54_400, 2_500
+"""Scripted agents: without the RL learner, which is faster than trl's (docs/benchmarks.md). Ratchets: they only go down. The aim is 45,000 lines, 33,000 of them code, 230 files, and 35,000 lines of tests."""
 
 MIN_LINES = 40
 """A shorter file belongs to the one that uses it."""
@@ -190,6 +190,8 @@ def test_the_size_is_bounded() -> None:
     assert sum(map(code_lines, files)) <= MAX_PACKAGE_CODE
     assert len(files) <= MAX_PACKAGE_FILES
     assert lines_of([p for p in (REPO / "tests").rglob("*.py") if ".cache" not in p.parts]) <= MAX_TEST_LINES
+    scripted = REPO / "templates" / "agents" / "scripted"
+    assert lines_of([p for p in scripted.rglob("*.py") if "learner" not in p.parts]) <= MAX_SCRIPTED_LINES
     short = [
         str(p.relative_to(REPO)) for p in files if p.stem not in ("__init__", "__main__") and lines_of([p]) < MIN_LINES
     ]

@@ -148,9 +148,9 @@ def test_variables_and_the_home_folder_are_filled_in(monkeypatch: pytest.MonkeyP
     [
         ("$NOT_SET_HERE/x", r"field `scratch`: \$NOT_SET_HERE is not set on this host"),
         ("/a/${NOT_SET_HERE}", r"field `scratch`: \$NOT_SET_HERE is not set on this host"),
-        ("a/b", "field `scratch`: a/b is no absolute path"),
-        ("./a", "is no absolute path"),
-        ("$RELATIVE/x", "field `scratch`: here/x is no absolute path"),
+        ("a/b", "field `scratch`: a/b is not an absolute path"),
+        ("./a", "is not an absolute path"),
+        ("$RELATIVE/x", "field `scratch`: here/x is not an absolute path"),
     ],
 )
 def test_a_scratch_that_nodes_would_not_find_is_refused(monkeypatch: pytest.MonkeyPatch, text: str, words: str) -> None:

@@ -102,7 +102,7 @@ def test_a_score_that_its_items_do_not_explain() -> None:
 
 @pytest.mark.parametrize("text", ["[]", '{"id": 1}', "{", "1", '{"id": "a", "outcome": "x", "output_sha256": ""}'])
 def test_items_files_that_are_none(text: str) -> None:
-    with pytest.raises(ValueError, match="is no items file"):
+    with pytest.raises(ValueError, match="is not an items file"):
         read_rows("i.gz", gzip.compress(text.encode()))
 
 

@@ -155,8 +155,8 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("twice the same", put("matrix", "seed", value=[0, 1, 0]), ["field `matrix.seed`", "0 stands twice"]),
     ("exclude everything", put("exclude", value=[{"task": "arithmetic"}]), ["field `exclude`", "leaves no run"]),
     ("exclude by no axis", put("exclude", value=[{"agnt": "sft"}]), ["field `exclude`", "'agnt' is no axis"]),
-    ("exclude what is not there", put("exclude", value=[{"agent": "stf"}]), ["field `exclude`", "'stf' is no value of matrix.agent", "did you mean `sft`?"]),
-    ("exclude is no list", put("exclude", value="sft"), ["field `exclude`"]),
+    ("exclude what is not there", put("exclude", value=[{"agent": "stf"}]), ["field `exclude`", "'stf' is not a value of matrix.agent", "did you mean `sft`?"]),
+    ("exclude is not a list", put("exclude", value="sft"), ["field `exclude`"]),
     ("unknown recipe", put("recipe", "arithmetic", value="nope"), ["field `recipe.arithmetic`", "no recipe `nope`", "default"]),
     ("recipe of no task", put("recipe", "gsm8k", value="default"), ["field `recipe.gsm8k`", "no task of this name"]),
     ("model that is not staged", put("matrix", "base_model", value="autorl/huge"), ["field `matrix.base_model`", "autorl/huge is not staged"]),
@@ -270,4 +270,4 @@ def test_a_staged_file_that_changed_is_named(root: Root, name: str) -> None:
 def test_a_file_added_to_a_staged_model_is_named(root: Root) -> None:
     add_shard(root.path / STAGED[0])
     error = refused(root, spec())
-    assert "model-extra.safetensors is no file of autorl/tiny" in error.what and error.fault is Fault.CLUSTER
+    assert "model-extra.safetensors is not a file of autorl/tiny" in error.what and error.fault is Fault.CLUSTER

@@ -190,7 +190,7 @@ def test_names_that_no_bundle_has(exported: Exported, tmp_path: Path) -> None:
         with open(tmp_path / "evil.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
             for each, data in {**files, HEAD: json.dumps(head).encode()}.items():
                 add(archive, each, len(data), 0o444, io.BytesIO(data))
-        refused(tmp_path / "evil.tar.zst", tmp_path, "is no file of an exported run")
+        refused(tmp_path / "evil.tar.zst", tmp_path, "is not a file of an exported run")
 
 
 def test_run_ids_that_lead_elsewhere(exported: Exported, tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_things_that_are_no_plain_files(exported: Exported, tmp_path: Path, kind
                 archive.addfile(row)
             else:
                 add(archive, name, len(data), 0o444, io.BytesIO(data))
-    refused(tmp_path / "e.tar.zst", tmp_path, "is no plain file")
+    refused(tmp_path / "e.tar.zst", tmp_path, "is not a plain file")
 
 
 Change = Callable[[Files], None]

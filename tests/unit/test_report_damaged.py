@@ -262,7 +262,7 @@ def test_unfinished_writes_strangers_and_fifos(tree: Tree) -> None:
         path.unlink()
         os.mkfifo(path)
     merged = report.build([tree.path])
-    assert counted(merged) == [20, 25] and "is no file" in left(merged).why
+    assert counted(merged) == [20, 25] and "is not a file" in left(merged).why
 
 
 def test_a_defect_of_ours_costs_one_run_and_one_that_goes_no_other(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,7 @@ def test_a_link_to_a_folder_of_the_workspace_is_walked_as_the_code(world: World,
     world.code.rename(world.workspace / "src")
     world.code.symlink_to(target.format(workspace=world.workspace))
     assert world.files() == {"code/sub/train.py": b"1"}
-    assert world.lines()[-1].reason == "code is a link: what lies in src is kept as code"
+    assert world.lines()[-1].reason == "code is a link: what is in src is recorded as code"
     (world.workspace / "src" / "sub" / "train.py").write_text("22")
     assert world.files() == {"code/sub/train.py": b"22"}
 
@@ -335,7 +335,7 @@ def test_a_link_out_of_the_workspace_is_told_and_not_followed(world: World, tmp_
     world.code.rmdir()
     world.code.symlink_to(target)
     assert world.files() == {"code": Pointer("link", target=target)}
-    assert "no folder of the workspace" in str(world.lines()[-1].reason)
+    assert "not a folder of the workspace" in str(world.lines()[-1].reason)
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "fifo", "gone", "link to itself"])

@@ -352,7 +352,7 @@ def test_it_is_made_of_what_is_served_and_pinned_by_its_text(server: LoopbackSer
 BAD = [
     (json.dumps(RAW[:3]).encode(), "holds 3 rows, needed are 5 rows"),
     (b"{}", "holds no list"),
-    (b"<html>", "is no JSON"),
+    (b"<html>", "is not JSON"),
     (json.dumps(RAW[1:]).encode(), f"the task pins {sha(TEXT)}"),
 ]
 

@@ -28,7 +28,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     "name", ["../../outside/x", "/absolute/model", "a/../b", "a/b/c", "org/", "org/x\n", "org/m@", "org/m@../x"]
 )
 def test_a_name_that_is_a_path_is_refused(root: Root, name: str) -> None:
-    with pytest.raises(AutorlError, match=r"is no (model name|revision)"):
+    with pytest.raises(AutorlError, match=r"is not a (model name|revision)"):
         stage_model(root, name, TINY)
     assert not any(root.path.iterdir())
 
@@ -36,13 +36,13 @@ def test_a_name_that_is_a_path_is_refused(root: Root, name: str) -> None:
 BROKEN_MODELS: list[tuple[str, dict[str, bytes | None], str]] = [
     ("no config", {"config.json": None}, "this folder is no model"),
     ("no weights", {"model.safetensors": None}, "this folder is no model"),
-    ("config is no JSON", {"config.json": b'{"a"'}, "config.json is no JSON"),
-    ("config is a list", {"config.json": b"[]"}, "config.json is no JSON object"),
-    ("config is nested without end", {"config.json": b'{"a":' * 100_000}, "config.json is no JSON"),
+    ("config is not JSON", {"config.json": b'{"a"'}, "config.json is not JSON"),
+    ("config is a list", {"config.json": b"[]"}, "config.json is not a JSON object"),
+    ("config is nested without end", {"config.json": b'{"a":' * 100_000}, "config.json is not JSON"),
     ("config names no architecture", {"config.json": b"{}"}, "field `model_type` of config.json"),
     ("no tokenizer", {"tokenizer.json": None}, "this folder has no tokenizer"),
     ("half a tokenizer", {"tokenizer.json": None, "vocab.json": b"{}"}, "this folder has no tokenizer"),
-    ("empty tokenizer", {"tokenizer.json": b""}, "tokenizer.json is no JSON"),
+    ("empty tokenizer", {"tokenizer.json": b""}, "tokenizer.json is not JSON"),
     ("cut weights", {"model.safetensors": b"\0" * 20}, "can't serve as a base model"),
 ]  # fmt: skip
 

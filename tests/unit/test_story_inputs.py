@@ -131,7 +131,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, what: str) -> None:
     else:
         path.mkdir()
     found = read_lines(path, TrainingPoint)
-    assert not found.records and not found.present and found.troubles == ("training.jsonl is no regular file",)
+    assert not found.records and not found.present and found.troubles == ("training.jsonl is not a regular file",)
     assert logs.read_part(path, 0, 10) == b""
 
 

@@ -149,7 +149,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
             f.recipe.update(options={"evaluate_file": "../e.py"}),
         ),
         "../e.py",
-        "e.py of task mine is no file of its folder",
+        "e.py of task mine is not a file of its folder",
     ),
     (
         "evaluate behind a link",
@@ -158,7 +158,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
             (f.path / "evaluate.py").symlink_to("../e.py"),
         ),
         "evaluate.py",
-        "evaluate.py of task mine is no file of its folder",
+        "evaluate.py of task mine is not a file of its folder",
     ),
     *(
         (

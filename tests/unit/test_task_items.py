@@ -65,10 +65,10 @@ def stage(root: Root) -> None:
 
 BAD = [
     (b'{"question": "1?", "answer": "1"}\n', "line 1 has no `id`"),
-    (GOOD.encode() + b'{"id": true, "question": "1?", "answer": "1"}\n', "line 3: `id` is no text and no number"),
-    (GOOD.encode() + b'{"id": "2", "question": "3?", "answer": "3"}\n', "line 3: the id '2' stands in line 2 already"),
+    (GOOD.encode() + b'{"id": true, "question": "1?", "answer": "1"}\n', "line 3: `id` is neither a text nor a number"),
+    (GOOD.encode() + b'{"id": "2", "question": "3?", "answer": "3"}\n', "line 3: the id '2' is in line 2 already"),
     (GOOD.encode() + b"[1]\n", "line 3 is a list, not an object"),
-    (GOOD.encode() + b"{'id': 3}\n", "line 3 is no JSON"),
+    (GOOD.encode() + b"{'id': 3}\n", "line 3 is not JSON"),
     (GOOD.encode() + b'{"id": 3, "answer": "3"}\n', "line 3 has no `question`"),
     (GOOD.encode() + b'{"id": 3, "question": "3?"}\n', "line 3 has no `answer`"),
     (GOOD.encode("utf-16"), "is not in UTF-8: it begins like UTF-16"),

@@ -86,7 +86,7 @@ def own_task(folder: Path, evaluate: str) -> Path:
     [
         ("def evaluate(q, a, r):\n    return float(a == f'<{r}>')\n", 0, "perfect answers score 100, empty ones 0"),
         ("def evaluate(q, a, r):\n    return 0.5\n", 1, "score 50, empty ones 50  <- must be 100 and 0"),
-        ("def evaluate(q, a, r):\n    return a\n", 1, "evaluate returned '<7>' (str), which is no number"),
+        ("def evaluate(q, a, r):\n    return a\n", 1, "evaluate returned '<7>' (str), which is not a number"),
         ("def score(q, a, r):\n    return 0.5\n", 2, "has no function evaluate"),
     ],
 )

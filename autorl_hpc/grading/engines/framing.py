@@ -56,9 +56,9 @@ def receive(sock: socket.socket) -> Frame | None:
     try:
         head = json.loads(bytes(text))
     except (ValueError, RecursionError):
-        raise BadFrame("a frame that is no JSON") from None
+        raise BadFrame("a frame that is not JSON") from None
     if not isinstance(head, dict):
-        raise BadFrame("a frame that is no object")
+        raise BadFrame("a frame that is not an object")
     return Frame(head, bytes(block))
 
 

@@ -212,7 +212,7 @@ class Replica:
             if self._closing.is_set():
                 closing_s += passed_s
                 if closing_s > END_WAIT_S:
-                    return "it did not end when it was told to"
+                    return "it did not end when asked to"
             if not ready:
                 silent_s += passed_s
                 if silent_s > limit_s:
@@ -379,7 +379,7 @@ def interpreter() -> str:
     raise AutorlError(
         "no Python with vLLM is here, which `grader.engine: vllm` asks for"
         if program is None
-        else f"no Python lies beside {program}",
+        else f"there is no Python beside {program}",
         where=socket.gethostname(),
         fault=Fault.CLUSTER,
         next_step=INSTALL,

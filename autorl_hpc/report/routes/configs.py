@@ -79,7 +79,7 @@ def asked_by_config(text: str, path: str) -> ConfiguredRoute | None:
 
 
 def asked_by_command(command: Command, files: Mapping[str, str]) -> ConfiguredRoute | None:
-    """Return what a trainer's program asks for (`trl sft`, `tune run`, `python -m verl...`); None if it is no trainer."""
+    """Return what a trainer's program asks for (`trl sft`, `tune run`, `python -m verl...`); None if it is not a trainer."""
     given, name = options(command.args), command.target
     word = command.args[0] if command.args else ""
     path = next((p for a in command.args if a.endswith(ENDINGS) and (p := matching(a, files)) is not None), None)

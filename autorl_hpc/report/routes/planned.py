@@ -340,7 +340,7 @@ def _trainings(script: Script) -> list[Training]:
 
 
 def _class(script: Script, name: str, depth: int = 0) -> tuple[Route | None, str, list[CodePlace]] | None:
-    """Return route and name of a trainer's class, and the methods that compute a loss of its own; None if it is no trainer."""
+    """Return route and name of a trainer's class, and the methods that compute a loss of its own; None if it is not a trainer."""
     for look in script.reached.values():
         if (local := look.classes.get(name)) is not None and depth < 5:
             bases = (look.name_of(base).rsplit(".", 1)[-1] for base in local.bases)

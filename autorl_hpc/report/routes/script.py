@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from autorl_hpc.report.routes.commands import options
 
 MAX_FILE_CHARS = 400_000
-"""A longer file is no program of the agent's."""
+"""A longer file is not a program of the agent's."""
 
 MAX_FLOW = 5_000
 """Bound on the parts of an expression's origins; a formula has fewer."""

@@ -142,7 +142,7 @@ def read_lines(
     try:
         descriptor = open_plain(path)
         if descriptor is None:
-            return RecordedLines(troubles=(f"{path.name} is no regular file",) if os.path.lexists(path) else ())
+            return RecordedLines(troubles=(f"{path.name} is not a regular file",) if os.path.lexists(path) else ())
         with os.fdopen(descriptor, "rb") as file:
             size, data = os.fstat(descriptor).st_size, file.read(max_bytes)
     except OSError as error:

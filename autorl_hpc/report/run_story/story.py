@@ -613,7 +613,7 @@ def _notes(known: RunContext) -> tuple[str, ...]:
     if left_out := max((r.left_out for r in revisions), default=0):
         notes.append(f"code: of up to {left_out} files beyond the limits nothing was kept")
     if by_name := max((r.by_name for r in revisions), default=0):
-        but = "of such folders no more than the sources that lie in them directly was kept"
+        but = "of such folders only the sources directly in them were kept"
         notes.append(f"code: up to {by_name} files and folders were left out by their names; {but}")
     reasons = [masked(reason) for reason in dict.fromkeys(r.reason for r in revisions if r.reason)]
     notes += [f"code: {hidden.said(reason) if hidden.names else reason}" for reason in reasons]

@@ -65,7 +65,7 @@ def _options() -> tuple[dict[str, Any], Any]:
 
     parameters = json.loads(os.environ.get("AUTORL_DRIVER_PARAMETERS") or "{}")
     if not isinstance(parameters, dict):
-        raise ValueError("it is no JSON object")
+        raise ValueError("it is not a JSON object")
     return parameters, Options.model_validate(parameters.pop("mini", {}))
 
 

@@ -70,7 +70,7 @@ class Conversation:
         self._print(message=_told(message))
 
     def fail(self, line: str) -> None:
-        """Tells of a failure; it is no part of the conversation."""
+        """Tells of a failure; it is not part of the conversation."""
         self._print(error=line)
 
     def note(self, line: str) -> None:
