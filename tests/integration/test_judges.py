@@ -119,7 +119,7 @@ def test_half_of_a_surrogate_pair_can_be_asked_about(serve: Serve, tmp_path: Pat
 TROUBLES: list[tuple[str, Reply]] = [
     ("busy", Reply({"error": {"message": "slow down"}}, 429)),
     ("busy, come in a moment", Reply({}, 429, {"Retry-After": "0.1"})),
-    *((f"busy until {when!r}", Reply({}, 429, {"Retry-After": when})) for when in ("nan", "inf", "-5", "soon")),
+    *((f"busy until {when!r}", Reply({}, 429, {"Retry-After": when})) for when in ("inf", "soon")),
     ("broken inside", Reply(b"<html>oops", 500)),
     ("not up yet", Reply(b"", 503)),
     ("cut off in the middle", Reply(cut=20)),
