@@ -102,6 +102,15 @@ def test_an_adapter_is_merged_as_peft_merges_it(
     compare(base, artifact, desk.checkpoint, count)
 
 
+def test_a_head_of_its_own_and_shards(tmp_path: Path, bases: Callable[..., Path]) -> None:
+    base = bases("bfloat16", untied=True, shards="100KB")
+    desk = Desk(tmp_path, read_base(base))
+    train_adapter(base, desk.checkpoint, embeddings=False, r=8, target_modules=[*ALL, "lm_head"])
+    artifact = desk.artifact(desk.accepted())
+    assert weight_files(artifact) == weight_files(base) and len(weight_files(base)) > 1
+    compare(base, artifact, desk.checkpoint, 15)
+
+
 def test_the_sum_is_the_content_whatever_lies_beside_it_and_however_it_comes(tmp_path: Path) -> None:
     """What is kept of an adapter is an ordinary checkpoint."""
     desk = Desk(tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -155,6 +156,16 @@ def test_every_game_is_won_by_its_walkthrough(root: Root, task: Task, planned: S
     assert [e.goal for e in episodes if e.reward != 1.0 or not e.done] == []
     assert len(episodes) == n and [e.goal for e in episodes] == [goal["id"] for goal in goals]
     assert [e.steps for e in episodes] == [len(goal["walkthrough"]) for goal in goals]
+
+
+@needs_textworld
+def test_put_wins_by_the_default_recipe_and_is_refused_by_the_papers(root: Root, task: Task, planned: Source) -> None:
+    goals = [goal for goal in goals_of(root, task, "report") if goal["walkthrough"][-1].startswith("move ")][::60]
+    for name, reward in (("default", 1.0), ("paper", 0.0)):
+        source = Source(planned.file, planned.name, planned.data, True, dict(task.recipe(name).options))
+        act = by_plan(goals, lambda action: re.sub(r"^move (.+) to (.+)", r"put \1 in/on \2", action))
+        episodes = run_episodes(act, goals, source, Sampling(max_new_tokens=1), max_steps=15)
+        assert goals and [e.reward for e in episodes] == [reward] * len(goals), name
 
 
 @pytest.fixture

@@ -142,6 +142,18 @@ def test_another_environment_or_another_room_is_another_recipe(tmp_path: Path, m
     assert with_environment_hash(task.file.recipes[0], task).hash() != plain.hash()
 
 
+def test_an_environment_changed_after_launch_scores_nothing(
+    root: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched = science()
+    launched = launched.model_copy(update={"recipe": with_environment_hash(launched.recipe, load_task(TASK))})
+    changed_task(tmp_path, monkeypatch, "class Environment", "EASIER = True\n\n\nclass Environment")
+    bench = PlayedBench(root, Player(lambda prompt: "look"))
+    with pytest.raises(AutorlError, match="is not the one that this run was launched with") as caught:
+        bench.answer(launched, root.path, "0" * 64, Split.FEEDBACK)
+    assert caught.value.fault is Fault.CLUSTER
+
+
 @pytest.mark.parametrize("damage", ["changed", "cut off", "gone"])
 def test_a_vault_file_changed_after_staging_is_named_and_scores_nothing(tmp_path: Path, damage: str) -> None:
     name = "webshop-mini"

@@ -275,6 +275,7 @@ def test_hosted_tools_other_paths_and_other_models_dont_slip_through(
     for path, body, headers, status in NOT_TAKEN:
         answer = gateway.ask(path, body, headers)
         assert answer.status == status and answer.refused, (path, body, headers)
+    assert gateway.ask("/v1/chat/completions", request_of("openai-chat"), method="DELETE").status == 405
     assert len(driver.asked) == asked
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,7 +194,12 @@ def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
 
     monkeypatch.setattr(desk.grader.bench, "rate", fails)
     monkeypatch.setattr(desk.engine, "prefetch", can_t_read)
+    never = SimpleNamespace(
+        enqueue=lambda *_: False
+    )  # as if a grader had died before: the closing sees what is missing
+    monkeypatch.setattr(desk.grader.feedback, "fingerprints", never)
     desk.work()
+    assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
     assert not errors and not exits and all(sorted(numbers) == ONCE for numbers in desk.scores().values())
     scores = [score.evaluation for run in desk.runs for score in desk.cluster.view(run).scores.values()]
     assert all(evaluation.score is not None and evaluation.items_sha256 for evaluation in scores)

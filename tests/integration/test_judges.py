@@ -119,6 +119,7 @@ def test_half_of_a_surrogate_pair_can_be_asked_about(serve: Serve, tmp_path: Pat
 TROUBLES: list[tuple[str, Reply]] = [
     ("busy", Reply({"error": {"message": "slow down"}}, 429)),
     ("busy, come in a moment", Reply({}, 429, {"Retry-After": "0.1"})),
+    *((f"busy until {when!r}", Reply({}, 429, {"Retry-After": when})) for when in ("inf", "soon")),
     ("broken inside", Reply(b"<html>oops", 500)),
     ("not up yet", Reply(b"", 503)),
     ("cut off in the middle", Reply(cut=20)),
@@ -324,6 +325,11 @@ def test_a_damaged_answer_is_asked_for_again(serve: Serve, tmp_path: Path, damag
     (path,) = tmp_path.rglob("*.json")
     path.write_bytes(damage)
     assert ask(judge(server, tmp_path)) == [Verdict("1")] and len(server.asked) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert ask(judge(serve(always(Reply())), tmp_path / "file" / "cache"), 2) == [Verdict("1")] * 2
 
 
 # --- the key ---

@@ -120,7 +120,7 @@ def ended(seen: list[ProcessSeen], command: str) -> ProcessSeen:
 
 def test_begin_end_and_exit_codes(watched: Start) -> None:
     script = (
-        "mkfifo a b c d e; cat a & sh -c 'read x < b; exit 7' & "
+        ": --api-key abcdef HF_TOKEN=uvwxyz \x1b[31m; mkfifo a b c d e; cat a & sh -c 'read x < b; exit 7' & "
         "sh -c 'read x < c; kill -9 $$' & (setsid sh -c 'read x < d; exit 3' &) & wait; read x < e; exit 5"
     )
     one = watched("bash", "-c", script)
@@ -142,6 +142,9 @@ def test_begin_end_and_exit_codes(watched: Start) -> None:
     read = ended(seen, "cat a")
     assert lived_s - 0.1 <= read.elapsed_s - read.began_s <= one.now().elapsed_s
     assert {s.what for s in seen} == {"began", "ended"}
+    written = (one.folder / "processes.jsonl").read_text()
+    assert "--api-key" in written and "\\\\x1b[31m" in written, "control characters are escaped"
+    assert "abcdef" not in written and "uvwxyz" not in written
 
 
 @needs.needs("kernel", KERNEL >= (6, 15), "pidfds tell of exits from Linux 6.15 on")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,9 +77,47 @@ def test_heads_json(place: Place) -> None:
     assert not verdicts(place)[SHARED].whole
 
 
+@pytest.mark.parametrize("text", ["", "g" * 64, "0" * (SHORT_HEX - 1), "0" * 65])
+def test_a_head_that_is_none(text: str) -> None:
+    with pytest.raises(AutorlError, match="hexadecimal"):
+        anchors.normal_head(text)
+
+
+def test_everything_cut_off_after_the_seal(place: Place) -> None:
+    """The chain, its copy and the mark agree; a head that was kept doesn't."""
+    report.keep_heads(place.experiment)
+    last = place.last()
+    place.entry(last).unlink()
+    place.chain_anew(1, count=last - 1)
+    (place.experiment.finished / place.run.run_id).unlink()
+    for path in (*place.run.report.iterdir(), *place.experiment.report.iterdir()):
+        path.unlink()
+    (problem,) = verdicts(place)[place.run.run_id].problems
+    assert problem.endswith(f"{last} entries, and {last - 1} are here: those after {last - 1:06d} are missing")
+    place.experiment.heads.unlink()
+    assert verdicts(place)[place.run.run_id].whole  # nothing is left that knows
+
+
 def signed(place: Place, path: Path) -> KnownHeads:
     anchors.add_anchors(path, anchors.make_anchors([place.path], KEY))
     return KnownHeads(anchors=anchors.read_anchors(path, KEY))
+
+
+def test_a_second_users_key(place: Place, tmp_path: Path) -> None:
+    known, own = signed(place, tmp_path / "anchors.jsonl"), verdicts(place)[place.run.run_id].head or ""
+    place.start_late()
+    for before in (known, KnownHeads((own,))):
+        later = verdicts(place, before)[place.run.run_id]
+        assert later.as_dict()["anchored"] and any("1 entries were added since" in note for note in later.notes)
+    rewrite(place)
+    found = verdicts(place, known)
+    assert "knows another entry" in found[place.run.run_id].problems[0]
+    assert found[place.other.run_id].as_dict()["anchored"]
+    shutil.rmtree(place.run.path)
+    record = json.loads(place.experiment.resolved.read_text())
+    place.experiment.resolved.write_text(json.dumps(record | {"runs": [place.other.run_id]}))
+    gone = verdicts(place, known)[SHARED].problems
+    assert any(place.run.run_id in problem and "it is not here" in problem for problem in gone)
 
 
 def test_anchors_of_another_key_or_altered(place: Place, tmp_path: Path) -> None:

@@ -119,6 +119,18 @@ def test_a_second_unpacking_verifies_and_does_not_replace(root: Root, bundles: d
     verify_model(root, "autorl/tiny")
 
 
+def test_other_content_is_replaced_only_if_asked(root: Root, bundles: dict[str, Path], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(Path(__file__).resolve().parents[2] / "templates" / "models" / "tiny", source)
+    (source / "generation_config.json").write_text('{"a": 1}')
+    stage(root, ["autorl/tiny"], source=source)
+    with pytest.raises(AutorlError, match="staged already, with other content") as caught:
+        stage(root, ["tiny"], source=bundles[".tar"])
+    assert "--again" in (caught.value.next_step or "")
+    stage(root, ["tiny"], source=bundles[".tar"], again=True)
+    assert "package" in verify_model(root, "autorl/tiny").source
+
+
 # --- interrupted ---
 
 

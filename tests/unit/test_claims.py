@@ -79,6 +79,22 @@ def test_a_counter_that_goes_back_is_a_sign_of_life(world: World) -> None:
         world.later(STALE_S * 0.5)
 
 
+def test_no_dead_grader_lives_by_a_heartbeat_that_is_missing_or_can_t_be_read(world: World) -> None:
+    watch, path = HeartbeatWatch(world.graders, STALE_S), world.graders / "a.json"
+    assert not watch.is_stale("never beat")
+    world.beat("a", 1)
+    beat = path.read_bytes()
+    for damage in (b"{", b'{"counter": null}', None) * 8:  # now readable, now not: the counter itself never changes
+        path.write_bytes(beat)
+        watch.is_stale("a")
+        path.unlink() if damage is None else path.write_bytes(damage)
+        watch.is_stale("a")
+        world.later(STALE_S / 20)
+    assert watch.is_stale("a") and watch.is_stale("never beat")
+    world.beat("never beat", 1)
+    assert not watch.is_stale("never beat"), "it only started slowly"
+
+
 def test_an_ended_grader_s_claim_is_taken_at_once(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     world.take(a)
@@ -118,19 +134,6 @@ def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: 
     assert world.take(b) is None
     world.later(STALE_S * 1.2)
     assert world.take(b) == 2
-
-
-RACER = """
-import sys, time
-from pathlib import Path
-from autorl_hpc.files.queue import Claims, HeartbeatWatch
-folder, me, entries = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-claims = Claims(folder / "claims", me, "host", HeartbeatWatch(folder / "graders", 60.0))
-(folder / "ready" / me).touch()
-while len(list((folder / "ready").iterdir())) < int(sys.argv[4]):
-    time.sleep(0.001)
-print("".join("1" if claims.take(f"e{n}", claims.current()) else "0" for n in range(entries)))
-"""
 
 
 def test_a_former_holder_gives_back_nothing_of_whoever_holds_the_same_generation_now(world: World) -> None:

@@ -250,6 +250,15 @@ def test_files_that_are_not_as_described(exported: Exported, tmp_path: Path, cha
     refused(write_bundle(tmp_path / "e.tar.zst", files, describe=False), tmp_path, words)
 
 
+def test_heads_that_are_none(exported: Exported, tmp_path: Path) -> None:
+    for head in (b"", b"[]", b"[" * 100_000, b'{"schema_version": 99}', b"\xff\xfe"):
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        with open(tmp_path / "e.tar.zst", "wb") as raw, writing(raw, ".tar.zst") as archive:
+            add(archive, HEAD, len(head), 0o444, io.BytesIO(head))
+        with pytest.raises(AutorlError):
+            unpacked(tmp_path / "e.tar.zst", tmp_path / "out")
+
+
 def test_sizes_beyond_all_reason(exported: Exported, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = read_bundle(exported.path)
     weights = next(name for name in files if name.endswith(".safetensors"))

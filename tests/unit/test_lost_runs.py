@@ -71,6 +71,14 @@ def test_a_dead_watchers_claim_is_waited_for(desk: Desk) -> None:
     assert claimed_entries(desk.experiment.claims) == {}
 
 
+def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, clients: Clients) -> None:
+    tries, row = clients.folder / "tries", squeue_line("7_0", AGENTS, "CANCELLED", 1)
+    silent = f"echo >>{tries}; if [ $(wc -l <{tries}) -lt 8 ]; then echo 'Socket timed out' >&2; exit 1; fi"
+    clients.script("squeue", silent, f"printf '%s\\n' '{row}'")
+    seal_what_is_lost(desk.experiment, PAUSE_S)
+    assert sealed_by(desk) is EndedBy.CANCELLED
+
+
 @pytest.mark.parametrize(("marked", "ended_by"), [(True, EndedBy.CANCELLED), (False, EndedBy.CRASHED)])
 def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
     desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch, marked: bool, ended_by: EndedBy

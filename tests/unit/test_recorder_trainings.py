@@ -80,6 +80,24 @@ def test_printed_steps_are_read(name: str, world: World) -> None:
     assert summary.loss is None and summary.more["train_loss"] > -1 and summary.more["train_runtime"] > 0
 
 
+PPO = (
+    "{'objective/kl': 0.1, 'objective/scores': 1.5, 'policy/approxkl_avg': 0.01, 'loss/policy_avg': -0.02, "
+    "'loss/value_avg': 0.3, 'lr': 1e-6, 'episode': 8, 'epoch': 0.5}\n"
+)
+
+
+def test_the_figures_are_those_that_were_printed_and_a_collapse_is_told_by_name(world: World) -> None:
+    collapse = "{'loss': 'nan', 'grad_norm': inf, 'learning_rate': '1e-05', 'epoch': '0.1'}\n"
+    world.log.write_text((LOGS / "grpo-tqdm.log").read_text() + "\n" + PPO + collapse)
+    points = world.close()
+    second, (ppo, nan) = points[1], points[-2:]
+    told = (second.loss, second.reward, second.kl, second.learning_rate, second.grad_norm, second.epoch)
+    assert told == (2.351e-07, 1.0, 5.879e-06, 6.667e-07, 0.002119, 0.125)
+    assert second.more["completions/mean_length"] == 8 and second.more["frac_reward_zero_std"] == 1
+    assert (ppo.trainer, ppo.reward, ppo.kl, ppo.loss, ppo.learning_rate) == ("PPOTrainer", 1.5, 0.1, -0.02, 1e-6)
+    assert nan.loss is None and set(nan.not_finite) == {"loss", "grad_norm"}
+
+
 @pytest.mark.parametrize("name", [name for name in TRAINERS if "tqdm" not in name])
 def test_a_checkpoint_tells_the_same_steps_exactly_and_by_number(name: str, world: World) -> None:
     state = world.put("output/run/checkpoint-3/trainer_state.json", (LOGS / f"{name}.trainer_state.json").read_bytes())

@@ -15,7 +15,7 @@ from weights import write_safetensors
 from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import Fingerprint
+from autorl_hpc.records.entries import Fingerprint, Score
 from autorl_hpc.states import EntryKind, Protocol, Split
 
 HEAD = "lm_head.weight"
@@ -56,6 +56,16 @@ def test_a_score_of_100_for_the_base_model_is_not_that_of_its_record(
     true = run.tree.baseline(run.science, Split.REPORT).evaluation
     run.close(report=true.model_copy(update={"score": 100.0, "correct": 100, "items_sha256": items}))
     assert "is 100.0, and not what baselines/" in problems(run)[0]
+
+
+def test_a_score_of_the_base_model_is_on_both_splits_that_of_its_record(tmp_path: Path) -> None:
+    run = started(tmp_path)
+    true = run.tree.baseline(run.science, Split.FEEDBACK).evaluation.model_copy(update={"score": 99.0})
+    number = run.submit(10.0, is_base=True)
+    run.write(EntryKind.SCORE, Score(submission_id=number, evaluation=true, grader="g", generation=1))
+    assert "on the feedback split is 99.0, and not what baselines/" in problems(run)[0]
+    other = started(tmp_path / "other").seal().close(baseline_report=None)
+    assert "beside no record" in problems(other)[0]
 
 
 def test_who_is_the_base_model(tmp_path: Path) -> None:
@@ -117,6 +127,7 @@ def test_a_head_that_is_not_the_embedding(tmp_path: Path) -> None:
 
 def test_files_that_no_accepted_copy_has(tmp_path: Path) -> None:
     run, folder = artifact(tmp_path)
+    assert problems(run) == []
     for name in ("modeling.py", "pytorch_model.bin", "config.json"):
         (folder / name).write_text("x")
         assert f"it holds {name!r}, which no accepted copy has" in problems(run)[0]
