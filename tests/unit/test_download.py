@@ -10,6 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import needs
@@ -376,3 +377,12 @@ def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
     with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
         hub_file("org/m", "v1", "x")
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_asked_again(
+    server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "QUICK", replace(QUICK, timeout_s=2.0))
+    assert "no answer in time" in get(server, place, hangs(DATA, 1000), whole(DATA))
+    assert asked(server) == [None, "bytes=1000-"]
