@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -386,3 +387,16 @@ def test_a_server_that_hangs_is_asked_again(
     monkeypatch.setitem(globals(), "QUICK", replace(QUICK, timeout_s=2.0))
     assert "no answer in time" in get(server, place, hangs(DATA, 1000), whole(DATA))
     assert asked(server) == [None, "bytes=1000-"]
+
+
+def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, place: Path) -> None:
+    """A limit of a file's size stands for the disk: the write that passes it fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        error = fails(server, place, whole(DATA))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in error.what and error.exit_code is Exit.ENVIRONMENT
+    get(server, place, whole(DATA))
+    assert asked(server) == ["bytes=100000-"] and (place / "file").read_bytes() == DATA
