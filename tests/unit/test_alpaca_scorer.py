@@ -292,3 +292,9 @@ def test_alpacaeval_s_splits(data: Path, real: Root) -> None:
     assert len(train) == 1805 and not {row["question"] for row in train} & {row["instruction"] for row in reference}
     official = real.task_vault("alpacaeval") / "judge_prompt_alpaca_eval_clf.txt"
     assert official.is_file() and not (official.stat().st_mode & 0o077)
+
+
+def test_thinking_is_not_judged() -> None:
+    judge = Scripted(better_is("x"))
+    outcomes = rated(judge, ["<think>long thoughts</think>short"], ITEMS[:1])
+    assert outcomes[0].facts["len_2"] == 5 and "thoughts" not in judge.rounds[0][0]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from players import Player
 
 from autorl_hpc.errors import AutorlError
@@ -14,7 +16,8 @@ from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.search import Dialogue
-from autorl_hpc.rollouts.search.search_environment import LAST, SYSTEM, THOUGHT, parse
+from autorl_hpc.rollouts.search.search_environment import LAST, PROMPT, STOP, SYSTEM, THOUGHT, parse
+from autorl_hpc.rollouts.source import load
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import scorer
 from autorl_hpc.stage.tasks import stage_task
@@ -142,3 +145,15 @@ def test_a_corpus_that_is_not_the_recipes_is_the_graders_fault_and_no_score(mini
     with pytest.raises(AutorlError, match="the recipe names 000") as caught:
         Playground(root).play(science(task, corpus_sha256="0" * 64), items, follows(items))
     assert caught.value.fault is Fault.GRADER
+
+
+@pytest.mark.parametrize("name", ["deepsearchqa/task.template.yaml", "deepsearchqa-mini/task.yaml"])
+def test_recipes_hold_the_dialogues_words(name: str) -> None:
+    tasks = Path(__file__).resolve().parents[2] / "tasks"
+    for recipe in yaml.safe_load((tasks / name).read_text())["recipes"]:
+        if "mini" in name:
+            assert recipe["prompt"] == load(tasks / "deepsearchqa-mini" / "environment.py").PROMPT
+        else:
+            assert recipe["system"] == SYSTEM
+            assert recipe["prompt"] == PROMPT + "{history}" + THOUGHT
+            assert tuple(recipe["sampling"]["stop"]) == STOP

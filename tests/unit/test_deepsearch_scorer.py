@@ -160,3 +160,9 @@ def test_the_official_prompt_can_be_filled(data: Path) -> None:
     assert '"Answer Correctness": {\n' in turn["content"] and "{{" not in turn["content"]
     example = turn["content"].partition("```json")[2].partition("```")[0]
     assert read(example) == ParsedVerdict({"Belgium": True, "France": True}, ("Italy",))
+
+
+def test_a_judge_that_names_no_item_makes_nothing_fully_correct() -> None:
+    context = Context(judge=Scripted([wrapped("{}"), NO]), judge_prompt=TEMPLATE, options={"judge_rule": "official"})
+    outcomes = DeepSearchQA().score(ITEMS, [[episode("x")], [episode("y")]], context)
+    assert [outcome.value for outcome in outcomes] == [0.0, 0.0]

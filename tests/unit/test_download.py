@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import needs
@@ -376,3 +378,25 @@ def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
     with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
         hub_file("org/m", "v1", "x")
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_is_asked_again(
+    server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "QUICK", replace(QUICK, timeout_s=2.0))
+    assert "no answer in time" in get(server, place, hangs(DATA, 1000), whole(DATA))
+    assert asked(server) == [None, "bytes=1000-"]
+
+
+def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, place: Path) -> None:
+    """A limit of a file's size stands for the disk: the write that passes it fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        error = fails(server, place, whole(DATA))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large" in error.what and error.exit_code is Exit.ENVIRONMENT
+    get(server, place, whole(DATA))
+    assert asked(server) == ["bytes=100000-"] and (place / "file").read_bytes() == DATA

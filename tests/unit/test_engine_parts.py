@@ -199,3 +199,15 @@ def test_answers_are_cut_at_the_first_end() -> None:
     stopped = words.answer(tokens, FEW.model_copy(update={"stop": ("three", "two")}))
     assert (stopped.text, stopped.truncated) == ("one ", False)
     assert words.answer([], FEW) == ("", 0, True)
+
+
+def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+    cache, late = WeightsCache(1 << 30, TIED), tmp_path / "late"
+    cache.prefetch(late, made[0][1])
+    cache.prefetch(made[1][0], "0" * 64)
+    with pytest.raises(WeightsChanged):
+        cache.take(made[1][0], "0" * 64)
+    with pytest.raises(FileNotFoundError):
+        cache.take(late, made[0][1])
+    shutil.copytree(made[0][0], late)
+    assert cache.take(late, made[0][1]) is not None, "a failure is not kept"

@@ -150,3 +150,29 @@ def test_the_room_imports_nothing_of_the_suite_but_itself() -> None:
                 for name in names:
                     inside = name.split(".")[0] != "autorl_hpc" or name.startswith("autorl_hpc.rollouts")
                     assert inside, f"{path} imports {name}, which agents don't get"
+
+
+def test_more_steps_than_allowed_end_an_episode(source: Source) -> None:
+    (episode,) = play(source, [goal(0, n=8)], max_steps=4)
+    assert (episode.reward, episode.done, episode.steps, episode.problem) == (0.5, False, 4, None)
+
+
+def test_texts_of_all_kinds_come_through(source: Source) -> None:
+    odd = "a\u2028b\u0085c\0d \U0001f600 \u202e e\u0301 \\n {question} </s>\r\n\t"
+    (episode,) = play(source, [goal(0, n=1, trouble=f"Step({odd!r}, True, 1)", at=1)])
+    assert episode.transcript.turns[0].observation == odd
+    (episode,) = play(source, [goal(0, n=1, trouble="Step('half \\ud83d of it', True, 1)", at=1)])
+    assert episode.transcript.turns[0].observation == "half ? of it"
+
+
+def test_the_metrics_of_rewards() -> None:
+    items = [Item(str(number), "", "") for number in range(4)]
+    answers = [[encode(reward, steps, True, "")] for reward, steps in [(1.0, 2), (0.5, 4), (0.25, 6), (0.0, 8)]]
+    outcomes = Episodes().score(items, answers, Context(options={"threshold": 0.5}))
+    assert [o.value for o in outcomes] == [1, 1, 0, 0]
+    assert Episodes().metrics(items, outcomes) == {
+        "average_reward": 0.4375,
+        "success_at_1": 25.0,
+        "success_at_half": 50.0,
+        "mean_steps": 5.0,
+    }

@@ -194,3 +194,21 @@ def test_no_worker_outlives_its_parent(parent: subprocess.Popen[str], number: in
     assert len(workers) == 2
     parent.send_signal(number)
     wait_for(lambda: not any(alive(pid) for pid in workers), "the workers' end")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        ("die(9)", "13 workers were lost in one run; the last one: .*SIGKILL"),
+        ("fail('broken door')", "13 calls failed in one run; the last one: RuntimeError: broken door"),
+    ],
+)
+def test_an_environment_that_fails_everywhere_ends_the_run_soon(source: Source, trouble: str, words: str) -> None:
+    with pytest.raises(EnvironmentBroken, match=words):
+        play(source, [goal(number, trouble=trouble, at=1) for number in range(40)])
+
+
+def test_a_file_that_hangs_at_import_is_given_up(source: Source) -> None:
+    Path(source.file).write_text(ENVIRONMENT + "\n\ntime.sleep(600)\n")
+    with Pool(source, 1, start_limit_s=1) as pool, pytest.raises(EnvironmentBroken, match="no answer within 1 s"):
+        play(source, [goal(0)], pool=pool)

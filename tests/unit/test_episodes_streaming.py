@@ -18,7 +18,8 @@ from counting_environment import (
 from players import Player
 from streaming import StreamingPlayer
 
-from autorl_hpc.rollouts.source import Source
+from autorl_hpc.rollouts.pool import Pool
+from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 source = counting_environment.source
 
@@ -69,3 +70,14 @@ def test_drawn_answers_do_not_depend_on_the_timing(source: Source) -> None:
 
 
 # --- which worker hosts an episode ---
+
+
+def test_all_or_none_closes_the_stream(source: Source) -> None:
+    goals = [goal(0, n=3, trouble="fail('broken door')"), *(goal(number, n=30) for number in range(1, 9))]
+    engine = StreamingPlayer(count, most_s=0.01)
+    with Pool(source, 2) as pool:
+        with pytest.raises(EnvironmentBroken, match="episode g0"):
+            play(source, goals, engine, pool=pool, max_steps=30, all_or_none=True)
+        asked = len(engine.asked)
+        assert [e.reward for e in play(source, goals[1:], pool=pool, max_steps=30)] == [1.0] * 8
+        assert len(engine.asked) == asked

@@ -358,3 +358,44 @@ def test_energies_of_pieces(shape: tuple[int, ...]) -> None:
         table = values.reshape(shape[0] if shape else 1, -1).astype(np.float64) ** 2
         np.testing.assert_allclose(sums.rows, table.sum(axis=1))
         np.testing.assert_allclose(sums.columns, table.sum(axis=0))
+
+
+def test_a_tensor_of_many_reads(tmp_path: Path) -> None:
+    big = {"w": np.random.default_rng(0).standard_normal(fingerprint.BLOCK + 1000).astype(np.float32)}
+    new = {"w": big["w"] + np.float32(0.5)}
+    found = compared(save(tmp_path / "n", new), save(tmp_path / "b", big))
+    assert found.total("delta") == pytest.approx(0.25 * len(big["w"]), rel=1e-4)
+    assert found.total("values") == len(big["w"]) == found.total("changed")
+
+
+def test_the_count_of_changed_values_has_a_bound(tmp_path: Path) -> None:
+    base = {**model(), "norm": np.ones(64, dtype=np.float32)}
+    for changed, caught in ((fingerprint.FEW_VALUES, True), (fingerprint.FEW_VALUES + 1, False)):
+        new = {**base, "norm": base["norm"].copy()}
+        new["norm"][:changed] += 1
+        found = compared(save(tmp_path / f"n{changed}", new), save(tmp_path / f"b{changed}", base))
+        assert [tensor.name for tensor in found.tensors if tensor.has_moved] == ["norm"]
+        assert is_untrained(found) is caught
+
+
+def test_the_same_model_in_another_precision_is_not_foreign(tmp_path: Path) -> None:
+    """A store with a model in fp32 and in bf16, and an agent that trains in bf16 from the former."""
+    base = model()
+    cut = {name: rounded(value, "BF16") for name, value in base.items()}
+    new = save(tmp_path / "n", plus(cut, 1e-3), "BF16")
+    old, other = save(tmp_path / "b", base), save(tmp_path / "o", cut, "BF16")
+    found = compared(new, old)
+    assert flags(found, to_other(found, other, old)) == ()
+
+
+def test_noise_and_huge_values_hide_nothing_either(tmp_path: Path) -> None:
+    base = network()
+    few = units_exchanged(network(), few=2)
+    few["embed"][7, 7] = 1e30
+    assert told(tmp_path / "few", few, base)[0] == ("untrained_copy",)
+    other = trained(base, 0.05, seed=1)
+    noisy = trained(units_exchanged(other), 0.02, seed=2)
+    assert told(tmp_path / "noise", noisy, base, other) == (("foreign_weights",), "other")
+    huge = stream_exchanged(other)
+    huge["embed"][7, 7] = 1e30
+    assert told(tmp_path / "huge", huge, base, other) == (("foreign_weights",), "other")

@@ -18,7 +18,7 @@ from autorl_hpc.files.queue import waiting
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
-from autorl_hpc.grading.attempts import NotReady
+from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
 from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Fingerprint
@@ -182,3 +182,35 @@ def test_content_submitted_again_while_it_is_released_stays(world: World, monkey
     monkeypatch.setattr(artifacts, "release_if_same", real)
     assert release_spare(world.experiment, run_id, world.run.ledger) == 1
     assert content not in world.kept()
+
+
+def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
+    first = plus(BASE, 0.01, seed=1)
+    world.made(world.submit(first, score=0.4))
+    artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
+    assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
+    sketch = fingerprint_queue.sketch_file(world.run.dir, 1)
+    sketch.write_bytes(sketch.read_bytes()[::-1])
+    assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
+
+
+def test_a_damaged_staged_model_hinders_nothing_and_graders_that_die_end_it(world: World) -> None:
+    world.stage("org/broken", BASE)
+    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
+    (world.root.model("org/unread")).mkdir()
+    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
+    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
+    number = world.submit(plus(BASE, 0.01, seed=3))
+    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
+    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)
+
+
+def test_a_file_system_gets_its_time(world: World) -> None:
+    number = world.submit(plus(BASE, 0.01))
+    place = world.experiment.artifacts / world.content(number).pop()
+    moved = place.rename(world.tree.path / "moved")
+    for _ in range(5):
+        with pytest.raises(NotReady):
+            world.work(number)
+    moved.rename(place)
+    assert world.made(number).reason is None

@@ -4,6 +4,7 @@ left in the queue of an experiment that is over."""
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from checkpoints import Desk, tiny_base
+from helpers import PATIENCE_S
 from treemaker import ENGINE, Tree, TreeRun
 
 from autorl_hpc.evidence.verify import verify_run
@@ -31,7 +33,7 @@ from autorl_hpc.files.queue import (
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import engines
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
-from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s
+from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s, within
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
@@ -335,3 +337,27 @@ def test_a_death_between_commit_and_items_is_mended_by_the_next_who_finds_the_en
     assert problems(quick.run) != []
     slow.feedback.score(slow.run.record, slow.number, f"f-{slow.run.dir.run_id}--{slow.number:06d}", 3, None)
     assert problems(quick.run) == []
+
+
+def test_what_a_thread_raises_is_passed_on() -> None:
+    def late() -> None:
+        raise TimeoutError("of its own")
+
+    assert within(5.0, lambda: 7) == 7
+    with pytest.raises(TimeoutError, match="of its own"):  # not taken for the limit
+        within(5.0, late)
+    background = Background()
+    background.start("p-a", 1, lambda: sys.exit(3))
+    found = background.collect(PATIENCE_S)
+    assert found is not None and isinstance(found.result, Exception) and "SystemExit: 3" in str(found.result)
+
+
+def test_who_keeps_to_the_limits_of_calls_is_not_overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    bench, science = Bench(Root(Path("/nowhere")), GraderSpec()), desk.record.science
+    assert bench._limit_s(answered(science, ARTIFACT, items=500)) == 3600.0
+    own = {"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 3600}}
+    for recipe, least_s in ((own, 500 / 8 * 3600), ({"scorer": "humaneval", "scorer_version": "2"}, 3600.0)):
+        asked = science.model_copy(update={"recipe": science.recipe.model_copy(update=recipe)})
+        assert bench._limit_s(answered(asked, ARTIFACT, items=500)) > least_s

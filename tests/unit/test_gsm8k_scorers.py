@@ -101,3 +101,8 @@ def test_each_scorer_has_a_version_and_another_one_is_refused() -> None:
     assert found == [Outcome(0.5)], "of several samples the mean"
     with pytest.raises(AutorlError, match="version 2"):
         scorer("gsm8k", "2")
+
+
+def test_opencompass_refuses_a_row_without_gold() -> None:
+    with pytest.raises(ValueError, match="check the task's data"):
+        opencompass_correct("18", "18")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.sandbox import seccomp
 from autorl_hpc.scoring.humaneval import completion, opencompass_completion, pass_at_k
@@ -244,3 +245,8 @@ def test_what_the_filter_lets_through(
     assert returned(machine, limits, 0, 7) == allow and returned(machine, limits, 4711, 7) == refuse
     assert returned(machine, reads, audit=0x40000003) == seccomp.KILL, "calls of the 32-bit kind"
     assert returned(machine, reads | seccomp.X32_BIT) == seccomp.KILL
+
+
+def test_an_item_without_a_test_is_the_task_s_fault() -> None:
+    with pytest.raises(AutorlError, match="item x has no test and entry point"):
+        scorer("humaneval", "2").score([Item("x", PROMPT, "")], [["    return 1"]], Context())

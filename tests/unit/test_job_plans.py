@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from autorl_hpc.cluster.profile import Site
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.launch import jobs as limits
-from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, split
+from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, chain_links, split
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import Fault
 
@@ -202,3 +203,28 @@ def test_a_grader_in_the_agents_job_needs_no_job() -> None:
     assert agents.depends == ""
     assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (3, 10, f"{64 * 1024 + 500}M")
     assert report.depends == f"afterany:{{{agents.key}}}"
+
+
+@pytest.mark.parametrize("runs", [1, 10, 40])
+@pytest.mark.parametrize("limit_s", [None, 3600.0, DAY_S, 7 * DAY_S])
+def test_graders_last_from_the_first_agent_to_the_last(runs: int, limit_s: float | None) -> None:
+    spec = plans.experiment(runs, plans.profile(), parallel=4, grader={"chain": 1}).spec
+    agent = Links(1, 95)
+    chain = chain_links(spec, runs, agent, limit_s, None, 1)
+    assert chain.count * chain.minutes * 60 >= math.ceil(runs / 4) * 95 * 60 + limits.CLOSING_S
+    assert chain.minutes * 60 <= min(limit_s or DAY_S, DAY_S), "no week for a grader, whatever the partition allows"
+
+
+def test_the_report_waits_for_all_graders_and_comes_last() -> None:
+    jobs = made(3, grader={"count": 2})
+    graders = [*by_role(jobs, "grader-0"), *by_role(jobs, "grader-1")]
+    assert jobs[-1].submitted.role == "report" and jobs[-1].depends.startswith("afterany:")
+    assert waits_for(jobs[-1], jobs) == {job.submitted.number for job in graders}
+
+
+def test_agents_that_stand_have_their_share_of_the_throttle() -> None:
+    record = plans.experiment(9, plans.profile(), parallel=4)
+    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=3))
+    assert by_role(jobs, "agents")[0].throttle == 1
+    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=9))
+    assert by_role(jobs, "agents")[0].throttle == 1, "at least one goes on"

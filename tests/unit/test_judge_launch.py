@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from autorl_hpc.tasks.loader import Task
+
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
 from autorl_hpc.errors import AutorlError
@@ -124,3 +126,38 @@ def test_the_judge_is_part_of_the_recipe_and_how_it_is_reached_is_not(root: Root
 def test_a_task_s_own_judge_stands_below_the_experiment_s(root: Root) -> None:
     assert recipe_of(root, "alpacaeval-mini").options["judge_model"] == "builtin:length-and-words"
     assert recipe_of(root, "alpacaeval-mini", judge=HTTP).options["judge_model"] == "some/judge"
+
+
+def test_a_prompt_that_was_not_staged_is_named(root: Root) -> None:
+    path = spec(root, "judged", judge=HTTP, recipe={"judged": "special"})
+    with pytest.raises(AutorlError, match=r"recipe special needs special\.txt, which was not staged"):
+        prepare(path, root)
+    prompt = root.task_vault("alpacaeval-mini") / "judge_discrete.txt"
+    prompt.chmod(0o600)
+    prompt.write_text(prompt.read_text() + "Prefer the second.")
+    with pytest.raises(AutorlError, match=r"judge_discrete\.txt of .*alpacaeval-mini has"):
+        prepare(spec(root, "alpacaeval-mini"), root)
+
+
+def test_a_package_that_graders_need_is_named(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = load_task("judged").folder
+    value = yaml.safe_load((folder / "task.yaml").read_text())
+    value["needs"] = ["no_such_module"]
+    (folder / "task.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(AutorlError, match="graders of task judged need the Python package no_such_module") as caught:
+        prepare(spec(root, "judged", judge=HTTP), root)
+    assert caught.value.next_step == "pip install no_such_module"
+    assert isinstance(load_task("judged"), Task)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["the experiment's", "the task's own"])
+def test_the_toy_writes_no_json_and_is_refused_where_a_judge_must(root: Root, own: bool) -> None:
+    folder = load_task("judged").folder
+    value = yaml.safe_load((folder / "task.yaml").read_text())
+    value["recipes"][0]["judge"] = "json"
+    if own:
+        value["recipes"][0]["options"]["judge_model"] = "builtin:length-and-words"
+    (folder / "task.yaml").write_text(yaml.safe_dump(value))
+    error = refused(root, "judged", **({} if own else {"judge": {"url": "builtin:length-and-words"}}))
+    assert "builtin:length-and-words writes no JSON" in error.what
+    assert own or "builtin" not in str(refused(root, "judged").next_step), "the advice leads into no scores"

@@ -15,7 +15,7 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
 from autorl_hpc.records.entries import Evaluation  # noqa: E402
-from autorl_hpc.report.run_folder import Items  # noqa: E402
+from autorl_hpc.report.run_folder import Items, Unusable  # noqa: E402
 from autorl_hpc.report.scores import PairedItems as ItemsPair  # noqa: E402
 from autorl_hpc.report.scores import gain, interval, on_all_items, optimism  # noqa: E402
 from autorl_hpc.scoring import length_control  # noqa: E402
@@ -156,3 +156,13 @@ def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
     started = time.process_time()
     length_controlled(pairs)
     assert time.process_time() - started < 20.0  # 2 s on a quiet core
+
+
+def test_items_that_were_not_judged_for_both_are_left_out() -> None:
+    base, new = items_of(some(40), 1.0), items_of(some(40, seed=0), 1.0)
+    new.facts[3].pop("y")  # type: ignore[attr-defined]
+    assert gain(ItemsPair(base, new)).difference == 0.0
+    for facts in new.facts[1:]:
+        facts.pop("y", None)  # type: ignore[attr-defined]
+    with pytest.raises(Unusable, match="fewer than two items"):
+        gain(ItemsPair(base, new))

@@ -14,6 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
+import unicodedata
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -23,11 +24,12 @@ from urllib.parse import quote, quote_plus
 import needs
 import pytest
 
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import plaintext
 from autorl_hpc.supervise.ngrams import NgramIndex, Text, readings
 from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, readable
-from autorl_hpc.supervise.scanner import Heldout, Scanner
+from autorl_hpc.supervise.scanner import FileContent, Heldout, Scanner
 
 LONG = (
     "Janet\u2019s ducks lay 16 eggs per day. She eats three for breakfast every morning and bakes muffins for her friends "
@@ -84,6 +86,7 @@ def numbered(text: str) -> bytes:
 
 WAYS: dict[str, Callable[[str], bytes]] = {
     "copied": str.encode,
+    "decomposed": lambda text: unicodedata.normalize("NFD", text).encode(),
     "upper case": lambda text: text.upper().encode(),
     "re-wrapped, as a comment": lambda text: text.replace(" ", "\n   # ").encode(),
     "json in json, escaped twice": lambda text: json.dumps({"row": json.dumps({"q": text})}).encode(),
@@ -205,8 +208,10 @@ def test_what_was_given_is_not_looked_for_in_any_code(tmp_path: Path) -> None:
 def test_a_run_across_the_border_of_two_chunks_is_found(tmp_path: Path) -> None:
     for shift in (37, len(LONG)):
         filler = b"x " * (plaintext.CHUNK_BYTES // 2 - shift // 2)
-        (tmp_path / "file").write_bytes(filler + LONG.encode() + b" y" * 6_000)
-        assert found(tmp_path) == 1, shift
+        whole = filler + LONG.encode() + b" y" * 6_000
+        for data in (whole, b"x" + whole.decode().encode("utf-16-le")):
+            (tmp_path / "file").write_bytes(data)
+            assert found(tmp_path) == 1, (shift, data[:4])
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -303,3 +308,65 @@ def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path) -> None:
 )
 def test_what_is_not_text_is_told(data: bytes, share: float) -> None:
     assert readable(data)[1] == pytest.approx(share * len(data), abs=2 * 4096)
+
+
+def test_names_and_links_are_text_too(tmp_path: Path) -> None:
+    def look(name: str) -> list[tuple[str, int]]:
+        return [(line.file, line.items) for line in scanner(tmp_path / name).look(meter()).found]
+
+    (tmp_path / "folder" / LONG).mkdir(parents=True)
+    (tmp_path / "words").mkdir()
+    for n, word in enumerate(LONG.split()):
+        (tmp_path / "words" / f"{n} {word}").touch()
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "a").symlink_to(LONG)
+    assert look("folder") == look("words") == look("link") == [("./", 1)]
+
+
+def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> None:
+    with open(tmp_path / "giant.txt", "wb") as file:
+        file.write(b"text " * 20_000)
+        file.seek(400 << 20)
+        file.write(LONG.encode() + b" text" * 20_000)
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 1} and look.bytes_scanned < 4 << 20
+
+
+def test_files_are_read_again_only_when_they_changed_and_what_is_not_read_is_told(tmp_path: Path) -> None:
+    """By a scanner of its own each time, which is told what the one before left."""
+    known: str = "[]"
+
+    def look() -> Contamination:
+        nonlocal known
+        eye = scanner(tmp_path)
+        eye.known = {tuple(identity): FileContent(*content) for identity, content in json.loads(known)}
+        answer = eye.look(meter())
+        known = json.dumps(list(eye.known.items()))
+        return answer
+
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1]}}).encode().ljust(30_000)
+    weights = len(header).to_bytes(8, "little") + header + os.urandom(5 << 20)
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    (tmp_path / "sealed.bin").write_bytes(os.urandom(300_000))
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(LONG.encode() + b" other words" * 1000))
+    (tmp_path / "b.txt").write_text("nothing here")
+    first, again = look(), look()
+    assert first.items == again.items == {Split.REPORT: 1} and first.found == again.found and first.complete
+    for one in (first, again):
+        assert (one.files_skipped, one.bytes_skipped) == (2, len(weights) + 300_000)
+    assert first.files_scanned == 2 and first.bytes_scanned == len(LONG.encode()) + 12_000 + 12
+    assert again.bytes_scanned == 0 and again.bytes_unchanged == (tmp_path / "packed.gz").stat().st_size + 12
+    times = (tmp_path / "b.txt").stat()
+    (tmp_path / "b.txt").write_text("NOTHING HERE")  # the same size, and the old mtime
+    os.utime(tmp_path / "b.txt", ns=(times.st_atime_ns, times.st_mtime_ns))
+    (tmp_path / "packed.gz").unlink()
+    third = look()
+    assert third.bytes_scanned == 12 and third.items == {Split.REPORT: 0}
+
+
+def test_names_are_escaped_and_the_list_is_bounded(tmp_path: Path) -> None:
+    for n in range(30):
+        (tmp_path / f"\x1b[31m{n}").write_text(LONG)
+    look = scanner(tmp_path).look(meter())
+    assert len(look.found) == 20 and look.found_unlisted == 10 and look.items == {Split.REPORT: 1}
+    assert all("\x1b" not in line.file for line in look.found)

@@ -61,7 +61,7 @@ def test_numpy_s_numbers_are_numbers() -> None:
     import numpy
 
     assert as_score(numpy.float32(0.5)) == 0.5 and as_score(numpy.int64(1)) == 1.0
-    assert as_score(numpy.bool_(True)) == 1.0
+    assert as_score(numpy.bool_(True)) == as_score(1.0 + 1e-12) == 1.0 and as_score(-1e-12) == 0.0
     with pytest.raises(InvalidScore):
         as_score(numpy.array([0.5]))
 
@@ -170,3 +170,15 @@ def test_another_scorer_than_the_run_s_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AutorlError, match="not the one that this run was launched with") as caught:
         scored(rater, ["7"], evaluate_sha256=pinned)
     assert caught.value.fault is Fault.CLUSTER
+
+
+def test_tables_and_numbers_arrive_as_they_were_written(tmp_path: Path) -> None:
+    item = Item("5", '{"grid": [1]}', "[1, 2]", {}, {"id": 5, "question": {"grid": [1]}, "answer": [1, 2]})
+    rater = made(tmp_path, returning("float((question, reference, kw['id']) == ({'grid': [1]}, [1, 2], 5))"))
+    assert scored(rater, ["x"], item) == Outcome(1.0)
+
+
+def test_long_answers_and_odd_characters_arrive(tmp_path: Path) -> None:
+    text = "\u2028\n{}\x00\udc80" + "x" * 3_000_000
+    rater = made(tmp_path, returning("float(len(model_answer) == int(reference))"))
+    assert scored(rater, [text], Item("a", "", str(len(text)))) == Outcome(1.0)

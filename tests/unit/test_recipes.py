@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from autorl_hpc.files.layout import Root
 from autorl_hpc.grading.evaluate import prompt_tokens
 from autorl_hpc.records.task import Recipe, Sampling
@@ -72,3 +74,8 @@ def test_the_four_shot_conversation_of_the_reference(data: Path, tmp_path: Path)
     assert [answer.strip().rsplit(" ", 1)[-1].rstrip(".") for answer in answers] == ["4", "201", "140", "146"]
     assert text.count("{question}") == 0
     assert four_shot.sampling.max_new_tokens == 512 and four_shot.sampling.temperature == 0
+
+
+@pytest.mark.parametrize("question", ["How many?", "{question}", "{x} {0} %s {{}}", "a\u2028b"])
+def test_a_question_stands_as_it_is(question: str) -> None:
+    assert asked(recipe(), question, template=True) == f"Q: {question}\nA:"

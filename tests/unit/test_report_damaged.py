@@ -138,6 +138,8 @@ def test_a_sealed_copy_that_says_more_or_less_is_damage(pristine: tuple[Path, An
     write(run.sealed_ledger, true)
     shutil.rmtree(run.ledger)
     assert whole.damage is None and read_chain(run) == whole
+    write(run.sealed_ledger, b"")
+    assert report.build([tmp_path / "exp"]).runs[0].excluded == "damaged"
 
 
 def test_big_trees_of_the_benchmarks_are_as_the_ledger_writes_them(tmp_path: Path) -> None:

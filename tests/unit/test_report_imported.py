@@ -17,7 +17,7 @@ from treemaker import Tree
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.report import report
-from autorl_hpc.report.pages import versus_md
+from autorl_hpc.report.pages import write_versus
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.report.terminal import print_comparison
 from autorl_hpc.report.versus import compare
@@ -178,7 +178,8 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     assert [one.difference for one in versus.tasks] == [pytest.approx(1.0)] * 2
     assert all(one.p_value is None and one.p_holm is None and one.p_least is None for one in versus.tasks)
     assert not versus.over_tasks and [note for note in versus.notes if "no test" in note]
-    told = versus_md(versus)
+    write_versus(versus, tmp_path / "out")
+    told = (tmp_path / "out" / "compare.md").read_text()
     assert "imported results are unproven" in told and "as they were told" in told and "without intervals" in told
     assert "on the report split" not in told and "95 %" not in told and "[" not in told
     assert all(one.probability_of_improvement is None for one in versus.tasks)

@@ -336,3 +336,10 @@ def test_the_report_by_workers_is_the_report_by_one_process(tmp_path: Path, monk
     monkeypatch.setattr(report, "digest", digest)
     assert len(by_one) > 3 * 11 and made(2) == by_one
     assert report.refresh([tmp_path / "runs"]).read == 0
+
+
+def test_a_damaged_state_costs_nothing_but_time(tree: Tree) -> None:
+    for state in (b"", b"[]", b'{"key":1}', b"[" * 100_000, b"\xff"):
+        again(tree)
+        (tree.path / "report" / STATE_NAME).write_bytes(state)
+        assert again(tree).merged is not None

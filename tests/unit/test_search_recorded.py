@@ -42,6 +42,14 @@ def test_what_was_asked_once_stays_and_can_be_replayed(tmp_path: Path) -> None:
     assert replay.search("nothing", 3) == [], "that nothing was found was recorded"
     assert len(backend.asked) == 3
 
+    class Slow(Counting):
+        def search(self, query: str, k: int) -> list[Result]:
+            assert recording.search(query, k)  # another grader, which asked later and was answered first
+            return [Result("late", "", "")]
+
+    late = RecordedAnswers(NAME, tmp_path / "cache", Slow()).search("loom", 3)
+    assert late == replay.search("loom", 3) == recording.search("loom", 3) != [Result("late", "", "")]
+
 
 def test_a_miss_of_a_replay_is_an_error_and_no_empty_result(tmp_path: Path) -> None:
     RecordedAnswers(NAME, tmp_path, Counting()).search("a", 3)

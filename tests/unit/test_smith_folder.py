@@ -37,6 +37,14 @@ def evaluate(question, model_answer, reference, answer_type="number", **kwargs):
     return float(model_answer.strip() == json.dumps(reference))
 '''
 
+DOWNLOAD = """import json
+from pathlib import Path
+
+out = Path(__file__).parent / "data" / "train.jsonl"
+out.parent.mkdir(exist_ok=True)
+out.write_text("".join(json.dumps({"question": f"Half of {2 * n}?", "answer": n}) + "\\n" for n in range(50)))
+"""
+
 
 def rows(count: int = 100) -> list[dict[str, Any]]:
     """Rows as rl-smith writes them: numbers, a table, a further field, and one question that stands twice."""
@@ -204,3 +212,38 @@ def test_a_config_that_is_not_understood(folder: Folder, root: Root, fields: dic
         load_and_stage(root)
     assert words in caught.value.what and caught.value.where == str(folder.path / "config.yaml")
     assert caught.value.next_step and not list(root.path.rglob("items.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (DOWNLOAD, None),
+        ("raise SystemExit('no network here')", "failed with exit code 1: no network here"),
+        ("print('nothing')", "made no data/train.jsonl: nothing"),
+        (None, "has neither data/train.jsonl nor download_data.py"),
+    ],
+)
+def test_rows_are_downloaded_where_there_are_none(
+    folder: Folder, root: Root, script: str | None, words: str | None
+) -> None:
+    (folder.path / "data" / "train.jsonl").unlink()
+    if script is not None:
+        (folder.path / "download_data.py").write_text(script)
+    said: list[str] = []
+    if words is not None:
+        with pytest.raises(AutorlError) as caught:
+            stage_task(root, load_task("smith-halves"), None)
+        assert words in caught.value.what and caught.value.next_step
+        return
+    stage_task(root, load_task("smith-halves"), None, say=said.append)
+    assert any("download_data.py: the task's own code, with your rights" in line for line in said), said
+    assert not (folder.path / "data" / "train.jsonl").exists(), "held-out rows lie outside the vault"
+    assert not list(root.path.rglob(".tmp-*"))
+    assert with_pins(root, load_task("smith-halves")).file.splits["report"].n == 10
+
+
+def test_what_the_reference_does_not_know_may_be_set(folder: Folder) -> None:
+    folder.config(name="halves", prompt="Q: {question}", max_new_tokens=8, options={"evaluate_timeout_s": 2})
+    recipe = load_task("smith-halves").recipe(None)
+    assert (recipe.prompt, recipe.sampling.max_new_tokens) == ("Q: {question}", 8)
+    assert recipe.options["evaluate_timeout_s"] == 2

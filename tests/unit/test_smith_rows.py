@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.folders import scorer_sha256
 from autorl_hpc.tasks.heldout import with_pins
-from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task
+from autorl_hpc.tasks.loader import PATH_VARIABLE, load_task, task_names
 from autorl_hpc.tasks.smith import question_key, split_rows
 
 ROWS = [{"question": f"What is half of {2 * n}?", "answer": n} for n in range(40)]
@@ -141,6 +142,9 @@ def test_spellings_of_one_question_fall_into_one_split(one: Any, other: Any, tmp
         (lines(ROWS).encode() + b'{"question": "\xe9", "answer": 1}\n', "is not in UTF-8: line 41 holds the byte 0xe9"),
         (lines([*ROWS, {"question": "a"}]).encode(), "line 41 has no `answer`"),
         (lines([*ROWS, {"question": "a", "answer": None}]).encode(), "line 41 has no `answer`"),
+        (lines([*ROWS, [1]]).encode(), "line 41 is no object with a field `question`"),
+        (b'{"question": "a"\n', "line 1 is no JSON"),
+        (lines(ROWS[:1] * 10).encode(), "1 distinct questions are too few"),
     ],
 )
 def test_rows_that_could_not_be_scored(folder: Path, root: Root, data: bytes, words: str) -> None:
@@ -148,6 +152,7 @@ def test_rows_that_could_not_be_scored(folder: Path, root: Root, data: bytes, wo
     with pytest.raises(AutorlError) as caught:
         stage_task(root, load_task("smith-halves"), None)
     assert words in caught.value.what and caught.value.where == str(folder / "data" / "train.jsonl")
+    assert not [path for path in root.path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("name", ["prepare.py", "environment.py", "config.yaml", "download_data.py", "lib/words.txt"])
@@ -163,3 +168,24 @@ def test_the_scorer_s_hash_covers_what_it_may_import_or_read(folder: Path, name:
     after = scorer_sha256(folder)
     (folder / "description.md").write_text("y")
     assert scorer_sha256(folder) == after
+
+
+def test_a_folder_is_found_by_the_name_in_it_which_one_alone_may_have(folder: Path, root: Root) -> None:
+    folder.rename(moved := folder.with_name("My Halves (2)"))
+    assert load_task("smith-halves").folder == moved and "smith-halves" in task_names()
+    stage_task(root, load_task("smith-halves"), None)
+    assert with_pins(root, load_task("smith-halves")).file.splits["report"].n == 8
+    shutil.copytree(moved, folder.with_name("copy"))
+    with pytest.raises(AutorlError, match="are both the task smith-halves"):
+        load_task("smith-halves")
+
+
+def test_data_of_a_task_of_our_own_are_among_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("task.yaml", "evaluate.py", "data/words.txt"):
+        (tmp_path / name).write_text("a")
+    before = scorer_sha256(tmp_path)
+    (tmp_path / "task.yaml").write_text("b")
+    assert scorer_sha256(tmp_path) == before
+    (tmp_path / "data" / "words.txt").write_text("b")
+    assert scorer_sha256(tmp_path) != before

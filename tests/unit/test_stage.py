@@ -396,3 +396,15 @@ def test_each_task_has_its_own_folder_below_the_one_that_is_given(root: Root, ta
     (given / FILE).write_bytes(gzip.compress(TEXT))
     done = stage(root, ["one", "two", "three"], source=given)
     assert [manifest["name"] for manifest in done if manifest["kind"] == "task"] == ["one", "two", "three"]
+
+
+def test_a_file_that_only_a_person_can_get_is_named(server: LoopbackServer, root: Root, task: Task) -> None:
+    value = yaml.safe_load((task.folder / "task.yaml").read_text())
+    del value["sources"][1]["url"]
+    (task.folder / "task.yaml").write_text(yaml.safe_dump(value))
+    with pytest.raises(AutorlError, match=r"feedback-items\.jsonl can't be fetched by machine") as caught:
+        stage_task(root, load_task("far"), None)
+    assert "get feedback-items.jsonl from the page of its authors, train-train.jsonl from" in (
+        caught.value.next_step or ""
+    )
+    assert not server.seen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -524,3 +525,42 @@ def test_totals_never_fall_and_are_never_negative() -> None:
         assert tokens[-1] == (totals.tokens_in or 0) + (totals.tokens_out or 0)
         assert totals.cost_usd is None or costs[-1] == pytest.approx(totals.cost_usd)
         assert (totals.tool_failures or 0) <= (totals.tool_calls or 0)
+
+
+def test_what_could_not_be_written_is_written_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
+    recorder = run.recorder()
+
+    def full(*records: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder._lines, "add", full)
+        for at, part in ((1.0, lines[:9]), (2.0, lines[9:12])):
+            run.print(b"".join(part))
+            with pytest.raises(OSError, match="No space"):
+                recorder.look(moment(at))
+    run.print(b"".join(lines[12:]))
+    recorder.look(moment(3.0))
+    recorder.close(moment(4.0))
+    assert run.figures() == expected("codex.log")
+
+
+def test_two_sessions_in_one_document_and_a_copy_of_it(run: Run) -> None:
+    path = run.put("mini.traj.json")
+    recorder = run.recorder()
+    run.sweep.look(moment(1.0))
+    recorder.look(moment(1.0))
+    run.put("mini.traj.json", "copy.traj.json")
+    path.write_text(path.read_text().replace("chatcmpl", "other").replace("toolu", "tool2"))
+    recorder.close(moment(2.0))
+    totals = run.totals()
+    assert (totals.tokens_in, totals.driver_calls, totals.tool_calls) == (9800, 8, 8)
+    assert totals.cost_usd == pytest.approx(0.12)
+
+
+def test_codex_counts_items_anew_in_each_process() -> None:
+    start = event("session", format="codex", session="t")
+    item = [event(kind, format="codex", call_id="item_0", ok=False) for kind in ("tool_call", "tool_result")]
+    totals = add_up([start, *item, start, *item])
+    assert (totals.tool_calls, totals.tool_failures) == (2, 2)

@@ -10,12 +10,13 @@ from typing import Any, cast
 
 import pytest
 
+from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
 from autorl_hpc.supervise.agent_keeper import AgentProcess
-from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, read_clock
 from autorl_hpc.supervise.children import GatewayProcess
 from autorl_hpc.supervise.supervisor import AgentRun
 from autorl_hpc.supervise.usage_watch import UsageWatch
@@ -91,3 +92,20 @@ def test_an_agent_that_ends_with_its_last_answer_used_its_budget_up(
     assert limits.out_of is (None if ended_by is EndedBy.AGENT_EXIT else ended_by)
     events = run.events.read_text() if run.events.exists() else ""
     assert ("budget_out" in events) == (ended_by is EndedBy.TOKENS)
+
+
+def test_an_older_state_is_never_written_over_a_newer_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = BudgetClock(tmp_path / "clock.json", Budget(wall_clock_s=100.0), 1)
+    write, second = atomic.write_bytes, threading.Thread(target=clock.persist)
+
+    def slowly(*arguments: Any) -> None:
+        if second.ident is None:  # the first write lasts
+            second.start()
+            second.join(0.3)
+        write(*arguments)
+
+    monkeypatch.setattr(atomic, "write_bytes", slowly)
+    clock.persist()
+    second.join()
+    found = read_clock(tmp_path / "clock.json")
+    assert found is not None and found.counter == 2

@@ -8,11 +8,11 @@ import time
 
 import minishop
 import pytest
-from minishop import Row, wish
+from minishop import Row, buy, wish
 
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import shop_environment
-from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts
+from autorl_hpc.rollouts.webshop.shop_environment import Environment, ShopIndex, parse, parts, tokens
 
 root, vault, train, shop, wishes = minishop.root, minishop.vault, minishop.train, minishop.shop, minishop.wishes
 
@@ -134,3 +134,16 @@ def test_the_prompt_repeats_five_exchanges(shop: Environment, wishes: list[Row])
 )
 def test_actions_of_completions(completion: str, action: str) -> None:
     assert shop_environment.Dialogue().action(completion) == action
+
+
+def test_one_episode_leaves_nothing_for_the_next(shop: Environment, wishes: list[Row]) -> None:
+    assert buy(shop, wishes[0], wishes[0]["product"], *wishes[0]["options"].values()) == 1.0
+    text, _ = parts(shop.reset(wishes[1], 0))
+    assert wishes[1]["question"] in text and wishes[0]["question"] not in text
+    assert shop.step("click[buy now]").done is False
+
+
+def test_terms() -> None:
+    assert tokens("The Cat's toys, and it's 1,000.5 U.S. dollars!") == ["cat", "toi", "1,000.5", "u.", "dollar"]
+    assert tokens("description:solid X-Large men\u2019s") == ["description:solid", "x", "larg", "men"]
+    assert tokens("a an the") == [] and tokens("Äpfel naïve") == ["äpfel", "naïv"]
