@@ -130,7 +130,7 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("config alone", only(CONFIG), "adapter_incomplete", [ADAPTER, "missing"], "save_pretrained"),
     ("weights alone", only(ADAPTER), "adapter_incomplete", [CONFIG, "missing"], "save_pretrained"),
     ("pickle", only(CONFIG, also=("adapter_model.bin",)), "pickle", ["adapter_model.bin"], "safe_serialization=True"),
-    ("beside full weights", beside_weights, "adapter_beside_model", [SINGLE, "which is meant"], "alone"),
+    ("beside full weights", beside_weights, "adapter_beside_model", [SINGLE, "which one is meant"], "alone"),
     ("beside shards", beside_shards, "adapter_beside_model", ["model-00001-of-00002.safetensors"], "alone"),
     ("pickle beside full weights", pickle_beside_weights, "adapter_beside_model", ["adapter_model.bin", SINGLE], "alone"),
     ("config not JSON", config_text("{"), "not_json", [CONFIG], "save"),

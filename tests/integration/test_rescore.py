@@ -229,7 +229,7 @@ def test_weights_of_another_shape_under_their_own_hash(closed: Closed, tmp_path:
     changed = forge(files, change)
     head = json.loads(changed["EVIDENCE.json"])
     bundle = write_bundle(tmp_path / "e.tar.zst", changed, weights={**head["weights"], "content_hash": new})
-    assert f"tensor {first!r} has not the shape" in closed.refused(bundle).problems[0]
+    assert f"tensor {first!r} does not have the shape" in closed.refused(bundle).problems[0]
 
 
 def of_other_science(closed: Closed, change: Callable[[dict[str, Any]], None], out: Path) -> Path:
