@@ -395,7 +395,7 @@ class RunSummary(Record):
     run_id: str
     experiment: str
     imported: str | None = None  # whose results these are; null: our own. Imported ones are unproven.
-    site: str | None = None  # which of several runs/ folders it lies in, in a report over them
+    site: str | None = None  # the runs/ folder it comes from, in a report over several
     task: str
     agent: str
     agent_hash: str

@@ -333,7 +333,7 @@ def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> No
 
 
 def test_files_are_read_again_only_when_they_changed_and_what_is_not_read_is_told(tmp_path: Path) -> None:
-    """By a scanner of its own each time, which is told what the one before left."""
+    """Scan with a new scanner, given the state of the one before."""
     known: str = "[]"
 
     def look() -> Contamination:

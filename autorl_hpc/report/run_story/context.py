@@ -188,7 +188,7 @@ def _text_lines(text: str) -> list[str]:
     return [*lines, f"{last}\n\\ No newline at end of file"] if last else lines
 
 
-# --- everything else that a story is told from
+# --- the other inputs of a story
 
 
 @dataclass(frozen=True)
