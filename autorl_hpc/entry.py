@@ -3,47 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
-
-AGAIN_S = 0.1
-
-
-class Interrupts:
-    """Whether a ctrl-C came. Compiled libraries that are broken into while they load may turn it into an error of their own; and one
-    that comes in a callback, where Python can raise nothing (it calls some while it imports), comes again a moment later."""
-
-    def __init__(self) -> None:
-        self.came = False
-
-    def notice(self) -> None:
-        """From now on; one that is ignored, as in a shell's background, stays ignored."""
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_signal)
-            sys.unraisablehook = self._on_unraisable
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.came = True
-        raise KeyboardInterrupt
-
-    def _on_unraisable(self, lost: Any) -> None:
-        if not issubclass(lost.exc_type, KeyboardInterrupt):
-            sys.__unraisablehook__(lost)
-            return
-        import threading
-
-        again = threading.Timer(AGAIN_S, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
-        again.daemon = True
-        again.start()
 
 
 def main() -> None:
-    interrupts = Interrupts()
-    interrupts.notice()
-    sys.exit(guarded(_run, interrupts))
+    sys.exit(guarded(_run))
 
 
 def _run() -> None:
@@ -62,8 +28,8 @@ def _restore_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = given
 
 
-def guarded(run: Callable[[], Any], interrupts: Interrupts) -> int:
-    """Run it; return the exit code of what came of it, with a message that says what to do next."""
+def guarded(run: Callable[[], Any]) -> int:
+    """Run a command and return its exit code; print errors with what to do next."""
     try:
         run()
         return 0
@@ -78,10 +44,10 @@ def guarded(run: Callable[[], Any], interrupts: Interrupts) -> int:
             _print_json(_usage_error(ending.__context__))
         raise
     except Exception as error:
-        return _failed(error, interrupts)
+        return _failed(error)
 
 
-def _failed(error: Exception, interrupts: Interrupts) -> int:
+def _failed(error: Exception) -> int:
     from autorl_hpc import __version__
     from autorl_hpc.errors import AutorlError, Exit, from_os_error
 
@@ -96,7 +62,8 @@ def _failed(error: Exception, interrupts: Interrupts) -> int:
             _print_json(known)
         _say(f"autorl-hpc: {known}")
         return int(known.exit_code)
-    if interrupts.came:
+    # A compiled library that ctrl-C breaks into while it loads makes an error of its own of it.
+    if isinstance(error.__context__, KeyboardInterrupt) or "KeyboardInterrupt" in str(error):
         return _interrupted()
     import traceback
 

@@ -165,39 +165,20 @@ class JobState(StrEnum):
 
 
 SLURM_STATES: dict[str, JobState] = {
-    # base states
-    "PENDING": JobState.WAITING,
-    "RUNNING": JobState.RUNNING,
-    "SUSPENDED": JobState.RUNNING,
+    **dict.fromkeys(("PENDING", "EXPEDITING", "REQUEUED", "REQUEUE_FED"), JobState.WAITING),
+    **dict.fromkeys(
+        ("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING"), JobState.RUNNING
+    ),
+    **dict.fromkeys(("SIGNALING", "STAGE_OUT", "STOPPED", "UPDATE_DB"), JobState.RUNNING),
+    **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.HELD),
+    **dict.fromkeys(
+        ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"), JobState.ENDED
+    ),
+    **dict.fromkeys(("OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"), JobState.ENDED),
     "COMPLETED": JobState.DONE,
-    "CANCELLED": JobState.ENDED,
-    "FAILED": JobState.ENDED,
-    "TIMEOUT": JobState.ENDED,
-    "NODE_FAIL": JobState.ENDED,
-    "PREEMPTED": JobState.ENDED,
-    "BOOT_FAIL": JobState.ENDED,
-    "DEADLINE": JobState.ENDED,
-    "OUT_OF_MEMORY": JobState.ENDED,
-    "LAUNCH_FAILED": JobState.ENDED,
-    "RECONFIG_FAIL": JobState.ENDED,
-    # flags that are printed in place of a base state
-    "COMPLETING": JobState.RUNNING,
-    "CONFIGURING": JobState.RUNNING,
-    "EXPEDITING": JobState.WAITING,
-    "POWER_UP_NODE": JobState.RUNNING,
-    "REQUEUED": JobState.WAITING,
-    "REQUEUE_FED": JobState.WAITING,
-    "REQUEUE_HOLD": JobState.HELD,
-    "RESIZING": JobState.RUNNING,
-    "RESV_DEL_HOLD": JobState.HELD,
-    "REVOKED": JobState.ENDED,
-    "SIGNALING": JobState.RUNNING,
-    "SPECIAL_EXIT": JobState.HELD,
-    "STAGE_OUT": JobState.RUNNING,
-    "STOPPED": JobState.RUNNING,
-    "UPDATE_DB": JobState.RUNNING,
 }
-"""Every job state in Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), mapped to a JobState."""
+"""Every job state in Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), mapped to a JobState. Some are flags, which are
+printed in place of a base state."""
 
 
 def job_state(word: str) -> JobState:

@@ -69,15 +69,16 @@ KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permis
 def overflow(conversation: Conversation, limit: int) -> Failure:
     """What a driver says when a conversation is longer than its window, in the words of the dialect's provider."""
     asked = conversation.tokens_in
-    if conversation.dialect == ANTHROPIC:
-        return Failure(400, message=f"prompt is too long: {asked} tokens > {limit} maximum")
-    if conversation.dialect == GEMINI:
-        message = f"The input token count ({asked}) exceeds the maximum number of tokens allowed ({limit})."
-        return Failure(400, message=message, kind="INVALID_ARGUMENT")
     message = (
         f"This model's maximum context length is {limit} tokens. However, your messages resulted in {asked} tokens."
     )
-    return Failure(400, message=message, kind="context_length_exceeded")
+    kind = "context_length_exceeded"
+    if conversation.dialect == ANTHROPIC:
+        message, kind = f"prompt is too long: {asked} tokens > {limit} maximum", ""
+    elif conversation.dialect == GEMINI:
+        message = f"The input token count ({asked}) exceeds the maximum number of tokens allowed ({limit})."
+        kind = "INVALID_ARGUMENT"
+    return Failure(400, message=message, kind=kind)
 
 
 @dataclass
@@ -143,11 +144,7 @@ class DriverServer:
             def do_POST(self) -> None:
                 outer._serve(self)
 
-            def do_GET(self) -> None:
-                outer._serve(self)
-
-            def do_HEAD(self) -> None:
-                outer._serve(self)
+            do_GET = do_HEAD = do_POST  # noqa: N815
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -198,8 +195,6 @@ class DriverServer:
 
     def __exit__(self, *args: object) -> None:
         self.end()
-
-    # ------------------------------------------------------------------------------------------------------- one request
 
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         path, _, query = handler.path.partition("?")
@@ -290,29 +285,21 @@ class DriverServer:
     def _other(self, handler: BaseHTTPRequestHandler, asked: Asked) -> None:
         """Lists of models, counts of tokens, health."""
         name = self.model or "scripted"
+        status, answer = 200, {}
         if asked.path.endswith("/models"):
             models = [{"name": f"models/{name}", "id": name, "object": "model", "created": 1, "owned_by": "tests"}]
-            self._send(handler, 200, json.dumps({"object": "list", "data": models, "models": models}).encode())
-        elif asked.path.endswith("/count_tokens"):
-            self._send(handler, 200, json.dumps({"input_tokens": max(1, len(asked.raw) // 4)}).encode())
-        elif asked.path.endswith(":countTokens"):
-            self._send(handler, 200, json.dumps({"totalTokens": max(1, len(asked.raw) // 4)}).encode())
-        elif asked.path in ("/health", "/"):
-            self._send(handler, 200, b"")
-        else:
-            self._send(handler, 404, json.dumps(wire.error(wire.CHAT, 404, "not_found_error", asked.path)).encode())
+            answer = {"object": "list", "data": models, "models": models}
+        elif asked.path.endswith(("/count_tokens", ":countTokens")):
+            tokens = max(1, len(asked.raw) // 4)
+            answer = {"input_tokens": tokens, "totalTokens": tokens}
+        elif asked.path not in ("/health", "/"):
+            status, answer = 404, wire.error(wire.CHAT, 404, "not_found_error", asked.path)
+        self._send(handler, status, json.dumps(answer).encode())
 
-    def _send(
-        self,
-        handler: BaseHTTPRequestHandler,
-        status: int,
-        body: bytes,
-        headers: dict[str, str] | None = None,
-        cut: int | None = None,
-    ) -> None:
-        more = dict(headers or {})
+    def _send(self, handler: Any, status: int, body: bytes, headers: Any = None, cut: int | None = None) -> None:
         handler.send_response(status)
-        for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **more}.items():
+        told = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
+        for name, value in told.items():
             handler.send_header(name, value)
         handler.end_headers()
         if handler.command != "HEAD":
@@ -320,9 +307,7 @@ class DriverServer:
         if cut is not None:
             self._break(handler)
 
-    def _stream(
-        self, handler: BaseHTTPRequestHandler, events: Iterator[bytes], event_s: float, cut: int | None
-    ) -> None:
+    def _stream(self, handler: Any, events: Iterator[bytes], event_s: float, cut: int | None) -> None:
         handler.send_response(200)
         handler.send_header("Content-Type", "text/event-stream")
         handler.send_header("Transfer-Encoding", "chunked")

@@ -121,15 +121,8 @@ def _words(content: Any) -> str:
 
 def dialect_of(path: str) -> str | None:
     """By the path; None where no generation is asked for."""
-    if path.endswith("/chat/completions"):
-        return CHAT
-    if path.endswith("/responses"):
-        return RESPONSES
-    if path.endswith("/messages"):
-        return ANTHROPIC
-    if ":generateContent" in path or ":streamGenerateContent" in path:
-        return GEMINI
-    return None
+    ends = {"completions": CHAT, "responses": RESPONSES, "messages": ANTHROPIC}
+    return GEMINI if ":generateContent" in path or ":stream" in path else ends.get(path.rpartition("/")[2])
 
 
 def read(dialect: str, path: str, query: str, body: dict[str, Any], number: int) -> Conversation:
@@ -219,12 +212,9 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 def _chat_usage(answer: Answer) -> dict[str, Any]:
-    return {
-        "prompt_tokens": answer.tokens_in,
-        "completion_tokens": answer.tokens_out,
-        "total_tokens": answer.tokens_in + answer.tokens_out,
-        "prompt_tokens_details": {"cached_tokens": answer.turn.tokens_cached},
-    }
+    usage = {"prompt_tokens": answer.tokens_in, "completion_tokens": answer.tokens_out}
+    total, details = answer.tokens_in + answer.tokens_out, {"cached_tokens": answer.turn.tokens_cached}
+    return {**usage, "total_tokens": total, "prompt_tokens_details": details}
 
 
 def _chat_call(number: int, at: int, call: Call) -> dict[str, Any]:
@@ -266,24 +256,18 @@ def _chat_events(answer: Answer, include_usage: bool) -> Iterator[bytes]:
 
 
 def _response(answer: Answer, output: list[dict[str, Any]], status: str = "completed") -> dict[str, Any]:
-    usage = {
-        "input_tokens": answer.tokens_in,
-        "input_tokens_details": {"cached_tokens": answer.turn.tokens_cached},
-        "output_tokens": answer.tokens_out,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": answer.tokens_in + answer.tokens_out,
-    }
-    return {
+    usage = {"input_tokens": answer.tokens_in, "input_tokens_details": {"cached_tokens": answer.turn.tokens_cached}}
+    usage |= {"output_tokens": answer.tokens_out, "output_tokens_details": {"reasoning_tokens": 0}}
+    usage |= {"total_tokens": answer.tokens_in + answer.tokens_out}
+    head = {
         "id": f"resp_{answer.number}",
         "object": "response",
         "created_at": 1,
         "status": status,
         "model": answer.model,
-        "output": output,
-        "error": None,
-        "incomplete_details": None,
-        "usage": usage if status == "completed" else None,
     }
+    told = usage if status == "completed" else None
+    return {**head, "output": output, "error": None, "incomplete_details": None, "usage": told}
 
 
 def _items(answer: Answer) -> list[dict[str, Any]]:
@@ -337,25 +321,23 @@ def _responses_events(answer: Answer) -> Iterator[bytes]:
 def _anthropic(answer: Answer) -> dict[str, Any]:
     content: list[dict[str, Any]] = [{"type": "text", "text": answer.turn.text}] if answer.turn.text else []
     for at, call in enumerate(answer.calls):
-        content.append(
-            {"type": "tool_use", "id": f"toolu_{answer.number}_{at}", "name": call.name, "input": call.arguments}
-        )
+        named = {"type": "tool_use", "id": f"toolu_{answer.number}_{at}", "name": call.name}
+        content.append({**named, "input": call.arguments})
+    cached = answer.turn.tokens_cached
     usage = {
-        "input_tokens": answer.tokens_in - answer.turn.tokens_cached,
+        "input_tokens": answer.tokens_in - cached,
+        "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": answer.turn.tokens_cached,
-        "output_tokens": answer.tokens_out,
     }
-    return {
+    head = {
         "id": f"msg_{answer.number}",
         "type": "message",
         "role": "assistant",
         "model": answer.model,
         "content": content,
-        "stop_reason": "tool_use" if answer.calls else "end_turn",
-        "stop_sequence": None,
-        "usage": usage,
     }
+    stop = {"stop_reason": "tool_use" if answer.calls else "end_turn", "stop_sequence": None}
+    return {**head, **stop, "usage": {**usage, "output_tokens": answer.tokens_out}}
 
 
 def _anthropic_events(answer: Answer) -> Iterator[bytes]:
@@ -387,14 +369,10 @@ def _anthropic_events(answer: Answer) -> Iterator[bytes]:
 
 def _gemini_part(answer: Answer, parts: list[dict[str, Any]], last: bool) -> dict[str, Any]:
     candidate: dict[str, Any] = {"content": {"role": "model", "parts": parts}, "index": 0}
-    if last:
-        candidate["finishReason"] = "STOP"
-    usage = {
-        "promptTokenCount": answer.tokens_in,
-        "candidatesTokenCount": answer.tokens_out if last else 1,
-        "cachedContentTokenCount": answer.turn.tokens_cached,
-        "totalTokenCount": answer.tokens_in + (answer.tokens_out if last else 1),
-    }
+    candidate |= {"finishReason": "STOP"} if last else {}
+    out = answer.tokens_out if last else 1
+    usage = {"promptTokenCount": answer.tokens_in, "cachedContentTokenCount": answer.turn.tokens_cached}
+    usage |= {"candidatesTokenCount": out, "totalTokenCount": answer.tokens_in + out}
     return {"candidates": [candidate], "usageMetadata": usage, "modelVersion": answer.model}
 
 

@@ -103,8 +103,9 @@ def deny_inspection() -> None:
     prctl(PR_SET_DUMPABLE, 0)
 
 
-def die_with_parent(number: int) -> bool:
-    """Have the kernel send this process a signal when the thread that started it ends; False if it can't."""
+def die_with_parent(number: int = signal.SIGKILL) -> bool:
+    """Have the kernel send this process a signal when the thread that started it ends; False if it can't. The caller must check
+    afterwards that its parent is still there."""
     return prctl(PR_SET_PDEATHSIG, number)
 
 
@@ -119,12 +120,6 @@ def prctl(option: int, value: int) -> bool:
         return bool(ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends. The caller must check afterwards that its parent is
-    still there."""
-    die_with_parent(signal.SIGKILL)
 
 
 def job_id() -> str | None:

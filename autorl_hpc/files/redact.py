@@ -10,6 +10,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from autorl_hpc.records.base import printable
+
 MASK = "***"
 
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -23,22 +25,12 @@ _SEPARATOR = re.compile(
 )
 """What is between a name and its value: `=`, `"] = `, `: str = (`."""
 
-_QUOTED_SEPARATOR = re.compile(
-    r"\\?[\"']?[ \t]{0,8}(?:\]?[ \t]{0,8}[!=]=|[\])][ \t]{0,8}or\b|[\])]?[ \t]{0,8}\?\?)[ \t]{0,8}(?=[rRbBfFuU]{0,2}\\?[\"'])"
-)
-"""After this, only quoted text is a secret: `if password == "..."`, `os.environ.get("X_TOKEN") or "..."`."""
-
-_TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})
-"""Type names of an argument without a default: no secrets."""
+_TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})  # of an argument without a default
 
 _COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
 _TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
 """Text before a name: a call whose next argument is the value."""
 
-_OPTION = re.compile(r"(?:add_argument|[oO]ption)\([ \t\n]{0,8}[\"']\Z")
-_DEFAULT = re.compile(
-    r"[\"'](?:[^()\n\"']|\n|[\"'][^\"'\n]{0,80}[\"']){0,60}?\bdefault[ \t]{0,4}=[ \t]{0,4}(?=[rRbBfFuU]{0,2}[\"'])"
-)
 _SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
 _LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
 LOOKBACK = 48  # how many characters before a name are examined; the longest of the calls above fits
@@ -76,11 +68,7 @@ _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
 _WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
 _HINTS = tuple(_WORDS.split())  # every name of a secret contains one of these, so a text without them is skipped
-_SHORTEST_CREDENTIAL = 8
-"""`basic training` and `bearer of news` are words; credentials are longer than most words or contain other characters."""
-
-_LONG_CREDENTIAL = 32  # below this length, a value with slashes is a path
-_TOKEN = re.compile(r"[A-Za-z0-9+/=_\-]{8,2048}(?![\w.(\[])")
+_SHORTEST_CREDENTIAL = 8  # `basic training` and `bearer of news` are words
 
 _PROGRAMS = re.compile(
     r"(?P<before>\b(?:"
@@ -128,10 +116,7 @@ def masked(text: str) -> str:
 
 def masked_options(text: str) -> str:
     """Mask the secrets that some programs take by an option whose name does not show it."""
-    for name in _NAMES_OF_PROGRAMS:
-        if name in text:
-            return _PROGRAMS.sub(_without_option, text)
-    return text
+    return _PROGRAMS.sub(_without_option, text) if any(name in text for name in _NAMES_OF_PROGRAMS) else text
 
 
 def _without_option(match: re.Match[str]) -> str:
@@ -164,70 +149,42 @@ def _without_named(text: str) -> str:
 def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
     """Return the span of the secret that `word` announces, or None."""
     name = word[0]
+    lowered = name.lower()
     if len(name) > 128:
         return None  # too long for a name: data
-    lowered = name.lower()
     if lowered in _SCHEMES:
-        space = _SPACE.match(text, word.end())
-        value = _VALUE.match(text, space.end()) if space else None
+        value = _value_at(text, _SPACE.match(text, word.end()))
         return value.span() if value and len(value[0]) >= _SHORTEST_CREDENTIAL and not value[0].isalpha() else None
-    if lowered.endswith("authorization") or lowered in _COOKIES:
-        separator = _SEPARATOR.match(text, word.end())
-        rest = _LINE.match(text, _after_quote(text, separator.end())) if separator else None
-        return rest.span() if rest else None
     if name in _USER_OPTIONS:
-        space = _SPACE.match(text, word.end()) or _EQUALS.match(text, word.end())
-        value = _VALUE.match(text, space.end()) if space else None
+        value = _value_at(text, _SPACE.match(text, word.end()) or _EQUALS.match(text, word.end()))
         return value.span() if value and ":" in value[0] else None
-    before = text[max(0, word.start() - LOOKBACK) : word.start()] if lowered == "key" or _is_secrets_name(name) else ""
+    separator = _SEPARATOR.match(text, word.end())
+    if lowered.endswith("authorization") or lowered in _COOKIES:
+        quote = _OPENING.match(text, separator.end()) if separator else None
+        rest = _LINE.match(text, (quote or separator).end()) if separator else None
+        return rest.span() if rest else None
+    before = text[max(0, word.start() - LOOKBACK) : word.start()]
     if lowered == "key":
         is_secret = before.endswith(("?", "&")) or _LOGIN_BEFORE.search(before) is not None
     else:
         is_secret = _is_secrets_name(name)
-    separator = _separator(text, word, before) if is_secret else None
-    value = _VALUE.match(text, separator.end()) if separator else None
+    value = _value_at(text, separator or _other_separator(text, word, before)) if is_secret else None
     if value is None or not value[0].strip("\\\"'") or value[0] in _TYPES:
         return None
     return _inside_quotes(value)
 
 
-def _separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | None:
-    """Match what is between a secret's name and its value; None if no value follows. `before` is the text before the name."""
-    at, name = word.end(), word[0]
-    found = _SEPARATOR.match(text, at) or _QUOTED_SEPARATOR.match(text, at)
-    if found is not None:
-        return found
+def _value_at(text: str, separator: re.Match[str] | None) -> re.Match[str] | None:
+    return _VALUE.match(text, separator.end()) if separator else None
+
+
+def _other_separator(text: str, word: re.Match[str], before: str) -> re.Match[str] | None:
+    """Match the comma of a call that sets a variable, or the space behind an option."""
     if before.endswith(("'", '"')):
-        if _TAKES_NAME.search(before):
-            return _COMMA.match(text, at)
-        return _DEFAULT.match(text, at) if _OPTION.search(before) else None
-    if name.startswith("-"):
-        return None if _is_flag(text, word) else _SPACE.match(text, at)
-    if (before.endswith((" ", "\t")) and _SET_BEFORE.search(before)) or (
-        name.isupper() and not before.endswith(("$", "{")) and _is_credential(text, at)
-    ):
-        return _SPACE.match(text, at)
-    return None
-
-
-def _is_credential(text: str, at: int) -> bool:
-    """Return whether a space and a credential-like token follow a variable's name at `at`, and not a word of a sentence."""
-    space = _SPACE.match(text, at)
-    value = _TOKEN.match(text, space.end()) if space else None
-    if value is None or len(value[0]) < (_LONG_CREDENTIAL if "/" in value[0] else _SHORTEST_CREDENTIAL):
-        return False
-    return any(c.isdigit() for c in value[0]) and any(c.isalpha() for c in value[0])
-
-
-def _is_flag(text: str, word: re.Match[str]) -> bool:
-    """Return whether another option follows directly: `--no-password --host x` has no value."""
+        return _COMMA.match(text, word.end()) if _TAKES_NAME.search(before) else None
     space = _SPACE.match(text, word.end())
-    return space is None or text.startswith("-", space.end())
-
-
-def _after_quote(text: str, at: int) -> int:
-    quote = _OPENING.match(text, at)
-    return quote.end() if quote else at
+    is_option = word[0].startswith("-") and space is not None and not text.startswith("-", space.end())
+    return space if is_option or _SET_BEFORE.search(before) else None
 
 
 def _inside_quotes(value: re.Match[str]) -> tuple[int, int]:
@@ -241,10 +198,8 @@ def _inside_quotes(value: re.Match[str]) -> tuple[int, int]:
 
 def _is_secrets_name(name: str) -> bool:
     parts = [part.lower() for part in _PART.findall(name)]
-    if not parts:
-        return False
-    if not _ALWAYS.isdisjoint(parts):
-        return True
+    if not parts or not _ALWAYS.isdisjoint(parts):
+        return bool(parts)
     last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
     if last == "token":
         return before not in _NO_SECRET_TOKEN
@@ -276,7 +231,7 @@ def command_text(argv: Sequence[str]) -> str:
     """
     shown, before = [], ""
     for part in argv:
-        is_value = not part.startswith("-") and (_announces_secret(before, part) or _names_secret(before, part))
+        is_value = not part.startswith("-") and _announces_secret(before, part)
         shown.append(MASK if is_value else _quoted(masked(part)))  # quoting first would hide where a value ends
         before = part
     return cut(printable(masked_options(" ".join(shown))), MAX_COMMAND_CHARS)
@@ -288,18 +243,6 @@ def _announces_secret(option: str, value: str) -> bool:
     return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
 
 
-def _names_secret(name: str, value: str) -> bool:
-    """Return whether `name` is the name of a secret variable and the next word its value."""
-    return name.isupper() and masked(f"{name} {value}") == f"{name} {MASK}"
-
-
-def printable(text: str) -> str:
-    """Escape control, direction and unpaired characters as Python's repr does."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
 def cut(text: str, limit: int) -> str:
     """Cut `text` to `limit` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
@@ -307,39 +250,3 @@ def cut(text: str, limit: int) -> str:
 
 def _quoted(part: str) -> str:
     return part if part and not set(part) & set(" \t\n'\"") else shlex.quote(part)
-
-
-# --- driver keys in answer streams: masked with the same length, so that announced lengths stay true
-
-
-class KeyHidden:
-    """Replace a key in a stream by stars, also across pieces.
-
-    If a piece ends with a beginning of the key, that end is held back until the next piece.
-    """
-
-    def __init__(self, key: str | None) -> None:
-        self._key = (key or "").encode("utf-8", "surrogateescape")
-        self._stars = b"*" * len(self._key)
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """Return the masked bytes that can be passed on now."""
-        if not self._key:
-            return data
-        data = (self._held + data).replace(self._key, self._stars)
-        begins = self._begin_in(data)
-        data, self._held = data[:begins], data[begins:]
-        return data
-
-    def end(self) -> bytes:
-        """Return the rest when the stream has ended."""
-        rest, self._held = self._held, b""
-        return rest
-
-    def _begin_in(self, data: bytes) -> int:
-        """Return where a beginning of the key starts that reaches the end of the data, or the data's length."""
-        at = data.find(self._key[:1], max(0, len(data) - len(self._key) + 1))
-        while at >= 0 and not self._key.startswith(data[at:]):
-            at = data.find(self._key[:1], at + 1)
-        return at if at >= 0 else len(data)

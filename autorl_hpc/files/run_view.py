@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from autorl_hpc.records.entries import (
     AttemptEnded,
@@ -19,15 +19,6 @@ from autorl_hpc.records.entries import (
     Submission,
 )
 from autorl_hpc.states import EntryKind, Network, RunState, SandboxLevel
-
-
-class OneEntry(Protocol):
-    """The attributes of an entry that a view uses."""
-
-    @property
-    def kind(self) -> EntryKind: ...
-    @property
-    def body(self) -> Any: ...
 
 
 @dataclass
@@ -51,8 +42,8 @@ class RunView:
     }
 
     @classmethod
-    def of(cls, entries: Sequence[OneEntry]) -> RunView:
-        """Return the view of a chain of entries."""
+    def of(cls, entries: Sequence[Any]) -> RunView:
+        """Return the view of a chain of entries, which have `kind` and `body`."""
         view = cls()
         for linked in entries:
             view.take(linked)
@@ -62,7 +53,7 @@ class RunView:
         """Return an independent copy: entries added to one do not show in the other."""
         return RunView(**{name: copy(value) for name, value in vars(self).items()})
 
-    def take(self, linked: OneEntry) -> None:
+    def take(self, linked: Any) -> None:
         """Add one entry. The first counts: a second entry of something that may exist only once changes nothing."""
         body, kind = linked.body, linked.kind
         if kind in self._LISTS:

@@ -53,14 +53,6 @@ class TokenTotals:
 
 
 @dataclass
-class InFlight:
-    """The estimate of a request's input, and what the request may use at most."""
-
-    estimated_in: int
-    most: dict[Exhausted, float]
-
-
-@dataclass
 class TokenBudget:
     """Totals, limits and requests in flight."""
 
@@ -68,9 +60,10 @@ class TokenBudget:
     prices: Prices | None
     totals: TokenTotals
     exhausted: Exhausted | None = None
-    _in_flight: dict[int, InFlight] = field(default_factory=dict)
+    _in_flight: dict[int, tuple[int, dict[Exhausted, float]]] = field(
+        default_factory=dict
+    )  # (estimate, most to be used)
     _scale: float = 1.0
-    _price_scale: float = 1.0
 
     def __post_init__(self) -> None:
         self._note_exhausted()
@@ -103,13 +96,14 @@ class TokenBudget:
             raise self._used_up(self.exhausted, "is used up")
         given = estimated_in * self._scale
         most = given if most_in is None else max(given, most_in)
-        self._check_fits("tokens", given, most, given)
         price_in, price_out = (self.prices.price_in / 1e6, self.prices.price_out / 1e6) if self.prices else (0.0, 0.0)
-        cost = given * price_in * self._price_scale
-        most_cost = max(cost, most * price_in * (WRITTEN_1H if caches else 1.0))
-        self._check_fits("cost", cost, most_cost, given)
-        most_of: dict[Exhausted, float] = {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out}
-        self._in_flight[number] = InFlight(estimated_in, most_of)
+        most_cost = most * price_in * (WRITTEN_1H if caches else 1.0)
+        self._check_fits("tokens", given, most, given)
+        self._check_fits("cost", given * price_in, most_cost, given)
+        self._in_flight[number] = (
+            estimated_in,
+            {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out},
+        )
 
     def _limit(self, what: Exhausted) -> tuple[float | None, float]:
         if what == "tokens":
@@ -118,7 +112,7 @@ class TokenBudget:
 
     def _check_fits(self, what: Exhausted, own: float, most: float, given: float) -> None:
         limit, used = self._limit(what)
-        reserved = sum(each.most[what] for each in self._in_flight.values())
+        reserved = sum(most[what] for _, most in self._in_flight.values())
         if limit is None or used + reserved + most <= limit:
             return
         if used + own <= limit:
@@ -150,17 +144,9 @@ class TokenBudget:
         totals.tokens_cached += usage.tokens_cached
         totals.cost_usd += cost or 0.0
         if place is not None and not estimated and usage.tokens_in:
-            self._learn(place, usage, cost)
+            self._scale += LEARN * (min(max(usage.tokens_in / place[0], 0.2), 5.0) - self._scale)
         self._note_exhausted()
         return cost
-
-    def _learn(self, place: InFlight, usage: TokenUsage, cost: float | None) -> None:
-        given = usage.tokens_in or 1
-        self._scale += LEARN * (min(max(given / place.estimated_in, 0.2), 5.0) - self._scale)
-        if cost is not None and self.prices is not None and self.prices.price_in > 0:
-            of_input = cost - (usage.tokens_out or 0) * self.prices.price_out / 1e6
-            of_price = of_input / (given * self.prices.price_in / 1e6)
-            self._price_scale += LEARN * (min(max(of_price, 0.01), WRITTEN_1H) - self._price_scale)
 
     def _note_exhausted(self) -> None:
         kinds: tuple[Exhausted, ...] = ("cost", "tokens")

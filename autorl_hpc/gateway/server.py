@@ -199,7 +199,7 @@ class Gateway:
             hosted_tools.check(found.dialect, body, self._allowed)
         except RecursionError:
             raise unreadable("it is nested too deeply") from None
-        call.wants = asked(found.dialect, body, self._settings.max_output_tokens or DEFAULT_ANSWER_TOKENS)
+        call.wants = asked(found.dialect, body, self._settings.max_output_tokens or DEFAULT_ANSWER_TOKENS, len(data))
         call.stream = call.wants.stream if found.stream is None else found.stream
         call.hides_usage = found.dialect == CHAT and call.stream and not call.wants.include_usage
         if self._settings.bodies is not None:

@@ -20,8 +20,6 @@ BYTES_PER_TOKEN: Final = 4.0
 """For English and code; the driver's answers correct the estimate. A token is never less than a byte."""
 
 TOKENS_OF_IMAGE: Final = 1500  # what providers charge for a large image
-MOST_TOKENS_OF_IMAGE: Final = 16_000
-MOST_TOKENS_OF_FILE: Final = 300_000  # a document of a hundred pages, as text and images
 MOST_INPUT_TOKENS: Final = 2**21  # no model has a longer context
 MAX_ANSWER_TOKENS: Final = 2**31
 DEFAULT_ANSWER_TOKENS: Final = 8192
@@ -36,10 +34,6 @@ _STORED: Final = names("item_reference reasoning compaction")
 """Items of `responses` that may only refer to data stored at the provider."""
 
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/_\r\n-]*={0,2}\Z")
-_URLS: Final = names("image_url video_url audio_url")
-_HOLDERS: Final = names("source inlineData inline_data input_audio")
-_OWN: Final = names("input arguments args response parameters input_schema json_schema schema metadata")
-"""Content below these names belongs to a tool or the client; the driver sees no image in it."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +41,13 @@ class RequestedSize:
     """What one request asks for."""
 
     tokens_in: int  # estimated
-    most_in: int  # however wrong the estimate is
+    most_in: int  # however wrong the estimate is: a token for each byte, or a whole window
     tokens_out: int  # the most that is asked for, all answers together
     stream: bool = False
     include_usage: bool = False  # a chat stream that reports its usage anyway
 
 
-def asked(dialect: str, body: dict[str, Any], default_out: int) -> RequestedSize:
+def asked(dialect: str, body: dict[str, Any], default_out: int, body_bytes: int = 0) -> RequestedSize:
     """Read a body that was checked. Raises Refusal if `stream` is not a boolean, or a limit or a number of answers is not a
     positive integer; some servers accept other values and might read them differently from the gateway."""
     if not isinstance(body.get("stream"), bool | None):
@@ -66,11 +60,10 @@ def asked(dialect: str, body: dict[str, Any], default_out: int) -> RequestedSize
     answers = _positive_count(fields, several, dialect) or 1
     if answers > MAX_ANSWERS:
         raise unreadable(f"`{several}` is {answers}: a request may have {MAX_ANSWERS} answers")
-    tokens_in, most_in = size_of(body)
     options = body.get("stream_options")
     return RequestedSize(
-        tokens_in=tokens_in,
-        most_in=MOST_INPUT_TOKENS if dialect == RESPONSES and _names_stored(body) else most_in,
+        tokens_in=size_of(body),
+        most_in=MOST_INPUT_TOKENS if dialect == RESPONSES and _names_stored(body) else body_bytes,
         tokens_out=min(max(limits, default=default_out) * answers, MAX_ANSWER_TOKENS),
         stream=body.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
@@ -98,50 +91,31 @@ def _names_stored(body: dict[str, Any]) -> bool:
     )
 
 
-def size_of(body: dict[str, Any]) -> tuple[int, int]:
-    """Return the tokens of an input by the length of all its texts: estimated, and at most. Base64 data count as images and
-    files only where the driver reads them as such."""
-    bytes_, images, files = 0, 0, 0
-    todo: list[tuple[Any, str, bool]] = [(body, "", False)]  # (value, what it may be, whether it belongs to a tool)
+def size_of(body: dict[str, Any]) -> int:
+    """Return an estimate of the tokens of an input by the length of its texts and the number of its images in base64."""
+    bytes_, images = 0, 0
+    todo: list[tuple[Any, str]] = [(body, "")]  # (value, media type or "")
     while todo:
-        each, where, own = todo.pop()
+        each, media = todo.pop()
         if isinstance(each, str):
-            kind = None if own else _data(each, where)
-            if kind == "image":
+            is_image = media.startswith("image/") or each.startswith("data:image/")
+            if is_image and _BASE64.match(each.rpartition(",")[2]):
                 images += 1
-            elif kind == "file":
-                files += min(max(int(len(each) / BYTES_PER_TOKEN), TOKENS_OF_IMAGE), MOST_TOKENS_OF_FILE)
             else:
                 bytes_ += _length(each)
         elif isinstance(each, dict):
             bytes_ += sum(map(_length, each)) + 2 * len(each)
-            held = where in _HOLDERS and each.get("type", "base64") == "base64"
-            media = each.get("media_type") or each.get("mimeType") or each.get("mime_type")
-            for name, inner in each.items():
-                inside = where if name == "url" and where in _URLS else name
-                inside = f"data:{media}" if held and name == "data" else inside
-                todo.append((inner, inside, own or (name in _OWN and each is not body)))
+            media = str(each.get("media_type") or each.get("mimeType") or each.get("mime_type") or "")
+            todo += [(inner, media if name == "data" else "") for name, inner in each.items()]
         elif isinstance(each, list):
-            todo += [(inner, where, own) for inner in each]
+            todo += [(inner, "") for inner in each]
         else:
             bytes_ += 4
-    estimate = int(bytes_ / BYTES_PER_TOKEN) + images * TOKENS_OF_IMAGE + files
-    return max(1, estimate), max(1, min(bytes_ + images * MOST_TOKENS_OF_IMAGE + files, MOST_INPUT_TOKENS))
+    return max(1, int(bytes_ / BYTES_PER_TOKEN) + images * TOKENS_OF_IMAGE)
 
 
 def _length(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _data(text: str, where: str) -> str | None:
-    """Return `image` or `file` if the driver reads a text as such; None if it reads it as text."""
-    if where in _URLS or (where == "file_data" and text.startswith("data:")):
-        kind, _, data = text.partition(",")
-    else:
-        kind, data = where, text
-    if not (kind.startswith("data:") or where == "file_data") or len(kind) > 200 or not _BASE64.match(data):
-        return None
-    return "image" if kind.startswith("data:image/") and where != "file_data" else "file"
 
 
 # --- usage in an answer

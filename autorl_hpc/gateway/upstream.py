@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files.redact import KeyHidden
 from autorl_hpc.files.store import read_endpoint, read_key
 from autorl_hpc.gateway.accounting import CallRecord
 from autorl_hpc.gateway.request import ANTHROPIC, GEMINI, Allowed, ApiRoute, Refusal, Upstream, names
@@ -57,12 +56,7 @@ class DriverLost(Refusal):
         return self._again
 
 
-@dataclass(frozen=True)
-class DriverAddress:
-    """The driver's current address (with `/v1`; the rest of the path is appended), and its key."""
-
-    url: str
-    key: str | None
+DriverAddress = tuple[str, str | None]  # URL with `/v1`, to which the rest of the path is appended; key
 
 
 @dataclass
@@ -114,7 +108,7 @@ class Driver:
                 self._said = said
                 log.error("%s", said)
             return None
-        return None if url is None else DriverAddress(url.rstrip("/"), key)
+        return None if url is None else (url.rstrip("/"), key)
 
     async def send(
         self,
@@ -140,27 +134,24 @@ class Driver:
                 if address is None:
                     tries.append("not ready")
                 else:
-                    response = await self._post(address.url + path, {**headers, **keyed(address.key)}, body)
-                    return Sent(response, address.key)
-            except (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError, ssl.SSLError) as error:
-                tries.append(type(error).__name__)
-                detail = f"its certificate is not trusted ({tries[-1]})"
-                raise DriverLost(502, "driver_certificate", detail, again=False) from None
-            except aiohttp.ConnectionTimeoutError as error:
-                tries.append(type(error).__name__)
-            except aiohttp.ServerTimeoutError as error:
-                tries.append(type(error).__name__)
-                detail = f"nothing came within {self._upstream.timeout_s:g} s"
-                said = "the driver did not answer in time"
-                raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
-            except aiohttp.ClientConnectorError as error:
-                tries.append(type(error.os_error).__name__)
+                    url, key = address
+                    return Sent(await self._post(url + path, {**headers, **keyed(key)}, body), key)
             except (aiohttp.ClientError, OSError) as error:
-                tries.append(type(error).__name__)
-                if broken_off:  # once again, as the connection may have been idle
-                    detail = "the connection broke before an answer"
-                    raise DriverLost(502, "driver_broke_off", detail, was_sent=True) from None
-                broken_off = True
+                tries.append(type(getattr(error, "os_error", error)).__name__)
+                if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+                    detail = f"its certificate is not trusted ({tries[-1]})"
+                    raise DriverLost(502, "driver_certificate", detail, again=False) from None
+                if not isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
+                    if isinstance(error, aiohttp.ServerTimeoutError):
+                        detail, said = (
+                            f"nothing came within {self._upstream.timeout_s:g} s",
+                            "the driver did not answer in time",
+                        )
+                        raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
+                    if broken_off:  # once again, as the connection may have been idle
+                        detail = "the connection broke before an answer"
+                        raise DriverLost(502, "driver_broke_off", detail, was_sent=True) from None
+                    broken_off = True
             waited_s = time.monotonic() - began
             if self.on_cluster:
                 if waited_s > patience_s:
@@ -346,7 +337,7 @@ async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter:
     """Forward the pieces of an answer. Return whether it is complete."""
     from aiohttp import ClientError
 
-    hidden = KeyHidden(sent.key)
+    key = (sent.key or "\0").encode("utf-8", "surrogateescape")
     without = WithoutUsage() if call.hides_usage else None
     deadline = None
     try:
@@ -357,7 +348,7 @@ async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter:
             part = await asyncio.wait_for(sent.response.content.readany(), left_s)
             if part and call.first_byte_s is None:
                 call.first_byte_s = call.since_sent_s
-            shown = hidden.feed(part) if part else hidden.end()
+            shown = part.replace(key, b"*" * len(key))  # with the length that was announced
             meter.feed(part)
             call.answer_bytes += len(part)
             if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:

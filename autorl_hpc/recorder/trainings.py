@@ -23,11 +23,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from autorl_hpc.files.queue import append_event
-from autorl_hpc.files.redact import cut, printable
+from autorl_hpc.files.redact import cut
 from autorl_hpc.files.safe_open import open_plain, without_escapes
 from autorl_hpc.recorder.tfevents import DamagedEvents, records, scalars
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
+from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TrainingPoint
 
 # --- which trainer logged a step, by the names of its figures.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,36 +57,28 @@ def with_scorer_hash(recipe: Recipe, folder: Path) -> Recipe:
 
 # --- rows of held-out items
 
-MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
-"""Byte order marks of files saved in another encoding."""
-
-
-class NotUtf8(ValueError):
-    """A file is in another encoding; the message begins with "is not in UTF-8"."""
-
 
 class BadRow(ValueError):
-    """A row is not an item; the message names the line."""
+    """A row is not an item, or the file is not UTF-8; the message names the line."""
 
 
-def utf8_lines(data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the non-empty lines with their numbers from 1.
-
-    Does not use splitlines(), because a question may hold a character that it takes for a line's end.
-
-    Raises:
-        NotUtf8: the encoding is another one.
-    """
-    for mark, name in MARKS.items():
-        if data.startswith(mark):
-            raise NotUtf8(f"is not in UTF-8: it begins like {name}")
-    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
+def json_rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the rows of a JSON lines file with their line numbers from 1. Raises BadRow."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise BadRow(f"line {number} is not UTF-8: it holds the byte 0x{error.object[error.start]:02x}") from None
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines(): a question may hold another line end
         if not line.strip():
             continue
         try:
-            yield number, line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise NotUtf8(f"is not in UTF-8: line {number} holds the byte 0x{line[error.start]:02x}") from None
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BadRow(f"line {number} is not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise BadRow(f"line {number} is not an object")
+        yield number, row
 
 
 def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:
@@ -97,17 +88,14 @@ def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> 
         question, answer: whether each row must have one.
 
     Raises:
-        NotUtf8, BadRow: the first invalid row, or one with a missing or repeated `id`.
+        BadRow: the first invalid row, or one with a missing or repeated `id`.
     """
     rows: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
-    for number, line in utf8_lines(data):
-        row = _row(number, line)
+    for number, row in json_rows(data):
         own = row.get("id")
         if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
-            raise BadRow(
-                f"line {number} has no `id`" if own is None else f"line {number}: `id` is neither a text nor a number"
-            )
+            raise BadRow(f"line {number} has no `id` that is a text or a number")
         if str(own) in lines:
             raise BadRow(f"line {number}: the id {str(own)[:100]!r} is in line {lines[str(own)]} already")
         lines[str(own)] = number
@@ -117,14 +105,3 @@ def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> 
             raise BadRow(f"line {number} has no `answer`")
         rows.append(row)
     return rows
-
-
-def _row(number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise BadRow(f"line {number} is not JSON: {error}") from None
-    if not isinstance(row, dict):
-        kind = "list" if isinstance(row, list) else "text" if isinstance(row, str) else "plain value"
-        raise BadRow(f"line {number} is a {kind}, not an object with `id`, `question` and `answer`")
-    return row

@@ -23,7 +23,7 @@ from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
 from autorl_hpc.records.task import Recipe, SplitPin, TaskFile
 from autorl_hpc.scoring.registry import READ_ANSWER
 from autorl_hpc.states import Fault, Split
-from autorl_hpc.tasks.folders import BadRow, NotUtf8, read_items
+from autorl_hpc.tasks.folders import BadRow, read_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import staged_pins
 
@@ -95,7 +95,7 @@ def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
             raise AutorlError(what, where=own, next_step=again)
         try:
             rows = read_items(reading.read_bytes(path, max_bytes=MAX_ITEMS_BYTES), question=question, answer=answer)
-        except (BadRow, NotUtf8) as error:
+        except BadRow as error:
             form = "each line is one JSON object with an `id` of its own"
             raise AutorlError(
                 f"{name} of task {task.name}: {error}",
@@ -160,7 +160,7 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     data = _read_pinned(path, pin.sha256, task)
     try:
         return [_item(row) for row in read_items(data)]
-    except (BadRow, NotUtf8) as error:
+    except BadRow as error:
         raise AutorlError(
             f"held-out items of task {task}, {split} split: {error}",
             where=path,

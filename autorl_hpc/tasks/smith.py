@@ -8,6 +8,7 @@ feedback, 20 % report, and pins the result (`staged_pins`). Recipe as there: the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import posixpath
@@ -35,10 +36,10 @@ from autorl_hpc.tasks.folders import (
     EVALUATE,
     EVALUATE_FILE,
     OWN_SCORER,
-    NotUtf8,
+    BadRow,
     code_files,
     is_smith,
-    utf8_lines,
+    json_rows,
 )
 
 # --- rows and splits
@@ -46,8 +47,8 @@ from autorl_hpc.tasks.folders import (
 SALT = "autorl-hpc rl-smith split 2"
 """Another salt gives other splits. Version 1 hashed the exact text, so that spellings of one question were separated."""
 
-SHARES: dict[Literal["train", "feedback", "report"], int] = {"train": 60, "feedback": 20, "report": 20}
-"""Percent of the distinct questions."""
+Split = Literal["train", "feedback", "report"]
+SHARES: dict[Split, int] = {"train": 60, "feedback": 20, "report": 20}  # percent of the distinct questions
 
 MIN_QUESTIONS = 5  # With fewer questions a split would be empty
 
@@ -57,38 +58,22 @@ Row = dict[str, Any]
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of data/train.jsonl.
-
-    Raises:
-        AutorlError: a line is not an object with a `question` and an `answer` (named by line), or the file is not UTF-8.
-    """
+    """Return the rows of data/train.jsonl. Raises AutorlError: names the first line that is not an object with a `question`
+    and an `answer`."""
     rows = []
     try:
-        for number, line in utf8_lines(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)):
-            wrong = None
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                row, wrong = {}, f"is not JSON: {error}"
-            if wrong is None and (not isinstance(row, dict) or not row.get("question")):
-                wrong = "is not an object with a field `question`"
-            elif wrong is None and row.get("answer") is None:
-                wrong = "has no `answer`: `evaluate` would have nothing to compare with"
-            if wrong is not None:
-                raise AutorlError(f"line {number} {wrong}", where=path, next_step="correct the line, or remove it")
+        for number, row in json_rows(reading.read_bytes(path, max_bytes=MAX_DATA_BYTES)):
+            missing = "question" if not row.get("question") else "answer" if row.get("answer") is None else None
+            if missing:
+                raise BadRow(f"line {number} has no `{missing}`")
             rows.append(row)
-    except NotUtf8 as error:
-        what = f"{path.name} {error}"
-        raise AutorlError(what, where=path, next_step="save it as UTF-8, one JSON object a line") from None
+    except BadRow as error:
+        raise AutorlError(str(error), where=path, next_step="correct the line, or remove it") from None
     return rows
 
 
-def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["train", "feedback", "report"], list[Row]]:
-    """Return the rows of each split, in an order that does not depend on the file's.
-
-    Raises:
-        AutorlError: there are too few rows.
-    """
+def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Split, list[Row]]:
+    """Return the rows of each split, in an order that does not depend on the file's. Raises AutorlError: too few rows."""
     ranked: dict[str, list[Row]] = {}
     for row in sorted(rows, key=canonical):
         ranked.setdefault(question_key(row["question"]), []).append(row)
@@ -96,16 +81,13 @@ def split_rows(rows: Iterable[Row], name: str, where: Path) -> dict[Literal["tra
         what = f"{len(ranked)} distinct questions are too few for training, feedback and report"
         advice = f"at least {MIN_QUESTIONS} are needed, some hundred make a score that says something"
         raise AutorlError(what, where=where, next_step=advice)
-    found: dict[Literal["train", "feedback", "report"], list[Row]] = {}
-    keys, start, edge = sorted(ranked), 0, 0
+    found: dict[Split, list[Row]] = {}
+    keys, edge = sorted(ranked), 0
     for split, percent in SHARES.items():
+        own = keys[len(keys) * edge // 100 : len(keys) * (edge + percent) // 100]
         edge += percent
-        end = len(keys) * edge // 100
-        found[split] = [row for key in keys[start:end] for row in ranked[key]]
-        start = end
-    for split in ("feedback", "report"):
-        found[split] = _with_ids(found[split], name)
-    return found
+        found[split] = [row for key in own for row in ranked[key]]
+    return {split: rows if split == "train" else _with_ids(rows, name) for split, rows in found.items()}
 
 
 def question_key(question: Any) -> str:
@@ -127,16 +109,10 @@ def _plain(value: Any) -> Any:
 
 def questions_in(data: bytes) -> Iterator[Any]:
     """Yield the field `question` of every object in a JSON or JSON lines file; nothing for other files."""
-    try:
-        values = [json.loads(data)]
-    except (ValueError, RecursionError):
-        values = []
-        for line in data.split(b"\n"):
-            try:
-                values.append(json.loads(line))
-            except (ValueError, RecursionError):
-                continue
-    waiting: list[Any] = values
+    waiting: list[Any] = []
+    for part in (data, *data.split(b"\n")):
+        with contextlib.suppress(ValueError, RecursionError):
+            waiting.append(json.loads(part))
     while waiting:
         value = waiting.pop()
         if isinstance(value, dict):
@@ -174,39 +150,17 @@ TRAIN_NAME = "train.jsonl"  # Name of the training rows in the workspace's data/
 GZIP_MARK = b"\x1f\x8b"
 
 
-class NotExposed(ValueError):
-    """`expose_files` can't hold this name; the message says why."""
-
-
-def exposed_names(folder: Path, given: Any) -> list[str]:
-    """Return the files in the field `expose_files` as normalised paths below the folder.
-
-    Raises:
-        NotExposed: it is not a list of names, or a name is missing in the folder, in the data folder, behind a link, or the
-            same as that of the training rows.
-    """
-    given = [given] if isinstance(given, str) else [] if given is None else given
-    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise NotExposed(f"a list of file names is expected, not {given!r:.100}")
-    found = {posixpath.normpath(name): name for name in given}
-    for plain, name in found.items():
-        parts, path = plain.split("/"), folder / plain
-        # Compare names (some file systems take DATA/ for data/) and resolved paths.
-        in_data = path.resolve().is_relative_to((folder / DATA_FOLDER).resolve())
-        if name.startswith("/") or parts[0] == ".." or not name:
-            problem = "no file of this folder"
-        elif parts[0].lower() == DATA_FOLDER.rstrip("/") or in_data:
-            problem = "agents get training rows alone"
-        elif any((folder / "/".join(parts[:depth])).is_symlink() for depth in range(1, len(parts) + 1)):
-            problem = "a link; only files of the folder itself can be given"
-        elif not path.is_file():
-            problem = "no file of this folder"
-        elif parts[0].lower() == TRAIN_NAME:
-            problem = "it would take the place of the training rows"
-        else:
-            continue
-        raise NotExposed(f"{name}: {problem}")
-    return list(found)
+def _not_exposed(folder: Path, name: str) -> str | None:
+    """Return why the normalised path `name` can't be given to agents, or None."""
+    parts, path = name.lower().split("/"), folder / name
+    # Compare names (some file systems take DATA/ for data/) and resolved paths.
+    if parts[0] == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):
+        return "agents get training rows alone"
+    if parts[0] == TRAIN_NAME:
+        return "it would take the place of the training rows"
+    if name.startswith("/") or not path.is_file() or path.resolve() != folder.resolve() / name:
+        return "no file of this folder (links are not followed)"
+    return None
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
@@ -254,11 +208,18 @@ class SmithFolder:
 
     @property
     def exposed(self) -> list[str]:
-        """Files that agents get in addition to the data. Raises AutorlError: see `exposed_names`."""
-        try:
-            return exposed_names(self.folder, self.config.get("expose_files"))
-        except NotExposed as error:
-            raise self.wrong(f"field `expose_files`: {error}", "correct the field") from None
+        """The files of `expose_files`, which agents get in addition to the data, as normalised paths below the folder. Raises
+        AutorlError: it is not a list of names, or a name is missing in the folder, in data/, or behind a link."""
+        given = self.config.get("expose_files") or []
+        given = [given] if isinstance(given, str) else given
+        if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+            what = f"field `expose_files`: a list of file names is expected, not {given!r:.100}"
+            raise self.wrong(what, "correct the field")
+        names = list(dict.fromkeys(map(posixpath.normpath, given)))
+        for name in names:
+            if problem := _not_exposed(self.folder, name):
+                raise self.wrong(f"field `expose_files`: {name}: {problem}", "correct the field")
+        return names
 
     @property
     def description(self) -> str:
@@ -298,22 +259,19 @@ def smith_names(parent: Path) -> set[str]:
 
 
 def find_smith(parent: Path, name: str) -> Path | None:
-    """Return the folder of task `name` below `parent`: `smith-x` is `x/`, or `smith-x/` in frozen code, or the one whose
-    config.yaml has that name. Other folders are read only if none has a matching name.
+    """Return the folder of task `name` below `parent`: the one whose config.yaml has that name, else the one called so.
 
     Raises:
         AutorlError: several have the name.
     """
     if not name.startswith(PREFIX):
         return None
-    called = [place for place in (parent / name, parent / name.removeprefix(PREFIX)) if is_smith(place)]
-    for place in called:
-        if smith_name(place) == name:
-            return place
-    found = [folder for folder in _smith_folders(parent) if smith_name(folder) == name]
+    folders = _smith_folders(parent)
+    found = [folder for folder in folders if smith_name(folder) == name]
     if len(found) > 1:
         what = f"field `name`: {' and '.join(folder.name for folder in found)} are both the task {name}"
         raise AutorlError(what, where=found[1] / CONFIG, next_step="give one of them another name")
+    called = [folder for folder in folders if folder.name in (name, name.removeprefix(PREFIX))]
     return next(iter(found or called), None)
 
 
@@ -339,16 +297,11 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
     plain = _plain_name(config)
     if plain.removeprefix(PREFIX) != name.removeprefix(PREFIX):
         own = f"is {plain}: this folder is the task {smith_name(folder)}" if plain else "is missing"
-        advice = f"ask for {smith_name(folder)}, or correct the field: the task is smith-NAME"
-        raise found.wrong(f"field `name` {own}", advice)
+        raise found.wrong(f"field `name` {own}", f"ask for {smith_name(folder)}, or correct the field")
     mode = config.get("eval_mode") or config.get("eval_type") or EVAL_MODE
     if mode != EVAL_MODE:
-        why = "there is no such mode"
-        if mode == "opencompass":
-            why = "another suite would score it, on the rows that agents train on, with its own prompts, sampling and extraction"
-        understood = f"understood is {EVAL_MODE}: {EVALUATE} with evaluate(question, model_answer, reference)"
-        advice = "write a task.yaml for this task: docs/adding-a-task.md"
-        raise found.wrong(f"field `eval_mode` is {mode}: {why}; {understood}", advice)
+        what = f"field `eval_mode` is {mode}; understood is {EVAL_MODE}: {EVALUATE} with evaluate(question, model_answer, reference)"
+        raise found.wrong(what, "write a task.yaml for this task: docs/adding-a-task.md")
     options = config.get("options") or {}
     if not isinstance(options, dict):
         raise found.wrong(f"field `options`: a table is expected, not {options!r:.100}", "correct the field")
@@ -410,10 +363,8 @@ def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
     vault = read_manifest(root.task_vault(file.name), name=f"held-out data of task {file.name}", stage_command=command)
     data = folder / DATA
     if data.is_file() and not vault.source.endswith(file_sha256(data)):
-        what, advice = (
-            f"the rows of task {file.name} are not those that were staged",
-            f"put them back, or run: {command} --again",
-        )
+        what = f"the rows of task {file.name} are not those that were staged"
+        advice = f"put them back, or run: {command} --again"
         raise AutorlError(what, where=data, fault=Fault.CLUSTER, next_step=advice)
     splits: dict[str, SplitPin] = {}
     held_out: list[Any] = []

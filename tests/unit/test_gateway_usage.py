@@ -12,7 +12,6 @@ from driver_answers import PATHS, STREAMS, WHOLE, answers, in_pieces
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autorl_hpc.files.redact import KeyHidden
 from autorl_hpc.gateway.accounting import TokenBudget, TokenTotals
 from autorl_hpc.gateway.request import Prices, RunLimits
 from autorl_hpc.gateway.token_usage import TokenUsage, UsageMeter, WithoutUsage, asking
@@ -160,7 +159,7 @@ def test_thoughts_are_output() -> None:
     assert (usage.tokens_in, usage.tokens_out) == (13, 105)
 
 
-# --- what is taken out of streams: usage that the client didn't ask for, and the driver's key
+# --- what is taken out of streams: usage that the client didn't ask for
 
 
 @OFTEN
@@ -192,20 +191,3 @@ def test_asking_for_usage_changes_nothing_else(text: str) -> None:
     assert made == body
     if "stream_options" not in text:
         assert asking(data, body).endswith(data[data.index(b"{") + 1 :])
-
-
-KEY = "aabaac"
-
-
-@given(st.lists(st.text("abcx", max_size=9) | st.just(KEY) | st.just(KEY[:5]), max_size=12))
-def test_a_key_is_hidden_wherever_pieces_meet(pieces: list[str]) -> None:
-    hidden = KeyHidden(KEY)
-    passed = b"".join(hidden.feed(piece.encode()) for piece in pieces) + hidden.end()
-    assert passed.decode() == "".join(pieces).replace(KEY, "*" * len(KEY))
-
-
-def test_what_can_not_begin_a_key_is_not_held_back() -> None:
-    hidden = KeyHidden("sk-1234")
-    assert hidden.feed(b"data: sk-12\n\n") == b"data: sk-12\n\n"
-    assert hidden.feed(b"data: sk-12") == b"data: " and hidden.feed(b"3 5\n\n") == b"sk-123 5\n\n"
-    assert KeyHidden(None).feed(b"anything") == b"anything"

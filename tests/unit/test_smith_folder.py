@@ -188,7 +188,7 @@ BAD_CONFIGS = [
     ({"eval_mode": "per_sample"}, "field `name` is missing"),
     (
         {"name": "halves", "eval_mode": "opencompass"},
-        "field `eval_mode` is opencompass: another suite would score it, on the rows that agents train on",
+        "field `eval_mode` is opencompass; understood is per_sample",
     ),
     ({"name": "halves", "eval_type": "custom_model"}, "field `eval_mode` is custom_model"),
     ({"name": "halves", "expose_files": ["data/train.jsonl"]}, "agents get training rows alone"),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME
-from autorl_hpc.files.processes import deny_inspection, end_with_parent
+from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, WeightsCache
 from autorl_hpc.rollouts.engine import WeightsChanged
 
@@ -42,7 +42,7 @@ class Weights:
     def autorl_prepare(self, cache_bytes: int, tied: list[str], shapes: dict[str, list[int]]) -> None:
         """Prepare the process; called once, first. `shapes` are the base model's tensors, which every checkpoint must have."""
         deny_inspection()
-        end_with_parent()  # a child of the worker must not outlive it and hold the GPU
+        die_with_parent()  # a child of the worker must not outlive it and hold the GPU
         self._autorl_tied = frozenset(tied)
         self._autorl_shapes = {name: tuple(shape) for name, shape in shapes.items()}
         self._autorl_cache = WeightsCache(cache_bytes, self._autorl_tied)

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from typing import Any
 
-from autorl_hpc.files.processes import deny_inspection, end_with_parent
+from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.grading.engines import framing
 from autorl_hpc.grading.engines.framing import Frame
 
@@ -357,7 +357,7 @@ def main(arguments: list[str]) -> int:
     """Serve one daemon; return the exit code."""
     descriptor, parent = int(arguments[0]), int(arguments[1])
     deny_inspection()
-    end_with_parent()
+    die_with_parent()
     if os.getppid() != parent:
         return 0
     os.set_inheritable(descriptor, False)
