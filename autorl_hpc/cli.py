@@ -425,36 +425,26 @@ def attach(
     attach_to(RunDir(run.absolute()))
 
 
-def _agent_side(tool: str, arguments: list[str]) -> None:
+def _agent_side(context: typer.Context) -> None:
     import os
     import runpy
 
     from autorl_hpc.files.layout import share
 
-    os.environ["AUTORL_TOOL"] = tool
-    sys.argv = [tool, *arguments]
+    os.environ["AUTORL_TOOL"] = tool = str(context.info_name)
+    sys.argv = [tool, *context.args]
     runpy.run_path(str(share("templates") / "workspace" / "submit"), run_name="__main__")
 
 
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-@app.command(context_settings=_PASS_ON)
-def submit(context: typer.Context) -> None:
-    """In a workspace: drop a checkpoint for scoring. Example: autorl-hpc submit output/v1 --wait"""
-    _agent_side("submit", context.args)
-
-
-@app.command(context_settings=_PASS_ON)
-def results(context: typer.Context) -> None:
-    """In a workspace: print the answers so far. Example: autorl-hpc results"""
-    _agent_side("results", context.args)
-
-
-@app.command(name="time", context_settings=_PASS_ON)
-def time_left(context: typer.Context) -> None:
-    """In a workspace: print the budget that is left. Example: autorl-hpc time"""
-    _agent_side("time", context.args)
+for _tool, _help in {
+    "submit": "In a workspace: drop a checkpoint for scoring. Example: autorl-hpc submit output/v1 --wait",
+    "results": "In a workspace: print the answers so far. Example: autorl-hpc results",
+    "time": "In a workspace: print the budget that is left. Example: autorl-hpc time",
+}.items():
+    app.command(name=_tool, help=_help, context_settings=_PASS_ON)(_agent_side)
 
 
 # --- what queued jobs run, not people; each can be restarted at any time

@@ -29,7 +29,11 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
         stage_model(root, "tiny", None, say=say)
         planned, record = plan.prepare(_job_file(place, parallel), root)
     except AutorlError as error:
-        raise _explained(error, root) from None
+        if root.experiment("quickstart").resolved.exists():  # launch's advice, another name, doesn't apply here
+            error.next_step = (
+                "this folder may hold the quickstart of another version: give another --root, or remove it"
+            )
+        raise
     local.submit(planned.experiment, record, say)
     say(
         f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
@@ -46,23 +50,6 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
     report.show(report.bring_up_to_date([planned.experiment.path]))
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)
-
-
-def _explained(error: AutorlError, root: Root) -> AutorlError:
-    """Return the error, reworded if another version of the suite made the folder. The advice of `launch` then (--keep-frozen,
-    another experiment name) does not apply to quickstart."""
-    experiment = root.experiment("quickstart")
-    if not experiment.resolved.exists() or error.where is None:
-        return error
-    where = Path(error.where)
-    changed = where == experiment.resolved and error.exit_code is Exit.USAGE  # hash or fields differ
-    if not (changed or where.is_relative_to(experiment.code) or where == root.task_store("arithmetic")):
-        return error
-    return AutorlError(
-        "this folder holds the quickstart of another version",
-        where=root.path,
-        next_step="give another folder with --root, or remove it",
-    )
 
 
 def _job_file(place: Path, parallel: int) -> Path:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +34,23 @@ STREAM = f"/v1beta/models/{MODEL}:streamGenerateContent"
 
 def request_of(dialect: str, text: str = "hello", **fields: Any) -> dict[str, Any]:
     """A plain request."""
-    if dialect == "openai-chat":
-        return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+    plain: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": text}]}
     if dialect == "openai-responses":
-        return {"model": MODEL, "input": text, **fields}
-    if dialect == "anthropic":
-        return {"model": MODEL, "max_tokens": 100, "messages": [{"role": "user", "content": text}], **fields}
-    return {"contents": [{"role": "user", "parts": [{"text": text}]}], **fields}
+        plain = {"model": MODEL, "input": text}
+    elif dialect == "anthropic":
+        plain["max_tokens"] = 100
+    elif dialect == "gemini":
+        plain = {"contents": [{"role": "user", "parts": [{"text": text}]}]}
+    return {**plain, **fields}
 
 
+@dataclass
 class Answered:
     """A whole answer."""
 
-    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
-        self.status, self.headers, self.body = status, headers, body
+    status: int
+    headers: dict[str, str]
+    body: bytes
 
     @property
     def json(self) -> Any:
@@ -129,7 +133,7 @@ class GatewayProcess:
         self,
         path: str,
         body: Any = None,
-        headers: dict[str, str] | None = None,
+        headers: Any = None,
         *,
         method: str = "POST",
         unix: bool = False,

@@ -20,8 +20,7 @@ from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
-MAX_TRIES = 100
-"""Each failed try means that another run installed, referenced or released the same content in between."""
+MAX_TRIES = 100  # each failed try means that another run installed, referenced or released the same content in between
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
@@ -183,10 +182,8 @@ def _identity(path: Path) -> Reference | None:
 
 
 def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Reference) -> bool:
-    """Release the reference of `run_id` unless it was replaced since it was `seen`. Return whether it was released.
-
-    The reference is first renamed to a name that still protects the artifact, and then compared.
-    """
+    """Release the reference of `run_id` unless it was replaced since it was `seen`. Return whether it was released. The
+    reference is first renamed to a name that still protects the artifact, and then compared."""
     refs = artifacts / content_hash / "refs"
     aside = refs / f"{run_id}~{secrets.token_hex(6)}"
     try:

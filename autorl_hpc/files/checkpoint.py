@@ -23,8 +23,7 @@ from autorl_hpc.files.faults import again
 from autorl_hpc.records import canonical_json
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
-MAX_JSON_BYTES = 16 * 1024 * 1024
-"""Limit for config.json and the shard index; an index of a million tensors is smaller."""
+MAX_JSON_BYTES = 16 * 1024 * 1024  # limit for config.json and the shard index; an index of a million tensors is smaller
 
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2}  # bytes per item of the dtypes that a submission may use
 
@@ -165,9 +164,7 @@ def tensors_of(folder: Path) -> list[TensorSpec]:
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
     """Return the content hash of a store or artifact folder, without the tensors in `drop`; reads every other tensor once.
-
-    For a base model use `base_content_hash`.
-    """
+    For a base model use `base_content_hash`."""
     return content_hash(folder_parts(folder, drop))
 
 

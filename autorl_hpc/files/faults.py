@@ -35,10 +35,9 @@ def as_lost_answer(error: FileExistsError) -> OSError:
 
 
 def again(step: Callable[[], T]) -> T:
-    """Run one step on a shared file system, with up to five tries in a second for errors that often pass.
-
-    A step that changes something must be safe to repeat, because an error may be a lost answer to a completed step. Raises
-    OSError: it failed with another error, or at the last try."""
+    """Run one step on a shared file system, with up to five tries in a second for errors that often pass. A step that
+    changes something must be safe to repeat, because an error may be a lost answer to a completed step. Raises OSError: it
+    failed with another error, or at the last try."""
     for attempt in range(TRIES - 1):
         try:
             return step()

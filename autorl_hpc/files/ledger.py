@@ -47,12 +47,7 @@ def sha256_hex(data: bytes) -> str:
 
 def this_writer(role: str) -> Writer:
     """Return the calling process as a Writer."""
-    return Writer(
-        role=role,
-        host=host_name(),
-        pid=os.getpid(),
-        job_id=job_id(),
-    )
+    return Writer(role=role, host=host_name(), pid=os.getpid(), job_id=job_id())
 
 
 @dataclass(frozen=True)
@@ -77,10 +72,8 @@ class Linked:
 
 
 class Ledger:
-    """Read and append to the ledger of one run. Entries never change, so only new ones are opened.
-
-    Thread-safe: the list of read entries only grows, and one thread at a time reads or appends.
-    """
+    """Read and append to the ledger of one run. Entries never change, so only new ones are opened. Thread-safe: the list of
+    read entries only grows, and one thread at a time reads or appends."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -148,9 +141,8 @@ class Ledger:
         role: str,
         unless: Callable[[Sequence[Linked]], bool] | None = None,
     ) -> Linked | None:
-        """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain. Raises
-        OSError: the file system failed; as far as can be seen, nothing was committed; AutorlError: the chain before it is
-        damaged."""
+        """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain. Raises OSError:
+        the file system failed; as far as can be seen, nothing was committed; AutorlError: the chain before it is damaged."""
         if not isinstance(body, BODIES[kind]):
             raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
         with self._lock:

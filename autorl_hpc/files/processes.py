@@ -296,10 +296,9 @@ def start_own(
     stderr: IO[bytes] | int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a module of the suite as a child in its own session, with pipes to its input and output.
-
-    The lock keeps a thread that is ending an agent at this moment from ending the new child too. `env`: without secrets,
-    because an agent may read it; default: those of ALLOWED that are set."""
+    """Start a module of the suite as a child in its own session, with pipes to its input and output. The lock keeps a
+    thread that is ending an agent at this moment from ending the new child too. `env`: without secrets, because an agent
+    may read it; default: those of ALLOWED that are set."""
     if env is None:
         env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     with _STARTING:
@@ -329,10 +328,8 @@ def reap() -> None:
 def end_all(
     root: int, mark: str, *, spare: frozenset[int] = frozenset(), grace_s: float = 0.0, collect: bool = False
 ) -> set[int]:
-    """End all descendants of `root` and all marked processes; return those that could not be ended.
-
-    First TERM and `grace_s` seconds; then STOP until no new process appears, which a fork bomb can't outrun; then KILL.
-    """
+    """End all descendants of `root` and all marked processes; return those that could not be ended. First TERM and
+    `grace_s` seconds; then STOP until no new process appears, which a fork bomb can't outrun; then KILL."""
 
     def targets() -> set[int]:
         if collect:

@@ -225,10 +225,8 @@ MAX_COMMAND_CHARS = 400
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked.
-
-    A secret with a harmless name and no known format stays; every user of the node could read it in /proc anyway.
-    """
+    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked. A
+    secret with a harmless name and no known format stays; every user of the node could read it in /proc anyway."""
     shown, before = [], ""
     for part in argv:
         is_value = not part.startswith("-") and _announces_secret(before, part)

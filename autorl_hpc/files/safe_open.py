@@ -57,11 +57,9 @@ def _if_regular(fd: int) -> int | None:
 
 # --- when an agent's log was written, by the recorder's stamps; a crash may cut or lose them, and the agent can truncate its log
 
-MAX_LINE_BYTES = 16 * 2**10
-"""Longer lines of driver.jsonl are skipped."""
+MAX_LINE_BYTES = 16 * 2**10  # longer lines of driver.jsonl are skipped
 
-MAX_TIMES_BYTES = 17 * 2**20
-"""A little more than the recorder writes."""
+MAX_TIMES_BYTES = 17 * 2**20  # a little more than the recorder writes
 
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
 
@@ -243,41 +241,34 @@ def read_totals(path: Path) -> DriverTotals | None:
 
 
 class LogWriter:
-    """Append lines to a file. Lines that can't be written now are kept and written with the next one."""
+    """Append lines to a file. Lines that can't be written now, as on a full disk, are kept and written with the next one."""
 
-    MAX_KEPT = 100_000
+    MAX_KEPT_BYTES = 16 * 2**20
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: list[bytes] = []
+        self._kept = b""
 
     def write(self, line: bytes) -> bool:
         """Append `line` (without newline). Return whether everything is in the file."""
-        self._kept.append(line)
-        del self._kept[: -self.MAX_KEPT]
+        if len(self._kept) < self.MAX_KEPT_BYTES:
+            self._kept += line + b"\n"
         return self.flush()
 
     def flush(self) -> bool:
-        """Write the kept lines. Return whether everything is in the file."""
-        if not self._kept:
-            return True
-        whole = b"".join(b"%s\n" % line for line in self._kept)
-        data = memoryview(whole)
+        """Write the kept lines, all or none. Return whether everything is in the file."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
+            with os.fdopen(fd, "ab", buffering=0) as file:
                 size = os.fstat(fd).st_size
-                if size and os.pread(fd, 1, size - 1) != b"\n":  # a cut line of an earlier process
-                    os.write(fd, b"\n")
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
+                cut = size and os.pread(fd, 1, size - 1) != b"\n"  # the last line of an earlier process
+                data = b"\n" + self._kept if cut else self._kept
+                if file.write(data) < len(data):
+                    os.ftruncate(fd, size)
+                    return False
         except OSError:
-            begun = whole.rfind(b"\n", 0, len(whole) - len(data)) + 1  # a partly written line is written again
-            self._kept = whole[begun:].splitlines()
             return False
-        self._kept = []
+        self._kept = b""
         return True
 
 

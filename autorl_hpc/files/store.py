@@ -35,13 +35,12 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
         value = reading.read_json(path)
     except FileNotFoundError:
         raise AutorlError(f"{name} is not staged", where=path, next_step=f"run: {stage_command}") from None
-    except PermissionError as error:
-        what = f"{name} can't be read: {error.strerror}"
-        advice = "run as the user who staged it, or stage it into a root of your own"
-        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     except (OSError, ValueError) as error:
-        what = f"the manifest of {name} is unreadable: {error}"
-        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {again_command}") from None
+        what = f"the manifest of {name} can't be read: {error}"
+        next_step = f"run as the user who staged it, or: {again_command}"
+        raise AutorlError(
+            what, where=path, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.ENVIRONMENT
+        ) from None
     return parse_record(StoreManifest, value, path, next_step=f"stage it again: {again_command}")
 
 
@@ -57,7 +56,7 @@ def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> N
 def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[str], advice: str) -> None:
     known = {file.path for file in manifest.files}
     for extra in sorted(set(there) - known - {MANIFEST_NAME}):
-        raise _changed(f"{extra} is not a file of {name}", folder / extra, advice)
+        raise changed_since(f"{extra} is not a file of {name}", folder / extra, advice)
     for file in manifest.files:
         path, what = folder / file.path, f"{file.path} of {name}"
         try:
@@ -65,12 +64,12 @@ def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[st
         except OSError as error:
             if is_cluster_error(error):
                 raise
-            raise _changed(f"{what} is missing", path, advice) from None
+            raise changed_since(f"{what} is missing", path, advice) from None
         if size != file.size_bytes:
-            raise _changed(f"{what} has {size} bytes, staged were {file.size_bytes}", path, advice)
+            raise changed_since(f"{what} has {size} bytes, staged were {file.size_bytes}", path, advice)
         digest = file_sha256(path)
         if digest != file.sha256:
-            raise _changed(f"{what} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...", path, advice)
+            raise changed_since(f"{what} has sha256 {digest[:12]}..., staged was {file.sha256[:12]}...", path, advice)
 
 
 def _all_names(folder: Path) -> Iterator[str]:
@@ -88,7 +87,8 @@ def verify_model(root: Root, name: str) -> StoreManifest:
     return manifest
 
 
-def _changed(what: str, path: Path, next_step: str) -> AutorlError:
+def changed_since(what: str, path: Path, next_step: str) -> AutorlError:
+    """Return the error of a file that is no longer what was staged or frozen."""
     return AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.FAILED)
 
 
@@ -148,7 +148,7 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
     manifest = read_manifest(folder, name=f"environment {name}", stage_command=command)
     if manifest.content_hash != wanted or manifest.environment is None:
         what = f"the manifest of environment {name} is that of another one"
-        raise _changed(what, folder / MANIFEST_NAME, _made_again(name))
+        raise changed_since(what, folder / MANIFEST_NAME, _made_again(name))
     return folder, manifest
 
 
@@ -161,15 +161,13 @@ def verify_environment(root: Root, name: str, content_hash: str | None = None) -
     facts = manifest.environment
     if facts is not None and facts.kind == "venv" and wheels_hash(bundled, facts.python or "") != manifest.content_hash:
         what = f"the content hash of environment {name} is not that of its wheels"
-        raise _changed(what, folder / MANIFEST_NAME, _made_again(name))
+        raise changed_since(what, folder / MANIFEST_NAME, _made_again(name))
     return manifest
 
 
 def environment_files(folder: Path) -> list[str]:
     """Return the relative paths of all regular files, also compiled ones, which Python would read in place of the source.
-
-    Links are left out: a venv makes them to the host's interpreter, and no others belong to an environment.
-    """
+    Links are left out: a venv makes them to the host's interpreter, and no others belong to an environment."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith(".nfs"))
     return sorted(name for name in names if name != MANIFEST_NAME and not (folder / name).is_symlink())
 
@@ -226,35 +224,29 @@ class EndpointWatch:
         self.path = path
         self.stale_after_s = stale_after_s
         self.last: DriverEndpoint | None = None
-        self._changed_at: float | None = None
-        self._seen_twice = False
+        self._changes, self._changed_at = 0, 0.0
 
     def look(self) -> DriverEndpoint | None:
-        """Read the file and return its endpoint, or None if there is none. Call it every few seconds."""
-        now = time.monotonic()
+        """Read the file and return its endpoint, or None if there never was one. Call it every few seconds."""
         found = read_endpoint(self.path)
         if found is None:  # neither alive nor dead: the time since the last change goes on
             return self.last
         if self.last is None or (found.generation, found.counter) != (self.last.generation, self.last.counter):
-            self._seen_twice = self.last is not None
-            self._changed_at = now
+            self._changes, self._changed_at = self._changes + 1, time.monotonic()
         self.last = found
         return found
 
     @property
     def is_stale(self) -> bool:
         """Return whether the counter has not changed for `stale_after_s` of this reader's time."""
-        return self._changed_at is not None and time.monotonic() - self._changed_at > self.stale_after_s
-
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the counter was seen to change; the file alone may be left over from a dead job."""
-        return self._seen_twice and not self.is_stale
+        return self._changes > 0 and time.monotonic() - self._changed_at > self.stale_after_s
 
     def ready(self) -> DriverEndpoint | None:
-        """Return the endpoint if the driver says that it is ready and its job is alive."""
+        """Return the endpoint if the driver says that it is ready and its counter was seen to change; the file alone may be left
+        over from a dead job."""
         found = self.look()
-        return found if found is not None and found.ready and found.url and self.is_alive else None
+        alive = self._changes > 1 and not self.is_stale
+        return found if found is not None and found.ready and found.url and alive else None
 
 
 # --- driver keys: in files that only their owner may read; no error shows any part of one
@@ -263,11 +255,9 @@ MAX_KEY_BYTES = 4096
 
 
 def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | None:
-    """Return the file with the driver's key, or None if it has none.
-
-    An API key from a variable is copied to `drivers/<name>.key`, like the key of our own server: Slurm jobs do not get the
-    launching shell's variables, and other processes of the user could read them in /proc.
-    """
+    """Return the file with the driver's key, or None if it has none. An API key from a variable is copied to
+    `drivers/<name>.key`, like the key of our own server: Slurm jobs do not get the launching shell's variables, and other
+    processes of the user could read them in /proc."""
     if spec.key_file is not None:
         return Path(os.path.expanduser(spec.key_file))
     if spec.kind == "vllm" or spec.key_variable is not None:
@@ -276,14 +266,8 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
 
 
 def read_key(path: Path, whose: str = "the driver's") -> str:
-    """Return the key in `path`.
-
-    Args:
-        whose: begins the errors' messages.
-
-    Raises:
-        AutorlError: the file can't be read, is open to others, or holds no key.
-    """
+    """Return the key in `path`. `whose`: begins the errors' messages. Raises AutorlError: the file can't be read, is open
+    to others, or holds no key."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             state = os.fstat(file.fileno())
@@ -301,11 +285,7 @@ def read_key(path: Path, whose: str = "the driver's") -> str:
 
 
 def checked_key(data: bytes, where: str | Path, whose: str = "the driver's") -> str:
-    """Return `data` as a key: one line of visible characters.
-
-    Raises:
-        AutorlError: it is not one.
-    """
+    """Return `data` as a key: one line of visible characters. Raises AutorlError: it is not one."""
     key = data.strip()
     if not key or len(key) > MAX_KEY_BYTES or any(not 33 <= byte <= 126 for byte in key):
         what = f"{whose} key is not a single line of visible characters"
@@ -336,10 +316,8 @@ def code_hash(frozen: Parts) -> str:
 
 
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
-    """Return whether the frozen code matches the hash in its name and holds nothing that the hash does not cover.
-
-    The hash does not cover compiled Python: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source.
-    """
+    """Return whether the frozen code matches the hash in its name and holds nothing that the hash does not cover. The hash
+    does not cover compiled Python: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source."""
     folder = experiment.code / wanted
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):

@@ -87,11 +87,8 @@ class TokenBudget:
         self, number: int, estimated_in: int, asked_out: int, most_in: int | None = None, *, caches: bool = True
     ) -> None:
         """Let request `number` in, or raise a Refusal: the budget is used up, or others in flight may use what is left.
-
-        Args:
-            most_in: upper limit of its input; None if the estimate is exact.
-            caches: its input may be written into a cache for an hour, which costs more.
-        """
+        `most_in`: upper limit of its input; None if the estimate is exact. `caches`: its input may be written into a cache
+        for an hour, which costs more."""
         if self.exhausted:
             raise self._used_up(self.exhausted, "is used up")
         given = estimated_in * self._scale

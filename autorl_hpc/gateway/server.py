@@ -115,11 +115,7 @@ ONCE_ONLY: Final = ("Content-Type", "Content-Encoding", "Content-Length", "Trans
 
 
 class Gateway:
-    """Answers requests.
-
-    Args:
-        books: totals, limits, log.
-    """
+    """Answers requests. `books`: totals, limits, log."""
 
     def __init__(self, settings: Settings, driver: upstream.Driver, books: Books) -> None:
         self._settings, self._driver, self._books = settings, driver, books

@@ -118,12 +118,8 @@ class Driver:
         body: bytes,
         tries: list[str],
     ) -> Sent:
-        """Send a request and return the beginning of its answer. Raises DriverLost if none began.
-
-        Args:
-            keyed: makes the headers that hold a key.
-            tries: the error of each failed try is appended, for the log.
-        """
+        """Send a request and return the beginning of its answer. Raises DriverLost if none began. `keyed`: makes the
+        headers that hold a key. `tries`: the error of each failed try is appended, for the log."""
         import aiohttp
 
         began, broken_off = time.monotonic(), False

@@ -81,18 +81,15 @@ def _explain(model: type[Strict], error: ValidationError, where: str | Path, nex
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """The nearest known field, or all of them."""
     fields: dict[str, Any] = dict(model.model_fields)
-    is_key = False  # of a field with tables by name, such as `drivers`
-    for part in location[:-1]:
-        if is_key:
-            is_key = False
-            continue
+    path = iter(location[:-1])
+    for part in path:
         given = getattr(fields.get(str(part)), "annotation", None)
-        is_key = get_origin(given) is dict
+        if get_origin(given) is dict:
+            next(path, None)  # the key of a field with tables by name, such as `drivers`
         tables = [each for each in (given, *get_args(given)) if isinstance(each, type) and issubclass(each, BaseModel)]
         if not tables:
             return ""
-        inner = tables[0]
-        fields = dict(inner.model_fields)
+        fields = dict(tables[0].model_fields)
     near = difflib.get_close_matches(str(location[-1]), fields, n=1)
     if near:
         return f"; did you mean `{near[0]}`?"
@@ -120,25 +117,17 @@ Revision = Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")]
 KeyFile = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)]
 
 
-_NO_PLAIN_ASCII = re.compile(r"[^ -~]")
-
-
 def is_name(text: str) -> bool:
     """Whether `text` may stand as a file name of ours."""
     return re.fullmatch(NAME_PATTERN, text) is not None and ".." not in text
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that is not a plain character: it may go into JSON, a terminal and a page.
-
-    File names, tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes.
-    """
-    return _NO_PLAIN_ASCII.sub(_escaped, text)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    char = found[0]
-    return char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
+    """`text` with everything escaped that is not a plain character: it may go into JSON, a terminal and a page. File names,
+    tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 # --- building blocks for tables of experiments and cluster profiles

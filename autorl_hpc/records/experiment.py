@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import re
 from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
 
 from pydantic import (
     AliasChoices,
@@ -31,7 +29,7 @@ from autorl_hpc.records.base import (
     Visible,
     parse_duration_s,
 )
-from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
+from autorl_hpc.records.driver import NO_DRIVER, DriverSpec, checked_url
 from autorl_hpc.states import Network, Protocol
 
 
@@ -189,15 +187,7 @@ class JudgeSpec(Table):
     @field_validator("url")
     @classmethod
     def _is_url(cls, value: str) -> str:
-        if value == cls.BUILTIN:
-            return value
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
-            raise ValueError(f"an http or https address, or `{cls.BUILTIN}`")
-        if parts.username is not None or parts.password is not None:
-            raise ValueError("no user and password in an address: use `key_file`")
-        _ = parts.port  # raises its own ValueError for a bad port
-        return value.rstrip("/")
+        return value if value == cls.BUILTIN else checked_url(value)
 
     @field_validator("parameters")
     @classmethod

@@ -25,11 +25,8 @@ Problem = tuple[Path | str, str, str]  # Where it is, what is wrong, and what to
 
 
 def check_task(task: Task) -> None:
-    """Check everything that a task folder needs in addition to a readable task.yaml.
-
-    Raises:
-        AutorlError: the first missing or wrong thing, with file and field.
-    """
+    """Check everything that a task folder needs in addition to a readable task.yaml. Raises AutorlError: the first missing
+    or wrong thing, with file and field."""
     for where, what, next_step in _problems(task):
         raise AutorlError(what, where=where, next_step=next_step)
 
@@ -136,7 +133,7 @@ def _environment(task: Task, where: Path) -> Iterator[Problem]:
             field = f"field `recipes.{recipe.name}.options.{ENVIRONMENT_TIMEOUT}`"
             advice = "give how long one call of the environment may take, or leave it out: 120"
             yield where, f"{field}: {limit_s!r} is not a number of seconds", advice
-        check_search_name(recipe, tree, where)
+        check_search_name(recipe, (task.folder / file).read_text(encoding="utf-8", errors="replace"), where)
 
 
 def _parsed(path: Path, why: str) -> ast.Module:

@@ -82,14 +82,8 @@ def json_rows(data: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def read_items(data: bytes, *, question: bool = False, answer: bool = False) -> list[dict[str, Any]]:
-    """Return the rows of an items.jsonl.
-
-    Args:
-        question, answer: whether each row must have one.
-
-    Raises:
-        BadRow: the first invalid row, or one with a missing or repeated `id`.
-    """
+    """Return the rows of an items.jsonl. `question, answer`: whether each row must have one. Raises BadRow: the first
+    invalid row, or one with a missing or repeated `id`."""
     rows: list[dict[str, Any]] = []
     lines: dict[str, int] = {}
     for number, row in json_rows(data):

@@ -17,7 +17,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.ledger import sha256_hex
-from autorl_hpc.files.store import read_manifest, verify_files
+from autorl_hpc.files.store import changed_since, read_manifest, verify_files
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
 from autorl_hpc.records.task import Recipe, SplitPin, TaskFile
@@ -44,20 +44,14 @@ class StagedTask:
 
 
 def with_pins(root: Root, task: Task) -> Task:
-    """Return the task with the pins of its splits; an rl-smith folder gets those of its staging.
-
-    Raises:
-        AutorlError: an rl-smith folder is not staged, or its rows have changed.
-    """
+    """Return the task with the pins of its splits; an rl-smith folder gets those of its staging. Raises AutorlError: an
+    rl-smith folder is not staged, or its rows have changed."""
     return task if task.smith is None else replace(task, file=staged_pins(root, task.file, task.folder))
 
 
 def verify_staged_task(root: Root, task: Task) -> StagedTask:
-    """Check every staged file's hash against the manifests and the task's pins; return the manifests.
-
-    Raises:
-        AutorlError: it is not staged, a file has changed, or an item is invalid.
-    """
+    """Check every staged file's hash against the manifests and the task's pins; return the manifests. Raises AutorlError:
+    it is not staged, a file has changed, or an item is invalid."""
     task = with_pins(root, task)
     command = f"autorl-hpc stage {task.name}"
     store = read_manifest(root.task_store(task.name), name=f"task {task.name}", stage_command=command)
@@ -69,21 +63,16 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
         staged = {file.path: file.sha256 for file in manifest.files}
         changed = next((name for name, digest in pins.items() if staged.get(name) != digest), None)
         if changed is not None:
-            raise _changed(f"{changed} of task {task.name} was staged by another version of the task", folder, command)
+            what = f"{changed} of task {task.name} was staged by another version of the task"
+            raise changed_since(what, folder, f"put the original back or run: {command} --again")
     check_items(task, root.task_vault(task.name))
     return StagedTask(store, vault)
 
 
 def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
-    """Check each held-out item below `folder`, before anything is queued.
-
-    Args:
-        made_by: the program to name in an error if the files are in a temporary folder.
-
-    Raises:
-        AutorlError: the first row that is not an item or repeats an id, with file and line; or the number of items differs from
-            the pin.
-    """
+    """Check each held-out item below `folder`, before anything is queued. `made_by`: the program to name in an error if the
+    files are in a temporary folder. Raises AutorlError: the first row that is not an item or repeats an id, with file and
+    line; or the number of items differs from the pin."""
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
     own = task.folder / "task.yaml"
@@ -151,11 +140,8 @@ class Item:
 
 
 def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
-    """Load the items of a split after checking their file's hash against the run's pin.
-
-    Raises:
-        AutorlError: not staged, changed after staging, or a row is not an item.
-    """
+    """Load the items of a split after checking their file's hash against the run's pin. Raises AutorlError: not staged,
+    changed after staging, or a row is not an item."""
     path = root.task_vault(task) / (pin.folder or split) / "items.jsonl"
     data = _read_pinned(path, pin.sha256, task)
     try:
@@ -183,10 +169,8 @@ def _text(value: Any) -> str:
 
 
 def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
-    """Return the recipe's worked examples as chat messages, or none.
-
-    A message that holds `{question}` is left out: it is the file's template for the question, which the recipe's prompt replaces.
-    """
+    """Return the recipe's worked examples as chat messages, or none. A message that holds `{question}` is left out: it is
+    the file's template for the question, which the recipe's prompt replaces."""
     if recipe.shots_file is None:
         return []
     path = root.task_vault(task) / recipe.shots_file
@@ -196,11 +180,8 @@ def load_shots(root: Root, task: str, recipe: Recipe) -> list[dict[str, str]]:
 
 
 def load_judge_prompt(root: Root, task: str, recipe: Recipe) -> str:
-    """Return the text of the judge's prompt, "" if the recipe names no file.
-
-    Raises:
-        AutorlError: not staged, or changed after staging.
-    """
+    """Return the text of the judge's prompt, "" if the recipe names no file. Raises AutorlError: not staged, or changed
+    after staging."""
     if JUDGE_PROMPT not in recipe.options:
         return ""
     path = root.task_vault(task) / str(recipe.options[JUDGE_PROMPT])
@@ -215,13 +196,9 @@ def _read_pinned(path: Path, sha256: str, task: str) -> bytes:
         what = f"held-out data of task {task} can't be read: {error}"
         raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=f"run: {command}") from None
     if sha256_hex(data) != sha256:
-        raise _changed(f"held-out data of task {task} were changed after staging", path, command)
+        what = f"held-out data of task {task} were changed after staging"
+        raise changed_since(what, path, f"put the original back or run: {command} --again")
     return data
-
-
-def _changed(what: str, where: Path, command: str) -> AutorlError:
-    advice = f"put the original back or run: {command} --again"
-    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
 
 
 # --- part of the feedback split: drawn once by a seed, the same for every submission and the base model
@@ -231,11 +208,7 @@ def _changed(what: str, where: Path, command: str) -> AutorlError:
 
 def draw(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> list[Item]:
     """Return the part in the order of the split, with at least `wanted` items, because the last cluster is whole too.
-
-    Args:
-        items: the whole split.
-        wanted: number of items; all items if there are not more.
-    """
+    `items`: the whole split. `wanted`: number of items; all items if there are not more."""
     if wanted >= len(items):
         return list(items)
     if task.cluster_field is not None:
@@ -288,11 +261,8 @@ def pin_part(items: Sequence[Item], wanted: int, seed: int, task: TaskFile) -> F
 
 
 def asked_items(root: Root, science: Science, split: Split, task: TaskFile) -> list[Item]:
-    """Return the held-out items of a split for a run's models.
-
-    Raises:
-        AutorlError: see `load_items`; or the part drawn here differs from the one drawn at launch.
-    """
+    """Return the held-out items of a split for a run's models. Raises AutorlError: see `load_items`; or the part drawn here
+    differs from the one drawn at launch."""
     items = load_items(root, science.task, split, science.splits[split])
     part = science.part(split)
     if part is None:

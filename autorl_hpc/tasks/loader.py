@@ -5,21 +5,20 @@ Also: check of the option `search`, and the hashes of what decides an episode.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import autorl_hpc.rollouts
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import layout
 from autorl_hpc.files.checkpoint import file_sha256, tree_sha256
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.reading import read_yaml
+from autorl_hpc.files.store import changed_since
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.task import Recipe, TaskFile
 from autorl_hpc.rollouts.search.backends import BACKENDS
-from autorl_hpc.states import Fault
 from autorl_hpc.tasks.folders import DECIDES_NO_SCORE, code_files
 from autorl_hpc.tasks.smith import SmithFolder, find_smith, read_description, read_smith, smith_names
 
@@ -30,11 +29,8 @@ TEMPLATE_NAME = "task.template.yaml"
 
 @dataclass(frozen=True)
 class Task:
-    """A loaded task folder.
-
-    Attributes:
-        smith: set for rl-smith's form. Its file has no pins until it is staged: `tasks.heldout.with_pins`.
-    """
+    """A loaded task folder. `smith`: set for rl-smith's form. Its file has no pins until it is staged:
+    `tasks.heldout.with_pins`."""
 
     folder: Path
     file: TaskFile
@@ -81,11 +77,8 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
-    """Load the task of that name from `folders` (default: `task_folders()`).
-
-    Raises:
-        AutorlError: there is none, or its task.yaml is wrong.
-    """
+    """Load the task of that name from `folders` (default: `task_folders()`). Raises AutorlError: there is none, or its
+    task.yaml is wrong."""
     places = task_folders() if folders is None else list(folders)
     for folder in places:
         path = folder / name / "task.yaml"
@@ -113,8 +106,7 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
             advice = f"{make}; then give that folder by --tasks or ${PATH_VARIABLE}"
             return AutorlError(f"task {name} is not whole: {missing}", where=folder / TEMPLATE_NAME, next_step=advice)
         if folder.is_dir() and place != share("tasks"):
-            smith = "an rl-smith folder (config.yaml, eval.py, data/train.jsonl) is called smith-NAME"
-            advice = f"write one: docs/adding-a-task.md; {smith}"
+            advice = "write one: docs/adding-a-task.md; an rl-smith folder is called smith-NAME"
             return AutorlError(f"the folder of task `{name}` holds no task.yaml", where=folder, next_step=advice)
     near = get_close_matches(name, task_names(), n=1)
     what = f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
@@ -122,32 +114,20 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
     return AutorlError(what, where=share("tasks"), next_step=advice)
 
 
-# --- the option `search`; the environment's file is parsed, not run
+# --- the option `search`
 
 ROOM = "autorl_hpc.rollouts.search"
 
 
-def check_search_name(recipe: Recipe, tree: ast.Module, where: Path) -> None:
-    """Check that the option `search` names a back end of the package, unless the environment's file adds some or doesn't use the
-    package's search.
-
-    Args:
-        tree: syntax tree of the environment's file.
-
-    Raises:
-        AutorlError: there is no such back end.
-    """
-    name, nodes = str(recipe.options.get("search", "")), list(ast.walk(tree))
-    modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    searches = any(module == ROOM or module.startswith(f"{ROOM}.") for module in modules)
-    adds = any("BACKENDS" in (getattr(node, "attr", None), getattr(node, "id", None)) for node in nodes)
-    if not name or name in BACKENDS or not searches or adds:
-        return
-    what = f"field `recipes.{recipe.name}.options.search`: there is no search back end `{name}`"
-    known = f"choose one of: {', '.join(sorted(BACKENDS))}"
-    advice = f'{known}; or add it in the environment\'s file: BACKENDS["name"] = make'
-    raise AutorlError(what, where=where, next_step=advice)
+def check_search_name(recipe: Recipe, code: str, where: Path) -> None:
+    """Check that the option `search` names a back end of the package, unless the environment's file adds some or doesn't
+    use the package's search. `code`: text of the environment's file. Raises AutorlError: there is no such back end."""
+    name = str(recipe.options.get("search", ""))
+    if name and name not in BACKENDS and ROOM in code and "BACKENDS" not in code:
+        what = f"field `recipes.{recipe.name}.options.search`: there is no search back end `{name}`"
+        known = f"choose one of: {', '.join(sorted(BACKENDS))}"
+        advice = f'{known}; or add it in the environment\'s file: BACKENDS["name"] = make'
+        raise AutorlError(what, where=where, next_step=advice)
 
 
 # --- hashes of what decides an episode: the task's code, the rollouts package, files in the vault
@@ -179,14 +159,8 @@ def with_environment_hash(recipe: Recipe, task: Task) -> Recipe:
 
 
 def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
-    """Check the environment and vault files against their pins; called once before a pool starts, because workers don't reread.
-
-    Args:
-        options: the run's recipe's.
-
-    Raises:
-        AutorlError: a file has changed after staging or launch.
-    """
+    """Check the environment and vault files against their pins; called once before a pool starts, because workers don't
+    reread. `options`: the run's recipe's. Raises AutorlError: a file has changed after staging or launch."""
     room = Path(autorl_hpc.rollouts.__file__).parent
     found = {
         ENVIRONMENT_SHA256: (environment_sha256(task.folder), task.folder),
@@ -195,7 +169,7 @@ def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
     for name, (here, where) in found.items():
         if options.get(name, here) != here:
             what = f"the environment of task {task.name} is not the one that this run was launched with"
-            raise _changed(what, where, "put the files back as they were, or launch under another name")
+            raise changed_since(what, where, "put the files back as they were, or launch under another name")
     again = f"put the original back or run: autorl-hpc stage {task.name} --again"
     for name, pinned in sorted(task.file.vault_files.items()):
         path = root.task_vault(task.name) / name
@@ -204,8 +178,4 @@ def check_played(root: Root, task: Task, options: Mapping[str, object]) -> None:
         except OSError as error:
             problem = f"can't be read: {error.strerror}"
         if problem:
-            raise _changed(f"{name} of task {task.name} {problem}", path, again)
-
-
-def _changed(what: str, where: Path, next_step: str) -> AutorlError:
-    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.FAILED)
+            raise changed_since(f"{name} of task {task.name} {problem}", path, again)

@@ -164,16 +164,9 @@ def _not_exposed(folder: Path, name: str) -> str | None:
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
-    """Search for held-out rows in all files of the folder that are frozen or given to agents.
-
-    Only JSON and JSON lines files are searched, plain or gzipped. Rows in other forms (archives, spreadsheets) are not found.
-
-    Args:
-        held_out: the questions.
-
-    Raises:
-        AutorlError: names the file.
-    """
+    """Search for held-out rows in all files of the folder that are frozen or given to agents. Only JSON and JSON lines
+    files are searched, plain or gzipped. Rows in other forms (archives, spreadsheets) are not found. `held_out`: the
+    questions. Raises AutorlError: names the file."""
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
         if _holds(folder / name, wanted):
@@ -260,10 +253,7 @@ def smith_names(parent: Path) -> set[str]:
 
 def find_smith(parent: Path, name: str) -> Path | None:
     """Return the folder of task `name` below `parent`: the one whose config.yaml has that name, else the one called so.
-
-    Raises:
-        AutorlError: several have the name.
-    """
+    Raises AutorlError: several have the name."""
     if not name.startswith(PREFIX):
         return None
     folders = _smith_folders(parent)
@@ -285,11 +275,8 @@ def _plain_name(config: Any) -> str:
 
 
 def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
-    """Read the folder as a task without pins, which are known after `stage`.
-
-    Raises:
-        AutorlError: config.yaml is not a table, or has settings that are not supported.
-    """
+    """Read the folder as a task without pins, which are known after `stage`. Raises AutorlError: config.yaml is not a
+    table, or has settings that are not supported."""
     config = read_yaml(folder / CONFIG)
     if not isinstance(config, dict):
         raise AutorlError("a table of fields is expected", where=folder / CONFIG, next_step="see docs/adding-a-task.md")
@@ -322,11 +309,8 @@ def read_smith(folder: Path, name: str) -> tuple[SmithFolder, TaskFile]:
 
 
 def write_splits(folder: SmithFolder, data: Path, name: str, out: Path) -> None:
-    """Write train/, feedback/ and report/ under `out`, as a prepare.py does.
-
-    Raises:
-        AutorlError: before anything is written: the rows are invalid, or held-out rows are elsewhere in the folder.
-    """
+    """Write train/, feedback/ and report/ under `out`, as a prepare.py does. Raises AutorlError: before anything is
+    written: the rows are invalid, or held-out rows are elsewhere in the folder."""
     splits = split_rows(read_rows(data), name, data)
     exposed = folder.exposed
     refuse_held_out(folder.folder, [row["question"] for split in ("feedback", "report") for row in splits[split]])
@@ -353,11 +337,8 @@ def pinned(file: TaskFile, data_sha256: str, out: Path) -> TaskFile:
 
 
 def staged_pins(root: Root, file: TaskFile, folder: Path) -> TaskFile:
-    """Return the task file with the pins of what was staged.
-
-    Raises:
-        AutorlError: it is not staged, the folder's rows have changed, or held-out rows are outside of data/.
-    """
+    """Return the task file with the pins of what was staged. Raises AutorlError: it is not staged, the folder's rows have
+    changed, or held-out rows are outside of data/."""
     command = f"autorl-hpc stage {file.name}"
     store = read_manifest(root.task_store(file.name), name=f"task {file.name}", stage_command=command)
     vault = read_manifest(root.task_vault(file.name), name=f"held-out data of task {file.name}", stage_command=command)

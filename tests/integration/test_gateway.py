@@ -31,6 +31,7 @@ from autorl_hpc.files.safe_open import read_calls
 from autorl_hpc.files.store import write_endpoint, write_key
 from autorl_hpc.records.driver import DriverEndpoint
 
+START = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n".encode()
 PRICES = {"price_in": 1.0, "price_out": 10.0, "price_cached": 0.1}
 
 
@@ -191,8 +192,7 @@ def test_the_models_are_the_driver_alone(gateway: GatewayProcess) -> None:
 
 def test_a_client_may_ask_before_it_sends_a_body(gateway: GatewayProcess) -> None:
     body = json.dumps(request_of("openai-chat")).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n".encode()
-    expect = gateway.raw(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
+    expect = gateway.raw(START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
     assert expect.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
@@ -240,7 +240,7 @@ NOT_TAKEN: list[tuple[str, Any, dict[str, str], int]] = [
     ("/v1beta/models/other:generateContent", request_of("gemini"), {}, 404),
     (PATHS["gemini"], request_of("gemini", model="models/other"), {}, 400),
     ("/v1/responses", request_of("openai-chat"), {"Upgrade": "websocket", "Connection": "Upgrade"}, 400),
-]
+]  # fmt: skip
 
 
 def test_hosted_tools_other_paths_and_other_models_dont_slip_through(
@@ -284,19 +284,17 @@ def test_without_the_runs_token_nothing_passes(
 def test_requests_are_not_smuggled(gateway: GatewayProcess, driver: DriverServer, head: bytes) -> None:
     """What follows is a second request, hidden in what may be taken for the first one's body."""
     asked = len(driver.asked)
-    start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-    found = gateway.raw(start.encode() + head + b"\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+    found = gateway.raw(START + head + b"\r\n0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
     assert found.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), "an answer, and no success"
     assert b" 200 " not in found
     assert len(driver.asked) == asked
 
 
 def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess) -> None:
-    start = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n"
-    told = gateway.raw(start.encode() + b"Content-Length: 99999999999\r\n\r\n{")
+    told = gateway.raw(START + b"Content-Length: 99999999999\r\n\r\n{")
     assert b" 413 " in told
     with socket.create_connection(("127.0.0.1", gateway.port or 0), timeout=60) as connection:
-        connection.sendall(start.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        connection.sendall(START + b"Transfer-Encoding: chunked\r\n\r\n")
         piece = b"100000\r\n" + b" " * 2**20 + b"\r\n"
         try:
             for _ in range(40):
@@ -428,16 +426,10 @@ ODD: dict[str, tuple[str, bytes, int, bytes | None, dict[str, str | None]]] = {
     "stream": ("200 OK\r\nContent-Type: text/event-stream", STREAMED, 200, STREAMED.replace(KEY.encode(), STARS), {}),
     "begun": ("200 OK", f"{{}} {KEY[:5]}".encode(), 200, f"{{}} {KEY[:5]}".encode(), {}),
     "packed": ("200 OK\r\nContent-Encoding: gzip", PACKED, 200, b"no such key: " + STARS, {"Content-Encoding": None}),
-    "busy": (
-        "429 No\r\nContent-Encoding: gzip\r\nRetry-After: 3",
-        PACKED,
-        429,
-        b"no such key: ***",
-        {"Retry-After": "3"},
-    ),
+    "busy": ("429 No\r\nContent-Encoding: gzip\r\nRetry-After: 3", PACKED, 429, b"no such key: ***", {"Retry-After": "3"}),
     "moved": ("307 Go\r\nLocation: /v1/stolen", b"", 502, None, {"Location": None, "x-should-retry": "false"}),
     "switch": ("101 Switch\r\nUpgrade: websocket\r\nConnection: Upgrade", b"", 502, None, {}),
-}
+}  # fmt: skip
 """What a driver answers to a word, and what the client gets: status, body and headers."""
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoints import TINY
@@ -18,12 +15,10 @@ from helpers import PATIENCE_S, alive, wait_for
 from realdata import REPO
 
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.rollouts.engine import Answer
 
 sys.path.append(str(REPO / "benchmarks" / "lib"))
 
 from gpubench.cold import forget
-from gpubench.recorder import Replay, _Echo, recorded
 from gpubench.variants import Variants
 
 ASKED = {
@@ -75,36 +70,6 @@ def test_variants_are_what_their_hash_says_and_differ(tmp_path: Path) -> None:
     assert variants.make(0).content_hash == made[0].content_hash
     assert sum(path.stat().st_nlink == 1 for path in made[0].folder.glob("*.safetensors")) == 1
     assert 0.0 <= forget(made[0].folder) <= 1.0
-
-
-class Streams:
-    """An engine that answers each prompt by its number of tokens, from a thread."""
-
-    def encode(self, text: str) -> list[int]:
-        return [ord(letter) for letter in text]
-
-    def chat(self, messages: object) -> None:
-        return None
-
-    def stream(self, sampling: object, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> _Echo:
-        return _Echo(lambda prompt: Answer(str(len(prompt)), 1, False), deliver)
-
-
-def test_what_streamed_is_written_down_and_said_again() -> None:
-    def streamed(engine: Any, texts: list[str]) -> dict[int, Answer]:
-        heard: queue.Queue[tuple[int, Answer]] = queue.Queue()
-        stream = engine.stream(None, 0, lambda key, answer: heard.put((key, answer)))
-        stream.ask([(key, engine.encode(text)) for key, text in enumerate(texts)])
-        found = dict(heard.get(timeout=PATIENCE_S) for _ in texts)
-        stream.close()
-        return found
-
-    recorder = recorded(Streams())
-    told = streamed(recorder, ["a", "bb", "ccc"])
-    assert [told[key].text for key in range(3)] == ["1", "2", "3"]
-    assert sorted(len(prompt) for prompt, _ in recorder.asked) == [1, 2, 3]
-    assert streamed(Replay(recorder), ["ccc", "a"]) == {0: told[2], 1: told[0]}
-    assert recorder.chat([]) is None and Replay(recorder).chat([]) is None
 
 
 @pytest.mark.xdist_group("gpu_figures")

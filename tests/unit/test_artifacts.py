@@ -8,9 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from checkpoints import (
-    SINGLE,
-)
+from checkpoints import SINGLE
 
 from autorl_hpc.files import artifacts
 

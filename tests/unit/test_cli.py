@@ -14,8 +14,7 @@ import warm
 import yaml
 from helpers import PATIENCE_S
 
-from autorl_hpc.files.layout import Root, share
-from autorl_hpc.launch.plan import prepare
+from autorl_hpc.files.layout import share
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -94,44 +93,6 @@ def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
 def test_another_file_that_is_not_there_is_not_replaced(staged: Path, tmp_path: Path, job: str) -> None:
     done = call("launch", job, "--dry-run", "--root", str(staged), cwd=tmp_path)
     assert done.returncode == 2 and "there is no such file" in done.stderr and job in done.stderr
-
-
-# --- quickstart in a folder that stands ---
-
-
-def older_quickstart(staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Root:
-    """A root with the quickstart of a package whose task is another one: launched, nothing started."""
-    root = Root(tmp_path / "place")
-    for part in ("store", "vault"):
-        shutil.copytree(staged / part, root.path / part)
-    shutil.copytree(share("tasks") / "arithmetic", tmp_path / "tasks" / "arithmetic")
-    (tmp_path / "tasks" / "arithmetic" / "description.md").write_text("as it once was\n")
-    with monkeypatch.context() as patch:
-        patch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
-        prepare(share("jobs") / "quickstart.yaml", root)
-    return root
-
-
-@pytest.mark.slow
-def test_quickstart_in_the_folder_of_another_version(
-    staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = older_quickstart(staged, tmp_path, monkeypatch)
-    record = root.experiment("quickstart").resolved
-    before = record.read_bytes()
-    changed = call("quickstart", "--root", str(root.path), cwd=tmp_path)
-    (code,) = root.experiment("quickstart").code.iterdir()
-    code.rename(code.with_name("0" * 64))
-    broken = call("quickstart", "--root", str(root.path), cwd=tmp_path)
-    for done in (changed, broken):
-        assert done.returncode == 2
-        assert "this folder holds the quickstart of another version" in done.stderr
-        assert "give another folder with --root, or remove it" in done.stderr
-        assert "--keep-frozen" not in done.stderr and "another name" not in done.stderr
-        assert str(root.path) in done.stderr
-    assert record.read_bytes() == before and not list(root.experiment("quickstart").jobs.glob("*")), (
-        "something was started"
-    )
 
 
 @pytest.mark.parametrize("parallel", ["0"])

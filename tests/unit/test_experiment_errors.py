@@ -146,11 +146,7 @@ FIELDS: list[tuple[str, Change, list[str]]] = [
     ("unknown mode", put("matrix", "mode", value="fast"), ["field `matrix.mode.0`", "'rl-only'"]),
     ("unknown engine", put("grader", "engine", value="vlm"), ["field `grader.engine`", "'vlm'"]),
     ("no worker", put("grader", "workers_per_gpu", value=0), ["field `grader.workers_per_gpu`: ", "a number from 1 to 16, or `auto`"]),
-    (
-        "parts of models side by side",
-        put("grader", value={"tensor_parallel": 2, "workers_per_gpu": 2}),
-        ["field `grader`", "`workers_per_gpu` above 1 needs `tensor_parallel: 1`"],
-    ),
+    ("parts of models side by side", put("grader", value={"tensor_parallel": 2, "workers_per_gpu": 2}), ["field `grader`", "`workers_per_gpu` above 1 needs `tensor_parallel: 1`"]),
     ("empty axis", put("matrix", "task", value=[]), ["field `matrix.task` is empty"]),
     ("twice the same", put("matrix", "seed", value=[0, 1, 0]), ["field `matrix.seed`", "0 stands twice"]),
     ("exclude everything", put("exclude", value=[{"task": "arithmetic"}]), ["field `exclude`", "leaves no run"]),

@@ -15,32 +15,11 @@ from autorl_hpc.gateway.server import MAX_VALUES, has_more_values, read_object
 
 TWO_WAYS = [
     *(b'{"tools": [{"type": "web_search"}], "tools": []}', b'{"tools": [], "\\u0074ools": [{"type": "web_search"}]}'),
-    *(
-        b'{"a": {"type": "text", "type": "image_url"}}',
-        b'{"a": NaN}',
-        b'{"a": Infinity}',
-        b'{"a": 1} {"b": 2}',
-        b'{"a": 1,}',
-    ),
-    *(
-        b"{'a': 1}",
-        b'{"a": 1} // comment',
-        b"[1]",
-        b'"text"',
-        b"",
-        b"null",
-        b"\xef\xbb\xbf{}",
-        b'{"a": "\xff"}',
-        b'{"a": "\xc0\xaf"}',
-    ),
-    *(
-        '{"a": 1}'.encode("utf-16"),
-        '{"a": 1}'.encode("utf-32"),
-        b'{"a": ' + b"9" * 10_000 + b"}",
-        b'{"a": "tab\there"}',
-    ),
+    *(b'{"a": {"type": "text", "type": "image_url"}}', b'{"a": NaN}', b'{"a": Infinity}', b'{"a": 1} {"b": 2}', b'{"a": 1,}'),
+    *(b"{'a': 1}", b'{"a": 1} // comment', b"[1]", b'"text"', b"", b"null", b"\xef\xbb\xbf{}", b'{"a": "\xff"}', b'{"a": "\xc0\xaf"}'),
+    *('{"a": 1}'.encode("utf-16"), '{"a": 1}'.encode("utf-32"), b'{"a": ' + b"9" * 10_000 + b"}", b'{"a": "tab\there"}'),
     b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("data", TWO_WAYS, ids=lambda data: repr(data[:30]))

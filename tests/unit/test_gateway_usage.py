@@ -81,13 +81,9 @@ def test_figures_that_are_none_count_nothing(told: dict[str, Any]) -> None:
 
 TEXTS = {
     "chat": ({"choices": [{"message": {"content": "w " * 100}}]}, "prompt_tokens", "completion_tokens"),
-    "responses": (
-        {"object": "response", "output": [{"content": [{"text": "w " * 100}]}]},
-        "input_tokens",
-        "output_tokens",
-    ),
+    "responses": ({"object": "response", "output": [{"content": [{"text": "w " * 100}]}]}, "input_tokens", "output_tokens"),
     "anthropic": ({"type": "message", "content": [{"text": "w " * 100}]}, "input_tokens", "output_tokens"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("told", [0, -5, "12", None, True, 1e400, [3]])

@@ -148,38 +148,18 @@ def unknown_field(data: bytes) -> bytes:
 alter_byte = edit(3, lambda data: data.replace(b'"elapsed_s":3.0', b'"elapsed_s":2.0'))
 DAMAGE: dict[str, tuple[Callable[[RunDir], object], str, str]] = {
     "a byte": (alter_byte, "the chain breaks before ledger entry 000004", "000004.json"),
-    "white space in the last": (
-        edit(5, lambda data: data.replace(b":", b": ", 1)),
-        "ledger entry 000005 is not written as this suite writes it",
-        "000005.json",
-    ),
-    "a hole": (
-        lambda run: entry_path(run, 3).unlink(),
-        "ledger entry 000003.json is missing, though 000004.json is there",
-        "000003.json",
-    ),
+    "white space in the last": (edit(5, lambda data: data.replace(b":", b": ", 1)), "ledger entry 000005 is not written as this suite writes it", "000005.json"),
+    "a hole": (lambda run: entry_path(run, 3).unlink(), "ledger entry 000003.json is missing, though 000004.json is there", "000003.json"),
     "two exchanged": (swap, "ledger entry 000003 calls itself number 4", "000003.json"),
     "their bodies": (lambda run: swap(run, "body"), "the chain breaks before ledger entry 000004", "000004.json"),
     "empty": (edit(5, lambda data: b""), "ledger entry 000005 is damaged", "000005.json"),
     "cut": (edit(5, lambda data: data[:100]), "ledger entry 000005 is damaged", "000005.json"),
     "not UTF-8": (edit(5, lambda data: b"\xff\xfe" + data), "ledger entry 000005 is damaged", "000005.json"),
     "endless": (edit(5, lambda data: b"[" * 100_000), "ledger entry 000005 is damaged", "000005.json"),
-    "another run": (
-        lambda run: run.record.write_text('{"run_id": "ran"}\n'),
-        "the chain breaks before ledger entry 000001: run.json",
-        "000001.json",
-    ),
-    "beyond": (
-        lambda run: entry_path(run, 5).rename(entry_path(run, 7)),
-        "ledger entry 000005.json is missing, though 000007.json is there",
-        "000005.json",
-    ),
-    "unknown field": (
-        edit(5, unknown_field),
-        "ledger entry 000005 is damaged: field `score`: unknown field",
-        "000005.json",
-    ),
-}
+    "another run": (lambda run: run.record.write_text('{"run_id": "ran"}\n'), "the chain breaks before ledger entry 000001: run.json", "000001.json"),
+    "beyond": (lambda run: entry_path(run, 5).rename(entry_path(run, 7)), "ledger entry 000005.json is missing, though 000007.json is there", "000005.json"),
+    "unknown field": (edit(5, unknown_field), "ledger entry 000005 is damaged: field `score`: unknown field", "000005.json"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("damage", "named", "file"), DAMAGE.values(), ids=DAMAGE)

@@ -186,10 +186,7 @@ def load_and_stage(root: Root) -> Task:
 BAD_CONFIGS = [
     ({"name": "other"}, "field `name` is other: this folder is the task smith-other"),
     ({"eval_mode": "per_sample"}, "field `name` is missing"),
-    (
-        {"name": "halves", "eval_mode": "opencompass"},
-        "field `eval_mode` is opencompass; understood is per_sample",
-    ),
+    ({"name": "halves", "eval_mode": "opencompass"}, "field `eval_mode` is opencompass; understood is per_sample"),
     ({"name": "halves", "eval_type": "custom_model"}, "field `eval_mode` is custom_model"),
     ({"name": "halves", "expose_files": ["data/train.jsonl"]}, "agents get training rows alone"),
     ({"name": "halves", "expose_files": ["../x"]}, "no file of this folder"),
@@ -202,7 +199,7 @@ BAD_CONFIGS = [
     ({"name": "halves", "options": [1]}, "field `options`: a table is expected, not [1]"),
     ({"name": "halves", "prompt": "solve it"}, "does not hold {question}"),
     ({"name": "halves", "max_new_tokens": "many"}, "max_new_tokens"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "words"), BAD_CONFIGS, ids=[words for _, words in BAD_CONFIGS])

@@ -95,37 +95,17 @@ def test_perfect_play_of_a_function_and_of_the_items(check: Check) -> None:
 
 
 BROKEN = {
-    "__init__ raises": (
-        ("        pass\n\n    def reset", "        raise OSError('no key')\n\n    def reset"),
-        1,
-        "OSError: no key",
-    ),
+    "__init__ raises": (("        pass\n\n    def reset", "        raise OSError('no key')\n\n    def reset"), 1, "OSError: no key"),
     "it can't be imported": (("class Environment:", "import no_such_module\nclass Environment:"), 1, "No module named"),
-    "no reset": (
-        ("def reset", "def begin"),
-        1,
-        "reset of goal g3: AttributeError: 'Environment' object has no attribute 'reset'",
-    ),
-    "two": (
-        ("reward=1.0", "reward=2.0"),
-        1,
-        "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0",
-    ),
+    "no reset": (("def reset", "def begin"), 1, "reset of goal g3: AttributeError: 'Environment' object has no attribute 'reset'"),
+    "two": (("reward=1.0", "reward=2.0"), 1, "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0"),
     "the dialogue raises": (("return transcript.first", "return transcript.frist"), 1, "has no attribute 'frist'"),
     "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment's process died (exit code 3)"),
-    "anybody wins": (
-        ('return Step("No.")', 'return Step("No.", True, 1.0)'),
-        1,
-        "empty ones 100  <- must be 100 and 0",
-    ),
+    "anybody wins": (('return Step("No.")', 'return Step("No.", True, 1.0)'), 1, "empty ones 100  <- must be 100 and 0"),
     "nobody wins": (("reward=1.0", "reward=0.5"), 1, "perfect answers score 0, empty ones 0  <- must be 100 and 0"),
     "the oracle raises": (("return ['0'", "return [goal['x']"), 1, "oracle(g3) raised KeyError: 'x'"),
-    "the oracle is not a list": (
-        ("return ['0', str(goal['number'])]", "return [1]"),
-        1,
-        "the oracle of goal g3 is not a list of actions",
-    ),
-}
+    "the oracle is not a list": (("return ['0', str(goal['number'])]", "return [1]"), 1, "the oracle of goal g3 is not a list of actions"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -77,12 +77,11 @@ def main() -> None:
         scores = [score(folder, meta, workspace, samplers) for folder in folders]
         for folder, value in zip(folders, scores, strict=True):
             print(
-                f"{folder}: {'not known' if value is None else f'{value:.4f}'} on the validation part", file=sys.stderr
+                f"{folder}: {'not known' if value is None else round(value, 4)} on the validation part", file=sys.stderr
             )
         if None not in scores:  # of equal ones the later
-            folders = [
-                folder for _, folder in sorted(zip(scores, folders, strict=True), key=lambda pair: pair[0] or 0.0)
-            ]
+            best = max(range(len(scores)), key=lambda place: (scores[place], place))
+            folders.append(folders[best])
     if folders:
         print(folders[-1])
 

@@ -27,8 +27,7 @@ from batches import Spoken, Tokens, merged
 from words import Words
 
 MOST_GOALS = 3000
-PART_GOALS = 200
-"""Goals between two files."""
+PART_GOALS = 200  # goals between two files
 LIVE_A_WORKER = 2
 """Episodes under way: one is stepped while the other waits for the expert. More would only take turns in a worker's planner."""
 STRAY_SHARE = 0.1

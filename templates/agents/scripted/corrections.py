@@ -14,8 +14,7 @@ import numpy as np
 from batches import Spoken, Tokens, merged
 from words import Words
 
-MOST_BRANCHES = 6
-"""Of an episode: where it goes round in circles, the same would be said again and again."""
+MOST_BRANCHES = 6  # of an episode: where it goes round in circles, the same would be said again and again
 
 
 class Adviser(Protocol):

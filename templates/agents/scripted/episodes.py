@@ -18,16 +18,12 @@ if TYPE_CHECKING:  # other tasks have no such package in their workspace
     from autorl_rollouts.pool import Pool
     from autorl_rollouts.source import Source
 
-FILES = ("goals.jsonl", "train.jsonl")
-"""Where goals lie, if the environment's file has no function `goals`."""
-CLUSTERS = ("cluster", "product")
-"""Fields that goals share which must not be in both parts."""
+FILES = ("goals.jsonl", "train.jsonl")  # where goals lie, if the environment's file has no function `goals`
+CLUSTERS = ("cluster", "product")  # fields that goals share which must not be in both parts
 VALIDATION_SHARE = 0.04
-VALIDATION_LEAST = 0.25
-"""Of few goals (fewer than `FEW`)."""
+VALIDATION_LEAST = 0.25  # of few goals (fewer than `FEW`)
 FEW = 200
-GATHER_S = 2.0
-"""How long a batch waits for slow environments: longer than a step takes, so that batches stay large."""
+GATHER_S = 2.0  # how long a batch waits for slow environments: longer than a step takes, so that batches stay large
 
 
 def interactive(meta: Mapping[str, Any]) -> bool:

@@ -24,8 +24,7 @@ HALF_BYTES, SHARED_BYTES = 2, 2 + 4 + 8
 """A parameter under DeepSpeed: its bfloat16 weight; gradient, float32 weight and moments, which ZeRO-2 splits among GPUs.
 ZeRO-3 splits the first, too."""
 SAMPLER_BYTES = 2
-FORCED = "EXPERT_ACCELERATE"
-"""Variable that names a configuration, whatever the memory is."""
+FORCED = "EXPERT_ACCELERATE"  # variable that names a configuration, whatever the memory is
 NAMES = ("cpu", "one-gpu", "multi-gpu", "zero2", "zero3")
 
 

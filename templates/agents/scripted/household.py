@@ -21,36 +21,15 @@ LAMP = "desklamp"
 PLACING = {"move": r"(.+) to (.+)", "put": r"(.+) in/on (.+)"}
 """What puts something down: the games' way, and that of the examples, which may be taken for it."""
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-TASKS = (
-    (
-        re.compile(r"(?:examine|look at) (?:an? |the |some )?(?P<thing>\w+) (?:with|under) (?:an? |the )?desklamp"),
-        "look",
-    ),
-    (
-        re.compile(
-            r"(?:put two|find two) (?P<thing>\w+) (?:and put them )?(?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
-        ),
-        "two",
-    ),
-    (
-        re.compile(
-            r"(?P<verb>clean|heat|cool) (?:some |an? |the )?(?P<thing>\w+) and put (?:it|them) (?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
-        ),
-        "verb",
-    ),
-    (
-        re.compile(
-            r"put (?:an? |some |the )?(?P<state>clean|hot|cool|cold) (?P<thing>\w+) (?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
-        ),
-        "state",
-    ),
-    (
-        re.compile(
-            r"(?:put|find) (?:some |an? |the )?(?P<thing>\w+) (?:and put (?:it|them) )?(?:in/on|in|on) (?:an? |the )?(?P<target>\w+)"
-        ),
-        "put",
-    ),
+_ANY, _THERE = r"(?:an? |the |some )?", r" (?:in/on|in|on) (?:an? |the |some )?(?P<target>\w+)"
+_TASKS = (
+    (rf"(?:examine|look at) {_ANY}(?P<thing>\w+) (?:with|under) {_ANY}desklamp", "look"),
+    (rf"(?:put two|find two) (?P<thing>\w+)(?: and put them)?{_THERE}", "two"),
+    (rf"(?P<verb>clean|heat|cool) {_ANY}(?P<thing>\w+) and put (?:it|them){_THERE}", "verb"),
+    (rf"put {_ANY}(?P<state>clean|hot|cool|cold) (?P<thing>\w+){_THERE}", "state"),
+    (rf"(?:put|find) {_ANY}(?P<thing>\w+)(?: and put (?:it|them))?{_THERE}", "put"),
 )
+TASKS = tuple((re.compile(words), kind) for words, kind in _TASKS)
 """How the games word their tasks; the first that fits counts."""
 STATES = {"clean": "clean", "hot": "heat", "cool": "cool", "cold": "cool"}
 

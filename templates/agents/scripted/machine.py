@@ -18,18 +18,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-SMALL_PARAMETERS = 10_000_000
-"""Below it a model is a toy that wants large steps and needs few of them."""
-CHECKPOINTED_PARAMETERS = 400_000_000
-"""Above it activations are computed again instead of kept."""
+SMALL_PARAMETERS = 10_000_000  # below it a model is a toy that wants large steps and needs few of them
+CHECKPOINTED_PARAMETERS = 400_000_000  # above it activations are computed again instead of kept
 RATES = ((SMALL_PARAMETERS, 3e-4, 1.5e-4), (500_000_000, 3e-4, 2e-5), (3_000_000_000, 2e-5, 2e-6))
 """Up to so many parameters: learning rates of supervised training and of RL, full weights."""
 LARGEST_RATES = (1e-5, 1e-6)
-LORA_FACTOR = 10.0
-"""LoRA wants larger steps than full weights do."""
+LORA_FACTOR = 10.0  # LoRA wants larger steps than full weights do
 LORA_RANK = 32
-KEEP_S = 120.0
-"""At least so often what training needs to go on is written, where an interruption must not cost more."""
+KEEP_S = 120.0  # at least so often what training needs to go on is written, where an interruption must not cost more
 RESERVE_SHARE, RESERVE_MAX_S = 0.1, 180.0
 """Of the time left: kept for saving, choosing and submitting, and its upper end."""
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".index.json", ".py")
@@ -62,11 +58,8 @@ def seconds_left(workspace: Path, meta: Mapping[str, Any]) -> float:
     """What `./time` says of the wall clock; the whole budget where it cannot be asked."""
     try:
         said = subprocess.run(["./time"], cwd=workspace, capture_output=True, timeout=60, check=True)
-        answer = json.loads(said.stdout)
-        if isinstance(answer, dict):
-            answer = answer["left_s"] if "left_s" in answer else next(v for k, v in answer.items() if "left" in k)
-        return float(answer)
-    except (OSError, subprocess.SubprocessError, ValueError, TypeError, StopIteration) as error:
+        return float(json.loads(said.stdout)["left_s"])
+    except (OSError, subprocess.SubprocessError, ValueError, TypeError, KeyError) as error:
         print(f"./time did not answer ({error!r}); planning with the whole budget", flush=True)
         return float(meta["timeout_s"])
 

@@ -23,8 +23,7 @@ from sampler_vllm import open_vllm, vllm_is_there
 from words import Words, ends_of
 
 TEMPERATURE = 1.0
-COPIES, KEPT = 8, 2
-"""Answers to each question, and different right ones that are kept."""
+COPIES, KEPT = 8, 2  # answers to each question, and different right ones that are kept
 BATCH_QUESTIONS, BATCH_GOALS = 64, 32
 MOST_GOALS = 1000
 

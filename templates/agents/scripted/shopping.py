@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ACTIONS_HEADING = "Available actions:\n"
-PAGES = 5
-"""Of results: a search shows fifty products, ten a page."""
+PAGES = 5  # of results: a search shows fifty products, ten a page
 _PRICE = re.compile(r",? and price lower than .*$")
 _WITH = re.compile(r" with (?:[^:]{1,40}): .*$")
 _WORDS = re.compile(r"[A-Z][\w'-]*(?: (?:of |the )?[A-Z][\w'-]*)*")

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +71,7 @@ def final_number(text: str) -> Decimal | None:
     (Decimal('-1200.50'), None)
     """
     match = _FINAL.search(text)
-    if match is None:
-        return None
-    try:
-        return Decimal(match[1].replace(",", "").replace("$", ""))
-    except InvalidOperation:
-        return None
+    return None if match is None else Decimal(match[1].replace(",", "").replace("$", ""))
 
 
 def _filled(recipe: Mapping[str, Any], question: str) -> str:

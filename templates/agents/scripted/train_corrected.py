@@ -31,16 +31,13 @@ from train_episodes import rate_at
 
 TEMPERATURE = 1.0
 GAMES, SMALL_GAMES = 128, 8
-COPIES = 2
-"""Episodes of a game: to translate one takes as long as to play it."""
+COPIES = 2  # episodes of a game: to translate one takes as long as to play it
 MOST_STEPS = 30
 BATCH, SMALL_BATCH = 64, 16
-DEMONSTRATIONS = 0.5
-"""Of a batch: the expert's own episodes, so that what it shows alone is not forgotten."""
+DEMONSTRATIONS = 0.5  # of a batch: the expert's own episodes, so that what it shows alone is not forgotten
 RATE_SHARE = 0.5
 """Of SFT's learning rate: the peak of a round, whose rate goes up and down, so that the next one is played by a model at rest."""
-LATER_LESS = 0.5
-"""Of that, when all of the time is used."""
+LATER_LESS = 0.5  # of that, when all of the time is used
 NEVER = 10**9
 
 

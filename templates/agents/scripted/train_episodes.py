@@ -25,12 +25,10 @@ from policy import Policy
 
 BATCH = 32
 EPOCHS = 3
-LEAST_STEPS, MOST_EPOCHS = 240, 8
-"""Of few episodes more passes are taken, up to so many."""
+LEAST_STEPS, MOST_EPOCHS = 240, 8  # of few episodes more passes are taken, up to so many
 SMALL_STEPS, SMALL_BATCH = 60, 16
 WARMUP_SHARE = 0.05
-LAST_RATE = 0.05
-"""Of the learning rate, at the end."""
+LAST_RATE = 0.05  # of the learning rate, at the end
 LOG_EVERY = 10
 
 

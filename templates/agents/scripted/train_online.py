@@ -26,10 +26,8 @@ LARGE = {"games": 32, "copies": 8, "validation": 128, "updates": 4}
 MOST_STEPS = 30
 """Of an episode in training: experts need a third of it, and one that is not over by then mostly goes round in circles, at the cost
 of the longest prompts. Validation plays as many as graders do."""
-MOST_GAMES = 1500
-"""Training games that are kept in memory and drawn from."""
-VALIDATION_SHARE = 0.15
-"""Of the time, at most, that validation takes."""
+MOST_GAMES = 1500  # training games that are kept in memory and drawn from
+VALIDATION_SHARE = 0.15  # of the time, at most, that validation takes
 NEVER = 10**9
 
 
