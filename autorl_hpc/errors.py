@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from enum import IntEnum
 
 from autorl_hpc.states import Fault
@@ -75,6 +76,14 @@ class AutorlError(Exception):
             "next": self.next_step,
             "exit_code": int(self.exit_code),
         }
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return `; did you mean ...?` with the nearest known name, or `otherwise`."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean `{near[0]}`?" if near else otherwise
 
 
 class Refused(Exception):

@@ -294,9 +294,8 @@ async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamRes
     made = web.Response(status=response.status, reason=response.reason)
     for name, value in to_client(response.headers.items()):
         made.headers[name] = sent.without_key(value)
-    text = body.decode("utf-8", "replace")
-    shown = sent.without_key(text)
-    made.body = body if shown == text else shown.encode()
+    shown = sent.without_key(body.decode("utf-8", "replace"))
+    made.body = body if "***" not in shown else shown.encode()
     call.error = f"the driver answered {response.status}: {shown[:1000]}"
     call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
     call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
@@ -333,7 +332,7 @@ async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter:
     """Forward the pieces of an answer. Return whether it is complete."""
     from aiohttp import ClientError
 
-    key = (sent.key or "\0").encode("utf-8", "surrogateescape")
+    key = (sent.key or "").encode("utf-8", "surrogateescape")
     without = WithoutUsage() if call.hides_usage else None
     deadline = None
     try:
@@ -344,7 +343,7 @@ async def _pieces(sent: Sent, made: web.StreamResponse, call: CallRecord, meter:
             part = await asyncio.wait_for(sent.response.content.readany(), left_s)
             if part and call.first_byte_s is None:
                 call.first_byte_s = call.since_sent_s
-            shown = part.replace(key, b"*" * len(key))  # with the length that was announced
+            shown = part.replace(key, b"*" * len(key)) if key else part  # with the length that was announced
             meter.feed(part)
             call.answer_bytes += len(part)
             if call.bodies is not None and len(call.bodies[1]) < MAX_KEPT_BYTES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError, Exit, did_you_mean
 from autorl_hpc.records import canonical_json
 from autorl_hpc.states import Fault
 
@@ -90,10 +89,8 @@ def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
         if not tables:
             return ""
         fields = dict(tables[0].model_fields)
-    near = difflib.get_close_matches(str(location[-1]), fields, n=1)
-    if near:
-        return f"; did you mean `{near[0]}`?"
-    return f"; known are {', '.join(sorted(set(fields) - {'schema_version'}))}"
+    known = f"; known are {', '.join(sorted(set(fields) - {'schema_version'}))}"
+    return did_you_mean(str(location[-1]), fields, known)
 
 
 def damaged(what: str, where: str | Path) -> AutorlError:

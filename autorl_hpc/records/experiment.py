@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -16,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from autorl_hpc.errors import did_you_mean
 from autorl_hpc.records.base import (
     Duration,
     KeyFile,
@@ -276,11 +276,8 @@ class ExperimentSpec(Record):
         known = [NO_DRIVER, *info.data.get("drivers", {})]
         other = next((name for name in value.driver if name not in known), None)
         if other is not None and "drivers" in info.data:
-            near = difflib.get_close_matches(other, known, n=1)
-            raise ValueError(
-                f"`driver` names `{other}`, which is none of `drivers`"
-                + (f"; did you mean `{near[0]}`?" if near else f"; known are {', '.join(known)}")
-            )
+            hint = did_you_mean(other, known, f"; known are {', '.join(known)}")
+            raise ValueError(f"`driver` names `{other}`, which is none of `drivers`{hint}")
         return value
 
     @model_validator(mode="after")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import ast
 import os
-from collections.abc import Iterable, Iterator
-from difflib import get_close_matches
+from collections.abc import Iterator
 from pathlib import Path
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, did_you_mean
 from autorl_hpc.records.task import Recipe
 from autorl_hpc.scoring.registry import OF_EPISODES, SCORERS, scorer, wrong_option
 from autorl_hpc.tasks.folders import OWN_SCORER, code_files, scorer_file
@@ -83,18 +82,13 @@ def _recipe(task: Task, recipe: Recipe, where: Path) -> Iterator[Problem]:
 def _scorer(recipe: Recipe, field: str, where: Path) -> Iterator[Problem]:
     if recipe.scorer not in SCORERS:
         known = [*SCORERS, OWN_SCORER]
-        what = f"{field}.scorer`: there is no scorer `{recipe.scorer}`{_meant(recipe.scorer, known)}"
+        what = f"{field}.scorer`: there is no scorer `{recipe.scorer}`{did_you_mean(recipe.scorer, known)}"
         advice = f"choose one of: {', '.join(sorted(known))} (`{OWN_SCORER}`: the folder's own evaluate.py)"
         yield where, what, advice
     try:
         scorer(recipe.scorer, recipe.scorer_version)
     except AutorlError as error:
         yield where, f"{field}.scorer_version`: {error.what}", "correct the version"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _evaluate(task: Task, recipe: Recipe) -> Iterator[Problem]:
@@ -126,7 +120,11 @@ def _environment(task: Task, where: Path) -> Iterator[Problem]:
     names = set(_bound(tree.body))
     for wanted in (name, DIALOGUE):
         if wanted not in names and "*" not in names:
-            yield task.folder / file, f"{file} of task {task.name} has no class {wanted}{_meant(wanted, names)}", PAGE
+            yield (
+                task.folder / file,
+                f"{file} of task {task.name} has no class {wanted}{did_you_mean(wanted, names)}",
+                PAGE,
+            )
     for recipe in task.file.recipes:
         limit_s = recipe.options.get(ENVIRONMENT_TIMEOUT, 1)
         if isinstance(limit_s, (bool, str)) or limit_s <= 0:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import autorl_hpc.rollouts
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, did_you_mean
 from autorl_hpc.files import layout
 from autorl_hpc.files.checkpoint import file_sha256, tree_sha256
 from autorl_hpc.files.layout import Root, share
@@ -96,8 +96,6 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
 
 
 def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
-    from difflib import get_close_matches
-
     for place in places:
         folder = place / name
         if (folder / TEMPLATE_NAME).is_file():
@@ -108,8 +106,7 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
         if folder.is_dir() and place != share("tasks"):
             advice = "write one: docs/adding-a-task.md; an rl-smith folder is called smith-NAME"
             return AutorlError(f"the folder of task `{name}` holds no task.yaml", where=folder, next_step=advice)
-    near = get_close_matches(name, task_names(), n=1)
-    what = f"there is no task `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+    what = f"there is no task `{name}`{did_you_mean(name, task_names())}"
     advice = f"choose one of: {', '.join(task_names())}; or name your own folder with --tasks or ${PATH_VARIABLE}"
     return AutorlError(what, where=share("tasks"), next_step=advice)
 

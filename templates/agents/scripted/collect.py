@@ -28,11 +28,10 @@ from words import Words
 
 MOST_GOALS = 3000
 PART_GOALS = 200  # goals between two files
-LIVE_A_WORKER = 2
-"""Episodes under way: one is stepped while the other waits for the expert. More would only take turns in a worker's planner."""
+LIVE_A_WORKER = 2  # episodes under way: one is stepped while the other waits for the expert
 STRAY_SHARE = 0.1
-"""Of the household's turns: something else is done than the expert says, which is not learned, and the expert goes on from there. A
-model that saw nothing but faultless play would not know what to do after its own first fault."""
+"""Of the household's turns: something else is done than the expert says, which is not learned. A model that saw nothing but faultless
+play would not know what to do after its own first fault."""
 
 
 class Expert(Protocol):

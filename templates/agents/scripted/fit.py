@@ -16,10 +16,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-MEMORY_SHARE = 0.6
-"""Of a GPU's memory that weights, gradients and AdamW may take; the rest is for activations, rollouts and their cache."""
-PLAIN_BYTES = 4 + 4 + 8 + 2
-"""A parameter in plain training: float32 weight, gradient, AdamW's two moments; bfloat16 copy that samples."""
+MEMORY_SHARE = 0.6  # of a GPU, for weights, gradients and AdamW; the rest is for activations, rollouts and their cache
+PLAIN_BYTES = 4 + 4 + 8 + 2  # a parameter: float32 weight, gradient, AdamW's two moments; bfloat16 copy that samples
 HALF_BYTES, SHARED_BYTES = 2, 2 + 4 + 8
 """A parameter under DeepSpeed: its bfloat16 weight; gradient, float32 weight and moments, which ZeRO-2 splits among GPUs.
 ZeRO-3 splits the first, too."""

@@ -235,9 +235,7 @@ def _placements(room: _Room) -> list[tuple[str, str]]:
 def _nearest(kind: str, room: _Room) -> str | None:
     """The receptacle of a kind that is used: where the player stands, else the first by number that did not fail."""
     places = [place for place in room.places if _kind(place) == kind]
-    if room.place in places:
-        return room.place
-    return places[0] if places else None
+    return room.place if room.place in places else next(iter(places), None)
 
 
 def _at(place: str, room: _Room, action: str, *, open_it: bool = True) -> str:

@@ -26,8 +26,7 @@ LARGEST_RATES = (1e-5, 1e-6)
 LORA_FACTOR = 10.0  # LoRA wants larger steps than full weights do
 LORA_RANK = 32
 KEEP_S = 120.0  # at least so often what training needs to go on is written, where an interruption must not cost more
-RESERVE_SHARE, RESERVE_MAX_S = 0.1, 180.0
-"""Of the time left: kept for saving, choosing and submitting, and its upper end."""
+RESERVE_SHARE, RESERVE_MAX_S = 0.1, 180.0  # of the time left: kept for saving and submitting; its upper end
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".index.json", ".py")
 """Endings of files beside the tokenizer's that a checkpoint doesn't take over from its base."""
 
