@@ -1,18 +1,19 @@
 """Accepted checkpoints: `artifacts/<content_hash>/`, shared by the runs that submitted the same content.
 
-A run that needs an artifact has a reference file in its `refs/`. When the last reference is released, the folder is renamed
-and then deleted. A run that added its reference in between finds it gone with the folder and copies again.
+A run that needs an artifact has a file in its `refs/`. An artifact is removed only after `rmdir(refs)`, which succeeds when nobody
+has a reference any more, and after which nobody can add one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 from autorl_hpc.files import atomic, reading
@@ -20,7 +21,9 @@ from autorl_hpc.files.atomic import TEMPORARY_PREFIX, fsync_directory
 from autorl_hpc.files.faults import again
 
 READY_NAME = "MANIFEST.json"
-MAX_TRIES = 100  # each failed try means that another run installed, referenced or released the same content in between
+MAX_TRIES = 100  # each failed try means that another run installs, references or removes the same content
+PAUSE_S = 0.05
+PATIENCE_TRIES = 20  # then a folder without references is what a killed run left
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
@@ -59,11 +62,6 @@ def _unfinished(run_id: str) -> str:
     return f"{TEMPORARY_PREFIX}{hashlib.sha256(run_id.encode()).hexdigest()[:16]}-"
 
 
-def _gone(content_hash: str) -> str:
-    """Return the name prefix of an artifact's folders that were moved away."""
-    return f"{TEMPORARY_PREFIX}gone-{content_hash[:16]}-"
-
-
 def _hidden(artifacts: Path, prefix: str) -> list[Path]:
     try:
         return [artifacts / name for name in again(lambda: os.listdir(artifacts)) if name.startswith(prefix)]
@@ -74,67 +72,53 @@ def _hidden(artifacts: Path, prefix: str) -> list[Path]:
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
     """Rename the copied `folder` to its content hash, with a reference of `run_id` in it. An existing equal artifact is
     kept. Raises OSError: the file system failed; nothing was installed."""
+    target = artifacts / content_hash
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / run_id).touch()
-    for _ in range(MAX_TRIES):
+    for number in range(MAX_TRIES):
         if hold(artifacts, content_hash, run_id):
             remove(folder)
             return
         try:
-            os.rename(folder, artifacts / content_hash)
+            os.rename(folder, target)
         except OSError as error:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise
-            if not artifact_ready(artifacts, content_hash):
-                _remove_unless(artifacts, content_hash, lambda gone: READY_NAME in _names(gone))
-            continue
-        fsync_directory(artifacts)
-        return
+        else:
+            fsync_directory(artifacts)
+            return
+        if number >= PATIENCE_TRIES:
+            _clear_remains(target)
+        time.sleep(PAUSE_S)
     raise OSError(errno.EIO, f"artifacts/{content_hash} could not be installed")
 
 
-def _remove_unless(artifacts: Path, content_hash: str, wanted: Callable[[Path], bool]) -> None:
-    """Remove an artifact's folder. It is renamed first, so that nobody finds it; if it is `wanted`, or that can't be seen, it is
-    put back."""
-    gone = artifacts / f"{_gone(content_hash)}{secrets.token_hex(6)}"
+def _clear_remains(target: Path) -> None:
+    """Give a complete folder that a killed run left without references an empty `refs/`, so that it can be held; remove what is
+    not complete."""
     try:
-        os.rename(artifacts / content_hash, gone)
-    except OSError:
-        return
-    try:
-        keep = wanted(gone)
-    except OSError:
-        keep = True
-    if not keep:
-        remove(gone)
-        return
-    for _ in range(MAX_TRIES):
-        try:
-            again(lambda: os.rename(gone, artifacts / content_hash))
-            return
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                return  # the folder stays under its temporary name
-        # An equal copy has the name by now: it takes over the references.
-        if all(_hand_over(artifacts, gone, content_hash, name) for name in _fresh_names(gone / "refs")):
-            remove(gone)
-            return
-
-
-def _hand_over(artifacts: Path, gone: Path, content_hash: str, name: str) -> bool:
-    """Move a reference to the copy that has the artifact's name. Return False if this must be tried again. A reference that was
-    released meanwhile stays so: it can be linked only while it is here, and `release` looks at both places."""
-    here, there = gone / "refs" / name, artifacts / content_hash / "refs"
-    try:
-        os.link(here, there / name)
+        os.mkdir(target / "refs")
     except FileExistsError:
-        pass  # that run references the other copy already
+        return  # not remains
     except OSError:
-        return name not in reading.list_names(gone / "refs")
-    if name not in reading.list_names(there):
-        return False  # released again, or that copy was moved away too: the next round shows it
-    atomic.unlink_quietly(here)
-    return True
+        pass
+    if READY_NAME not in _names(target):
+        remove(target)
+
+
+def _remove_unreferenced(artifacts: Path, content_hash: str) -> None:
+    """Remove an artifact unless somebody has a reference. It is renamed first, so that nobody finds a part of it."""
+    target, gone = artifacts / content_hash, artifacts / f"{TEMPORARY_PREFIX}gone-{secrets.token_hex(8)}"
+    try:
+        again(lambda: os.rmdir(target / "refs"))
+        os.rename(target, gone)
+    except OSError:
+        return
+    if (gone / "refs").exists():  # `_clear_remains` took this for remains, since we were slow
+        with contextlib.suppress(OSError):
+            os.rename(gone, target)
+    else:
+        remove(gone)
 
 
 def remove(path: Path) -> None:
@@ -152,16 +136,16 @@ def remove(path: Path) -> None:
 
 
 def hold(artifacts: Path, content_hash: str, run_id: str) -> bool:
-    """Add or renew the reference of `run_id`. Return False if the artifact does not exist or was moved away meanwhile."""
-    refs = artifacts / content_hash / "refs"
+    """Add or renew the reference of `run_id`. Return False if the artifact does not exist or is being removed."""
     if not artifact_ready(artifacts, content_hash):
         return False
     try:
-        atomic.write_bytes(refs / run_id, b"")
+        with open(artifacts / content_hash / "refs" / run_id, "wb") as file:
+            os.utime(file.fileno(), ns=(time.time_ns(), time.time_ns()))  # to the nanosecond: see `Reference`
+            os.fsync(file.fileno())
     except OSError:
         return False
-    # If the reference is missing now, it went away with a renamed folder, and the remover may not have seen it.
-    return run_id in reading.list_names(refs) and artifact_ready(artifacts, content_hash)
+    return True
 
 
 Reference = tuple[int, int]  # (inode, mtime in ns): distinguishes a reference from a later one with the same name
@@ -203,36 +187,8 @@ def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Refer
 
 def release(artifacts: Path, content_hash: str, run_id: str) -> None:
     """Remove the reference of `run_id` and what a killed release left of it. The last reference removes the artifact too."""
-    target = artifacts / content_hash
-    for _ in range(MAX_TRIES):
-        # A folder that was moved away may be on its way back, so the folder with the artifact's name is checked again last.
-        folders = (target, *_hidden(artifacts, _gone(content_hash)), target)
-        if not sum(_unlink_reference(folder, run_id) for folder in folders):  # in all of them
-            break
-    for _ in range(MAX_TRIES):
-        if reading.list_names(target / "refs") or not target.exists():
-            return
-        _remove_unless(artifacts, content_hash, lambda gone: bool(_fresh_names(gone / "refs")))
-
-
-def _unlink_reference(folder: Path, run_id: str) -> bool:
-    """Remove a reference, and what a killed release left of it, from one folder. Return whether there was one."""
-    found = False
-    for name in (run_id, *(name for name in _names(folder / "refs") if name.startswith(f"{run_id}~"))):
-        try:
-            again(functools.partial(os.unlink, folder / "refs" / name))
-            found = True
-        except OSError:
-            pass
-    return found
-
-
-def _fresh_names(folder: Path) -> list[str]:
-    """Return the names in `folder` as the server has them: writing to the folder makes an NFS client drop its cached listing."""
-    probe = folder / f"{TEMPORARY_PREFIX}{secrets.token_hex(6)}"
-    try:
-        probe.touch()
-        os.unlink(probe)
-    except OSError:
-        pass
-    return reading.list_names(folder)
+    refs = artifacts / content_hash / "refs"
+    for name in (run_id, *(name for name in _names(refs) if name.startswith(f"{run_id}~"))):
+        with contextlib.suppress(OSError):
+            again(functools.partial(os.unlink, refs / name))
+    _remove_unreferenced(artifacts, content_hash)
