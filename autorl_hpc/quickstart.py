@@ -53,7 +53,6 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
 
 
 def _job_file(place: Path, parallel: int) -> Path:
-    """Write the shipped job file with `parallel` agents at once, and return its path."""
     text = (share("jobs") / "quickstart.yaml").read_text(encoding="utf-8")
     path = place / "quickstart.yaml"
     atomic.write_bytes(path, text.replace("parallel: 2", f"parallel: {parallel}").encode())

@@ -49,24 +49,19 @@ def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
     """Remove unfinished copies of a run's killed attempts, up to `attempt`, and return their names. What can't be seen or
     removed now is left for the next call."""
     found = []
-    for folder in sorted(_hidden(artifacts, mark := _unfinished(run_id))):
-        number = folder.name.removeprefix(mark).partition("-")[0]
-        if number.isdecimal() and int(number) <= attempt:
-            remove(folder)
-            found.append(folder.name)
+    mark = _unfinished(run_id)
+    with contextlib.suppress(OSError):
+        for name in sorted(again(lambda: os.listdir(artifacts))):
+            number = name.removeprefix(mark).partition("-")[0]
+            if name.startswith(mark) and number.isdecimal() and int(number) <= attempt:
+                remove(artifacts / name)
+                found.append(name)
     return found
 
 
 def _unfinished(run_id: str) -> str:
     """Return the name prefix of a run's unfinished copies. A hash, because a run's name may be too long."""
     return f"{TEMPORARY_PREFIX}{hashlib.sha256(run_id.encode()).hexdigest()[:16]}-"
-
-
-def _hidden(artifacts: Path, prefix: str) -> list[Path]:
-    try:
-        return [artifacts / name for name in again(lambda: os.listdir(artifacts)) if name.startswith(prefix)]
-    except OSError:
-        return []
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:

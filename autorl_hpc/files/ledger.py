@@ -125,7 +125,6 @@ class Ledger:
         return self._entries
 
     def _name(self, after: int) -> str:
-        """Return the file name of the entry `after` places behind the last one read."""
         return f"{len(self._entries) + after:06d}.json"
 
     @property

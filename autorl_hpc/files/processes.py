@@ -175,7 +175,6 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _proportional_bytes(pid: int) -> tuple[int, int]:
-    """Return (proportional set size, its part in shared files), in bytes."""
     found = {"Pss": 0, "Pss_Shmem": 0}
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:

@@ -168,7 +168,6 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 
 
 def _claims(folder: Path) -> list[tuple[str, str, int]]:
-    """Return file name, entry and generation of each claim, by name."""
     matches = [_CLAIM_NAME.match(name) for name in reading.list_names(folder)]
     return [(match[0], match["entry"], int(match["generation"])) for match in matches if match]
 

@@ -70,7 +70,6 @@ def says(path: Path, parts: Iterable[bytes]) -> bool:
 
 
 def _read_file(path: Path, limit: int) -> bytes:
-    """Read at most `limit` bytes."""
     fd, size = _open_file(path)
     try:
         found: list[bytes] = []

@@ -130,7 +130,6 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _without_named(text: str) -> str:
-    """Mask the values of secrets' names, and credentials after their scheme, in one pass."""
     lowered = text.lower()
     if not any(hint in lowered for hint in _HINTS):
         return text
@@ -236,7 +235,6 @@ def command_text(argv: Sequence[str]) -> str:
 
 
 def _announces_secret(option: str, value: str) -> bool:
-    """Return whether the word after this option is a secret."""
     probe = f"{option} a:b" if ":" in value else f"{option} ab"  # curl's -u takes a name, or name:password
     return option.startswith("-") and not set(option) & set(" =") and masked(probe) != probe
 

@@ -399,7 +399,6 @@ class Folder:
                 raise
 
     def _mode(self, name: str) -> int:
-        """Return the mode of what has this name; 0 if nothing has."""
         try:
             return again(lambda: os.stat(name, dir_fd=self.fd, follow_symlinks=False)).st_mode
         except FileNotFoundError:

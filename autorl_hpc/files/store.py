@@ -73,7 +73,6 @@ def _verify(folder: Path, manifest: StoreManifest, name: str, there: Iterable[st
 
 
 def _all_names(folder: Path) -> Iterator[str]:
-    """Yield the relative paths of everything below `folder` except folders."""
     for parent, _, names in os.walk(folder):
         yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in names)
 

@@ -269,7 +269,6 @@ class Books:
         self.tell()
 
     def _counted(self, call: CallRecord) -> tuple[TokenUsage | None, bool]:
-        """Return what an answer counts as, with estimates for missing figures, and whether any was estimated."""
         if call.wants is None or not call.generates:
             return None, False
         if call.unanswered:  # providers charge for input even if no answer arrives

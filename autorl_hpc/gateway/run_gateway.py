@@ -128,7 +128,6 @@ async def _serve(settings: Settings) -> int:
 
 
 def _raise_file_limit() -> int:
-    """Raise the limit of descriptors and return it, at most `MOST_FILES`."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (MOST_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
     if soft < (wanted := min(MOST_FILES, hard)):

@@ -83,7 +83,6 @@ def _positive_count(fields: dict[str, Any], name: str, dialect: str) -> int | No
 
 
 def _names_stored(body: dict[str, Any]) -> bool:
-    """Return whether a part of the input is stored at the provider, so that its length is unknown."""
     items = body.get("input")
     return body.get("previous_response_id") is not None or any(
         isinstance(item, dict) and item.get("type") in _STORED and not item.get("encrypted_content")
@@ -277,7 +276,6 @@ class UsageMeter:
 
 
 def _anthropic_figures(told: dict[str, Any]) -> tuple[int, ...]:
-    """Return input, and of it read from a cache, written for five minutes, written for an hour; and output."""
     read, written = _count(told.get("cache_read_input_tokens")), _count(told.get("cache_creation_input_tokens"))
     long = min(_count(_object(told.get("cache_creation")).get("ephemeral_1h_input_tokens")), written)
     total = _count(told.get("input_tokens")) + read + written
@@ -301,7 +299,6 @@ def words_in(value: Any) -> int:
 
 
 def _events(buffer: bytearray) -> Iterator[bytes]:
-    """Take the whole server-sent events out of the buffer: up to an empty line each."""
     start = 0
     for end in _EVENT_END.finditer(buffer):
         yield bytes(buffer[start : end.end()])

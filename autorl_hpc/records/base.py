@@ -78,7 +78,6 @@ def _explain(model: type[Strict], error: ValidationError, where: str | Path, nex
 
 
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """The nearest known field, or all of them."""
     fields: dict[str, Any] = dict(model.model_fields)
     path = iter(location[:-1])
     for part in path:

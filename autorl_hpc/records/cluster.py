@@ -22,7 +22,6 @@ def _no_escape(value: str) -> str:
 
 
 def _lines(value: Any) -> Any:
-    """One text for a list of one; a block of text for its lines."""
     if isinstance(value, str):
         value = [line for line in value.splitlines() if line.strip()]
     return tuple(value) if isinstance(value, list) else value

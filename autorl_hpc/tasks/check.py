@@ -149,7 +149,6 @@ def _parsed(path: Path, why: str) -> ast.Module:
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that a module binds at top level; `*` for a star import."""
     for node in body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name

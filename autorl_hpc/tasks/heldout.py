@@ -164,7 +164,6 @@ def _item(row: dict[str, Any]) -> Item:
 
 
 def _text(value: Any) -> str:
-    """Return a table or list as JSON, as it was written."""
     return json.dumps(value) if isinstance(value, (dict, list)) else str(value)
 
 

@@ -151,7 +151,6 @@ GZIP_MARK = b"\x1f\x8b"
 
 
 def _not_exposed(folder: Path, name: str) -> str | None:
-    """Return why the normalised path `name` can't be given to agents, or None."""
     parts, path = name.lower().split("/"), folder / name
     # Compare names (some file systems take DATA/ for data/) and resolved paths.
     if parts[0] == DATA_FOLDER.rstrip("/") or path.resolve().is_relative_to((folder / DATA_FOLDER).resolve()):

@@ -20,12 +20,6 @@ def test_it_fails_at_once_when_the_process_has_ended() -> None:
     assert time.monotonic() - began < PATIENCE_S
 
 
-def test_what_came_with_the_last_breath_counts(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    process = subprocess.Popen(["sh", "-c", f"sleep 0.2; touch {file}"])
-    assert wait_for(file.exists, "the file", process=process)
-
-
 def test_a_defect_of_any_process_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cluster, "open", [])
     for part in ("store", "vault"):
