@@ -102,6 +102,7 @@ class Claims:
         self.grader = grader
         self.host = host
         self.watch = watch
+        self._unreadable_since: dict[Path, float] = {}
 
     def current(self) -> dict[str, int]:
         """Return the highest generation by entry, from one listing."""
@@ -118,11 +119,20 @@ class Claims:
         return None
 
     def _may_take_over(self, claim: Path) -> bool:
-        """Return whether the owner of the newest claim is this grader, or gives no sign of life. A claim that is gone or can't be
-        read now belongs to somebody until the next look."""
-        raw = reading.read_json_or_none(claim)
+        """Return whether the owner of the newest claim is this grader, or gives no sign of life."""
+        try:
+            raw = reading.read_json(claim)
+        except FileNotFoundError:
+            return False  # dropped since the listing: done, or free in the next listing
+        except (OSError, ValueError):
+            raw = None
         holder = raw.get("grader") if isinstance(raw, dict) else None
-        return isinstance(holder, str) and (holder == self.grader or self.watch.is_stale(holder))
+        if isinstance(holder, str):
+            self._unreadable_since.pop(claim, None)
+            return holder == self.grader or self.watch.is_stale(holder)
+        # The owner is unknown: maybe one bad read, or damage, which must not block the entry for ever.
+        since = self._unreadable_since.setdefault(claim, time.monotonic())
+        return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
         """Return whether this grader still owns the claim of that generation. The file is checked too, because generations
@@ -168,6 +178,7 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 
 
 def _claims(folder: Path) -> list[tuple[str, str, int]]:
+    """Return file name, entry and generation of each claim, by name."""
     matches = [_CLAIM_NAME.match(name) for name in reading.list_names(folder)]
     return [(match[0], match["entry"], int(match["generation"])) for match in matches if match]
 

@@ -128,6 +128,14 @@ def test_the_newest_generation_holds_the_entry_until_it_is_dropped_too(world: Wo
     assert held == [3, 3, 3]
 
 
+def test_a_claim_that_can_t_be_read_is_held_for_a_while_and_not_for_ever(world: World) -> None:
+    b = world.grader("b")
+    (world.claims / f"{ENTRY}.g0001").write_bytes(b"")
+    assert world.take(b) is None
+    world.later(STALE_S * 1.2)
+    assert world.take(b) == 2
+
+
 def test_a_former_holder_gives_back_nothing_of_whoever_holds_the_same_generation_now(world: World) -> None:
     a, b = world.grader("a"), world.grader("b")
     assert world.take(a) == 1
