@@ -109,11 +109,7 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
 
 def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
     """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own folder
-    is not among them, because an agent may bring held-out items with it.
-
-    Raises:
-        Limit, OSError: not all of it could be read.
-    """
+    is not among them, because an agent may bring held-out items with it. Raises Limit, OSError: not all could be read."""
     task = load_task(record.science.task)
     yield task.description.encode()
     folders = [root.task_train(task.name), share("templates") / "workspace"]
@@ -121,7 +117,7 @@ def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator
         yield (task.folder / task.file.environment.partition(":")[0]).read_bytes()
         folders.append(PACKAGE / "rollouts")
     for folder in folders:
-        for file in list_files(folder, meter).files:
+        for file in list_files(folder, meter)[0]:
             with open(folder.joinpath(*file.parts), "rb") as opened:
                 for chunk in chunks(opened.fileno(), meter):
                     yield from readings(chunk)
@@ -170,19 +166,20 @@ class Scanner:
         return self._answer(time.monotonic() - started)
 
     def _tree(self, meter: ReadingBudget) -> None:
-        listing = list_files(self.workspace, meter, self.max_files)
-        if not listing.whole:
+        files, names, whole = list_files(self.workspace, meter, self.max_files)
+        if not whole:
             self._reasons["not all folders could be listed"] = None
-        left = sorted(listing.files, key=_order)
+        # Taken from the end: likely files first, small ones before large ones.
+        files.sort(key=lambda file: (file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]))
         root = os.open(self.workspace, DIR_FLAGS)
         try:
-            self._files[NAMES] = self._found(self._search_names(listing.names, meter))
-            while left:
-                self._one(meter, root, left[-1])
-                left.pop()
+            self._files[NAMES] = self._found(self._search_names(names, meter))
+            while files:
+                self._one(meter, root, files[-1])
+                files.pop()
         except Limit:
-            self._counts["files_skipped"] += len(left)
-            self._counts["bytes_skipped"] += sum(file.identity[2] for file in left)
+            self._counts["files_skipped"] += len(files)
+            self._counts["bytes_skipped"] += sum(file.identity[2] for file in files)
             raise
         finally:
             os.close(root)
@@ -286,11 +283,6 @@ class Scanner:
         )
 
 
-def _order(file: FoundFile) -> tuple[bool, int]:
-    """Sort key for a list that is taken from its end: likely files first, small ones before large ones."""
-    return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]
-
-
 def _as_numbered(name: bytes) -> tuple[int, bytes]:
     """Sort key that orders names by a leading number."""
     digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
@@ -299,11 +291,7 @@ def _as_numbered(name: bytes) -> tuple[int, bytes]:
 
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:
     """Search a run's workspace once. Return the answer, and the state: the n-grams given by the suite, and the results per
-    file. It holds no text.
-
-    Raises:
-        AutorlError, OSError, Limit: the held-out items or the training data can't be read.
-    """
+    file. It holds no text. Raises AutorlError, OSError, Limit: held-out items or training data can't be read."""
     experiment = ExperimentDir(Path(job["experiment"]))
     run = experiment.run(job["run"])
     record, root = read_run(run), Root(Path(read_experiment(experiment).root))
@@ -314,10 +302,11 @@ def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, st
         runs = map(heldout.index.search, given_texts(root, record, meter))
         given = sorted({int(run) for some in runs for run in some})
     heldout.index.forget(given)
-    scanner = Scanner(heldout, before - len(heldout.index.looked_for()), Path(job["workspace"]), run.agent_log)
-    scanner.known = {tuple(identity): FileContent(*content) for identity, content in state.get("known", ())}
+    known = {tuple(identity): FileContent(*content) for identity, content in state.get("known", ())}
+    given_items = before - len(heldout.index.looked_for())
+    scanner = Scanner(heldout, given_items, Path(job["workspace"]), run.agent_log, known)
     body = scanner.look(ReadingBudget(deadline, LOOK_BYTES, stop.is_set))
-    return {"done": body.model_dump(mode="json"), "state": {"given": given, "known": list(scanner.known.items())}}
+    return {"done": body.model_dump(mode="json"), "state": {"given": given, "known": list(known.items())}}
 
 
 def _end_with(parent: int) -> None:
