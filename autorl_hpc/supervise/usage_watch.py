@@ -18,7 +18,6 @@ from autorl_hpc.files.safe_open import DIR_FLAGS
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
 
-
 MAX_DEPTH = 200
 
 
