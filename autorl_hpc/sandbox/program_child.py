@@ -25,7 +25,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from autorl_hpc.files.processes import descendants
+from autorl_hpc.files.processes import descendants, stat_fields
 from autorl_hpc.sandbox import linux
 from autorl_hpc.sandbox.program_limits import confine
 
@@ -278,6 +278,8 @@ class Checker:
         self._raised = ""  # name of the exception that ended the last call, from the program
         self._output = os.memfd_create("output")  # limited by RLIMIT_FSIZE like files; no reader needed
         self._pid = 0
+        self._confined = False
+        self._idle_s = 0.0
         self._requests = self._answers = -1
 
     def start(self) -> None:
@@ -297,6 +299,7 @@ class Checker:
         if CONFINED not in told:
             self.detail = str(told.get(REFUSED, ""))
             raise Stop(REFUSED)
+        self._confined = True
 
     def check(self, test: str) -> None:
         """Run the test; return if it passes. Raises Stop: with any other outcome."""
@@ -372,8 +375,15 @@ class Checker:
             raise Stop("answer") from None
 
     def _wait(self, pipe: int) -> None:
+        """Wait for the candidate, and count the time in which it sleeps. It is idle if neither it nor a child of it is runnable
+        or waits for a disk; so the machine's load makes no program idle."""
         while not select.select([pipe], [], [], LOOK_S)[0]:
             self._check_folder()
+            states = [stat_fields(pid)[:1] for pid in (self._pid, *_children(self._pid))]
+            if self._confined and [b"R"] not in states and [b"D"] not in states:
+                self._idle_s += LOOK_S
+                if self._idle_s > self.plan["idle_s"]:
+                    raise Stop("time")
 
     def _check_folder(self) -> None:
         """Check the size of the private folder, if no file system of its own limits it."""
@@ -406,6 +416,14 @@ class Checker:
         if used.ru_utime + used.ru_stime > self.plan["cpu_s"] - NEARLY_S:
             return "time"
         return "killed" if os.waitstatus_to_exitcode(status) in (-signal.SIGKILL, 256 - signal.SIGKILL) else "ended"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children") as file:
+            return [int(child) for child in file.read().split()]
+    except OSError:
+        return []
 
 
 def _out_of_time(*_: object) -> None:

@@ -35,11 +35,14 @@ class ProgramLimits:
     Attributes:
         cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness
             allows 3 s of wall time, which a loaded machine shortens.
+        idle_s: seconds in which it neither works nor waits for a core or disk, for sleeping programs: a grader
+            may get thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
         folder_bytes, files: limits of the private folder.
     """
 
     cpu_s: int = 4
     wall_s: float = 20.0  # seconds from start to end; long, so that load decides nothing
+    idle_s: float = 3.0
     memory_bytes: int = 1024 * MIB  # address space
     file_bytes: int = MIB  # of its output, and of each file
     folder_bytes: int = 16 * MIB

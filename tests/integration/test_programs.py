@@ -31,7 +31,7 @@ from autorl_hpc.sandbox.program_limits import (
 )
 from autorl_hpc.sandbox.programs import run_programs
 
-LIMITS = ProgramLimits(cpu_s=4, wall_s=120.0, memory_bytes=512 * 1024 * 1024)
+LIMITS = ProgramLimits(cpu_s=4, wall_s=120.0, idle_s=10.0, memory_bytes=512 * 1024 * 1024)
 """No busy machine makes a program run into them that would pass, or fail for a reason of its own."""
 
 SHORT = ProgramLimits(cpu_s=1, wall_s=4.0, memory_bytes=512 * 1024 * 1024)
@@ -285,6 +285,7 @@ REASONS: dict[str, set[Reason]] = {
     "equals everything": {Reason.WRONG},
     "forges rubbish": {Reason.ANSWER},
     "loops deafly": {Reason.TIME},
+    "sleeps": {Reason.TIME},
     "eats memory": {Reason.MEMORY},
     "answers without end": {Reason.ANSWER},
     "writes many files": {Reason.RAISED, Reason.OUTPUT},
@@ -368,6 +369,23 @@ def test_honest_programs_pass(layers: tuple[str, ...]) -> None:
     verdicts = dict(zip(HONEST, at(layers, list(HONEST.values())), strict=True))
     failed = {name: str(verdict.reason) for name, verdict in verdicts.items() if not verdict.passed}
     assert not failed or (layers == ("seccomp",) and set(failed) == {"keeps a file"})
+
+
+IDLE: dict[str, str] = {
+    "sleeps": "import time\ndef add(a, b): time.sleep(6000)",
+    "sleeps when defined": "import time\ntime.sleep(6000)",
+    "works now and then": "import time\ndef add(a, b):\n    while True: time.sleep(0.09); sum(range(1000))",
+    "waits for nothing": "import select\ndef add(a, b): select.select([], [], [], 6000)",
+    "stops itself": "import os, signal\ndef add(a, b): os.kill(os.getpid(), signal.SIGSTOP)",
+}
+PATIENT = ProgramLimits(cpu_s=4, wall_s=600.0, idle_s=1.5, memory_bytes=512 * 1024 * 1024)
+
+
+def test_idle_programs_end_long_before_their_clock() -> None:
+    begun = time.monotonic()
+    verdicts = dict(zip(IDLE, at((), list(IDLE.values()), PATIENT), strict=True))
+    assert {name: verdict.reason for name, verdict in verdicts.items()} == dict.fromkeys(IDLE, Reason.TIME)
+    assert time.monotonic() - begun < 300.0, "each took its 600 s, or a good part of them"
 
 
 VALUES = """
