@@ -20,9 +20,9 @@ from autorl_hpc.cluster.job_table import read_submitted
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.files.ledger import heads_of, now_text, read_heads, run_head
+from autorl_hpc.files.ledger import heads_of, now_text, run_head
 from autorl_hpc.records.base import parse_record
-from autorl_hpc.records.exchange import SHORT_HEX, Anchor, Heads, RunHead
+from autorl_hpc.records.exchange import SHORT_HEX, Anchor, Heads
 from autorl_hpc.report.find import experiments_in, runs_on_disk
 
 Hashes = Mapping[str, Sequence[str]]  # By run_id: the hash of run.json, then those of its entries in order
@@ -39,21 +39,9 @@ class KnownHeads:
     anchors: tuple[Anchor, ...] = ()
 
 
-@dataclass(frozen=True)
-class AnchorFit:
-    """How the chains fit earlier heads.
-
-    Attributes:
-        problems: by run_id, what doesn't fit.
-        since: by run_id that fits, the number of entries added since.
-    """
-
-    problems: dict[str, str]
-    since: dict[str, int]
-
-
-def fit(heads: Heads, chains: Hashes, source: str) -> AnchorFit:
-    """Check that each chain still has, at the recorded number, the entry that was its head."""
+def fit(heads: Heads, chains: Hashes, source: str) -> tuple[dict[str, str], dict[str, int]]:
+    """Check that each chain still has, at the recorded number, the entry that was its head. Return by run_id what doesn't fit,
+    and, for those that fit, the number of entries added since."""
     problems, since = {}, {}
     for known in heads.runs:
         run_id, hashes = known.run_id, chains.get(known.run_id)
@@ -67,57 +55,35 @@ def fit(heads: Heads, chains: Hashes, source: str) -> AnchorFit:
             problems[run_id] = f"{source} knows another {where}: the chain up to it was altered since, or written anew"
         else:
             since[run_id] = here - known.entries
-    return AnchorFit(problems, since)
+    return problems, since
 
 
-def present(experiment: ExperimentDir, chains: Hashes) -> Heads:
-    """Return the present heads of these chains."""
-    return heads_of(
-        experiment,
-        (RunHead(run_id=run_id, entries=len(hashes) - 1, head=hashes[-1]) for run_id, hashes in chains.items()),
-    )
-
-
-def written_heads(experiment: ExperimentDir) -> tuple[Heads | None, str | None]:
-    """Return heads.json, and what is wrong with it (None if nothing)."""
-    try:
-        return read_heads(experiment), None
-    except (AutorlError, OSError, ValueError) as error:
-        return None, f"heads.json can't be read: {error.what if isinstance(error, AutorlError) else error}"
-
-
-@dataclass(frozen=True)
-class SlurmWord:
-    """Whether the report job's comment fits the chains. At most one field is set: it fits, it does not, or why it is unknown."""
-
-    fits: str | None = None
-    problem: str | None = None
-    note: str | None = None
-
-
-def slurm_word(experiment: ExperimentDir, now: Heads, before: Heads | None) -> SlurmWord:
-    """Compare with the report job's comment, if the experiment had Slurm jobs and the Slurm clients are installed.
+def slurm_word(experiment: ExperimentDir, heads: Sequence[Heads]) -> tuple[str, str] | None:
+    """Compare with the report job's comment; None if the experiment had no Slurm jobs or there are no Slurm clients here.
 
     Args:
-        before: heads.json, if the chains fit it.
+        heads: of the chains now, and those of heads.json if the chains fit them.
+
+    Returns:
+        `fits`, `problem` or `note`, and its text.
     """
     try:
         jobs = read_submitted(experiment)
         if jobs is None or not slurm.available():
-            return SlurmWord()
+            return None
         found = slurm.told(jobs)
     except (AutorlError, OSError, ValueError) as error:
-        return SlurmWord(note=f"Slurm could not be asked: {error.what if isinstance(error, AutorlError) else error}")
+        return "note", f"Slurm could not be asked: {error.what if isinstance(error, AutorlError) else error}"
     if not found:
-        return SlurmWord(note="no job comment that Slurm still knows names its head")
+        return "note", "no job comment that Slurm still knows names its head"
     last = found[-1]
-    if last.short in {heads.short for heads in (now, before) if heads is not None}:
-        return SlurmWord(fits=f"the comment of Slurm job {last.job_id} (which the same user may write again)")
+    if last.short in {one.short for one in heads}:
+        return "fits", f"the comment of Slurm job {last.job_id} (which the same user may write again)"
     reports = [job.number for job in jobs.submitted if job.role == "report" and not job.taken_back]
     text = f"the comment of Slurm job {last.job_id} names the head {last.short}..., and these chains don't give it"
     if last.number == max(reports, default=0):
-        return SlurmWord(problem=text)
-    return SlurmWord(note=f"{text}; a later launch may have added runs")
+        return "problem", text
+    return "note", f"{text}; a later launch may have added runs"
 
 
 def normal_head(text: str) -> str:
@@ -171,12 +137,12 @@ def make_anchors(paths: Sequence[Path], key: bytes) -> list[Anchor]:
         for one in experiments_in([path]):
             experiment = ExperimentDir(one.path.absolute())
             found.setdefault(experiment, []).extend(experiment.run(run_id) for run_id in runs_on_disk(experiment))
-    return [_sign(heads_of(experiment, map(run_head, dict.fromkeys(runs))), key) for experiment, runs in found.items()]
-
-
-def _sign(heads: Heads, key: bytes) -> Anchor:
-    blank = Anchor(heads=heads, made_at=now_text(), hmac_sha256="0" * 64)
-    return blank.model_copy(update={"hmac_sha256": _hmac(blank, key)})
+    anchors = []
+    for experiment, runs in found.items():
+        heads = heads_of(experiment, map(run_head, dict.fromkeys(runs)))
+        blank = Anchor(heads=heads, made_at=now_text(), hmac_sha256="0" * 64)
+        anchors.append(blank.model_copy(update={"hmac_sha256": _hmac(blank, key)}))
+    return anchors
 
 
 def _hmac(anchor: Anchor, key: bytes) -> str:

@@ -12,8 +12,7 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,23 +101,6 @@ class Exported:
         )
 
 
-@dataclass
-class _Packing:
-    """The files of a bundle: `lying` are copied from disk, `made` are written from memory."""
-
-    lying: dict[str, Path] = field(default_factory=dict)
-    made: dict[str, bytes] = field(default_factory=dict)
-
-    def described(self) -> Iterator[StoreFile]:
-        for name in sorted({*self.lying, *self.made}):
-            data = self.made.get(name)
-            if data is not None:
-                yield StoreFile(path=name, sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
-            else:
-                path = self.lying[name]
-                yield StoreFile(path=name, sha256=file_sha256(path), size_bytes=path.stat().st_size)
-
-
 def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exported:
     """Pack the run in `folder` into `out`.
 
@@ -131,85 +113,83 @@ def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exp
     if suffix_of(out) == ".tar.zst":
         zstandard_module()
     try:
-        view, head = _whole(experiment, run)
-        packing = _Packing()
-        _add_records(packing, experiment, run, record, view)
-        weights = _add_weights(packing, experiment, run, view)
-        _add_task(packing, experiment, record)
+        verdict = verify_run(experiment, run)
+        if verdict.problems:
+            advice = f"see: autorl-hpc verify {run.path}"
+            raise _failed(f"this run does not verify: {verdict.problems[0]}", run.path, advice)
+        ledger = Ledger(run)
+        view = RunView.of(ledger.read())
+        if view.closed is None:
+            advice = "wait until `autorl-hpc status` calls it finished"
+            raise AutorlError("this run is not closed yet", where=run.path, next_step=advice, exit_code=Exit.FAILED)
+        files = _records(experiment, run, record, view)
+        weights = _add_weights(files, experiment, view)
         manifest = EvidenceManifest(
             tool_version=__version__,
             run_id=run.run_id,
             experiment=record.experiment,
-            head=head,
+            head=RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head()),
             base_model=record.science.base_model,
             base_model_content_hash=record.science.base_model_content_hash,
             weights=weights,
             emptied=(*EMPTIED, *(f"spec.{name}" for name in EMPTIED_SPEC)),
-            files=tuple(packing.described()),
+            files=tuple(_described(name, files[name]) for name in sorted(files)),
         )
-        return _write(out, manifest, packing, say)
+        return _write(out, manifest, files, say)
     except OSError as error:
         raise from_os_error(error, f"exporting {run.run_id}", error.filename or out) from error
-
-
-def _whole(experiment: ExperimentDir, run: RunDir) -> tuple[RunView, RunHead]:
-    ledger = Ledger(run)
-    verdict = verify_run(experiment, run)
-    if verdict.problems:
-        raise _failed(
-            f"this run does not verify: {verdict.problems[0]}", run.path, f"see: autorl-hpc verify {run.path}"
-        )
-    view = RunView.of(ledger.read())
-    if view.closed is None:
-        advice = "wait until `autorl-hpc status` calls it finished"
-        raise AutorlError("this run is not closed yet", where=run.path, next_step=advice, exit_code=Exit.FAILED)
-    return view, RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head())
 
 
 def _failed(what: str, where: Path | None, next_step: str) -> AutorlError:
     return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.FAILED)
 
 
-def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> None:
-    inside = f"{EXPERIMENT}/{run.run_id}"
-    packing.lying[f"{inside}/run.json"] = run.record
-    for name in reading.list_names(run.ledger):
-        packing.lying[f"{inside}/ledger/{name}"] = run.ledger / name
-    if run.sealed_ledger.exists():
-        packing.lying[f"{inside}/ledger.jsonl"] = run.sealed_ledger
+def _described(name: str, source: Path | bytes) -> StoreFile:
+    if isinstance(source, bytes):
+        return StoreFile(path=name, sha256=hashlib.sha256(source).hexdigest(), size_bytes=len(source))
+    return StoreFile(path=name, sha256=file_sha256(source), size_bytes=source.stat().st_size)
+
+
+def _records(experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> dict[str, Path | bytes]:
+    """Return what goes in besides weights, by name: files, and what is written anew for the bundle."""
+    from autorl_hpc.report.pages import run_summary
+    from autorl_hpc.report.run_summary import Library, digest
+
     assert view.closed is not None
+    inside = f"{EXPERIMENT}/{run.run_id}"
+    files: dict[str, Path | bytes] = {f"{inside}/run.json": run.record}
+    files |= {f"{inside}/ledger/{name}": run.ledger / name for name in reading.list_names(run.ledger)}
+    if run.sealed_ledger.exists():
+        files[f"{inside}/ledger.jsonl"] = run.sealed_ledger
     evaluations = [(number, score.evaluation) for number, score in view.scores.items()]
     if view.closed.report and view.closed.selected:
         evaluations.append((view.closed.selected, view.closed.report))
-    elsewhere: set[str] = set()  # hashes of items of submissions that are the base model
+    elsewhere: set[str | None] = set()  # hashes of items of submissions that are the base model
     for number, evaluation in evaluations:
         path = run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
         if evaluation.items_sha256 is not None and path.exists():
-            packing.lying[f"{inside}/items/{path.name}"] = path
-        elif evaluation.items_sha256 is not None:
+            files[f"{inside}/items/{path.name}"] = path
+        else:
             elsewhere.add(evaluation.items_sha256)
     keys = {key for key in (view.closed.baseline_feedback, view.closed.baseline_report) if key}
     for name in reading.list_names(experiment.baselines):
         key = name.partition(".")[0]
         items = experiment.baselines / f"{key}.items.jsonl.gz"
-        if key in keys or (elsewhere and items.exists() and file_sha256(items) in elsewhere):
-            packing.lying[f"{EXPERIMENT}/baselines/{name}"] = experiment.baselines / name
+        if key in keys or (items.exists() and file_sha256(items) in elsewhere):
+            files[f"{EXPERIMENT}/baselines/{name}"] = experiment.baselines / name
     given = read_experiment(experiment).model_dump(mode="json")
-    packing.made[f"{EXPERIMENT}/experiment.json"] = readable_json(
+    files[f"{EXPERIMENT}/experiment.json"] = readable_json(
         {**given, **EMPTIED, "runs": [run.run_id], "spec": {**given["spec"], **EMPTIED_SPEC}}
     )
-    packing.made[f"{inside}/report/summary.json"] = _summary(run)
-    packing.made[RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
+    files[f"{inside}/report/summary.json"] = run_summary(digest(run, Library()))
+    files[RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
+    task = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
+    if task.is_file():
+        files[TASK_FILE] = task
+    return files
 
 
-def _summary(run: RunDir) -> bytes:
-    from autorl_hpc.report.pages import run_summary
-    from autorl_hpc.report.run_summary import Library, digest
-
-    return run_summary(digest(run, Library()))
-
-
-def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view: RunView) -> ExportedWeights | None:
+def _add_weights(files: dict[str, Path | bytes], experiment: ExperimentDir, view: RunView) -> ExportedWeights | None:
     assert view.closed is not None
     selected = view.submissions.get(view.closed.selected) if view.closed.selected else None
     if selected is None or selected.is_base or selected.content_hash is None:
@@ -220,24 +200,17 @@ def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view
         what = f"the selected checkpoint, artifacts/{selected.content_hash[:16]}..., is not here"
         advice = "put it back from where the run was made; without it nothing can be scored again"
         raise _failed(what, folder, advice)
-    for name in names:
-        packing.lying[f"{EXPERIMENT}/artifacts/{selected.content_hash}/{name}"] = folder / name
+    files |= {f"{EXPERIMENT}/artifacts/{selected.content_hash}/{name}": folder / name for name in names}
     return ExportedWeights(
         submission_id=selected.submission_id, content_hash=selected.content_hash, not_in_hash=not_in_hash(folder)
     )
 
 
-def _add_task(packing: _Packing, experiment: ExperimentDir, record: RunRecord) -> None:
-    path = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
-    if path.is_file():
-        packing.lying[TASK_FILE] = path
-
-
-def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -> Exported:
-    for file in manifest.files:
-        content = manifest.weights.content_hash if manifest.weights else None
-        if not is_record(file.path, manifest.run_id) and not is_weights(file.path, content):
-            raise AutorlError(f"{file.path} is not a file of a run as this suite writes it", where=out)
+def _write(out: Path, manifest: EvidenceManifest, files: dict[str, Path | bytes], say: Say) -> Exported:
+    content = manifest.weights.content_hash if manifest.weights else None
+    for name in files:
+        if not is_record(name, manifest.run_id) and not is_weights(name, content):
+            raise AutorlError(f"{name} is not a file of a run as this suite writes it", where=out)
     total = sum(file.size_bytes for file in manifest.files)
     check_space(out.parent, total, f"the bundle {out.name}")
     say(f"{out.name}: packing {len(manifest.files)} files, {in_words(total)}")
@@ -249,13 +222,12 @@ def _write(out: Path, manifest: EvidenceManifest, packing: _Packing, say: Say) -
                 first = readable_json(manifest.model_dump(mode="json"))
                 add(archive, MANIFEST_NAME, len(first), MODE, io.BytesIO(first))
                 for file in manifest.files:
-                    data = packing.made.get(file.path)
-                    with io.BytesIO(data) if data is not None else open(packing.lying[file.path], "rb") as source:
-                        counted = Hashed(source)
+                    source = files[file.path]
+                    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as opened:
+                        counted = Hashed(opened)
                         add(archive, file.path, file.size_bytes, MODE, counted)
                     if counted.digest() != file.sha256:
-                        what = f"{file.path} was changed while it was packed"
-                        raise _failed(what, packing.lying.get(file.path), "run the same command again")
+                        raise _failed(f"{file.path} was changed while it was packed", out, "run the same command again")
             raw.flush()
             os.fsync(raw.fileno())
         os.replace(temporary, out)

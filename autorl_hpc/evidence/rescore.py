@@ -6,10 +6,11 @@ Three things must hold: the evidence (chain, items and scores fit each other), t
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -48,7 +49,7 @@ SCORE_TOLERANCE = 1e-6  # Points; the sum may run in another order
 Word = Literal["identical", "within noise", "differs", "not scored"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Compared:
     """The claimed score of one model and the score measured here.
 
@@ -132,23 +133,18 @@ def compare(
     if claimed.score is None or here.score is None:
         return found
     if claimed_rows.keys() != rows.keys():
-        why = "the bundle's items are not those of the split that is staged here"
-        return replace(found, word="differs", why=why)
-    pairs = [(claimed_rows[name], rows[name]) for name in rows]
-    up = sum(new.outcome > old.outcome for old, new in pairs)
-    down = sum(new.outcome < old.outcome for old, new in pairs)
-    same = [(old, new) for old, new in pairs if old.output_sha256 == new.output_sha256]
-    found = replace(
-        found,
-        up=up,
-        down=down,
-        changed=up + down,
-        same_texts=len(same),
-        same_text_other_outcome=sum(old.outcome != new.outcome for old, new in same),
-        p_value=mcnemar_midp(up, down),
-    )
-    word, why = _judge(found, noise, scorer, reproducible)
-    return replace(found, word=word, why=why)
+        found.word, found.why = "differs", "the bundle's items are not those of the split that is staged here"
+        return found
+    for name, new in rows.items():
+        old = claimed_rows[name]
+        found.up += new.outcome > old.outcome
+        found.down += new.outcome < old.outcome
+        if old.output_sha256 == new.output_sha256:
+            found.same_texts += 1
+            found.same_text_other_outcome += old.outcome != new.outcome
+    found.changed, found.p_value = found.up + found.down, mcnemar_midp(found.up, found.down)
+    found.word, found.why = _judge(found, noise, scorer, reproducible)
+    return found
 
 
 def _judge(found: Compared, noise: float, scorer: str, reproducible: bool) -> tuple[Word, str]:
@@ -307,7 +303,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
         if not done.problems:
             done.notes += check_task(root, record)
             say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
-            _Again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done).score()
+            _score_again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done)
         return done
 
 
@@ -373,86 +369,63 @@ def grader_here(spec: GraderSpec, asked: RescoreOptions) -> GraderSpec:
     )
 
 
-@dataclass
-class _Again:
-    """The measurement. `fresh` holds what is measured here, never the bundle's records."""
+def _score_again(
+    root: Root,
+    experiment: ExperimentDir,
+    fresh: ExperimentDir,
+    record: RunRecord,
+    view: RunView,
+    asked: RescoreOptions,
+    done: Rescored,
+) -> None:
+    """Fill `done` with the comparisons: first the base model, whose noise the checkpoint's comparison needs. `fresh` holds what is
+    measured here, never the bundle's records."""
+    science, judge = record.science, judge_spec(record.science.recipe, asked.judge_url, asked.judge_key)
+    assert view.closed is not None and view.closed.report is not None
+    for folder in fresh.folders():
+        folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(root, grader_here(read_experiment(experiment).grader, asked), lambda: judge)
+    grader = f"rescore-{secrets.token_hex(4)}"
+    claims = Claims(fresh.claims, grader, host_name(), HeartbeatWatch(fresh.graders, GraderSpec().stale_after_s))
 
-    root: Root
-    experiment: ExperimentDir
-    fresh: ExperimentDir
-    record: RunRecord
-    view: RunView
-    asked: RescoreOptions
-    done: Rescored
+    def items(place: ExperimentDir, key: str) -> dict[str, ItemRow]:
+        return _rows(place.baselines / f"{key}.items.jsonl.gz")
 
-    def score(self) -> None:
-        """Fill `done` with the comparisons: first the base model, whose noise the checkpoint's comparison needs."""
-        judge = judge_spec(self.record.science.recipe, self.asked.judge_url, self.asked.judge_key)
-        for folder in self.fresh.folders():
-            folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(self.root, grader_here(read_experiment(self.experiment).grader, self.asked), lambda: judge)
-        try:
-            self._selected(bench, self._base(bench))
-        except (ClusterTrouble, NotReady) as error:
-            raise AutorlError(
-                f"this machine can't score it: {error}",
-                fault=Fault.CLUSTER,
-                next_step="see the message; another --device may do",
-                exit_code=Exit.ENVIRONMENT,
-            ) from error
-        finally:
-            bench.drop_engine()
-
-    def _base(self, bench: Bench) -> Baseline:
-        grader, done = f"rescore-{secrets.token_hex(4)}", self.done
-        watch = HeartbeatWatch(self.fresh.graders, GraderSpec().stale_after_s)
-        claims = Claims(self.fresh.claims, grader, host_name(), watch)
-        here = Baselines(self.fresh, claims, bench, grader).ensure(self.record.science, Split.REPORT)
-        done.engine, done.noise_here = _facts(here), here.noise()
-        key = self.view.closed.baseline_report if self.view.closed else None
-        claimed = read_baseline(self.experiment.baselines, key) if key else None
+    try:
+        base = Baselines(fresh, claims, bench, grader).ensure(science, Split.REPORT)
+        noise = base.noise()
+        judged = functools.partial(compare, scorer=science.recipe.scorer, noise=noise or 0.0)
+        done.engine, done.noise_here = _facts(base), noise
+        key, same = view.closed.baseline_report, False
+        claimed = read_baseline(experiment.baselines, key) if key else None
         if claimed is None:
             done.notes.append("the run names no score of its base model")
-            return here
-        done.claimed_engine, done.noise_claimed = _facts(claimed), claimed.noise()
-        theirs, mine = _items_of(self.experiment, claimed.key), _items_of(self.fresh, here.key)
-        self._compare("base", claimed.evaluation, theirs, here.evaluation, mine)
-        return here
-
-    def _selected(self, bench: Bench, base: Baseline) -> None:
-        """Measure the checkpoint that the run ends with and compare; the base model was measured already."""
-        assert self.view.closed is not None and self.view.closed.report is not None
-        claimed, submission, science = self.view.closed.report, _selected_of(self.view), self.record.science
+        else:
+            done.claimed_engine, done.noise_claimed = _facts(claimed), claimed.noise()
+            theirs, mine = items(experiment, claimed.key), items(fresh, base.key)
+            again = judged("base", claimed.evaluation, theirs, base.evaluation, mine)
+            done.compared.append(again)
+            same = 0 < again.same_texts == again.n
+        report, submission = view.closed.report, _selected_of(view)
         if submission is None or submission.is_base or submission.content_hash is None:
-            key = baseline_key(science, Split.REPORT, claimed.engine_hash or "")
-            theirs, mine = _items_of(self.experiment, key), _items_of(self.fresh, base.key)
-            here = base.evaluation
+            theirs = items(experiment, baseline_key(science, Split.REPORT, report.engine_hash or ""))
+            here, mine = base.evaluation, items(fresh, base.key)
         else:
             name = f"{submission.submission_id:06d}.{Split.REPORT}.jsonl.gz"
-            theirs, mine = (one.run(self.record.run_id).items / name for one in (self.experiment, self.fresh))
-            content, entry = submission.content_hash, "the bundle's checkpoint"
-            asked = EvaluationRequest(science, content, Split.REPORT, mine, entry)
-            here = Attempts(self.experiment, bench).evaluate(asked)
-        again = next((one for one in self.done.compared if one.what == "base"), None)
-        same = again is not None and 0 < again.same_texts == again.n
-        self._compare("selected", claimed, theirs, here, mine, reproducible=same)
-
-    def _compare(
-        self,
-        what: Literal["selected", "base"],
-        claimed: Evaluation,
-        theirs: Path,
-        here: Evaluation,
-        mine: Path,
-        reproducible: bool = False,
-    ) -> None:
-        scorer, noise, rows = self.record.science.recipe.scorer, self.done.noise_here or 0.0, _rows(mine)
-        found = compare(what, claimed, _rows(theirs), here, rows, scorer=scorer, noise=noise, reproducible=reproducible)
-        self.done.compared.append(found)
-
-
-def _items_of(experiment: ExperimentDir, key: str) -> Path:
-    return experiment.baselines / f"{key}.items.jsonl.gz"
+            theirs_path, mine_path = (one.run(record.run_id).items / name for one in (experiment, fresh))
+            what = (science, submission.content_hash, Split.REPORT, mine_path, "the bundle's checkpoint")
+            here = Attempts(experiment, bench).evaluate(EvaluationRequest(*what))
+            theirs, mine = _rows(theirs_path), _rows(mine_path)
+        done.compared.append(judged("selected", report, theirs, here, mine, reproducible=same))
+    except (ClusterTrouble, NotReady) as error:
+        raise AutorlError(
+            f"this machine can't score it: {error}",
+            fault=Fault.CLUSTER,
+            next_step="see the message; another --device may do",
+            exit_code=Exit.ENVIRONMENT,
+        ) from error
+    finally:
+        bench.drop_engine()
 
 
 def _rows(path: Path) -> dict[str, ItemRow]:

@@ -105,14 +105,13 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> EvidenceMan
 
 def _check_sizes(manifest: EvidenceManifest, weights_allowed: int) -> None:
     content = manifest.weights.content_hash if manifest.weights else None
-    weights = [file.size_bytes for file in manifest.files if export.is_weights(file.path, content)]
-    records = [file for file in manifest.files if not export.is_weights(file.path, content)]
-    large = next((file for file in records if file.size_bytes > reading.MAX_RECORD_BYTES), None)
+    records = {file.path: file.size_bytes for file in manifest.files if not export.is_weights(file.path, content)}
+    large = next((name for name, size_bytes in records.items() if size_bytes > reading.MAX_RECORD_BYTES), None)
     if large is not None:
-        raise DamagedArchive(f"{large.path} has {large.size_bytes} bytes: no record is so large")
-    if len(manifest.files) > MAX_FILES or sum(file.size_bytes for file in records) > MAX_RECORDS_BYTES:
+        raise DamagedArchive(f"{large} has {records[large]} bytes: no record is so large")
+    if len(manifest.files) > MAX_FILES or sum(records.values()) > MAX_RECORDS_BYTES:
         raise DamagedArchive("it holds more records than a run has")
-    if sum(weights) > weights_allowed:
+    if sum(file.size_bytes for file in manifest.files) - sum(records.values()) > weights_allowed:
         most = f"{weights_allowed} bytes, the most that this base model's can be"
         raise DamagedArchive(f"its weights are larger than {most}")
 

@@ -1,7 +1,4 @@
-"""`verify`: recompute each ledger's chain and every hash that it names, and say what this proves.
-
-Sections: verdicts, runs and experiments, chains, scores, weights, reports on disk, experiment.json, anchors.
-"""
+"""`verify`: recompute each ledger's chain and every hash that it names, and say what this proves."""
 
 from __future__ import annotations
 
@@ -18,27 +15,20 @@ from typing import Any, Literal, NamedTuple
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.evidence.anchors import KnownHeads, fit, present, slurm_word, written_heads
+from autorl_hpc.evidence.anchors import KnownHeads, fit, slurm_word
 from autorl_hpc.files import artifacts, reading
-from autorl_hpc.files.checkpoint import (
-    EMBEDDING_NAMES,
-    HEAD_NAME,
-    TensorSpec,
-    folder_content_hash,
-    hash_span,
-    tensors_of,
-)
+from autorl_hpc.files.checkpoint import EMBEDDING_NAMES, HEAD_NAME, folder_content_hash, hash_span, tensors_of
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.files.ledger import Ledger, sha256_hex
+from autorl_hpc.files.ledger import Ledger, heads_of, read_heads, sha256_hex
 from autorl_hpc.files.reading import parse_yaml
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import frozen_is_whole
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Closed, Evaluation
-from autorl_hpc.records.exchange import Heads
+from autorl_hpc.records.exchange import Heads, RunHead
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.run import ExperimentRecord, RunRecord, Science, ids_sha256
+from autorl_hpc.records.run import RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
 from autorl_hpc.report.pages import (
@@ -93,11 +83,6 @@ class VerifyResult:
     hashes: tuple[str, ...] = ()
 
     @property
-    def name(self) -> str:
-        """Return the run_id, or experiment and verdict name."""
-        return self.run_id if self.of == "run" else f"{self.experiment}: {self.run_id}"
-
-    @property
     def damaged(self) -> bool:
         return bool(self.problems)
 
@@ -121,8 +106,9 @@ def as_lines(verdicts: list[VerifyResult]) -> list[str]:
     lines = []
     for verdict in verdicts:
         word = "DAMAGED" if verdict.damaged else "whole  " if verdict.whole else "PARTLY "
+        name = verdict.run_id if verdict.of == "run" else f"{verdict.experiment}: {verdict.run_id}"
         chain = f"  {verdict.entries} entries  head {verdict.head or '-'}"
-        lines.append(f"{word}  {verdict.name}{chain if verdict.of == 'run' or verdict.head else ''}")
+        lines.append(f"{word}  {name}{chain if verdict.of == 'run' or verdict.head else ''}")
         anchored = [] if verdict.damaged else [f"anchored by {by}" for by in verdict.anchored_by]
         lines += [f"         {text}" for text in (*verdict.problems, *verdict.unseen, *verdict.notes, *anchored)]
     runs = [verdict for verdict in verdicts if verdict.of == "run"]
@@ -153,7 +139,7 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
         if (path / "run.json").is_file():
             experiment = ExperimentDir(path.absolute().parent)
             verdicts.append(verify_run(experiment, RunDir(path.absolute())))
-            found |= _Anchoring(experiment, None, verdicts[-1:]).check(known)
+            found |= _check_anchors(experiment, None, verdicts[-1:], known)
             continue
         for experiment in experiments_in([path]):
             verdicts += _verify_experiment(experiment, known, found)
@@ -183,7 +169,7 @@ def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[
         else:
             return []
     runs = [verify_run(experiment, experiment.run(run_id)) for run_id in run_ids]
-    found |= _Anchoring(experiment, shared, runs).check(known)
+    found |= _check_anchors(experiment, shared, runs, known)
     if damage is None and not any(run.damaged for run in runs) and experiment.report.is_dir():
         _check_merged_report(experiment, shared)
     return [shared, *runs]
@@ -225,17 +211,15 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
     except OSError as error:
         verdict.problems.append(str(error))
     verdict.entries = len(ledger.entries)
-    try:
+    with suppress(OSError, ValueError):  # run.json can't be read, which is reported above
         verdict.hashes = (ledger.genesis(), *(linked.sha256 for linked in ledger.entries))
-    except (OSError, ValueError):
-        pass  # run.json can't be read, which is reported above
     if not verdict.problems:
         verdict.head = ledger.head()
         view = RunView.of(ledger.entries)
         verdict.problems += _end_of_chain(experiment, run, ledger)
         verdict.problems += _sealed_copy(run, ledger)
         verdict.problems += _Scores(experiment, run, view, read_run(run).science).problems()
-        _check_kept(experiment, run, view, verdict)
+        _check_weights(experiment, run, view, verdict)
     if not verdict.problems:
         _check_run_report(run, verdict, exported)
     return verdict
@@ -253,11 +237,9 @@ def _end_of_chain(experiment: ExperimentDir, run: RunDir, ledger: Ledger) -> Ite
             last = f"entries after {len(ledger.entries):06d} are missing"
             yield f"finished, but its ledger has no closing entry: {last}"
         return
-    for linked in ledger.entries[closed + 1 :]:
-        if linked.kind not in MAY_COME_LATE:
-            what = f"ledger entry {linked.entry.seq:06d} ({linked.kind})"
-            yield f"{what} was added after the closing entry {closed + 1:06d}"
-            return
+    late = next((linked for linked in ledger.entries[closed + 1 :] if linked.kind not in MAY_COME_LATE), None)
+    if late is not None:
+        yield f"ledger entry {late.entry.seq:06d} ({late.kind}) was added after the closing entry {closed + 1:06d}"
 
 
 def _place_of_closing(ledger: Ledger) -> int | None:
@@ -287,46 +269,31 @@ def _sealed_hashes(run: RunDir) -> list[str]:
     return [sha256_hex(line + b"\n") for line in reading.read_bytes(run.sealed_ledger).split(b"\n") if line]
 
 
-def _first_difference(one: Sequence[str | None], other: Sequence[str | None]) -> int | None:
-    pairs = enumerate(zip(one, other, strict=False), 1)
-    return next((number for number, (a, b) in pairs if a != b and a is not None and b is not None), None)
+def _first_difference(one: Sequence[str], other: Sequence[str]) -> int | None:
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=False), 1) if a != b), None)
 
 
 def _first_altered(run: RunDir, said: str) -> str:
-    """Return what is wrong with a chain that breaks, with the entry that was altered if the sealed copy or the links tell it.
-
-    Args:
-        said: the error of `Ledger.read`; returned unchanged if nothing more can be found out.
-    """
+    """Return `said`, the error of `Ledger.read`, with the side of a broken link that the sealed copy or the next link shows to
+    be altered."""
     found = re.search(r"the chain breaks before ledger entry (\d{6})", said)
     if found is None:
         return said
     number = int(found[1])
-    entries = [_raw_entry(run, place) for place in range(1, number + 2)]
-    try:
-        copy = _sealed_hashes(run)
-    except (OSError, ValueError):
-        copy = []
     copied = "ledger.jsonl, written at the end of the run"
-    place = _first_difference(copy, [entry[0] for entry in entries[:number]])
-    if place is not None:
-        return f"{said}. The first that differs from {copied}, is entry {place:06d}"
-    if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
-        return f"{said}. {copied}, says that it was run.json" if number == 1 else said
-    (here, _), (_, link) = entries[number - 1 :]
-    if here is None or link is None:
-        return said
-    before = "run.json" if number == 1 else f"entry {number - 1:06d}"
-    altered = before if link == here else f"entry {number:06d}"
-    return f"{said}. By what entry {number + 1:06d} links to, it was {altered}"
-
-
-def _raw_entry(run: RunDir, number: int) -> tuple[str | None, object]:
-    try:
-        data = reading.read_bytes(run.ledger / f"{number:06d}.json")
-        return sha256_hex(data), json.loads(data)["prev"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        return None, None
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        entries = [reading.read_bytes(run.ledger / f"{place:06d}.json") for place in range(1, number + 1)]
+        copy = _sealed_hashes(run) if run.sealed_ledger.exists() else []
+        place = _first_difference(copy, [sha256_hex(data) for data in entries])
+        if place is not None:
+            return f"{said}. The first that differs from {copied}, is entry {place:06d}"
+        if len(copy) >= number:  # both entries are unaltered, so the thing that the first one links to was altered
+            return f"{said}. {copied}, says that it was run.json" if number == 1 else said
+        link = json.loads(reading.read_bytes(run.ledger / f"{number + 1:06d}.json"))["prev"]
+        before = "run.json" if number == 1 else f"entry {number - 1:06d}"
+        altered = before if link == sha256_hex(entries[-1]) else f"entry {number:06d}"
+        return f"{said}. By what entry {number + 1:06d} links to, it was {altered}"
+    return said
 
 
 # --- scores: each must belong to the weights that it is filed under, and follow from its items
@@ -356,10 +323,9 @@ class _Scores:
         name = f"the score of submission {number:06d} on the {evaluation.split} split"
         if submission is None or submission.status != "accepted":
             yield f"a score is of submission {number:06d}, which was not accepted"
-        elif (evaluation.content_hash, evaluation.recipe_hash) != (
-            submission.content_hash,
-            self.science.recipe.hash(),
-        ):
+            return
+        wanted = (submission.content_hash, self.science.recipe.hash())
+        if (evaluation.content_hash, evaluation.recipe_hash) != wanted:
             yield f"{name} is one of other weights or of another recipe"
         elif submission.is_base:
             yield from self._of_base(evaluation, name)
@@ -375,21 +341,19 @@ class _Scores:
         for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):
             yield from self._baseline(key, closed.baseline_sha256.get(key))
         report = closed.report
-        if report is not None and report.split is not Split.REPORT:
-            yield f"the closing entry's score is one of the {report.split} split"
         if report is None:
             if closed.selected is not None:
                 yield "the closing entry selects a submission and has no score of it"
             return
-        name = "the closing entry's score of the base model"
-        submission = self.view.submissions.get(closed.selected) if closed.selected is not None else None
+        if report.split is not Split.REPORT:
+            yield f"the closing entry's score is one of the {report.split} split"
         if closed.selected is not None:
             yield from self._score(closed.selected, report)
-        if closed.selected is not None and not (
-            submission and submission.is_base and self.science.protocol is not Protocol.PAPER
-        ):
-            return
+            submission = self.view.submissions.get(closed.selected)
+            if not (submission and submission.is_base and self.science.protocol is not Protocol.PAPER):
+                return
         # A run that ends with the base model has its score by the engine of the record named with it.
+        name = "the closing entry's score of the base model"
         if closed.baseline_report is None:
             yield f"{name} is beside no record of the base model's score"
         elif report.engine_hash is None or closed.baseline_report != baseline_key(
@@ -449,11 +413,8 @@ class _Scores:
         except FileNotFoundError:
             yield f"{name} is missing"
             return
-        except OSError as error:
-            yield f"{name} can't be read: {error}"
-            return
-        except ValueError as error:
-            yield str(error)
+        except (OSError, ValueError) as error:
+            yield str(error) if isinstance(error, ValueError) else f"{name} can't be read: {error}"
             return
         recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
         mean = 100 * math.fsum(row.outcome for row in rows) / len(rows) if rows else math.nan
@@ -490,33 +451,57 @@ BESIDE = (artifacts.READY_NAME, "refs")
 """Names in an accepted copy that are not weights: its manifest, and the names of the runs that need it."""
 
 
-def _check_kept(experiment: ExperimentDir, run: RunDir, view: RunView, verdict: VerifyResult) -> None:
+def _check_weights(experiment: ExperimentDir, run: RunDir, view: RunView, verdict: VerifyResult) -> None:
     selected = view.submissions.get(view.closed.selected) if view.closed and view.closed.selected else None
     for content in sorted({s.content_hash for s in view.accepted() if s.content_hash}):
         folder, name = experiment.artifacts / content, f"artifacts/{content[:16]}..."
         if artifacts.artifact_ready(experiment.artifacts, content):
-            problem = _artifact(folder, content)
+            try:
+                problem = _altered(folder, content)
+            except Exception as error:
+                problem = f"can't be read: {error}"
             verdict.problems += [f"{name} {problem}"] if problem else []
         elif folder.exists():
             verdict.problems.append(f"{name} has lost its manifest")
         elif selected is not None and selected.content_hash == content:
             verdict.notes.append(f"{name}, the selected checkpoint, is not here: not checked")
-    _check_sketches(run, view, verdict)
+    # Sketches of weights that later submissions were compared with; exported runs have none.
+    known = {f"{number:06d}": one.sketch_sha256 for number, one in view.fingerprints.items() if one.sketch_sha256}
+    names = {name.partition(".")[0]: name for name in sorted(reading.list_names(run.sketches))}
+    for number in sorted(names.keys() & known.keys()):
+        try:
+            if sha256_hex(reading.read_bytes(run.sketches / names[number])) != known[number]:
+                what = "was altered: its hash is not the one in its fingerprint"
+                verdict.problems.append(f"sketches/{names[number]} {what}")
+        except (OSError, ValueError) as error:
+            verdict.problems.append(f"sketches/{names[number]} can't be read: {error}")
+    gone = len(known.keys() - names.keys())
+    if gone and names:
+        verdict.notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
 
 
-def _artifact(folder: Path, content: str) -> str | None:
-    try:
-        strange = [n for n in reading.list_names(folder) if n not in BESIDE and not n.endswith(".safetensors")]
-        if strange:
-            return f"was altered: it holds {min(strange)[:100]!r}, which no accepted copy has"
-        left_out = not_in_hash(folder)
-        problem = _left_out(folder, left_out)
-        if problem:
-            return f"was altered: {problem}"
-        digest = folder_content_hash(folder, drop=frozenset(left_out))
-    except Exception as error:
-        return f"can't be read: {error}"
-    return None if digest == content else f"was altered: its content hash is {digest[:16]}..."
+def _altered(folder: Path, content: str) -> str | None:
+    """Return what is wrong with an accepted copy. Only a head equal to the embedding, bit by bit, may be left out of its hash."""
+    strange = [n for n in reading.list_names(folder) if n not in BESIDE and not n.endswith(".safetensors")]
+    if strange:
+        return f"was altered: it holds {min(strange)[:100]!r}, which no accepted copy has"
+    left_out = not_in_hash(folder)
+    if other := set(left_out) - {HEAD_NAME}:
+        return f"was altered: its manifest leaves tensor {min(other)[:100]!r} out of the content hash"
+    if left_out:
+        tensors = {tensor.name: tensor for tensor in tensors_of(folder)}
+        embedding = next((name for name in EMBEDDING_NAMES if name in tensors), None)
+        if embedding is None or HEAD_NAME not in tensors:
+            missing = "embedding" if HEAD_NAME in tensors else HEAD_NAME
+            return f"was altered: its manifest leaves out {HEAD_NAME}, and it holds no {missing}"
+        facts = []
+        for tensor in (tensors[HEAD_NAME], tensors[embedding]):
+            with open(folder / tensor.file, "rb") as file:
+                facts.append((tensor.dtype, tensor.shape, hash_span(file.fileno(), tensor.begin, tensor.end)))
+        if facts[0] != facts[1]:
+            return f"was altered: {HEAD_NAME}, which the content hash leaves out, is not {embedding}"
+    found = folder_content_hash(folder, drop=frozenset(left_out))
+    return None if found == content else f"was altered: its content hash is {found[:16]}..."
 
 
 def not_in_hash(folder: Path) -> tuple[str, ...]:
@@ -524,46 +509,6 @@ def not_in_hash(folder: Path) -> tuple[str, ...]:
     value = reading.read_json_or_none(folder / artifacts.READY_NAME)
     names = value.get("not_in_hash", []) if isinstance(value, dict) else []
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
-
-
-def _left_out(folder: Path, names: tuple[str, ...]) -> str | None:
-    """Return what is wrong with the tensors left out of the hash: only a head equal to the embedding, bit by bit, is allowed."""
-    if not names:
-        return None
-    if other := set(names) - {HEAD_NAME}:
-        return f"its manifest leaves tensor {min(other)[:100]!r} out of the content hash"
-    tensors = {tensor.name: tensor for tensor in tensors_of(folder)}
-    head = tensors.get(HEAD_NAME)
-    embedding = next((tensors[name] for name in EMBEDDING_NAMES if name in tensors), None)
-    if head is None or embedding is None:
-        return f"its manifest leaves out {HEAD_NAME}, and it holds no {HEAD_NAME if head is None else 'embedding'}"
-    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
-    if not same or _digest(folder, head) != _digest(folder, embedding):
-        return f"{HEAD_NAME}, which the content hash leaves out, is not {embedding.name}"
-    return None
-
-
-def _digest(folder: Path, tensor: TensorSpec) -> str:
-    with open(folder / tensor.file, "rb") as file:
-        return hash_span(file.fileno(), tensor.begin, tensor.end)
-
-
-def _check_sketches(run: RunDir, view: RunView, verdict: VerifyResult) -> None:
-    """Check the sketches of weights that later submissions were compared with. Exported runs have none."""
-    lying = reading.list_names(run.sketches)
-    wanted = {
-        f"{number:06d}": known.sketch_sha256 for number, known in view.fingerprints.items() if known.sketch_sha256
-    }
-    for name in sorted(lying):
-        sha256 = wanted.get(name.partition(".")[0])
-        try:
-            if sha256 and sha256_hex(reading.read_bytes(run.sketches / name)) != sha256:
-                verdict.problems.append(f"sketches/{name} was altered: its hash is not the one in its fingerprint")
-        except (OSError, ValueError) as error:
-            verdict.problems.append(f"sketches/{name} can't be read: {error}")
-    gone = len(wanted.keys() - {name.partition(".")[0] for name in lying})
-    if gone and lying:
-        verdict.notes.append(f"{gone} of the sketches that fingerprints name are not here: not checked")
 
 
 # --- reports on disk against the ledgers
@@ -599,15 +544,17 @@ class _Report:
 
     def __init__(self, folder: Path, files: tuple[str, ...], verdict: VerifyResult, name: str = "report/") -> None:
         self.folder, self.name, self.verdict, self.final = folder, name, verdict, True
-        self.told: dict[str, Any] | None = None
         value = self._read(SUMMARY_NAME)
-        if isinstance(value, dict):
-            self.told = value
-        elif value is not None:
+        self.told: dict[str, Any] | None = value if isinstance(value, dict) else None
+        if value is not None and self.told is None:
             verdict.problems.append(f"{name}{SUMMARY_NAME} was altered: it is no report")
         elif not (folder / SUMMARY_NAME).exists():
             left = [page for page in files if (folder / page).exists()]
             verdict.problems += [f"{name}{SUMMARY_NAME} is missing, though {name}{left[0]} is there"] if left else []
+        rows = (self.told or {}).get("runs")
+        self.rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        versions = [one.get("tool_version") for one in (self.told or {}, *self.rows)]
+        self.version = versions[0] if all(one == versions[0] for one in versions) else None
 
     def _read(self, name: str) -> Any:
         """Return a record; None, and a problem if it exists and can't be read."""
@@ -615,23 +562,15 @@ class _Report:
             return json.loads(reading.read_bytes(self.folder / name, max_bytes=MAX_BYTES))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except RecursionError:
-            self.verdict.problems.append(f"{self.name}{name} can't be read: it is nested too deeply")
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             self.verdict.problems.append(f"{self.name}{name} can't be read: {error}")
         return None
 
-    def rows(self) -> list[dict[str, Any]]:
-        rows = (self.told or {}).get("runs")
-        return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-
     def compare_summary(self, now: dict[str, Any]) -> None:
         """Compare the results always, all other fields only if the same version wrote them."""
-        rows = {str(row.get("run_id")): row for row in self.rows()}
+        rows = {str(row.get("run_id")): row for row in self.rows}
         for run in now.get("runs", [now]):
-            told = rows.get(run["run_id"], self.told)
-            differing = (difference(_field(told, name), _field(run, name), name, _slack(run, name)) for name in RESULTS)
-            found = next((one for one in differing if one is not None), None)
+            found = difference(rows.get(run["run_id"], self.told), run, RESULTS)
             if found is not None:
                 where = f"{run['run_id']}: " if "runs" in now else ""
                 self.verdict.problems.append(f"{self.name}{SUMMARY_NAME} was altered: {where}{found}")
@@ -661,17 +600,15 @@ class _Report:
         self._say(COMPARE_NAME, difference(told, now.model_dump(mode="json")))
 
     def _say(self, name: str, found: str | None) -> None:
-        versions = [one.get("tool_version") for one in (self.told or {}, *self.rows())]
-        version = versions[0] if all(one == versions[0] for one in versions) else None
-        if version != __version__:
-            word = repr(version)[:40] if version is not None else "none that it names"
-            said = f"is of another version, {word}: only its results were compared; {AGAIN}"
-            self.verdict.unseen.append(f"{self.name}{name} {said}")
+        unseen = None
+        if self.version != __version__:
+            word = repr(self.version)[:40] if self.version is not None else "none that it names"
+            unseen = f"is of another version, {word}: only its results were compared; {AGAIN}"
         elif found is not None and self.final:
             self.verdict.problems.append(f"{self.name}{name} was altered: {found}")
         elif found is not None:
-            said = f"is not what the ledgers give here and now: not compared; {AGAIN}"
-            self.verdict.unseen.append(f"{self.name}{name} {said}")
+            unseen = f"is not what the ledgers give here and now: not compared; {AGAIN}"
+        self.verdict.unseen += [f"{self.name}{name} {unseen}"] if unseen else []
 
 
 def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> None:
@@ -706,7 +643,7 @@ def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> No
     if report.told.get("paper") is not None:
         merged = merged.model_copy(update={"paper": read_paper()})
     now = json.loads(b"".join(merged_summary(merged)))
-    heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows()}
+    heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows}
     if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
         old = f"was written before the last entries of its runs: not compared; {AGAIN}"
         verdict.unseen.append(f"report/{SUMMARY_NAME} {old}")
@@ -742,33 +679,40 @@ def _number(cell: Any) -> Any:
         return cell
 
 
-def difference(told: Any, now: Any, path: str = "", slack: float = 0.0) -> str | None:
-    """Return the first value that differs, in words; None if all are equal.
-
-    Args:
-        slack: absolute difference that is allowed, besides the relative `TOLERANCE`.
-    """
-    if isinstance(told, dict) and isinstance(now, dict):
-        before = f"{path}." if path else ""
-        pairs = [(told.get(name), value, f"{before}{name}", _slack(now, name)) for name, value in now.items()]
-        pairs += [(told[name], None, f"{before}{name!a:.60}", 0.0) for name in told if name not in now]
-    elif isinstance(told, list) and isinstance(now, list) and len(told) == len(now):
-        pairs = [(a, b, f"{path}[{place}]", 0.0) for place, (a, b) in enumerate(zip(told, now, strict=True))]
-    elif _equal(told, now, slack):
-        return None
-    else:
-        return f"`{path}` is {told!r:.40}, and the ledger gives {now!r:.40}"
-    return next((found for pair in pairs if (found := difference(*pair)) is not None), None)
+def difference(told: Any, now: Any, fields: tuple[str, ...] = ()) -> str | None:
+    """Return the first value that differs, in words; None if all are equal. `fields`: dotted names of the only ones compared."""
+    there, here = _flat(told), _flat(now)
+    for path in (*here, *(path for path in there if path not in here)):
+        if fields and not any(re.match(rf"{re.escape(name)}([.\[]|$)", path) for name in fields):
+            continue
+        if not _equal(there.get(path), here.get(path), _slack(here, path)):
+            return f"`{ascii(path)[1:-1]:.120}` is {there.get(path)!r:.40}, and the ledger gives {here.get(path)!r:.40}"
+    return None
 
 
-def _slack(now: dict[str, Any], name: str) -> float:
-    """Return how far a field, given by its dotted name, may be off because of other resamples."""
-    parent, _, name = name.rpartition(".")
-    now = _field(now, parent) or {} if parent else now
-    if re.search(r"(^|_)p(_value|_holm)?$", name):
+def _flat(value: Any) -> dict[str, Any]:
+    """Return the values of nested objects and lists by path, such as `groups[0].mean`; nothing for what is empty."""
+    found: dict[str, Any] = {}
+    waiting = [("", value)]
+    while waiting:
+        path, here = waiting.pop()
+        if isinstance(here, dict):
+            waiting += [(f"{path}.{name}" if path else str(name), inner) for name, inner in reversed(here.items())]
+        elif isinstance(here, list):
+            waiting += [(f"{path}[{place}]", inner) for place, inner in reversed(list(enumerate(here)))]
+        else:
+            found[path] = here
+    return found
+
+
+def _slack(now: dict[str, Any], path: str) -> float:
+    """Return how far a figure may be off because of other resamples."""
+    if re.search(r"(^|[._])p(_value|_holm)?$", path):
         return RESAMPLED_P
-    low, high = (now.get(re.sub(r"(low|high)$", end, name)) for end in ("low", "high"))
-    width = high - low if isinstance(low, float) and isinstance(high, float) and name.endswith(("low", "high")) else 0.0
+    if not path.endswith(("low", "high")):
+        return 0.0
+    low, high = (now.get(re.sub(r"(low|high)$", end, path)) for end in ("low", "high"))
+    width = high - low if isinstance(low, float) and isinstance(high, float) else 0.0
     return RESAMPLED_WIDTHS * width if math.isfinite(width) else 0.0
 
 
@@ -776,13 +720,6 @@ def _equal(told: Any, now: Any, slack: float) -> bool:
     if isinstance(now, float) and isinstance(told, int | float) and not isinstance(told, bool):
         return math.isclose(told, now, rel_tol=TOLERANCE, abs_tol=max(slack, 1e-9))
     return type(told) is type(now) and bool(told == now)
-
-
-def _field(value: Any, name: str) -> Any:
-    """Return a field by its dotted name; None if it is empty or an older version lacks it."""
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return None if value in ([], {}) else value
 
 
 # --- experiment.json against experiment.yaml and run.json
@@ -793,7 +730,7 @@ EARLIER = "of an earlier launch, or experiment.json was altered; the chain holds
 
 def _check_given(experiment: ExperimentDir, run_ids: Sequence[str], verdict: VerifyResult) -> None:
     record = read_experiment(experiment)
-    _check_yaml(experiment, record, verdict)
+    _check_yaml(experiment, record.spec, record.spec_sha256, verdict)
     if record.grader != record.spec.grader:
         verdict.problems.append("experiment.json was altered: its `grader` is not that of its `spec`")
     runs = []
@@ -813,24 +750,22 @@ def _check_given(experiment: ExperimentDir, run_ids: Sequence[str], verdict: Ver
         verdict.notes.append(f"{other.run_id}: {what}: {EARLIER}")
 
 
-def _check_yaml(experiment: ExperimentDir, record: ExperimentRecord, verdict: VerifyResult) -> None:
+def _check_yaml(experiment: ExperimentDir, given: ExperimentSpec, sha256: str, verdict: VerifyResult) -> None:
     try:
         data = reading.read_bytes(experiment.given)
-        if sha256_hex(data) != record.spec_sha256:
+        if sha256_hex(data) != sha256:
             what = "one of them was altered, or a launch was cut short"
             verdict.problems.append(f"experiment.yaml has not the hash that experiment.json names: {what}")
             return
         spec = parse_record(ExperimentSpec, parse_yaml(data, experiment.given), experiment.given)
-    except FileNotFoundError:
-        verdict.notes.append("experiment.yaml is not here, so experiment.json was not held against it")
-        return
-    except AutorlError:
-        verdict.notes.append("experiment.yaml can't be understood, so experiment.json was not held against it")
+    except (FileNotFoundError, AutorlError) as error:
+        why = "can't be understood" if isinstance(error, AutorlError) else "is not here"
+        verdict.notes.append(f"experiment.yaml {why}, so experiment.json was not held against it")
         return
     except (OSError, ValueError) as error:
         verdict.problems.append(f"experiment.yaml can't be read: {error}")
         return
-    here, there = spec.model_dump(mode="json"), record.spec.model_dump(mode="json")
+    here, there = spec.model_dump(mode="json"), given.model_dump(mode="json")
     name = next((name for name in here if here[name] != there[name]), None)
     if name is not None:
         verdict.problems.append(f"experiment.json was altered: its `{name}` is not that of experiment.yaml")
@@ -846,75 +781,70 @@ def _as_asked(spec: ExperimentSpec, run: RunRecord) -> bool:
 # --- anchors: outside records of heads, and heads.json
 
 
-@dataclass
-class _Anchoring:
-    """The chains of an experiment.
+def _check_anchors(
+    experiment: ExperimentDir, shared: VerifyResult | None, runs: list[VerifyResult], known: KnownHeads
+) -> set[str]:
+    """Compare with heads.json, Slurm's comment, signed anchors and expected heads; return the expected heads that were found.
 
-    Attributes:
+    Args:
         shared: the experiment's own verdict; None if its runs are verified one by one.
     """
-
-    experiment: ExperimentDir
-    shared: VerifyResult | None
-    runs: list[VerifyResult]
-
-    def check(self, known: KnownHeads) -> set[str]:
-        """Compare with heads.json, Slurm's comment, signed anchors and expected heads; return the expected heads that were found."""
-        self.chains = {run.run_id: run.hashes for run in self.runs if run.hashes}
-        now = present(self.experiment, self.chains)
-        before, damage = written_heads(self.experiment)
-        first = self.shared or self.runs[0] if self.shared or self.runs else None
-        if damage is not None and first is not None:
-            first.problems.append(damage)
-        if before is not None and not self._hold(before, "heads.json"):
-            before = None
-        heads = [] if before is None else [before]
-        if self.shared is not None:
-            heads.append(now)
-            self.shared.head, self.shared.entries = now.head, sum(run.entries for run in self.runs)
-            word = slurm_word(self.experiment, now, before)
-            self.shared.problems += [word.problem] if word.problem else []
-            self.shared.notes += [word.note] if word.note else []
-            if word.fits:
-                _prove(word.fits, [self.shared, *self.runs])
-        mine = [one for one in known.anchors if one.heads.experiment == self.experiment.path.absolute().name]
-        for anchor in mine:
-            source = f"the anchor of {anchor.made_at}"
-            self._hold(anchor.heads, source)
-            held = fit(anchor.heads, self.chains, source).since
-            _prove(f"{source} (second user's key)", [run for run in self.runs if run.run_id in held])
-        if known.anchors and not mine and first is not None:
-            first.notes.append("the anchors file says nothing of it")
-        return {head for head in known.expected if self._expected(head, heads)}
-
-    def _hold(self, heads: Heads, source: str) -> bool:
-        """Add to each run's verdict whether it fits these heads; return True if all do."""
-        by_id = {run.run_id: run for run in self.runs}
-        found = fit(heads, self.chains, source)
-        for run_id, problem in found.problems.items():
-            if run_id in by_id:
-                by_id[run_id].problems.append(problem)
-            elif self.shared is not None:
-                self.shared.problems.append(f"{run_id}: {problem}")
-        for run_id, count in found.since.items():
-            if count:
-                by_id[run_id].notes.append(f"{count} entries were added since {source}")
-        looked_at = set(by_id) if self.shared is None else {run.run_id for run in heads.runs}
-        return not looked_at & set(found.problems)
-
-    def _expected(self, head: str, heads: list[Heads]) -> bool:
-        """Return whether a head passed by the user is, or was, the experiment's or a run's; mark the verdicts that it anchors."""
+    chains = {run.run_id: run.hashes for run in runs if run.hashes}
+    every = [*([shared] if shared else []), *runs]
+    heads: list[Heads] = []
+    try:
+        before = read_heads(experiment)
+        if before is not None and _hold(before, "heads.json", shared, runs):
+            heads.append(before)
+    except (AutorlError, OSError, ValueError) as error:
+        said = f"heads.json can't be read: {error.what if isinstance(error, AutorlError) else error}"
+        every[0].problems += [said]
+    if shared is not None:
+        present = (RunHead(run_id=name, entries=len(chain) - 1, head=chain[-1]) for name, chain in chains.items())
+        heads.append(heads_of(experiment, present))
+        shared.head, shared.entries = heads[-1].head, sum(run.entries for run in runs)
+        kind, text = slurm_word(experiment, heads) or ("", "")
+        shared.problems += [text] if kind == "problem" else []
+        shared.notes += [text] if kind == "note" else []
+        if kind == "fits":
+            _prove(text, every)
+    mine = [one for one in known.anchors if one.heads.experiment == experiment.path.absolute().name]
+    for anchor in mine:
+        source = f"the anchor of {anchor.made_at}"
+        _hold(anchor.heads, source, shared, runs)
+        held = fit(anchor.heads, chains, source)[1]
+        _prove(f"{source} (second user's key)", [run for run in runs if run.run_id in held])
+    if known.anchors and not mine:
+        every[0].notes.append("the anchors file says nothing of it")
+    found = set()
+    for head in known.expected:
         by = f"the head that you gave, {head[:16]}..."
         if any(one.head.startswith(head) for one in heads):
-            _prove(by, [*([self.shared] if self.shared else []), *self.runs])
-            return True
-        for run in self.runs:
+            _prove(by, every)
+            found.add(head)
+            continue
+        for run in runs:
             later = next((n for n, entry in enumerate(reversed(run.hashes)) if entry.startswith(head)), None)
             if later is not None:
                 _prove(by, [run])
                 run.notes += [f"{later} entries were added since the head that you gave"] if later else []
-                return True
-        return False
+                found.add(head)
+                break
+    return found
+
+
+def _hold(heads: Heads, source: str, shared: VerifyResult | None, runs: list[VerifyResult]) -> bool:
+    """Add to each run's verdict whether it fits these heads; return True if all do."""
+    by_id = {run.run_id: run for run in runs}
+    problems, since = fit(heads, {run.run_id: run.hashes for run in runs if run.hashes}, source)
+    for run_id, problem in problems.items():
+        if run_id in by_id:
+            by_id[run_id].problems.append(problem)
+        elif shared is not None:
+            shared.problems.append(f"{run_id}: {problem}")
+    for run_id, count in since.items():
+        by_id[run_id].notes += [f"{count} entries were added since {source}"] if count else []
+    return not (problems.keys() if shared is not None else problems.keys() & by_id.keys())
 
 
 def _prove(by: str, verdicts: list[VerifyResult]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -48,10 +47,6 @@ class RunView:
         for linked in entries:
             view.take(linked)
         return view
-
-    def copy(self) -> RunView:
-        """Return an independent copy: entries added to one do not show in the other."""
-        return RunView(**{name: copy(value) for name, value in vars(self).items()})
 
     def take(self, linked: Any) -> None:
         """Add one entry. The first counts: a second entry of something that may exist only once changes nothing."""

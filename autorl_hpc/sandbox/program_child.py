@@ -20,6 +20,7 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -215,21 +216,14 @@ def serve(source: str, entry_point: str, requests: int, answers: int) -> None:
     random.seed(1)  # a program's random numbers are the same every time, too
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module
-    first: Message = {"ready": True}
+    code = None
     try:
         code = compile(source, "<program>", "exec", dont_inherit=True)
-    except MemoryError:
-        first = {RAISED: "MemoryError"}
-    except Exception:
-        first = {"syntax": True}
-    else:
-        try:
-            exec(code, module.__dict__)
-        except BaseException as error:
-            first = {RAISED: type(error).__name__}
-        else:
-            if entry_point not in module.__dict__:
-                first = {"undefined": True}
+        exec(code, module.__dict__)
+        first: Message = {"ready": True} if entry_point in module.__dict__ else {"undefined": True}
+    except BaseException as error:
+        syntax = code is None and not isinstance(error, MemoryError)
+        first = {"syntax": True} if syntax else {RAISED: type(error).__name__}
     send(answers, framed(first))
     while "ready" in first:
         try:
@@ -301,7 +295,7 @@ class Checker:
         try:
             told = self._read()
         except Stop:
-            raise Stop(REFUSED) from None
+            told = {}
         if CONFINED not in told:
             self.detail = str(told.get(REFUSED, ""))
             raise Stop(REFUSED)
@@ -368,10 +362,8 @@ class Checker:
             if number >= PATIENT_ROUNDS:  # repeatedly, while they fork
                 for sent in (signal.SIGSTOP, signal.SIGKILL):
                     for pid in descendants(os.getpid()):
-                        try:
+                        with suppress(OSError):
                             os.kill(pid, sent)
-                        except OSError:
-                            continue
             time.sleep(ROUND_PAUSE_S)
 
     def _read(self) -> Message:
@@ -387,9 +379,8 @@ class Checker:
         or waits for a disk; so the machine's load makes no program idle."""
         while not select.select([pipe], [], [], LOOK_S)[0]:
             self._check_folder()
-            if self._confined and not any(
-                stat_fields(pid)[:1] in ([b"R"], [b"D"]) for pid in (self._pid, *_children(self._pid))
-            ):
+            states = [stat_fields(pid)[:1] for pid in (self._pid, *_children(self._pid))]
+            if self._confined and [b"R"] not in states and [b"D"] not in states:
                 self._idle_s += LOOK_S
                 if self._idle_s > self.plan["idle_s"]:
                     raise Stop("time")

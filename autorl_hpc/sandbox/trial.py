@@ -111,7 +111,7 @@ def main() -> None:
         "placed": each(job["placed"], os.listdir),
         "tcp": tried(lambda: tcp(job["tcp"])),
         "udp": tried(lambda: udp(job["udp"], job["word"])),
-        "abstract": tried(lambda: unix("\0" + job["abstract"])),
+        "abstract": tried(lambda: unix("\0" + job["word"])),
         "sockets": each(job["sockets"], unix),
         "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
         "settings": each(job["settings"], open_to_write),

@@ -69,9 +69,7 @@ class LoraSettings:
 
     def targets_module(self, module: str) -> bool:
         """Return whether peft would give this module an adapter."""
-        parts = module.split(".")
-        ends = (".".join(parts[start:]) for start in range(len(parts)))
-        return self.targets is None or any(end in self.targets for end in ends)
+        return self.targets is None or any(f".{module}".endswith(f".{end}") for end in self.targets)
 
 
 def read_settings(config: Mapping[str, Any]) -> LoraSettings:
@@ -179,10 +177,10 @@ def _one_adapter_alone(sizes: dict[str, int]) -> None:
     if ADAPTER_WEIGHTS not in sizes and ADAPTER_PICKLE in sizes:
         advice = "save the adapter with `save_pretrained(DIR, safe_serialization=True)`"
         raise Refused("pickle", f"{ADAPTER_PICKLE}: weights as pickle are not read", advice)
-    for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
-        if name not in sizes:
-            advice = "save the adapter with `model.save_pretrained(DIR)` of peft"
-            raise Refused("adapter_incomplete", f"{name} is missing beside {first}", advice)
+    missing = next((name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if name not in sizes), None)
+    if missing is not None:
+        advice = "save the adapter with `model.save_pretrained(DIR)` of peft"
+        raise Refused("adapter_incomplete", f"{missing} is missing beside {first}", advice)
 
 
 def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, base: BaseModel) -> Delta:

@@ -59,18 +59,11 @@ class AgentProcess:
         self.mark = mark
         self._keeper = start_own("autorl_hpc.supervise.agent_keeper", stderr=subprocess.DEVNULL)
         self.keeper_pid = self._keeper.pid
-        job: dict[str, Any] = {
-            "argv": argv,
-            "env": env,
-            "cwd": str(cwd),
-            "log": str(log),
-            "mark": mark,
-            "prompt": prompt,
-        }
-        job |= {"elapsed_file": str(elapsed_file), "elapsed_s": elapsed_s, "suspension_s": suspension_s}
+        job = {"argv": argv, "env": env, "cwd": str(cwd), "log": str(log), "mark": mark, "prompt": prompt}
+        clock = {"elapsed_file": str(elapsed_file), "elapsed_s": elapsed_s, "suspension_s": suspension_s}
         self._last: dict[str, Any] = {}
         self._ended = threading.Event()
-        self._say(json.dumps(job))
+        self._say(json.dumps({**job, **clock}))
         threading.Thread(target=self._read, name="keeper", daemon=True).start()
 
     def running(self) -> bool:

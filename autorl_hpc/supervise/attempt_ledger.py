@@ -42,10 +42,9 @@ class Superseded(Exception):
     """A newer attempt of the same run has begun, so this one must stop without writing anything."""
 
 
-def _is_superseded(attempt: int, kind: EntryKind, seen: RunView, taken: int, entries: Sequence[Linked]) -> bool:
-    """Return whether a newer attempt has begun, or a submission or an agent's start would follow the seal. `seen` is the view
-    of the first `taken` entries."""
-    view = seen if len(entries) == taken else RunView.of(entries)
+def _is_superseded(attempt: int, kind: EntryKind, entries: Sequence[Linked]) -> bool:
+    """Return whether a newer attempt has begun, or a submission or an agent's start would follow the seal."""
+    view = RunView.of(entries)
     return view.attempt > attempt or (kind in (EntryKind.SUBMISSION, EntryKind.SANDBOX) and view.sealed is not None)
 
 
@@ -65,10 +64,7 @@ class LedgerWriter:
         with self._lock:
             entries = self.ledger.read()
             if len(entries) > self._taken:
-                view = self.view.copy()
-                for linked in entries[self._taken :]:
-                    view.take(linked)
-                self.view, self._taken = view, len(entries)
+                self.view, self._taken = RunView.of(entries), len(entries)
             if self.attempt and self.view.attempt > self.attempt:
                 raise Superseded
             return self.view
@@ -93,7 +89,7 @@ class LedgerWriter:
         a submission or an agent's start."""
         with self._lock:
             # Checks the whole ledger, because another thread may have read the newer attempt's entry before this one.
-            superseded = functools.partial(_is_superseded, self.attempt, kind, self.view, self._taken)
+            superseded = functools.partial(_is_superseded, self.attempt, kind)
             if self.ledger.append(kind, body, role="supervisor", unless=superseded) is None:
                 raise Superseded
             self.look()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import secrets
 import select
 import socket
@@ -40,7 +39,6 @@ from autorl_hpc.supervise.workspace import LAID
 log = logging.getLogger("autorl_hpc.supervisor")
 
 TICK_S = 0.5
-END_S = 10.0
 STEADY_S = 60.0  # a child that lived this long is restarted without counting its earlier deaths
 
 
@@ -54,11 +52,12 @@ class OwnChild(ABC):
     pauses_s: tuple[float, ...]  # before each restart; the last one is repeated
     ping_s: float
     hung_pings: int
+    end_s = 10.0
 
     def __init__(self, run: RunDir, clock: BudgetClock) -> None:
         self.run, self.clock = run, clock
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ending = threading.Event()
         self._pings = self._answered = self._silent = 0
         self._thread = threading.Thread(target=self._keep, name=self.name, daemon=True)
@@ -67,12 +66,12 @@ class OwnChild(ABC):
         """Start it in a thread, so that a slow start delays nothing."""
         self._thread.start()
 
-    def end(self, timeout_s: float = END_S) -> None:
-        """Let it end, and kill it after the time."""
+    def end(self) -> None:
+        """Let it end, and kill it after `end_s`."""
         self._ending.set()
         self.send({"stop": True})
         if self._thread.is_alive():
-            self._thread.join(timeout_s)
+            self._thread.join(self.end_s)
         with self._lock:
             process = self._process
         if process is not None and process.poll() is None:
@@ -126,7 +125,7 @@ class OwnChild(ABC):
             if hung:
                 append_event(self.run.events, f"{self.name}_hung", questions=self._silent)
                 process.kill()
-            return {"exit_code": process.wait(END_S), "hung": hung}
+            return {"exit_code": process.wait(self.end_s), "hung": hung}
         except subprocess.TimeoutExpired:
             return {"exit_code": None, "hung": True}
         except OSError as error:
@@ -174,8 +173,7 @@ class OwnChild(ABC):
         """Send a numbered question. Return the number, and the process that took it."""
         with self._lock:
             self._pings += 1
-            number = self._pings
-        return number, self.send({"ping": number})
+            return self._pings, self.send({"ping": self._pings})
 
     def _take(self, line: bytes) -> None:
         try:
@@ -288,9 +286,9 @@ class GatewayProcess(OwnChild):
         """Send the elapsed time, for the gateway's log, and, if it is closed, the reason again."""
         self.send({"closed": self._closed} if self._closed else {})
 
-    def end(self, timeout_s: float = END_S) -> None:
+    def end(self) -> None:
         """End the gateway. Answers under way are cut off, as the agent is."""
-        super().end(timeout_s)
+        super().end()
         for each in self._sockets:
             each.close()
         if self._sockets:
@@ -308,17 +306,19 @@ class GatewayProcess(OwnChild):
         """Return the job, on its standard input, where no other process can read it."""
         spec, budget = self.spec, self.clock.budget
         key = key_path(self.experiment, self.driver, spec)
-        upstream: dict[str, Any] = {"proxy": self._proxy, "timeout_s": spec.timeout_s, "retries": spec.retries}
-        upstream["key_file"] = None if key is None else str(key.absolute())
-        if spec.kind == "vllm":
-            upstream["endpoint_file"] = str(self.experiment.driver_endpoint(self.driver).absolute())
-        else:
-            upstream["url"] = spec.url
+        vllm = spec.kind == "vllm"
+        endpoint = str(self.experiment.driver_endpoint(self.driver).absolute()) if vllm else spec.url
         prices = {"in": spec.price_in or 0.0, "out": spec.price_out or 0.0, "cached": spec.price_cached}
         job = {
             "listening": [each.fileno() for each in self._sockets],
             "token": self.token,
-            "upstream": upstream,
+            "upstream": {
+                "proxy": self._proxy,
+                "timeout_s": spec.timeout_s,
+                "retries": spec.retries,
+                "key_file": None if key is None else str(key.absolute()),
+                "endpoint_file" if vllm else "url": endpoint,
+            },
             "model": spec.model,
             "prices": prices if spec.priced else None,
             "limits": {"tokens": budget.tokens, "cost_usd": budget.cost_usd},
@@ -337,10 +337,7 @@ class GatewayProcess(OwnChild):
         if isinstance(value.get("port"), int):
             append_event(self.run.events, "gateway_started", port=self.port)
         if isinstance(value.get("tokens_in"), int):
-            try:
-                self._use = DriverUse.model_validate({k: value[k] for k in DriverUse.model_fields if k in value})
-            except ValueError as error:
-                log.warning("the gateway says what can't be read: %s", error)
+            self._use = DriverUse.model_validate({k: value[k] for k in DriverUse.model_fields if k in value})
         if value.get("exhausted") is not None:
             self.exhausted = str(value["exhausted"])
         self._heard += 1
@@ -349,7 +346,6 @@ class GatewayProcess(OwnChild):
 # --- the recorder: started after the agent, asked for the code's revision at each submission, ended with the agent
 
 GPUS_OF_JOB = "SLURM_JOB_GPUS"  # variable that tells which visible GPUs belong to this job, if nothing else does
-_REVISION = re.compile(r"[0-9a-f]{40}")
 
 
 class RecorderProcess(OwnChild):
@@ -418,10 +414,6 @@ class RecorderProcess(OwnChild):
 
         return answer
 
-    def end(self, timeout_s: float | None = None) -> None:
-        """Let the recorder close, and kill it after `end_s`."""
-        super().end(self.end_s if timeout_s is None else timeout_s)
-
     def spawn(self) -> subprocess.Popen[bytes]:
         return start_own(
             self.module, {name: os.environ[name] for name in (*ALLOWED, GPUS_OF_JOB) if name in os.environ}
@@ -447,15 +439,13 @@ class RecorderProcess(OwnChild):
 
     def hear(self, value: dict[str, Any]) -> None:
         revision = value.get("revision")
-        if not (isinstance(revision, str) and _REVISION.fullmatch(revision)):
-            revision = None
         if value.get("begun"):
             assert self._process is not None
             start_s = round(time.monotonic() - self._started_at, 3)
             append_event(self.run.events, "recorder_started", pid=self._process.pid, start_s=start_s)
         elif value.get("ended"):
             self._last_revision = revision
-        elif isinstance(value.get("answer"), int) and value["answer"] in self._waiting:
+        elif value.get("answer") in self._waiting:
             with self._told:
                 self._answers[value["answer"]] = revision
                 self._waiting.discard(value["answer"])

@@ -46,7 +46,7 @@ class ContaminationWatch:
         self.experiment, self.run_id, self.workspace, self.chain = experiment, run_id, workspace, chain
         self._scanner: subprocess.Popen[bytes] | None = None
         self._state: object = {}
-        self._ending, self._closed = threading.Event(), threading.Event()
+        self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="contamination", daemon=True)
 
     def start(self) -> None:
@@ -59,19 +59,7 @@ class ContaminationWatch:
         a second; True ends the search without an entry, and the next attempt repeats it."""
         self._ending.set()
         if not self.chain.view.accepted():
-            self._closed.set()
             return
-        last = threading.Thread(target=self._last, name="contamination-end", daemon=True)
-        deadline = time.monotonic() + END_S + KILL_AFTER_S
-        last.start()
-        while last.is_alive() and not stop() and time.monotonic() < deadline:
-            last.join(0.1)
-        self._closed.set()
-        self._signal(signal.SIGKILL)
-        if last.is_alive() and not stop():
-            self._write(Contamination(complete=False, reason="no look: the last one hung"), None, [])
-
-    def _last(self) -> None:
         begun = time.monotonic()
         if self._thread.ident is not None:
             self._signal(signal.SIGUSR1)
@@ -79,8 +67,8 @@ class ContaminationWatch:
             if self._thread.is_alive():
                 self._signal(signal.SIGKILL)  # stuck in a file
                 self._thread.join(1.0)
-        body = self._look(max(1.0, END_S - (time.monotonic() - begun)), beside=False)
-        if not self._closed.is_set():
+        body = self._look(max(1.0, END_S - (time.monotonic() - begun)), beside=False, stop=stop)
+        if not stop():
             self._write(body, None, self._due())
 
     def _watch(self) -> None:
@@ -101,17 +89,27 @@ class ContaminationWatch:
         seen = {n for c in view.contaminations for n in (c.submission_id, *c.also) if n is not None}
         return [s.submission_id for s in view.accepted() if s.submission_id not in seen]
 
-    def _look(self, seconds: float, *, beside: bool) -> Contamination:
+    def _look(self, seconds: float, *, beside: bool, stop: Callable[[], bool] = lambda: False) -> Contamination:
         """Run one search of at most `seconds`. `beside`: the agent is working, so use the lowest priority."""
         places = {"experiment": str(self.experiment.path.absolute()), "workspace": str(self.workspace().absolute())}
         job = {**places, "run": self.run_id, "seconds": seconds, "beside": beside}
-        given = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))
+        given: bytes | None = b"".join(json.dumps(line).encode() + b"\n" for line in (job, self._state))
         env = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        why = "the scanner was ended from outside, or died of a file"
+        why, deadline = (
+            "the scanner was ended from outside, or died of a file",
+            time.monotonic() + seconds + KILL_AFTER_S,
+        )
         try:
             self._scanner = process = start_own("autorl_hpc.supervise.scanner", env)
             try:
-                said, _ = process.communicate(given, seconds + KILL_AFTER_S)
+                while True:
+                    try:
+                        said, _ = process.communicate(given, 0.1)
+                        break
+                    except subprocess.TimeoutExpired:
+                        given = None
+                        if stop() or time.monotonic() > deadline:
+                            raise
             except subprocess.TimeoutExpired:
                 said, why = b"", "the scanner hung and was ended"
             finally:

@@ -162,7 +162,6 @@ class ResultWriter:
         self._top = Folder.open(self.workspace)
         self._told: dict[str, dict[str, Any]] = {}
         self._unwritten: dict[str, None] = {}
-        self._bases: dict[str, float | None] = {}
         self._changed = threading.Condition()
 
     def update(self, view: RunView) -> None:
@@ -172,7 +171,6 @@ class ResultWriter:
                 del self._unwritten[manifest_id]
                 if not self._write(manifest_id):
                     break
-            self._bases = {engine: base for engine, base in self._bases.items() if base is not None}
             for submission in view.submissions.values():
                 self.tell(submission, view)
 
@@ -181,11 +179,11 @@ class ResultWriter:
         may add later."""
         with self._changed:
             told, score = self._told.get(submission.manifest_id), view.score_of(submission)
-            if told is not None and told["status"] in FINAL_STATES:
+            if told is None or told["status"] not in FINAL_STATES:
+                changed = told is None or told["status"] != _status(submission, score)
+            else:
                 waits = told["score"] is not None and told["baseline_score"] is None
                 changed = waits and self._baseline(score) is not None
-            else:
-                changed = told is None or told["status"] != _status(submission, score)
             if changed:
                 self.answer(submission.manifest_id, submission, view)
 
@@ -251,15 +249,14 @@ class ResultWriter:
         return answer
 
     def _baseline(self, score: Score | None) -> float | None:
-        """Return the base model's score by the same engine; None if it is not there yet. Looked up once per `update`."""
+        """Return the base model's score by the same engine; None if it is not there yet."""
         engine_hash = None if score is None else score.evaluation.engine_hash
         if engine_hash is None:
             return None
-        if engine_hash not in self._bases:
-            key = baseline_key(self.record.science, _feedback_split(self.record), engine_hash)
-            found = read_baseline(self.baselines, key)
-            self._bases[engine_hash] = None if found is None else found.evaluation.score
-        return self._bases[engine_hash]
+        found = read_baseline(
+            self.baselines, baseline_key(self.record.science, _feedback_split(self.record), engine_hash)
+        )
+        return None if found is None else found.evaluation.score
 
 
 def _feedback_split(record: RunRecord) -> Split:

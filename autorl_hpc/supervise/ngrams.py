@@ -1,4 +1,4 @@
-"""Index held-out texts as hashed n-grams of words, search them in other text, and undo encodings (`readings`).
+"""Index held-out texts as n-grams of words, search them in other text, and undo encodings (`readings`).
 
 As in the field: n-grams of 13 words, and shorter texts whole if they have at least 8 words (Brown et al. 2020, appendix C).
 Text is folded first, so that wrapping, case, quoting, JSON and other escapes make no difference.
@@ -10,17 +10,12 @@ import binascii
 import html
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import islice, repeat
+from typing import Literal
 from urllib.parse import unquote_to_bytes
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Patterns = NDArray[np.int64]
 
 WINDOW = 13
 """Words in a row that don't match by accident."""
@@ -36,6 +31,8 @@ common (the loop that tests for a prime), and a sum of few words comes up by cha
 LEAST_TELLING = 3
 """Words of an n-gram that are more than a number or a letter: many programs contain `1 2 3 4 5 6 7 8 9 a b c d`."""
 
+START = 3  # words that must be those of an n-gram before the rest is compared
+WORD = array("I").itemsize
 MAX_WINDOWS_PER_TEXT = 1000
 """Only the first this many n-grams of a longer text (a game's file) are used."""
 
@@ -46,8 +43,6 @@ _WORD = re.compile(rf"[{_SOLO}]|[^\W_{_SOLO}]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufe00-\ufe0f\ufeff]+")
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|[nrtbfvNRTBFV]?)")
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_FACTOR = 0x9E3779B97F4A7C15
-_SEED = 13
 
 How = Literal["ngram", "exact"]
 
@@ -87,96 +82,60 @@ class NgramIndex:
     """
 
     def __init__(self, texts: Iterable[Text], items: int) -> None:
-        import numpy as np
-
-        self._vocabulary: dict[str, int] = {}
-        kept: list[tuple[Text, Any]] = []
+        self._vocabulary: dict[str, int] = {}  # a number for each word of the texts; 0 is every other word
+        self._numbers: dict[bytes, int] = {}  # by n-gram, as the numbers of its words
+        self._texts: list[tuple[Text, set[int]]] = []  # with the numbers of the n-grams of each text
         for text in texts:
             found = words(text.text.encode("utf-8", "replace"))
             if len(found) >= (LEAST_WORDS if text.asked else OTHER_LEAST_WORDS):
-                numbers = [self._vocabulary.setdefault(word, len(self._vocabulary) + 1) for word in found]
-                kept.append((text, np.array(numbers, dtype=np.int64)))
-        # By number of a word; 0 for every word that no held-out text has.
-        self._values = np.random.default_rng(_SEED).integers(1, 2**64, len(self._vocabulary) + 1, dtype=np.uint64)
-        self._item = np.array([text.item for text, _ in kept], dtype=np.int64)
-        self._asked = np.array([text.asked for text, _ in kept], dtype=bool)
-        telling = np.array([False, *map(_telling, self._vocabulary)])
-        hashes = [np.zeros(0, dtype=np.uint64)]
-        for _, ids in kept:
-            length = min(WINDOW, len(ids))
-            counts = np.convolve(telling[ids], np.ones(length, dtype=np.int64), "valid")
-            runs = _runs(self._values[ids], length)
-            hashes.append(np.unique(runs[counts >= LEAST_TELLING][:MAX_WINDOWS_PER_TEXT]))
-        self._lengths = sorted({min(WINDOW, len(ids)) for _, ids in kept})
-        self._owner = np.repeat(np.arange(len(kept)), [len(own) for own in hashes[1:]])
-        self._hashes, self._pattern = np.unique(np.concatenate(hashes), return_inverse=True)
-        self._count()
+                own: set[int] = set()
+                data = array(
+                    "I", [self._vocabulary.setdefault(word, len(self._vocabulary) + 1) for word in found]
+                ).tobytes()
+                length, telling = min(WINDOW, len(found)), list(map(_is_telling, found))
+                places = (
+                    at for at in range(len(found) - length + 1) if sum(telling[at : at + length]) >= LEAST_TELLING
+                )
+                for at in islice(places, MAX_WINDOWS_PER_TEXT):
+                    own.add(self._numbers.setdefault(data[WORD * at : WORD * (at + length)], len(self._numbers)))
+                self._texts.append((text, own))
+        self._sizes = sorted({len(run) for run in self._numbers})
+        self._starts = {run[: WORD * START] for run in self._numbers}
         self.short = items - len(self.looked_for())
 
-    def _count(self) -> None:
-        import numpy as np
+    def search(self, text: bytes) -> set[int]:
+        """Return the numbers of the n-grams in a chunk of text, for `found` and `forget`."""
+        data = array("I", map(self._vocabulary.get, words(text), repeat(0))).tobytes()
+        starts, number_of = self._starts, self._numbers.get
+        hits: set[int | None] = set()
+        for at in range(0, len(data), WORD):
+            if data[at : at + WORD * START] in starts:
+                hits.update(number_of(data[at : at + size]) for size in self._sizes)
+        return {hit for hit in hits if hit is not None}
 
-        self._runs_of = np.bincount(self._owner, minlength=len(self._item))
-
-    def search(self, text: bytes) -> Patterns:
-        """Return the indexed n-grams in a chunk of text, as sorted numbers for `found` and `forget`."""
-        import numpy as np
-
-        found = words(text)
-        ids = np.fromiter((self._vocabulary.get(word, 0) for word in found), dtype=np.int64, count=len(found))
-        hits = [np.zeros(0, dtype=np.int64)]
-        for length in self._lengths:
-            if length > len(ids) or not len(self._hashes):
-                break
-            known = np.flatnonzero(np.convolve(ids > 0, np.ones(length, dtype=np.int64), "valid") == length)
-            if len(known):
-                runs = _runs(self._values[ids], length)[known]
-                at = np.minimum(np.searchsorted(self._hashes, runs), len(self._hashes) - 1)
-                hits.append(at[self._hashes[at] == runs])
-        return np.unique(np.concatenate(hits))
-
-    def forget(self, runs: Patterns | Sequence[int]) -> None:
-        """Remove n-grams that the suite gave to the agent. The others get new numbers."""
-        import numpy as np
-
-        alive = np.ones(len(self._hashes), dtype=bool)
-        alive[list(runs)] = False
-        living = alive[self._pattern]
-        self._pattern, self._owner = (np.cumsum(alive) - 1)[self._pattern[living]], self._owner[living]
-        self._hashes = self._hashes[alive]
-        self._count()
+    def forget(self, runs: Iterable[int]) -> None:
+        """Remove n-grams that the suite gave to the agent."""
+        for _, own in self._texts:
+            own.difference_update(runs)
 
     def looked_for(self) -> list[int]:
         """Return the items that have n-grams in the index, in order."""
-        return sorted(set(self._item[self._runs_of > 0].tolist()))
+        return sorted({text.item for text, own in self._texts if own})
 
-    def found(self, patterns: Patterns) -> dict[int, How]:
+    def found(self, runs: set[int]) -> dict[int, How]:
         """Return the items that the n-grams of one file show; `exact` if all n-grams of one of the item's texts were found."""
-        import numpy as np
-
-        present = np.zeros(len(self._hashes), dtype=bool)
-        present[patterns] = True
-        there = np.bincount(self._owner[present[self._pattern]], minlength=len(self._item))
-        enough = (there > 0) & (self._asked | (there >= OTHER_SHARE * self._runs_of))
-        found: dict[int, How] = {int(self._item[n]): "ngram" for n in np.flatnonzero(enough)}
-        found.update({int(self._item[n]): "exact" for n in np.flatnonzero((there > 0) & (there == self._runs_of))})
+        found: dict[int, How] = {}
+        for text, own in self._texts:
+            there = len(own & runs)
+            if there and there == len(own):
+                found[text.item] = "exact"
+            elif there and (text.asked or there >= OTHER_SHARE * len(own)):
+                found.setdefault(text.item, "ngram")
         return found
 
 
-def _telling(word: str) -> bool:
+def _is_telling(word: str) -> bool:
     return not word.isascii() or (len(word) > 1 and not word.isdigit())
-
-
-def _runs(values: Any, length: int) -> Any:
-    """Return polynomial hashes of all runs of `length` words, modulo 2**64. The length is part of them, so that a text of 8
-    words never matches a run of 13."""
-    import numpy as np
-
-    count, factor = len(values) - length + 1, np.uint64(_FACTOR)
-    state = np.full(count, length, dtype=np.uint64)
-    for k in range(length):
-        state = state * factor + values[k : k + count]
-    return state
 
 
 # --- other readings of a chunk: wide characters, percent-encoding, quoted-printable, numbered lines.

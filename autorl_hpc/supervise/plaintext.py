@@ -15,10 +15,11 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from autorl_hpc.recorder.watch import Parts, WorkspaceWalk
 
@@ -97,12 +98,11 @@ def chunks(fd: int, meter: ReadingBudget) -> Iterator[bytes]:
     size, head = os.fstat(fd).st_size, os.pread(fd, 8, 0)
     problem: Exception | None = None
     with os.fdopen(os.dup(fd), "rb") as file:
-        file.seek(0)
-        unpack = next((read for magic, read in _FORMATS if head.startswith(magic)), None)
-        begins_packed = unpack is not None or _is_zlib(fd)
+        opener = next((opener for magic, opener in _OPENERS if head.startswith(magic)), None)
+        begins_packed = opener is not None or head.startswith(b"PK\3\4") or _is_zlib(fd)
         if begins_packed or zipfile.is_zipfile(file):
             file.seek(0)
-            parts = unpack(file) if unpack is not None else _zlib(file) if begins_packed else _zip(file)
+            parts = _unpack(file, opener) if opener is not None else _zlib(file) if _is_zlib(fd) else _zip(file)
             try:
                 yield from _overlapping(_bounded(parts, meter, meter.inflated_bytes))
             except Limit:
@@ -193,16 +193,27 @@ def _plain(fd: int, size: int) -> Iterator[bytes]:
 
 # --- compressed text
 
-Unpack = Callable[[IO[bytes]], Iterator[bytes]]
+_OPENERS: list[tuple[bytes, Callable[[IO[bytes]], Any]]] = [
+    (b"\x1f\x8b", gzip.open),
+    (b"\xfd7zXZ\0", lzma.open),
+    (b"\x5d\0\0", lzma.open),
+    (b"BZh", bz2.open),
+]
+"""By the first bytes. Other files are read unchanged."""
+
+_MARKS = [
+    (b"\xff\xfe\0\0", "utf-32-le"),
+    (b"\0\0\xfe\xff", "utf-32-be"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+]
+"""Byte order marks, longer ones first."""
 
 
-def _stream(opened: Callable[[IO[bytes]], Any]) -> Unpack:
-    def read(file: IO[bytes]) -> Iterator[bytes]:
-        with opened(file) as unpacked:
-            while data := unpacked.read(CHUNK_BYTES):
-                yield data
-
-    return read
+def _unpack(file: IO[bytes], opener: Callable[[IO[bytes]], Any]) -> Iterator[bytes]:
+    with opener(file) as unpacked:
+        while data := unpacked.read(CHUNK_BYTES):
+            yield data
 
 
 def _is_zlib(fd: int) -> bool:
@@ -245,24 +256,6 @@ def _zip(file: IO[bytes]) -> Iterator[bytes]:
             yield b" "
 
 
-_FORMATS: list[tuple[bytes, Unpack]] = [
-    (b"\x1f\x8b", _stream(lambda file: gzip.GzipFile(fileobj=file))),
-    (b"\xfd7zXZ\0", _stream(lzma.LZMAFile)),
-    (b"\x5d\0\0", _stream(lzma.LZMAFile)),
-    (b"BZh", _stream(bz2.BZ2File)),
-    (b"PK\3\4", _zip),
-]
-"""What the standard library reads. Other files are read unchanged."""
-
-_MARKS = [
-    (b"\xff\xfe\0\0", "utf-32-le"),
-    (b"\0\0\xfe\xff", "utf-32-be"),
-    (b"\xff\xfe", "utf-16-le"),
-    (b"\xfe\xff", "utf-16-be"),
-]
-"""Byte order marks, longer ones first."""
-
-
 # --- regular files of an agent's folder
 
 MAX_NAME_BYTES = 32 << 20
@@ -272,25 +265,11 @@ Identity = tuple[int, int, int, int]
 """Device, inode, size, ctime: only root can give a changed file its old ctime."""
 
 
-@dataclass(frozen=True)
-class FoundFile:
+class FoundFile(NamedTuple):
     """A regular file as the listing showed it."""
 
     parts: Parts
     identity: Identity
-
-
-@dataclass
-class Listing:
-    """What a walk found; `whole` is False if it was cut short or a folder could not be read.
-
-    Attributes:
-        names: names of all entries, and link targets, because an agent can hide text there too.
-    """
-
-    files: list[FoundFile] = field(default_factory=list)
-    whole: bool = True
-    names: list[bytes] = field(default_factory=list)
 
 
 def identity_of(status: os.stat_result) -> Identity:
@@ -298,33 +277,30 @@ def identity_of(status: os.stat_result) -> Identity:
     return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
-def list_files(folder: Path, meter: ReadingBudget, max_files: int = 100_000) -> Listing:
-    """List the regular files below a folder, those near the top first; no link is followed, other devices are skipped.
-
-    Raises:
-        Limit: the search is over.
-        OSError: the folder can't be opened.
-    """
-    listing, name_bytes = Listing(), 0
+def list_files(
+    folder: Path, meter: ReadingBudget, max_files: int = 100_000
+) -> tuple[list[FoundFile], list[bytes], bool]:
+    """List a folder: regular files, those near the top first; names of all entries and link targets, because an agent can hide
+    text there too; whether that is all. No link is followed, other devices are skipped. Raises Limit: the search is over;
+    OSError: the folder can't be opened."""
+    files: list[FoundFile] = []
+    found: list[bytes] = []
+    name_bytes, whole = 0, True
 
     def visit(parts: Parts, status: os.stat_result) -> None:
-        nonlocal name_bytes
+        nonlocal name_bytes, whole
         names = [os.fsencode(parts[-1])]
         if stat.S_ISLNK(status.st_mode):
-            try:
+            with suppress(OSError):  # no longer a link
                 names.append(os.fsencode(os.readlink(folder.joinpath(*parts))))
-            except OSError:
-                pass  # no longer a link
         name_bytes += sum(map(len, names))
         if name_bytes <= MAX_NAME_BYTES:
-            listing.names += names
-        regular = stat.S_ISREG(status.st_mode)
-        if regular and len(listing.files) < max_files:
-            listing.files.append(FoundFile(parts, identity_of(status)))
-        listing.whole &= name_bytes <= MAX_NAME_BYTES and (not regular or len(listing.files) < max_files)
+            found.extend(names)
+        if stat.S_ISREG(status.st_mode) and len(files) < max_files:
+            files.append(FoundFile(parts, identity_of(status)))
+        whole &= name_bytes <= MAX_NAME_BYTES and len(files) < max_files
 
     walk = WorkspaceWalk([visit])
     for _ in walk.steps(folder):
         meter.tick()
-    listing.whole &= not walk.left_out
-    return listing
+    return files, found, whole and not walk.left_out

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen_records import read_experiment, read_run
@@ -48,9 +48,6 @@ from autorl_hpc.supervise.plaintext import (
 )
 from autorl_hpc.tasks.heldout import Item, load_items
 from autorl_hpc.tasks.loader import load_task
-
-if TYPE_CHECKING:
-    from autorl_hpc.supervise.ngrams import Patterns
 
 NICE = 19
 MEMORY_BYTES = 6 << 30
@@ -109,11 +106,7 @@ def _texts(number: int, item: Item) -> Iterator[Text]:
 
 def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator[bytes]:
     """Yield the texts that the suite puts into a workspace, in chunks; a match of these means nothing. The agent's own folder
-    is not among them, because an agent may bring held-out items with it.
-
-    Raises:
-        Limit, OSError: not all of it could be read.
-    """
+    is not among them, because an agent may bring held-out items with it. Raises Limit, OSError: not all could be read."""
     task = load_task(record.science.task)
     yield task.description.encode()
     folders = [root.task_train(task.name), share("templates") / "workspace"]
@@ -121,7 +114,7 @@ def given_texts(root: Root, record: RunRecord, meter: ReadingBudget) -> Iterator
         yield (task.folder / task.file.environment.partition(":")[0]).read_bytes()
         folders.append(PACKAGE / "rollouts")
     for folder in folders:
-        for file in list_files(folder, meter).files:
+        for file in list_files(folder, meter)[0]:
             with open(folder.joinpath(*file.parts), "rb") as opened:
                 for chunk in chunks(opened.fileno(), meter):
                     yield from readings(chunk)
@@ -170,30 +163,33 @@ class Scanner:
         return self._answer(time.monotonic() - started)
 
     def _tree(self, meter: ReadingBudget) -> None:
-        listing = list_files(self.workspace, meter, self.max_files)
-        if not listing.whole:
+        files, names, whole = list_files(self.workspace, meter, self.max_files)
+        if not whole:
             self._reasons["not all folders could be listed"] = None
-        left = sorted(listing.files, key=_order)
+        # Taken from the end: likely files first, small ones before large ones.
+        files.sort(key=lambda file: (file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]))
         root = os.open(self.workspace, DIR_FLAGS)
         try:
-            self._files[NAMES] = self._found(self._search_names(listing.names, meter))
-            while left:
-                self._one(meter, root, left[-1])
-                left.pop()
+            self._files[NAMES] = self.heldout.index.found(self._search_names(names, meter))
+            while files:
+                self._one(meter, root, files[-1])
+                files.pop()
         except Limit:
-            self._counts["files_skipped"] += len(left)
-            self._counts["bytes_skipped"] += sum(file.identity[2] for file in left)
+            self._counts["files_skipped"] += len(files)
+            self._counts["bytes_skipped"] += sum(file.identity[2] for file in files)
             raise
         finally:
             os.close(root)
 
-    def _search_names(self, names: list[bytes], meter: ReadingBudget) -> Iterator[Patterns]:
+    def _search_names(self, names: list[bytes], meter: ReadingBudget) -> set[int]:
         """Search names one by one and in numeric order, because a text may be split over file names, one word each."""
         text = b"\n".join([*names, *sorted(names, key=_as_numbered)])
+        runs: set[int] = set()
         for at in range(0, len(text), CHUNK_BYTES):
             part = text[max(0, at - OVERLAP_BYTES) : at + CHUNK_BYTES]
             meter.take(len(part))
-            yield from map(self.heldout.index.search, readings(part))
+            runs.update(*map(self.heldout.index.search, readings(part)))
+        return runs
 
     def _one(self, meter: ReadingBudget, root: int, file: FoundFile) -> None:
         name, size = "/".join(file.parts), file.identity[2]
@@ -215,7 +211,7 @@ class Scanner:
             self._file(meter, fd, name)
 
     def _file(self, meter: ReadingBudget, fd: int, name: str) -> None:
-        patterns: list[Patterns] = []
+        runs: set[int] = set()
         taken, opaque, reason = 0, 0, None
         try:
             before = identity_of(os.fstat(fd))
@@ -224,17 +220,17 @@ class Scanner:
                     taken += len(chunk)
                     text, unread = readable(chunk)
                     opaque += unread
-                    patterns += map(self.heldout.index.search, readings(text))
+                    runs.update(*map(self.heldout.index.search, readings(text)))
             except Limit:
                 self._counts["bytes_scanned"] += taken - opaque
-                self._files[name] = self._found(patterns)
+                self._files[name] = self.heldout.index.found(runs)
                 raise
             except TooMuch as much:
                 reason = f"files of which a part was read: {much}"
             except Exception as error:  # decompressors raise many exceptions on an agent's files
                 reason = f"files of which a part was read: {type(error).__name__}"
             skipped = min(before[2], opaque + (max(0, before[2] - taken) if reason or not taken else 0))
-            read = FileContent(list(self._found(patterns).items()), skipped, taken > opaque, reason)
+            read = FileContent(list(self.heldout.index.found(runs).items()), skipped, taken > opaque, reason)
             self._counts["files_scanned"] += read.scanned
             self._counts["bytes_scanned"] += taken - opaque
             self._count(name, read)
@@ -249,12 +245,6 @@ class Scanner:
         self._counts["bytes_skipped"] += read.skipped_bytes
         if read.reason:
             self._reasons[read.reason] = None
-
-    def _found(self, patterns: Iterable[Patterns]) -> dict[int, How]:
-        import numpy as np
-
-        every = list(patterns)
-        return self.heldout.index.found(np.unique(np.concatenate(every))) if every else {}
 
     def _answer(self, took_s: float) -> Contamination:
         heldout = self.heldout
@@ -286,11 +276,6 @@ class Scanner:
         )
 
 
-def _order(file: FoundFile) -> tuple[bool, int]:
-    """Sort key for a list that is taken from its end: likely files first, small ones before large ones."""
-    return file.parts[-1].lower().endswith(FIRST_SUFFIXES), -file.identity[2]
-
-
 def _as_numbered(name: bytes) -> tuple[int, bytes]:
     """Sort key that orders names by a leading number."""
     digits = name[: len(name) - len(name.lstrip(b"0123456789"))][:18]
@@ -299,11 +284,7 @@ def _as_numbered(name: bytes) -> tuple[int, bytes]:
 
 def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, stop: threading.Event) -> dict[str, Any]:
     """Search a run's workspace once. Return the answer, and the state: the n-grams given by the suite, and the results per
-    file. It holds no text.
-
-    Raises:
-        AutorlError, OSError, Limit: the held-out items or the training data can't be read.
-    """
+    file. It holds no text. Raises AutorlError, OSError, Limit: held-out items or training data can't be read."""
     experiment = ExperimentDir(Path(job["experiment"]))
     run = experiment.run(job["run"])
     record, root = read_run(run), Root(Path(read_experiment(experiment).root))
@@ -311,13 +292,13 @@ def search(job: Mapping[str, Any], state: Mapping[str, Any], deadline: float, st
     before, given = len(heldout.index.looked_for()), state.get("given")
     if given is None:
         meter = ReadingBudget(deadline, GIVEN_BYTES, stop.is_set)
-        runs = map(heldout.index.search, given_texts(root, record, meter))
-        given = sorted({int(run) for some in runs for run in some})
+        given = sorted(set().union(*map(heldout.index.search, given_texts(root, record, meter))))
     heldout.index.forget(given)
-    scanner = Scanner(heldout, before - len(heldout.index.looked_for()), Path(job["workspace"]), run.agent_log)
-    scanner.known = {tuple(identity): FileContent(*content) for identity, content in state.get("known", ())}
+    known = {tuple(identity): FileContent(*content) for identity, content in state.get("known", ())}
+    given_items = before - len(heldout.index.looked_for())
+    scanner = Scanner(heldout, given_items, Path(job["workspace"]), run.agent_log, known)
     body = scanner.look(ReadingBudget(deadline, LOOK_BYTES, stop.is_set))
-    return {"done": body.model_dump(mode="json"), "state": {"given": given, "known": list(scanner.known.items())}}
+    return {"done": body.model_dump(mode="json"), "state": {"given": given, "known": list(known.items())}}
 
 
 def _end_with(parent: int) -> None:

@@ -19,52 +19,37 @@ from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import EndedBy
 
 MAX_DEPTH = 200
-"""Deeper trees would need more descriptors than a process has; no real program nests folders this deep."""
 
 
 class Unmeasurable(Exception):
-    """A tree is deeper than MAX_DEPTH, or holds folders that their owner can't read."""
+    """A tree is nested too deeply, or holds folders that their owner can't read."""
 
 
 def disk_bytes(folder: Path) -> int:
     """Return the bytes that the files below a folder take on disk, following no link. A file with several hard links
     counts once. Raises Unmeasurable: it is nested too deeply, or some of it can't be read; OSError: the folder itself
     can't be read."""
-    fd = os.open(folder, DIR_FLAGS)
-    try:
-        return _bytes_below(fd, 1, set())
-    finally:
-        os.close(fd)
 
+    def unreadable(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            raise Unmeasurable("folders that are closed to their own owner")
 
-def _bytes_below(fd: int, depth: int, seen: set[tuple[int, int]]) -> int:
-    total, folders = 0, []
-    with os.scandir(fd) as entries:
-        for entry in entries:
+    os.close(os.open(folder, DIR_FLAGS))
+    total, seen = 0, set()
+    for parent, folders, files in os.walk(folder, onerror=unreadable):
+        if parent.count("/") > MAX_DEPTH:
+            raise Unmeasurable(f"folders nested deeper than {MAX_DEPTH}")
+        for name in (*folders, *files):
             try:
-                info = entry.stat(follow_symlinks=False)
-            except FileNotFoundError:
-                continue
-            if stat.S_ISDIR(info.st_mode):
-                folders.append(entry.name)
-            elif info.st_nlink > 1:
+                info = os.lstat(os.path.join(parent, name))
+            except OSError as error:
+                unreadable(error)
+                continue  # it was removed
+            if info.st_nlink > 1 and not stat.S_ISDIR(info.st_mode):
                 if (info.st_dev, info.st_ino) in seen:
                     continue
                 seen.add((info.st_dev, info.st_ino))
             total += info.st_blocks * 512
-    if folders and depth >= MAX_DEPTH:
-        raise Unmeasurable(f"folders nested deeper than {MAX_DEPTH}")
-    for name in folders:
-        try:
-            inner = os.open(name, DIR_FLAGS, dir_fd=fd)
-        except PermissionError:
-            raise Unmeasurable("folders that are closed to their own owner") from None
-        except OSError:
-            continue  # it was removed or replaced by a link
-        try:
-            total += _bytes_below(inner, depth + 1, seen)
-        finally:
-            os.close(inner)
     return total
 
 

@@ -53,6 +53,13 @@ def operations(backing: str, skew_ns: int, faults: Faults) -> Any:
     """The operations object; a function, so that this file can be imported without libfuse."""
     import mfusepy
 
+    def passed(op: str, act: Callable[..., object]) -> Callable[..., int]:
+        def operation(self: Any, path: str, *given: Any) -> int:
+            self._do(op, path, lambda real: act(real, *given))
+            return 0
+
+        return operation
+
     class Lagging(mfusepy.Operations):  # type: ignore[misc]
         """Passes everything on to `backing`."""
 
@@ -118,27 +125,16 @@ def operations(backing: str, skew_ns: int, faults: Faults) -> Any:
         def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
             return self._do("write", path, lambda _: os.pwrite(fh, data, offset))
 
-        def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-            self._do("truncate", path, lambda real: os.truncate(real if fh is None else fh, length))
-            return 0
-
         def fallocate(self, path: str, mode: int, offset: int, size: int, fh: int) -> int:
             if mode:
                 raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
             self._do("write", path, lambda _: os.posix_fallocate(fh, offset, size))
             return 0
 
-        def flush(self, path: str, fh: int) -> int:
-            self._do("flush", path, lambda _: None)
-            return 0
-
-        def fsync(self, path: str, datasync: int, fh: int) -> int:
-            self._do("fsync", path, lambda _: None)
-            return 0
-
-        def fsyncdir(self, path: str, datasync: int, fh: int) -> int:
-            self._do("fsyncdir", path, lambda _: None)
-            return 0
+        truncate = passed("truncate", lambda real, length, fh=None: os.truncate(real if fh is None else fh, length))
+        flush = passed("flush", lambda real, fh: None)
+        fsync = passed("fsync", lambda real, datasync, fh: None)
+        fsyncdir = passed("fsyncdir", lambda real, datasync, fh: None)
 
         def release(self, path: str, fh: int) -> int:
             os.close(fh)
@@ -150,39 +146,17 @@ def operations(backing: str, skew_ns: int, faults: Faults) -> Any:
             self._do("rename", new, lambda real: os.rename(backing + old, real))
             return 0
 
-        def link(self, target: str, source: str) -> int:
-            self._do("link", target, lambda real: os.link(backing + source, real, follow_symlinks=False))
-            return 0
-
-        def symlink(self, target: str, source: str) -> int:
-            self._do("symlink", target, lambda real: os.symlink(source, real))
-            return 0
-
-        def unlink(self, path: str) -> int:
-            self._do("unlink", path, os.unlink)
-            return 0
-
-        def mkdir(self, path: str, mode: int) -> int:
-            self._do("mkdir", path, lambda real: os.mkdir(real, mode))
-            return 0
-
-        def mknod(self, path: str, mode: int, dev: int) -> int:
-            self._do("create", path, lambda real: os.mknod(real, mode, dev))
-            return 0
-
-        def rmdir(self, path: str) -> int:
-            self._do("rmdir", path, os.rmdir)
-            return 0
+        link = passed("link", lambda real, source: os.link(backing + source, real, follow_symlinks=False))
+        symlink = passed("symlink", lambda real, source: os.symlink(source, real))
+        unlink = passed("unlink", os.unlink)
+        mkdir = passed("mkdir", os.mkdir)
+        mknod = passed("create", os.mknod)
+        rmdir = passed("rmdir", os.rmdir)
 
         # ---- attributes
 
-        def chmod(self, path: str, mode: int) -> int:
-            self._do("setattr", path, lambda real: os.chmod(real, mode))
-            return 0
-
-        def chown(self, path: str, uid: int, gid: int) -> int:
-            self._do("setattr", path, lambda real: os.chown(real, uid, gid, follow_symlinks=False))
-            return 0
+        chmod = passed("setattr", os.chmod)
+        chown = passed("setattr", lambda real, uid, gid: os.chown(real, uid, gid, follow_symlinks=False))
 
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> int:
             def set_times(real: str) -> None:

@@ -21,15 +21,13 @@ HERE = Path(__file__).resolve().parent
 CACHE_S = 3.0
 MOUNT_TIMEOUT_S = 120.0
 UNMOUNT_TIMEOUT_S = 0.5
-APT_TIMEOUT_S = 240.0
-
 ISOLATE = ["unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
 ENTER = 'mount --bind "$1" "$2" && cd "$2" && shift 2 && "$@"; exit $?'
 """No exec: the shell is process 1 of the node, which no signal but KILL ends by default; the suite's process is an ordinary one."""
 
 
 def what_is_missing() -> str | None:
-    """Why two nodes can't be had here; None if they can. Installs Debian's fuse3 if that is all that is missing."""
+    """Why two nodes can't be had here; None if they can."""
     if os.geteuid() != 0:
         return "mounts and namespaces need root"
     try:
@@ -38,28 +36,12 @@ def what_is_missing() -> str | None:
         return f"/dev/fuse: {error.strerror}"
     if importlib.util.find_spec("mfusepy") is None:
         return "mfusepy is not installed (it is in the extra `test`)"
-    if ctypes.util.find_library("fuse3") is None and (problem := _install("fuse3")):
-        return f"libfuse3 is not installed, and {problem}"
+    if ctypes.util.find_library("fuse3") is None:
+        return "libfuse3 is not installed"
     if shutil.which("unshare") is None:
         return "there is no unshare (util-linux)"
     tried = subprocess.run([*ISOLATE, "true"], capture_output=True, text=True, check=False)
     return f"no namespaces: {tried.stderr.strip()}" if tried.returncode else None
-
-
-def _install(package: str) -> str | None:
-    """Why the package could not be installed; None if it was."""
-    if shutil.which("apt-get") is None:
-        return "there is no apt-get"
-    command = ["apt-get", "-o", "DPkg::Lock::Timeout=60", "install", "-y", "--no-install-recommends", package]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        for step in (command, ["apt-get", "update"], command):
-            done = subprocess.run(step, env=env, capture_output=True, text=True, timeout=APT_TIMEOUT_S, check=False)
-            if step is command and done.returncode == 0:
-                return None
-    except subprocess.TimeoutExpired:
-        return f"apt-get took more than {APT_TIMEOUT_S:.0f} s"
-    return f"apt-get can't install {package}: {done.stderr.strip()[-200:]}"
 
 
 class Node:

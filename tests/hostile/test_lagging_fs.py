@@ -105,57 +105,6 @@ def test_what_another_node_replaced_is_stale_and_what_this_one_removed_is_hidden
     wait_for(lambda: os.listdir(b.mount) == [], "the hidden file to go")
 
 
-def test_faults_are_counted_and_can_be_switched(a: Node, b: Node) -> None:
-    folder = a.mount / "ledger"
-    folder.mkdir()
-
-    def write(name: str) -> int:
-        try:
-            with open(folder / name, "w") as file:
-                file.write("x")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            return error.errno or 0
-        return 0
-
-    a.faulty({"errno": "ENOSPC", "ops": ["create"], "match": "^/ledger/", "every": 3})
-    assert [write(f"a{number}") for number in range(6)] == [0, 0, errno.ENOSPC] * 2
-    assert len(os.listdir(folder)) == 4
-    a.faulty({"errno": "EIO", "ops": ["fsync"], "match": "/b1$"})
-    assert [write("b0"), write("b1"), write("b2")] == [0, errno.EIO, 0]
-    a.faulty({"errno": "EIO", "ops": ["link", "rename"], "every": 2, "after": True})
-    os.link(folder / "b0", folder / "c0")
-    with pytest.raises(OSError, match="Input/output"):
-        os.link(folder / "b0", folder / "c1")
-    assert "c1" in os.listdir(folder), "it was done, and only its answer lost"
-    a.faulty()
-    assert write("d") == 0
-    assert a.injected() == [
-        "ENOSPC create /ledger/a2",
-        "ENOSPC create /ledger/a5",
-        "EIO fsync /ledger/b1",
-        "EIO link /ledger/c1",
-    ]
-    assert b.injected() == []
-
-
-def test_stale_handles(a: Node) -> None:
-    (a.mount / "file").write_text("text")
-    a.faulty({"errno": "ESTALE", "ops": ["open"], "every": 2})
-    assert [(a.mount / "file").read_text() for _ in range(4)] == ["text"] * 4, "Linux itself opens once more"
-    a.faulty({"errno": "ESTALE", "ops": ["open"], "every": 3, "burst": 2})
-    assert (a.mount / "file").read_text() == "text"
-    time.sleep(CACHE_S + 0.1)  # attributes that are still believed are not asked for
-    for op in ("getattr", "open", "read", "readdir"):
-        a.faulty({"errno": "ESTALE", "ops": [op]})
-        with pytest.raises(OSError) as stale:
-            (a.mount / "file").stat()
-            (a.mount / "file").read_text()
-            os.listdir(a.mount)
-        assert stale.value.errno == errno.ESTALE, op
-
-
 def test_a_wall_clock_ahead_and_a_monotonic_one_that_is_not() -> None:
     code = (
         "import datetime, threading, time; start = time.monotonic(); threading.Event().wait(0.2); time.sleep(0.1);"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from adapters import ADAPTER, PREFIX, UP, Q, factors, read_base, train_adapter, write_adapter
+from adapters import ADAPTER, PREFIX, UP, Q, factors, read_base, write_adapter
 from broken import Build
 from checkpoints import EMBEDDING, SINGLE, TINY, Desk, raw_parts, save, save_shards, tiny_config, write_raw
 from weights import Tensors
@@ -190,25 +190,6 @@ def test_refused(tmp_path: Path, build: Build, name: str, words: list[str], advi
     assert advice in answer["advice"], answer["advice"]
     assert answer["fault"] == "artifact" and answer["adapter"] is None
     assert len(answer["error"]) < 1000
-
-
-BY_PEFT: list[tuple[str, dict[str, Any], str, str]] = [
-    ("DoRA", {"use_dora": True, "target_modules": ["q_proj"]}, "adapter_unsupported", "use_dora"),
-    ("tied head", {"target_modules": ["lm_head", "q_proj"]}, "adapter_names", "lm_head"),
-    ("PiSSA", {"target_modules": ["q_proj"], "init_lora_weights": "pissa"}, "adapter_unsupported", "init_lora_weights"),
-    ("ranks by layer", {"target_modules": ["q_proj"], "rank_pattern": {"q_proj": 2}}, "adapter_unsupported", "rank_pattern"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("config", "name", "word"), [row[1:] for row in BY_PEFT], ids=[row[0] for row in BY_PEFT])
-def test_what_peft_saves_beyond_plain_lora_is_refused(
-    tmp_path: Path, config: dict[str, Any], name: str, word: str
-) -> None:
-    desk = Desk(tmp_path)
-    train_adapter(TINY, desk.checkpoint, r=4, **config)
-    answer = desk.refused()
-    assert (answer["code"], word in answer["error"]) == (name, True), answer["error"]
-    assert MERGE in answer["advice"]
 
 
 def test_layers_that_are_stored_transposed_are_not_merged(tmp_path: Path) -> None:

@@ -270,6 +270,11 @@ def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: SandboxPlan, tmp_pa
         words, change = "can be listed", {"readable": (*plan.readable, f"{plan.hidden[0]}/")}
     broken = SandboxPlan(**{**plan.__dict__, **change})
     assert any(words in failure for failure in probe(level(name), broken, environment(plan)).failures)
+    if name is not SandboxLevel.LANDLOCK:
+        opened = SandboxPlan(**{**plan.__dict__, "network": Network.OPEN})
+        assert any(
+            hole.startswith("abstract Unix sockets") for hole in probe(level(name), opened, environment(plan)).holes
+        )
 
 
 @pytest.mark.parametrize("name", CONFINING)
