@@ -262,7 +262,7 @@ def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as a page. `shown`: its content, if already computed."""
     from markupsafe import Markup
 
-    plots = [(name, Markup(drawing)) for name, drawing in run_chart.trajectories(run, axes_of(run))]
+    plots = [(axis.name, Markup(run_chart.trajectory(run, axis))) for axis in axes_of(run)]
     return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
 
 

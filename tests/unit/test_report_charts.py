@@ -81,7 +81,7 @@ def test_each_question_has_its_figure_drawn_once(merged: MergedReport, tmp_path:
 
 def drawn_on_page(figure: Figure) -> tuple[str, ...]:
     with charts.style():
-        return charts.on_page(figure, charts.drawn(figure)["svg"].decode())
+        return charts.drawn(figure).panels
 
 
 def test_what_is_best_so_far_is_drawn_as_steps() -> None:
@@ -106,9 +106,9 @@ def test_hostile_labels_stay_text() -> None:
     )
     figure = Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
     with charts.style():
-        svg = charts.drawn(figure)["svg"].decode()
-    on_page = charts.on_page(figure, svg)
-    for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in on_page)):
+        drawn = charts.drawn(figure)
+    svg = drawn.svg.decode()
+    for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in drawn.panels)):
         inside = list(ElementTree.fromstring(text).iter())
         assert not [e for e in inside if e.tag.endswith("script")] and "<script" not in text
         assert not [e for e in inside if any(name.startswith("on") for name in e.attrib)]
