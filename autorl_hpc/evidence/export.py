@@ -204,9 +204,9 @@ def _add_records(packing: _Packing, experiment: ExperimentDir, run: RunDir, reco
 
 def _summary(run: RunDir) -> bytes:
     from autorl_hpc.report.pages import run_summary
-    from autorl_hpc.report.run_summary import Library, digest
+    from autorl_hpc.report.run_summary import digest
 
-    return run_summary(digest(run, Library()))
+    return run_summary(digest(run))
 
 
 def _add_weights(packing: _Packing, experiment: ExperimentDir, run: RunDir, view: RunView) -> ExportedWeights | None:

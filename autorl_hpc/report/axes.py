@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Axis, Curve, CurvePoint, Point, RunSummary
+from autorl_hpc.report.summary import Axis, Curve, CurvePoint, RunSummary
 from autorl_hpc.scoring.stats import mean_t_interval
 
 
@@ -46,10 +46,6 @@ class ScaledAxis:
     now: float  # the run's present position
     written: Callable[[float], str]
     mark: float | None = None  # position of a line across, such as the budget; None for no line
-
-    def place(self, point: Point) -> float | None:
-        """Return a submission's position, or None."""
-        return self.places.get(point.submission_id)
 
 
 def by_time(run: RunSummary) -> ScaledAxis:

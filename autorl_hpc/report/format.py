@@ -203,12 +203,7 @@ def html(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Escape `text` so that Markdown shows it literally: no markup, no HTML, no automatic link."""
-    return _markdown("" if text is None else str(text))
-
-
-@lru_cache(maxsize=10_000)
-def _markdown(text: str) -> str:
-    shown = clean(text) or ""
+    shown = clean("" if text is None else str(text)) or ""
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     shown = _MARKUP.sub(_escaped, shown)
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
@@ -237,18 +232,11 @@ def csv_cell(value: object) -> object:
 
 StrictT = TypeVar("StrictT", bound=Strict)
 
-_set: Any = object.__setattr__  # bypasses the check that records are frozen; used for new records only
-
 
 def lean(record: StrictT, **changes: Any) -> StrictT:
     """Copy a record with other values, not validated (as `model_copy`); all fields count as set."""
     model = type(record)
-    copy = model.__new__(model)
-    _set(copy, "__dict__", {**record.__dict__, **changes})
-    _set(copy, "__pydantic_extra__", None)
-    _set(copy, "__pydantic_private__", None)
-    _set(copy, "__pydantic_fields_set__", _all_fields(model))
-    return copy
+    return model.model_construct(_all_fields(model), **{**record.__dict__, **changes})
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -367,15 +367,9 @@ def run_summary(run: RunSummary) -> bytes:
     return run.model_dump_json(indent=2).encode() + b"\n"
 
 
-def merged_summary(merged: MergedReport) -> Iterator[bytes]:
-    """Yield summary.json run by run, because over thousands of runs it takes hundreds of megabytes."""
-    shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
-    before, mark, after = shell.partition(b'\n "runs": []')
-    yield before + (b'\n "runs": [' if merged.runs else mark)
-    for place, run in enumerate(merged.runs):
-        told = run.short().model_dump_json(indent=1).encode().replace(b"\n", b"\n  ")  # no text has a bare end of line
-        yield (b",\n  " if place else b"\n  ") + told
-    yield (b"\n ]" if merged.runs else b"") + after + b"\n"
+def merged_summary(merged: MergedReport) -> bytes:
+    """Return the bytes of the merged summary.json, every run in short."""
+    return merged.short().model_dump_json(indent=1).encode() + b"\n"
 
 
 def write_versus(versus: Versus, out: Path) -> None:
@@ -440,7 +434,6 @@ def write_merged(
     pages = (os.fsencode(os.path.relpath(folder / RUN_PAGE, out)) for folder in folders)  # names may be invalid UTF-8
     links = {place: quote(page) for place, page in enumerate(pages)}
     try:
-        merged = merged.short()
         page = index_html(merged, links, figures)
         if reload_s is not None:
             page = page.replace("<head>", f'<head>\n<meta http-equiv="refresh" content="{reload_s:d}">', 1)
@@ -449,10 +442,9 @@ def write_merged(
             "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
             "summary.md": index_md(merged).encode(),
             INDEX: page.encode(),
+            SUMMARY_NAME: merged_summary(merged),
         }
         _put_files(out, files)
-        if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
-            atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX

@@ -46,7 +46,7 @@ from autorl_hpc.report.pages import (
     write_run,
     write_versus,
 )
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
@@ -61,11 +61,10 @@ def build(paths: Sequence[Path]) -> MergedReport:
     Raises:
         AutorlError: there is nothing to report on.
     """
-    library = Library()
 
     def read(chosen: ChosenRun) -> RunSummary | Exception:
         try:
-            return digest(chosen.run, library, chosen.chain)
+            return digest(chosen.run, chosen.chain)
         except Exception as error:
             return error
 
@@ -204,7 +203,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         with suppress(OSError, ValueError):
             key = digests.key(run)
         try:
-            whole = digest(run, library, chosen.chain)
+            whole = digest(run, chosen.chain)
         except Exception as error:
             return error
         folder = write_run(whole, run, out)
@@ -224,7 +223,6 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
                 made[run.run.path] = one._replace(data=b"")  # only one summary is held as bytes
                 yield one.summary()
 
-    library = Library()
     gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
     merged = merge(found, summaries)
     homes = map(Path, merged.run_folders)

@@ -24,12 +24,12 @@ from autorl_hpc.report.leaderboard import limits_of
 from autorl_hpc.report.run_folder import (
     Bases,
     Items,
-    ItemsReader,
     ReadableLedger,
     Unusable,
     looks,
     ranks,
     read_chain,
+    read_items,
     sandboxes,
     shown_look,
     worst_found,
@@ -57,18 +57,6 @@ from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, Submiss
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
-class Library:
-    """Baselines and items files of all runs in a report, each read once."""
-
-    def __init__(self) -> None:
-        self.items = ItemsReader()
-        self._bases: dict[Path, Bases] = {}
-
-    def bases(self, experiment: ExperimentDir) -> Bases:
-        """Return the baselines of an experiment."""
-        return self._bases.setdefault(experiment.path, Bases(experiment.baselines))
-
-
 @dataclass
 class PairedFindings:
     """The comparison of base model and selected checkpoint, with the troubles met."""
@@ -81,24 +69,23 @@ class PairedFindings:
     secondary: str | None = None
 
 
-def digest(run: RunDir, library: Library, chain: ReadableLedger | None = None) -> RunSummary:
+def digest(run: RunDir, chain: ReadableLedger | None = None) -> RunSummary:
     """Summarise one run; of a live or damaged run, what can be read.
 
     Raises:
         AutorlError: run.json can't be read.
     """
-    return _Digest(run, read_run(run), chain or read_chain(run), library).summary()
+    return _Digest(run, read_run(run), chain or read_chain(run)).summary()
 
 
 class _Digest:
     """The steps of `digest`, which share the run's records."""
 
-    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger, library: Library) -> None:
+    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger) -> None:
         self.run, self.record, self.science, self.chain = run, record, record.science, chain
         self.view: RunView = chain.view
         self.closed, self.sealed = self.view.closed, self.view.sealed
-        self.items = library.items
-        self.bases = library.bases(ExperimentDir(run.path.parent))
+        self.bases = Bases(ExperimentDir(run.path.parent).baselines)
         self.is_paper = self.science.protocol is Protocol.PAPER
         self.feedback_split = Split.REPORT if self.is_paper else Split.FEEDBACK
         self.found = PairedFindings()
@@ -210,7 +197,7 @@ class _Digest:
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """Return the base model's score, or None with a trouble if it was altered after the run was closed."""
         recorded = self.closed.baseline_sha256.get(base.key) if base is not None and self.closed is not None else None
-        if base is None or recorded in (None, self.bases.digest(base)):
+        if base is None or recorded in (None, base.digest()):
             return base
         self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
         return None
@@ -287,13 +274,13 @@ class _Digest:
         """Return the outcomes of base model and checkpoint. A copy of the base has the base's outcomes."""
         if evaluation.engine_hash != base.evaluation.engine_hash:
             raise Unusable("base model and checkpoint were scored by different engines")
-        base_items = self.items.read(self.bases.items_path(base), base.evaluation)
+        base_items = read_items(self.bases.items_path(base), base.evaluation)
         if chosen.is_base:
             return PairedItems(base_items, base_items)
         if self.is_paper:  # one evaluation is both scores, filed under the submission that was scored
             scored = self.view.score_of(chosen)
             number = scored.submission_id if scored else number
-        return PairedItems(base_items, self.items.read(self._items_path(number, evaluation), evaluation))
+        return PairedItems(base_items, read_items(self._items_path(number, evaluation), evaluation))
 
     def _items_path(self, number: int, evaluation: Evaluation) -> Path:
         return self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
@@ -315,14 +302,12 @@ class _Digest:
         """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
         return None if base is None else self._needed(self.bases.items_path(base), base.evaluation)
 
-    def _needed(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items | None:
+    def _needed(self, path: Path, evaluation: Evaluation) -> Items | None:
         with suppress(Unusable):
-            return self.items.read(path, evaluation, keep=keep) if needs_items(evaluation) else None
+            return read_items(path, evaluation) if needs_items(evaluation) else None
         return None
 
-    def _items_behind(
-        self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
-    ) -> Items | None:
+    def _items_behind(self, submission: Submission | None, evaluation: Evaluation) -> Items | None:
         """Return the items of a checkpoint's score if its interval needs them."""
         if submission is None:
             return None
@@ -330,12 +315,12 @@ class _Digest:
             return self._base_items(self._base(evaluation.split))
         scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
         number = scored.submission_id if scored else submission.submission_id
-        return self._needed(self._items_path(number, evaluation), evaluation, keep=keep)
+        return self._needed(self._items_path(number, evaluation), evaluation)
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         """Return the intervals of feedback scores of clustered items; other scores need no items."""
         return intervals_of(
-            (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation, keep=False))
+            (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation))
             for number, one in self.view.scores.items()
             if one.evaluation.clusters is not None and one.evaluation.score is not None
         )

@@ -166,11 +166,7 @@ def test_the_page_of_many_runs_is_small(merged: MergedReport) -> None:
     assert page.count('data-name="best feedback"') == 200 and len(page.encode()) < 200 * 5000
 
 
-def test_the_summary_written_run_by_run_is_that_of_the_whole(merged: MergedReport) -> None:
-    """Also of no run; and a run's short form, read back and packed, says the same."""
-    for count in (0, 1, 5):
-        some = leaderboard.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
-        assert b"".join(pages.merged_summary(some)) == some.short().model_dump_json(indent=1).encode() + b"\n"
+def test_a_run_in_short_says_the_same_when_it_is_read_back(merged: MergedReport) -> None:
     for run in merged.runs:
         short = run.short()
         again = type(run).model_validate_json(short.model_dump_json())
