@@ -120,8 +120,8 @@ class FoundRuns:
             self.said.append((path, "", f"can't be opened: {why}", PERMISSIONS))
         ours = {folder.name for folder in experiment.folders()[1:]}
         here = set()
-        for name in names:
-            inside, why = ([], None) if name in ours else _look(path / name)
+        for name in sorted(set(names) - ours):
+            inside, why = _look(path / name)
             if why is not None:
                 self.said.append((path, name, f"can't be opened: {why}", PERMISSIONS))
             elif RUN_FILE in inside:
@@ -129,13 +129,13 @@ class FoundRuns:
             else:
                 continue
             here.add(name)
-        planned: Sequence[str] = ()
         try:
-            planned = read_experiment(experiment).runs
+            planned = set(read_experiment(experiment).runs)
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
             self.said.append((path, "", why, "run `autorl-hpc verify` on it"))
-        for run_id in sorted(set(planned) - here):
+            planned = set()
+        for run_id in sorted(planned - here):
             self.said.append((path, run_id, "run.json is missing", "launch the experiment again"))
 
     def add_reference(self, path: Path) -> None:
@@ -255,16 +255,15 @@ def _longest(copies: Iterable[RunDir], found: FoundRuns) -> Iterator[ChosenRun]:
             chains.append((run, read_chain(run)))
         except Exception as error:
             found.unreadable(run, error)
-    if not chains:
-        return
-    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
+    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)), default=None)
     for run, chain in chains:
-        if run.path != best[0].path:
-            short = min(len(chain.hashes), len(best[1].hashes))
-            same = chain.hashes[:short] == best[1].hashes[:short]
-            what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
-            found.said.append((run.path.parent, run.run_id, what, COPIES))
-    yield ChosenRun(*best)
+        if best is None or run.path == best[0].path:
+            continue
+        same = all(a == b for a, b in zip(chain.hashes, best[1].hashes, strict=False))
+        what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
+        found.said.append((run.path.parent, run.run_id, what, COPIES))
+    if best is not None:
+        yield ChosenRun(*best)
 
 
 def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSummary]]:

@@ -235,7 +235,7 @@ StrictT = TypeVar("StrictT", bound=Strict)
 
 def lean(record: StrictT, **changes: Any) -> StrictT:
     """Copy a record with other values, not validated (as `model_copy`); all fields count as set."""
-    model = type(record)
+    model: type[StrictT] = type(record)
     return model.model_construct(_all_fields(model), **{**record.__dict__, **changes})
 
 

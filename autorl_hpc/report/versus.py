@@ -7,7 +7,7 @@ equal conditions are compared: agents in the same mode unless modes are named, e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -84,7 +84,7 @@ class _Chosen(NamedTuple):
 
     side: Side
     places: set[int]
-    mode_named: bool = False
+    mode_named: bool
 
 
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
@@ -118,25 +118,26 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
 
 def _choose(merged: MergedReport, name: str) -> _Chosen:
     """Find the runs of a side: of an agent, else of an experiment, else below a folder."""
-    parts = name.split("/")
-    agent = {p for p, run in enumerate(merged.runs) if [run.agent, run.driver, run.mode][: len(parts)] == parts}
-    experiment = {place for place, run in enumerate(merged.runs) if run.experiment == name}
-    folder = Path(name).resolve()
-    below = {p for p, one in enumerate(merged.run_folders) if folder in (Path(one), *Path(one).parents)}
-    found: tuple[tuple[Kind, set[int]], ...] = (("agent", agent), ("experiment", experiment), ("folder", below))
-    for kind, places in found:
+    parts, folder = name.split("/"), Path(name).resolve()
+    ways: tuple[tuple[Kind, Callable[[RunSummary, Path], bool]], ...] = (
+        ("agent", lambda run, _: [run.agent, run.driver, run.mode][: len(parts)] == parts),
+        ("experiment", lambda run, _: run.experiment == name),
+        ("folder", lambda _, home: folder in (home, *home.parents)),
+    )
+    homes = [Path(home) for home in merged.run_folders] or [Path()] * len(merged.runs)
+    for kind, holds in ways:
+        places = {p for p, (run, home) in enumerate(zip(merged.runs, homes, strict=True)) if holds(run, home)}
         if not places:
             continue
-        runs = [merged.runs[place] for place in sorted(places)]
+        runs = [merged.runs[place] for place in places]
         if kind == "agent":
             _one_agent(name, runs)
         lost = sum(run.excluded == "infrastructure" for run in runs)
         counted = sum(run.counted for run in runs)
         side = Side(name=clean(name) or "", kind=kind, runs=len(runs), counted=counted, lost=lost)
         return _Chosen(side, places, kind == "agent" and len(parts) == 3)
-    raise AutorlError(
-        "no run of the report is of this agent, experiment or folder", where=name, next_step=_known(merged)
-    )
+    what = "no run of the report is of this agent, experiment or folder"
+    raise AutorlError(what, where=name, next_step=_known(merged))
 
 
 def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
