@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from autorl_hpc.records.base import Strict
 
@@ -235,8 +235,8 @@ StrictT = TypeVar("StrictT", bound=Strict)
 
 def lean(record: StrictT, **changes: Any) -> StrictT:
     """Copy a record with other values, not validated (as `model_copy`); all fields count as set."""
-    model: type[StrictT] = type(record)
-    return model.model_construct(_all_fields(model), **{**record.__dict__, **changes})
+    model = type(record)
+    return cast(StrictT, model.model_construct(_all_fields(model), **{**record.__dict__, **changes}))
 
 
 @lru_cache(maxsize=64)

@@ -290,12 +290,11 @@ def _score(score: ScoreSummary | Point | None) -> str:
     return fmt.UNKNOWN if score is None else f"{fmt.points(score.score)} {fmt.between(score.low, score.high)}".strip()
 
 
-def _gain(gain: Gain | None) -> str:
-    return (
-        fmt.UNKNOWN
-        if gain is None
-        else f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip()
-    )
+def gain_in_words(gain: Gain | None) -> str:
+    """Return a gain with its interval: `+3.2 [+1.1, +5.3]`."""
+    if gain is None:
+        return fmt.UNKNOWN
+    return f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip()
 
 
 def _over(over: OverRuns) -> str:
@@ -330,7 +329,7 @@ def _environment(kind: str) -> Environment:
         between=between[0] if html else _plain(between[0]),
         signed_between=between[1] if html else _plain(between[1]),
         score=_plain(_score),
-        gain=_plain(_gain),
+        gain=_plain(gain_in_words),
         over=_plain(_over),
         outcome=outcome,
         how_measured=how_measured,
@@ -402,14 +401,13 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
-        if run.imported is not None:
-            return _put_files(elsewhere_of(out, run.genesis, home), files)
-        try:
-            return _put_files(home.report, files)
-        except OSError as error:
-            if error.errno not in NOT_OURS:
-                raise
-            return _put_files(elsewhere_of(out, run.genesis, home), files)
+        if run.imported is None:
+            try:
+                return _put_files(home.report, files)
+            except OSError as error:
+                if error.errno not in NOT_OURS:
+                    raise
+        return _put_files(elsewhere_of(out, run.genesis, home), files)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
 

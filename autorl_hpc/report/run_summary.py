@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,18 +56,6 @@ from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, Submiss
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
-@dataclass
-class PairedFindings:
-    """The comparison of base model and selected checkpoint, with the troubles met."""
-
-    improvement: Gain | None = None
-    gap: Gap | None = None
-    excluded: Excluded | None = None
-    troubles: list[str] = field(default_factory=list)
-    commonest_output_share: float | None = None
-    secondary: str | None = None
-
-
 def digest(run: RunDir, chain: ReadableLedger | None = None) -> RunSummary:
     """Summarise one run; of a live or damaged run, what can be read.
 
@@ -88,14 +75,19 @@ class _Digest:
         self.bases = Bases(ExperimentDir(run.path.parent).baselines)
         self.is_paper = self.science.protocol is Protocol.PAPER
         self.feedback_split = Split.REPORT if self.is_paper else Split.FEEDBACK
-        self.found = PairedFindings()
+        self.improvement: Gain | None = None
+        self.gap: Gap | None = None
+        self.excluded: Excluded | None = None
+        self.troubles: list[str] = []
+        self.commonest_output_share: float | None = None
+        self.secondary: str | None = None
         selected = self.closed.selected if self.closed else None
         self.chosen = self.view.submissions.get(selected) if selected is not None else None
         """The submission that the run was closed with; None for the base model or if not closed."""
 
     def summary(self) -> RunSummary:
         """Return the whole summary."""
-        view, science, record, found = self.view, self.science, self.record, self.found
+        view, science, record = self.view, self.science, self.record
         closed, sealed = self.closed, self.sealed
         feedback_base = self._as_closed(self._base(self.feedback_split))
         report_base = self._as_closed(self._base(Split.REPORT))
@@ -108,12 +100,13 @@ class _Digest:
         fault, reason = self._fault()
         sandbox, network = view.sandbox or (UNTRIED, science.network)
         count = Counter(point.status for point in points)
+        measured = [report, *(base.evaluation if base else None for base in (report_base, feedback_base))]
         summary = RunSummary(
             **_fields(science, "task agent driver base_model base_model_content_hash seed protocol environment_hash"),
             **_fields(record, "experiment agent_hash recipe_hash code_hash task_hash"),
             **_fields(sealed, "starts reprompts ended_by exit_code"),
             **_fields(closed, "selected selected_by"),
-            **_fields(found, "improvement gap excluded"),
+            **_fields(self, "improvement gap excluded"),
             **self._used(),
             tool_version=__version__,
             run_id=clean(record.run_id) or "",
@@ -135,14 +128,14 @@ class _Digest:
             noise=noise_of_queries(view, intervals),
             visible_gain_report=visible_gain(report_base.evaluation, report_items) if report_base else None,
             visible_gain_feedback=visible_gain(feedback_base.evaluation, feedback_items) if feedback_base else None,
-            counted=found.excluded is None,
+            counted=self.excluded is None,
             ranked=ranks(sandbox, self._flags()),
             flags=self._flags(),
             contamination_end=self._last_look(),
             fault=fault,
             reason=clean(reason),
             trajectory=points,
-            engine_hash=self._engine(report, report_base, feedback_base),
+            engine_hash=next((one.engine_hash for one in measured if one is not None and one.engine_hash), None),
             feedback_of=science.splits[Split.FEEDBACK].n if science.feedback_part else None,
             split_hashes={str(name): science.split_hash(name) for name in sorted(science.splits)},
             genesis=self.chain.genesis,
@@ -154,7 +147,7 @@ class _Digest:
         )
         looked = looks(summary)
         summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
-        notes = notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)
+        notes = notes_of(summary, self.troubles, self.commonest_output_share, self.secondary)
         story = tell(self._context(summary.model_copy(update={"notes": notes}), feedback_base))
         return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
 
@@ -199,18 +192,18 @@ class _Digest:
         recorded = self.closed.baseline_sha256.get(base.key) if base is not None and self.closed is not None else None
         if base is None or recorded in (None, base.digest()):
             return base
-        self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
+        self.troubles.append("the base model's score was altered after this run was closed: it is not used")
         return None
 
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
         """Decide whether the run counts; if so, compute improvement and optimism gap."""
-        closed, found = self.closed, self.found
-        found.excluded = self._why_excluded()
+        closed = self.closed
+        self.excluded = self._why_excluded()
         if self.chain.damage or closed is None:
             return
         if closed.selected is None or (closed.report is not None and closed.report.score is None):
-            if found.excluded is None:
-                found.improvement = Gain(difference=0.0, how="base_kept")
+            if self.excluded is None:
+                self.improvement = Gain(difference=0.0, how="base_kept")
             return
         lacking = None
         if self.chosen is None or closed.report is None or closed.report.recipe_hash != self.record.recipe_hash:
@@ -219,13 +212,13 @@ class _Digest:
             lacking = "no base model score by the same engine: there is no improvement without one"
         elif closed.baseline_report not in (None, report_base.key):
             other = "the closing entry names another base model score than that of the report score's engine"
-            found.troubles.append(other)
+            self.troubles.append(other)
         if lacking is None:
             assert self.chosen is not None and closed.report is not None and report_base is not None
             self._compare(self.chosen, closed.report, report_base, feedback_base)
         else:
-            found.troubles.append(lacking)
-            found.excluded = found.excluded or "incomplete"
+            self.troubles.append(lacking)
+            self.excluded = self.excluded or "incomplete"
 
     def _why_excluded(self) -> Excluded | None:
         closed, sealed = self.closed, self.sealed
@@ -244,31 +237,30 @@ class _Digest:
     def _compare(
         self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None
     ) -> None:
-        found = self.found
         try:
             report_pair = self._pair(chosen, chosen.submission_id, report, report_base)
-            found.improvement = gain(report_pair)
-            found.commonest_output_share = report_pair.new.commonest_output_share
+            self.improvement = gain(report_pair)
+            self.commonest_output_share = report_pair.new.commonest_output_share
         except Unusable as error:
-            found.troubles.append(f"the improvement has no interval: {error}")
+            self.troubles.append(f"the improvement has no interval: {error}")
             if report.score is not None and report_base.evaluation.score is not None:
-                found.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
+                self.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
             else:
-                found.excluded = found.excluded or "incomplete"
+                self.excluded = self.excluded or "incomplete"
             return
         score = self.view.score_of(chosen)
         if self.is_paper or score is None:
             return
         if feedback_base is None:
             why = "the base model has no feedback score by the engine that scored the checkpoint"
-            found.troubles.append(f"no optimism gap: {why}")
+            self.troubles.append(f"no optimism gap: {why}")
             return
         try:
             feedback_pair = self._pair(chosen, score.submission_id, score.evaluation, feedback_base)
-            found.gap = optimism(feedback_pair, report_pair)
-            found.secondary = on_all_items(feedback_pair.new, report_pair.new)
+            self.gap = optimism(feedback_pair, report_pair)
+            self.secondary = on_all_items(feedback_pair.new, report_pair.new)
         except Unusable as error:
-            found.troubles.append(f"no optimism gap: {error}")
+            self.troubles.append(f"no optimism gap: {error}")
 
     def _pair(self, chosen: Submission, number: int, evaluation: Evaluation, base: Baseline) -> PairedItems:
         """Return the outcomes of base model and checkpoint. A copy of the base has the base's outcomes."""
@@ -330,18 +322,10 @@ class _Digest:
         chosen = self.chosen or self.view.best()
         score = self.view.score_of(chosen) if chosen is not None else None
         report = self.closed.report if self.closed is not None and self.closed.selected is not None else None
-        return Figures(
-            base_feedback=feedback_base.evaluation.metrics if feedback_base is not None else {},
-            feedback=score.evaluation.metrics if score is not None else {},
-            base_report=report_base.evaluation.metrics if report_base is not None else {},
-            report=report.metrics if report is not None else {},
-        )
-
-    def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
-        """Return the engine for comparisons: that of the report score, else of the base model's score."""
-        if report is not None and report.engine_hash is not None:
-            return report.engine_hash
-        return next((b.evaluation.engine_hash for b in bases if b is not None), None)
+        scored = [base.evaluation if base else None for base in (feedback_base, report_base)]
+        scored += [score.evaluation if score else None, report]
+        names = ("base_feedback", "base_report", "feedback", "report")
+        return Figures(**{name: one.metrics for name, one in zip(names, scored, strict=True) if one is not None})
 
     def _fault(self) -> tuple[Fault | None, str | None]:
         for part in (self.closed, self.sealed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
@@ -58,43 +59,6 @@ class JobsNow:
         return bool(self.roles) if self.step else heartbeat.get("job_id") in self.grader_ids
 
 
-class Jobs:
-    """Query the jobs of experiments; answers are cached for LOOK_S."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
-
-    def of(self, experiment: ExperimentDir) -> JobsNow:
-        """Return the present jobs of an experiment."""
-        here = [job.role for job in alive_jobs(experiment)]
-        text = ", ".join(here) or "none running"
-        try:
-            submitted = read_submitted(experiment)
-        except (AutorlError, OSError) as error:
-            return JobsNow(here, text, str(error).splitlines()[0])
-        if submitted is None or not submitted.submitted:
-            return JobsNow(here, text)
-        seen, trouble = self._ask(experiment, list(names_of(submitted)))
-        alive = JobTable.of(submitted, seen).alive()
-        roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
-        by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
-        ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
-        step = not any(job.role.startswith("grader-") for job in submitted.submitted)
-        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
-
-    def _ask(self, experiment: ExperimentDir, names: list[str]) -> tuple[list[SeenJob], str | None]:
-        now = time.monotonic()
-        last = self._seen.get(experiment.path)
-        if last is not None and now - last[0] < LOOK_S:
-            return last[1], last[2]
-        try:
-            told, trouble = slurm.jobs(names), None
-        except slurm.SchedulerError as error:
-            told, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
-        self._seen[experiment.path] = (now, told, trouble)
-        return told, trouble
-
-
 def _told(alive: list[ListedJob]) -> str:
     """Return jobs in words: `agents 3 running, 5 waiting; grader-0 1 running, 2 waiting`."""
     count: dict[str, Counter[str]] = {}
@@ -123,11 +87,35 @@ BASELINE = "b"  # first letter of the names of base models' queue entries
 
 
 class StatusWatch:
-    """Cache each ledger, so that a refresh opens only new entries."""
+    """Cache each ledger, so that a refresh opens only new entries, and the scheduler's answers for LOOK_S."""
 
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
-        self.jobs = Jobs()
+        self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
+
+    def jobs(self, experiment: ExperimentDir) -> JobsNow:
+        """Return the present jobs of an experiment."""
+        here = [job.role for job in alive_jobs(experiment)]
+        text = ", ".join(here) or "none running"
+        try:
+            submitted = read_submitted(experiment)
+        except (AutorlError, OSError) as error:
+            return JobsNow(here, text, str(error).splitlines()[0])
+        if submitted is None or not submitted.submitted:
+            return JobsNow(here, text)
+        asked_s, seen, trouble = self._seen.get(experiment.path, (-math.inf, [], None))
+        if time.monotonic() - asked_s >= LOOK_S:
+            try:
+                seen, trouble = slurm.jobs(list(names_of(submitted))), None
+            except slurm.SchedulerError as error:
+                seen, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
+            self._seen[experiment.path] = (time.monotonic(), seen, trouble)
+        alive = JobTable.of(submitted, seen).alive()
+        roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
+        by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
+        ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
+        step = not any(job.role.startswith("grader-") for job in submitted.submitted)
+        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
 
     def run(self, run: RunDir) -> Row:
         """Return one row: the present state of a run."""
@@ -180,7 +168,7 @@ class StatusWatch:
     def experiment(self, experiment: ExperimentDir) -> Facts:
         """Return the facts of one experiment: runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
-        jobs = self.jobs.of(experiment)
+        jobs = self.jobs(experiment)
         troubles = read_troubles(experiment.troubles)
         heartbeats = [reading.read_json_or_none(path) for path in _files(experiment.graders)]
         endpoints = [read_endpoint(path) for path in _files(experiment.drivers) if path.suffix == ".json"]

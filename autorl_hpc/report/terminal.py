@@ -12,7 +12,7 @@ from autorl_hpc.files.ledger import heads_of
 from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.find import sites_of
-from autorl_hpc.report.pages import outcome
+from autorl_hpc.report.pages import gain_in_words, outcome
 from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -139,11 +139,6 @@ class Column(NamedTuple):
     shown: bool | None = None
 
 
-def _improvement(run: RunSummary) -> str:
-    gain = run.improvement
-    return f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
-
-
 def _score(score: ScoreSummary | None) -> str:
     return fmt.points(score.score if score else None)
 
@@ -166,7 +161,7 @@ COLUMNS = (
     ),
     # the base model's score does not belong to a checkpoint
     Column("report", lambda run: _score(run.report if run.selected is not None else None)),
-    Column("improvement", _improvement),
+    Column("improvement", lambda run: gain_in_words(run.improvement)),
     Column("p", lambda run: fmt.p_value(run.improvement.p_value if run.improvement else None)),
     Column("gap", lambda run: fmt.signed(run.gap.gap if run.gap else None), True),
     Column("subs", _submissions, True),
