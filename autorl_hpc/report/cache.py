@@ -142,8 +142,7 @@ class Digests:
 def own_bytes(path: Path) -> bytes:
     """Return the bytes of a file that belongs to this user.
 
-    Raises:
-        OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
+    Raises OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:

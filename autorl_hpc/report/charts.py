@@ -153,7 +153,6 @@ def _with_lines(
     colours: dict[str, int],
     curve: Callable[[CellSummary], list[Any]],
 ) -> Figure:
-    """Return the figure with a panel for each task, a line for each coloured agent (points: x, mean, low, high), and a legend."""
     panels, legend = [], {}
     for column, task in enumerate(board.tasks):
         cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[task.group].cells}
@@ -265,8 +264,7 @@ LABEL_CHARACTERS = 34
 def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
     """Draw a figure, panels in rows of up to three above one legend.
 
-    Returns:
-        a matplotlib Figure; of each panel x, y, width and height without its title, in inches from the upper left.
+    Returns a matplotlib Figure; of each panel x, y, width and height without its title, in inches from the upper left.
     """
     from matplotlib.figure import Figure as Drawing
 

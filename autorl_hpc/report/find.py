@@ -55,7 +55,6 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
 
 
 def _common(several: Sequence[tuple[str, ...]]) -> int:
-    """Return how many leading parts all have in common."""
     levels = list(zip(*several, strict=False))
     return next((i for i, level in enumerate(levels) if len(set(level)) > 1), len(levels))
 
@@ -164,8 +163,7 @@ def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
     """Find every run below the paths, each once, and results of AutoRL-Bench.
 
-    Raises:
-        AutorlError: there is no run below one of the paths.
+    Raises AutorlError: there is no run below one of the paths.
     """
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
@@ -229,7 +227,6 @@ def _look(folder: Path) -> tuple[list[str], str | None]:
 
 
 def _is_experiment(folder: Path, names: Sequence[str]) -> bool:
-    """Return whether a folder is an experiment; one that lost its experiment.json is recognised by its runs."""
     return EXPERIMENT_FILE in names or any(RUN_FILE in _look(folder / name)[0] for name in names)
 
 
@@ -284,8 +281,7 @@ def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSumma
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
     """Return the experiments in the folders: experiments themselves, or folders of them.
 
-    Raises:
-        AutorlError: one of the folders has none.
+    Raises AutorlError: one of the folders has none.
     """
     found: list[ExperimentDir] = []
     for path in paths:

@@ -116,7 +116,6 @@ def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
 def _like_others(
     keys: list[Comparable], lacking: Sequence[bool], names: Sequence[str], ignored: set[str]
 ) -> list[Comparable]:
-    """Give the runs that lack these fields those of the others that are equal but for the fields `ignored`."""
     alike = [str([value for name, value in key if name not in ignored]) for key in keys]
     seen: dict[str, list[dict[str, object]]] = defaultdict(list)
     for key, rest, lacks in zip(keys, alike, lacking, strict=True):
@@ -250,7 +249,6 @@ def over_runs(
 
 
 def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
-    """Compare every pair of agents with two or more counted runs each; p values are adjusted over the pairs."""
     pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
     p_values = [statistics.permutation_p(cells[a], cells[b]) for a, b in pairs]
     return tuple(
@@ -276,7 +274,6 @@ def leaderboards(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[B
 
 
 def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
-    """Return the places of the groups that share their conditions."""
     pools: dict[str, tuple[Conditions, list[int]]] = {}
     for place, group in enumerate(groups):
         conditions = Conditions(**{name: getattr(group.comparable, name) for name in Conditions.model_fields})
@@ -326,7 +323,6 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
 def _board_cells(
     summaries: dict[Place, CellSummary], ranks: bool, runs: Sequence[RunSummary]
 ) -> dict[Place, BoardCell]:
-    """Return the cells with ranks by task, marks by agent, and p values adjusted over the whole leaderboard."""
     places = sorted(summaries)
     holm = statistics.holm_by({place: summaries[place].p_value for place in places})
     why = {place: _why_unranked(summaries[place], ranks) for place in places}
@@ -438,7 +434,6 @@ def _row(
 
 
 def _turned(route: RouteTold) -> bool:
-    """Return whether another route was executed than the code planned."""
     return route.planned != route.executed and states.Route.UNKNOWN not in (route.planned, route.executed)
 
 
@@ -501,7 +496,6 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
 
 
 def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskComparison, ...]:
-    """Compare each pair; p values are adjusted over the pairs."""
     keys = sorted(cells)
     met = {
         (a, b): found

@@ -135,7 +135,6 @@ def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
 
 
 def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
-    """Return a group with its runs, their places in the report, and the common scale of its strips."""
     cells, runs = [], []
     shown: list[float | None] = []
     for cell in group.cells:
@@ -372,11 +371,7 @@ def merged_summary(merged: MergedReport) -> bytes:
 
 
 def write_versus(versus: Versus, out: Path) -> None:
-    """Write a comparison beside the index.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
+    """Write a comparison beside the index. Raises AutorlError: the folder can't be written."""
     try:
         files = {
             COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
@@ -391,8 +386,7 @@ def write_versus(versus: Versus, out: Path) -> None:
 def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
     """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
 
-    Raises:
-        AutorlError: neither can be written.
+    Raises AutorlError: neither can be written.
     """
     shown = run_page.shown(run)
     files = {
@@ -449,7 +443,6 @@ def write_merged(
 
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write files whose content changed; others keep their modification time."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         if not reading.says(folder / name, (data,)):

@@ -58,8 +58,7 @@ Summaries = Callable[[Sequence[ChosenRun]], Iterator[RunSummary | Exception]]
 def build(paths: Sequence[Path]) -> MergedReport:
     """Read every run below `paths` whole and merge them. A run that can't be read is left out, and the report says so.
 
-    Raises:
-        AutorlError: there is nothing to report on.
+    Raises AutorlError: there is nothing to report on.
     """
 
     def read(chosen: ChosenRun) -> RunSummary | Exception:
@@ -110,8 +109,7 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
 def keep_heads(experiment: ExperimentDir) -> list[str]:
     """Write the heads of all chains to heads.json and, in a Slurm job, to the job's comment; return lines for the log.
 
-    Raises:
-        OSError: heads.json can't be written.
+    Raises OSError: heads.json can't be written.
     """
     from autorl_hpc.cluster import slurm
     from autorl_hpc.files.ledger import heads_of, in_words, run_head, write_heads
@@ -252,7 +250,6 @@ def bring_up_to_date(paths: list[Path]) -> Refreshed:
 
 
 def _make_given(out: Path) -> None:
-    """Make the report's folder that the user named, before anything is read."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if os.access(out, os.W_OK | os.X_OK):

@@ -71,8 +71,6 @@ def _x(axis: ScaledAxis, place: float) -> float:
 
 
 class _Heights:
-    """Convert points to heights, on one scale for everything drawn of a run."""
-
     def __init__(self, run: RunSummary) -> None:
         scores = [run.baseline_feedback, run.report, run.baseline_report, *run.trajectory]
         every = [value for one in scores if one is not None for value in (one.score, one.low, one.high)]
@@ -101,7 +99,6 @@ def _grid(heights: _Heights) -> list[str]:
 
 
 def _across(axis: ScaledAxis) -> list[str]:
-    """Draw the axis, with a line at the budget if it has one."""
     parts, bottom, end = [], HEIGHT - 9, axis.end
     if axis.mark is not None and _x(axis, axis.mark) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
         parts.append(_line("grid", _x(axis, axis.mark), TOP, _x(axis, axis.mark), PLOT_BOTTOM))
@@ -114,7 +111,6 @@ def _across(axis: ScaledAxis) -> list[str]:
 
 
 def _best_so_far(placed: Sequence[tuple[Point, float]], heights: _Heights, now: float) -> str:
-    """Draw a step line of the highest feedback score so far, up to the run's present or end."""
     path, best = "", -math.inf
     for point, x in sorted(placed, key=lambda one: one[0].elapsed_s):
         if point.score is not None and point.score > best:

@@ -48,11 +48,7 @@ class ReadableLedger:
 
 
 def genesis_of(run: RunDir) -> str:
-    """Return the hash of run.json, with which the chain begins.
-
-    Raises:
-        AutorlError: run.json can't be read.
-    """
+    """Return the hash of run.json, with which the chain begins. Raises AutorlError: run.json can't be read."""
     try:
         return sha256_hex(reading.read_bytes(run.record))
     except (OSError, ValueError) as error:
@@ -63,8 +59,7 @@ def genesis_of(run: RunDir) -> str:
 def read_chain(run: RunDir) -> ReadableLedger:
     """Read a ledger, damaged or not.
 
-    Raises:
-        AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
+    Raises AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
     """
     ledger, genesis, damage = Ledger(run), genesis_of(run), None
     try:
@@ -180,8 +175,7 @@ class Items:
 def read_items(path: Path, evaluation: Evaluation) -> Items:
     """Return the items behind a score.
 
-    Raises:
-        Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
+    Raises Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
     """
     if evaluation.items_sha256 is None:
         raise Unusable("the score names no items file")

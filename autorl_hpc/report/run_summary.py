@@ -57,17 +57,11 @@ INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
 def digest(run: RunDir, chain: ReadableLedger | None = None) -> RunSummary:
-    """Summarise one run; of a live or damaged run, what can be read.
-
-    Raises:
-        AutorlError: run.json can't be read.
-    """
+    """Summarise one run; of a live or damaged run, what can be read. Raises AutorlError: run.json can't be read."""
     return _Digest(run, read_run(run), chain or read_chain(run)).summary()
 
 
 class _Digest:
-    """The steps of `digest`, which share the run's records."""
-
     def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger) -> None:
         self.run, self.record, self.science, self.chain = run, record, record.science, chain
         self.view: RunView = chain.view
@@ -152,18 +146,14 @@ class _Digest:
         return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
 
     def _score(self, evaluation: Evaluation, submission: Submission | None) -> ScoreSummary:
-        """Return the score of a submission; None: of the base model."""
         number = submission.submission_id if submission else None
         return score_summary(evaluation, number, self._items_behind(submission, evaluation))
 
     def _last_look(self) -> Contamination | None:
-        """Return the look at the workspace at the run's end, or None."""
         last = next((look for look in self.view.contaminations if look.submission_id is None), None)
         return last and shown_look(last, hidden_of(self.view.contaminations))
 
     def _context(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
-        """Return the input of the run's story."""
-
         def pair_of(submission: Submission) -> PairedItems:
             score = self.view.score_of(submission)
             if score is None or feedback_base is None:
@@ -181,7 +171,6 @@ class _Digest:
         )
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:
-        """Return the flags of the selected checkpoint."""
         known = self.view.fingerprint_of(self.chosen) if self.chosen else None
         if known is not None:
             return known.flags
@@ -300,7 +289,6 @@ class _Digest:
         return None
 
     def _items_behind(self, submission: Submission | None, evaluation: Evaluation) -> Items | None:
-        """Return the items of a checkpoint's score if its interval needs them."""
         if submission is None:
             return None
         if submission.is_base:
@@ -310,7 +298,6 @@ class _Digest:
         return self._needed(self._items_path(number, evaluation), evaluation)
 
     def _intervals(self) -> dict[int, ScoreInterval]:
-        """Return the intervals of feedback scores of clustered items; other scores need no items."""
         return intervals_of(
             (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation))
             for number, one in self.view.scores.items()
@@ -318,7 +305,6 @@ class _Digest:
         )
 
     def _figures(self, feedback_base: Baseline | None, report_base: Baseline | None) -> Figures:
-        """Return the task's further figures."""
         chosen = self.chosen or self.view.best()
         score = self.view.score_of(chosen) if chosen is not None else None
         report = self.closed.report if self.closed is not None and self.closed.selected is not None else None

@@ -86,7 +86,6 @@ def _points(found: Interval | ClusteredMean, kind: ItemsInterval) -> ScoreInterv
 
 
 def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
-    """Return the interval of a score that is not resampled by clusters."""
     if evaluation.score is None or evaluation.n == 0:
         return ScoreInterval()
     if items is not None and is_fitted(items):
@@ -100,7 +99,6 @@ def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
 
 
 def _normal(items: Items, score: float) -> ScoreInterval:
-    """Return the interval of a length-controlled win rate: normal, its error from the items' influences."""
     try:
         moved = influences(pairs_of(items.facts), items.lc_c or 1.0)
     except ValueError:
@@ -192,8 +190,7 @@ def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Point, ...]:
     """Return every submission in order, with its score if it has one.
 
-    Args:
-        intervals: by the submission that a score was measured for, for scores with items.
+    `intervals`: by the submission that a score was measured for, for scores with items.
     """
     hidden = hidden_of(view.contaminations)
     looks = {look.submission_id: look for look in reversed(view.contaminations)}  # the first of several
@@ -225,14 +222,12 @@ def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Po
 
 
 def _fingerprint(view: RunView, submission: Submission) -> Fingerprint | None:
-    """Return a submission's fingerprint with texts cleaned; None if it has none."""
     known = view.fingerprint_of(submission)
     names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
     return known and known.model_copy(update={name: clean(getattr(known, name)) for name in names})
 
 
 def _said(text: str | None, hidden: Hidden) -> str | None:
-    """Return a message of the agent, cleaned and masked."""
     return clean(masked(hidden.said(text) or "")) if text else text
 
 
@@ -259,8 +254,7 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
 class PairedItems:
     """Base model and checkpoint on the same items, in the same order.
 
-    Raises:
-        Unusable: they are not the same items, or not in the same clusters.
+    Raises Unusable: they are not the same items, or not in the same clusters.
     """
 
     base: Items
@@ -390,8 +384,7 @@ def is_fitted(*items: Items) -> bool:
 def judged_pairs(base: Items, new: Items) -> Judged:
     """Return the pairs of both, without items on which the judge's word can't be read for either.
 
-    Raises:
-        Unusable: the facts are not those of judged pairs.
+    Raises Unusable: the facts are not those of judged pairs.
     """
     kept = [
         (before, after) for before, after in zip(base.facts, new.facts, strict=True) if "y" in before and "y" in after

@@ -163,7 +163,6 @@ def _shares(n: int, k: int) -> list[float]:
 
 
 def _standard_errors(values: Sequence[float]) -> list[float]:
-    """Return the standard errors of the expected best of 1, 2, ... up to 1 + sqrt(n) runs."""
     import numpy as np
     from scipy.stats import bootstrap
 
@@ -282,7 +281,6 @@ def clustered_intervals(several: Sequence[Sequence[float]], clusters: Sequence[s
 
 
 def _says_nothing(found: ClusterTotals) -> bool:
-    """Return whether resamples of these clusters say nothing: fewer than five, or all of one mean."""
     mean = found.mean
     alike = all(abs(total - mean * size) <= TIE * size for total, size in zip(found.sums, found.sizes, strict=True))
     return alike or len(found.sums) < BOOTSTRAP_FROM_CLUSTERS
@@ -448,14 +446,12 @@ def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
 
 
 def _squared(sums: Any) -> Any:
-    """Return the square of a difference over its error, of shape (ways,), from both, of shape (2, ways)."""
     import numpy as np
 
     return np.where(np.abs(sums[0]) <= TIE, 0.0, sums[0] ** 2 / np.maximum(sums[1], NO_VARIANCE))
 
 
 def _regroupings(n: int, k: int) -> NDArray[np.int64]:
-    """Return every way to divide n places into the first k and the others, of shape (ways, n)."""
     import numpy as np
 
     return np.array([[*first, *sorted({*range(n)} - {*first})] for first in combinations(range(n), k)])

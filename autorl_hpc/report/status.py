@@ -69,7 +69,6 @@ def _told(alive: list[ListedJob]) -> str:
 
 
 def _stuck(alive: list[ListedJob]) -> str | None:
-    """Return what waits for a person or forever, or None."""
     reasons: Counter[str] = Counter()
     for task in alive:
         reason = None if task.seen is None else task.seen.reason
@@ -215,7 +214,6 @@ def _failed(failures: int, problem: str) -> str:
 
 
 def _head(experiment: ExperimentDir, rows: list[Row]) -> str | None:
-    """Return the head over all chains; None if one is damaged."""
     if any(row.get("head") is None for row in rows):
         return None
     heads = (RunHead(run_id=row["run_id"], entries=row["entries"], head=row["head"]) for row in rows)
@@ -266,7 +264,6 @@ class Screen:
 
 
 def _head_lines(facts: Facts) -> list[Any]:
-    """Return an experiment's folder, the summary, and what needs a person's attention."""
     from rich.text import Text
 
     runs, jobs, drivers, over = facts["runs"], facts["jobs"], facts["drivers"], facts["over"]
@@ -344,7 +341,6 @@ def _table(columns: dict[str, list[str]], widths: dict[str, int]) -> Any:
 
 
 def _labels(rows: list[Row], room: int) -> list[str]:
-    """Return the texts of the run column: run_ids, or if these don't fit the parts that differ."""
     labels = [row["run_id"] for row in rows]
     if any(len(label) > room for label in labels):
         names = [_HASH.sub("", label) for label in labels]

@@ -250,11 +250,7 @@ class PaperResults(Record):
 
 
 def read_paper() -> PaperResults:
-    """Read the file of published results that ships with the package.
-
-    Raises:
-        AutorlError: it is missing or wrong.
-    """
+    """Read the file of published results that ships with the package. Raises AutorlError: it is missing or wrong."""
     import yaml
 
     path = share("docs") / FILE

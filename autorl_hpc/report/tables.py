@@ -90,7 +90,6 @@ def row(run: RunSummary) -> dict[str, Any]:
 
 
 def _fields(record: object, names: str, prefix: str = "", suffix: str = "") -> dict[str, Any]:
-    """Return fields of a record as cells; all None if there is no record."""
     found = {f"{prefix}{name}{suffix}": getattr(record, name, None) for name in names.split()}
     return {name: str(value) if isinstance(value, Enum) else value for name, value in found.items()}
 

@@ -27,8 +27,7 @@ WIDE = 110  # width below which mode, base, best feedback and its luck, gap, sub
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     """Print the runs, the means over runs, what was left out, and the report's path.
 
-    Args:
-        where: the path of index.html.
+    `where`: the path of index.html.
     """
     from rich.table import Table
     from rich.text import Text
@@ -62,11 +61,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
-    """Print a comparison.
-
-    Args:
-        folder: contains compare.html.
-    """
+    """Print a comparison. `folder`: contains compare.html."""
     from rich.table import Table
     from rich.text import Text
 
@@ -171,7 +166,6 @@ COLUMNS = (
 
 
 def _base_lines(merged: MergedReport) -> list[str]:
-    """Return the base models' scores, for which a narrow table has no column."""
     found = {
         (run.task, run.base_model): _score(run.baseline_report)
         for run in merged.runs
@@ -181,7 +175,6 @@ def _base_lines(merged: MergedReport) -> list[str]:
 
 
 def _cell_lines(merged: MergedReport) -> list[str]:
-    """Return each agent's mean on each task by leaderboard, with its rank."""
     lines = []
     for number, board in enumerate(merged.boards, 1):
         which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""

@@ -80,8 +80,6 @@ class Versus(Record):
 
 
 class _Chosen(NamedTuple):
-    """A side with the places of its runs in the report."""
-
     side: Side
     places: set[int]
     mode_named: bool
@@ -90,8 +88,7 @@ class _Chosen(NamedTuple):
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
     """Compare side A with side B.
 
-    Raises:
-        AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
+    Raises AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
     """
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
@@ -117,7 +114,6 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
 
 
 def _choose(merged: MergedReport, name: str) -> _Chosen:
-    """Find the runs of a side: of an agent, else of an experiment, else below a folder."""
     parts, folder = name.split("/"), Path(name).resolve()
     ways: tuple[tuple[Kind, Callable[[RunSummary, Path], bool]], ...] = (
         ("agent", lambda run, _: [run.agent, run.driver, run.mode][: len(parts)] == parts),
@@ -141,7 +137,6 @@ def _choose(merged: MergedReport, name: str) -> _Chosen:
 
 
 def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
-    """Raise AutorlError if the runs are several agents: several drivers, or versions of an agent's files."""
     drivers = sorted({run.driver for run in runs})
     if len(drivers) > 1:
         told = " or ".join(f"{runs[0].agent}/{driver}" for driver in drivers[:6])
@@ -170,7 +165,6 @@ Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sid
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
-    """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
     kinds = {left.side.kind, right.side.kind}
     modes_named = left.mode_named and right.mode_named
     found: Strata = defaultdict(lambda: ([], []))
@@ -213,7 +207,6 @@ def _ambiguous(strata: Strata) -> set[str]:
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:
-    """Compare over the tasks of a leaderboard that are not ambiguous; modes or agents are parts of their task."""
     clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
     names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
     a, b = ({names[key]: sides[side] for key, sides in clear.items()} for side in (0, 1))

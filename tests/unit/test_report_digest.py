@@ -240,9 +240,3 @@ def test_graded_outcomes(tmp_path: Path) -> None:
         and found.report.low is not None
         and found.report.low < found.report.score < (found.report.high or 0)
     )
-
-
-def test_a_cancelled_run_is_not_charged_to_the_agent(tree: Tree) -> None:
-    run = tree.run().start().seal(3.0, EndedBy.CANCELLED, None)
-    found = summary(run.close(fault=Fault.AGENT, reason="no submission"))
-    assert (found.counted, found.excluded, found.improvement) == (False, "cancelled", None)
