@@ -66,16 +66,9 @@ def axes_of(run: RunSummary) -> list[ScaledAxis]:
     return found
 
 
-def _count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
-
-
 _WRITTEN: dict[Axis, tuple[str, Callable[[float], str]]] = {
     "submissions": ("submissions", lambda value: f"{value:.0f}" if value == int(value) else ""),
-    "tokens": ("tokens", _count),
+    "tokens": ("tokens", lambda value: fmt.amount("count", value)),
     "gpu_hours": ("GPU-hours", lambda value: f"{value:.3g} h"),
 }
 

@@ -119,26 +119,9 @@ def _no_negative_zero(value: float) -> float:
 
 
 def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
-    """Shorten labels to at most `most` characters, or to as many as keep distinct labels distinct.
-
-    Leading whole words that all labels share are dropped first.
-    """
-    distinct = set(labels)
-    if max(map(len, labels), default=0) > most and len(distinct) > 1:
-        begin = _common_words(sorted(distinct))
-        labels = [f"…{label[begin:]}" if begin else label for label in labels]
-    for room in range(most, max(map(len, labels), default=0) + 1):
-        short = [shortened(label, room) for label in labels]
-        if len(set(short)) == len(distinct):
-            return short
-    return list(labels)
-
-
-def _common_words(labels: Sequence[str]) -> int:
-    """Return how many characters all begin with, up to the end of a word; `labels` is sorted."""
-    first, last = labels[0], labels[-1]
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
+    """Shorten labels to at most `most` characters; leave them whole where two that differ would become one."""
+    short = [shortened(label, most) for label in labels]
+    return short if len(set(short)) == len(set(labels)) else list(labels)
 
 
 def shortened(label: str, most: int) -> str:

@@ -250,7 +250,7 @@ def over_runs(
 
 def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
     pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
-    p_values = [statistics.permutation_p(cells[a], cells[b]) for a, b in pairs]
+    p_values = [statistics.regrouping_p([statistics.Stratum(cells[a], cells[b])]) for a, b in pairs]
     return tuple(
         Comparison(
             a=a,
@@ -258,7 +258,7 @@ def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
             difference=fmean(cells[a]) - fmean(cells[b]),
             p_value=p,
             p_holm=adjusted,
-            p_least=statistics.least_permutation_p(len(cells[a]), len(cells[b])),
+            p_least=statistics.least_regrouping_p([(len(cells[a]), len(cells[b]))]),
             probability_of_improvement=statistics.probability_of_improvement(cells[a], cells[b]),
         )
         for (a, b), p, adjusted in zip(pairs, p_values, statistics.holm(p_values), strict=True)

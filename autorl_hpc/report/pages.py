@@ -323,23 +323,15 @@ def _environment(kind: str) -> Environment:
     for name, number in NUMBERS.items():
         environment.filters[name] = number if html else _plain(number)
     environment.filters["cell"] = lambda text: Markup(text) if PLAIN_CELL.fullmatch(text) else text
-    between = (fmt.between, fmt.signed_between)
+    plain = (fmt.between, fmt.signed_between, fmt.share_between, fmt.amount, limits_told)
+    words = (outcome, how_measured, counts, beside, fmt.gpus, fmt.over_between)
     environment.globals.update(
-        between=between[0] if html else _plain(between[0]),
-        signed_between=between[1] if html else _plain(between[1]),
+        **{function.__name__: _plain(function) for function in plain},
+        **{function.__name__: function for function in words},
         score=_plain(_score),
         gain=_plain(gain_in_words),
         over=_plain(_over),
-        outcome=outcome,
-        how_measured=how_measured,
         unseen=UNSEEN,
-        counts=counts,
-        beside=beside,
-        share_between=_plain(fmt.share_between),
-        amount=_plain(fmt.amount),
-        limits_told=_plain(limits_told),
-        gpus=fmt.gpus,
-        over_between=fmt.over_between,
         trajectory=lambda run: Markup(run_chart.trajectory(run)),
         strip=lambda *args: Markup(run_chart.strip(*args)),
     )
@@ -347,7 +339,7 @@ def _environment(kind: str) -> Environment:
 
 
 def _plain(number: Any) -> Any:
-    """Wrap a number format for Markdown: nothing is escaped but `<`, which would start a tag."""
+    """Wrap a number format: nothing is escaped but `<`, which would start a tag."""
     from markupsafe import Markup
 
     return lambda *args: Markup(number(*args).replace("<", "&lt;"))

@@ -460,16 +460,6 @@ def _regroupings(n: int, k: int) -> NDArray[np.int64]:
 # --- one agent against another on one task: the unit is the run, and runs are exchanged between the two
 
 
-def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the p value of a two-sided permutation test of equal means; see `regrouping_p`."""
-    return regrouping_p([Stratum(a, b)])
-
-
-def least_permutation_p(n_a: int, n_b: int) -> float:
-    """Return the least p value that `permutation_p` can give for so many runs: 0.1 for three against three."""
-    return least_regrouping_p([(n_a, n_b)])
-
-
 def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the share of pairs of runs in which a beats b, ties half (Mann-Whitney's U over its maximum)."""
     if not a or not b:

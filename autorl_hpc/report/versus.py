@@ -194,8 +194,8 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
         a=over_a,
         b=over_b,
         difference=difference,
-        p_value=statistics.permutation_p(a, b) if enough else None,
-        p_least=statistics.least_permutation_p(len(a), len(b)) if enough else None,
+        p_value=statistics.regrouping_p([statistics.Stratum(a, b)]) if enough else None,
+        p_least=statistics.least_regrouping_p([(len(a), len(b))]) if enough else None,
         probability_of_improvement=statistics.probability_of_improvement(a, b) if tested and a and b else None,
     )
 
