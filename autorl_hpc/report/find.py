@@ -76,7 +76,6 @@ class FoundRuns:
     said: list[tuple[Path, str, str, str]] = field(default_factory=list)
     imports: list[ReferenceFolders] = field(default_factory=list)  # folders with results of AutoRL-Bench
     out: Path = Path(REPORT_FOLDER)  # default folder of the merged report
-    _paths: set[Path] = field(default_factory=set)
 
     @property
     def sites(self) -> dict[Path, str]:
@@ -103,17 +102,10 @@ class FoundRuns:
             next_step = "run `autorl-hpc verify` on it, and report both"
         self.said.append((run.path.parent, run.run_id, why, next_step))
 
-    def add_run(self, path: Path) -> None:
-        """Add a run once, by whatever path it was reached."""
-        if path not in self._paths:
-            self._paths.add(path)
-            self.runs.append(RunDir(path))
-
     def add_experiment(self, path: Path) -> None:
         """Add an experiment and its runs."""
         experiment = ExperimentDir(path)
-        if experiment not in self.experiments:
-            self.experiments.append(experiment)
+        self.experiments.append(experiment)
         names, why = _look(path)
         if why is not None:
             self.said.append((path, "", f"can't be opened: {why}", PERMISSIONS))
@@ -124,7 +116,7 @@ class FoundRuns:
             if why is not None:
                 self.said.append((path, name, f"can't be opened: {why}", PERMISSIONS))
             elif RUN_FILE in inside:
-                self.add_run(path / name)
+                self.runs.append(RunDir(path / name))
             else:
                 continue
             here.add(name)
@@ -148,11 +140,9 @@ class FoundRuns:
             why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
             self.said.append((path, "", why, "give the folder of the results"))
 
-    def holds(self, path: Path) -> bool:
-        """Return whether anything was found at or below `path`."""
-        ours = [run.path for run in self.runs] + [one.path for one in self.experiments] + [one[0] for one in self.said]
-        theirs = [one for there in self.imports for one in (*there.workspaces, *there.tables)]
-        return any(path == one or path in one.parents for one in (*ours, *theirs))
+    def count(self) -> int:
+        """Return how many things were found, those twice that two paths lead to."""
+        return len(self.runs) + len(self.experiments) + len(self.said) + len(self.imports)
 
 
 def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
@@ -170,14 +160,17 @@ def find_runs(paths: Sequence[Path]) -> FoundRuns:
     found = FoundRuns()
     homes = set()
     for given in paths:
-        path = given.resolve()
+        path, before = given.resolve(), found.count()
         homes.add(_add(path, found, given))
         if not {RUN_FILE, EXPERIMENT_FILE} & set(_look(path)[0]):
             found.add_reference(path)
-        if not found.holds(path):
+        if found.count() == before:
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
     if not found.runs and not found.imports:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
+    found.runs = list(dict.fromkeys(found.runs))  # those reached by two paths once
+    found.experiments = list(dict.fromkeys(found.experiments))
+    found.said = list(dict.fromkeys(found.said))
     parents = {home.parent.parent for home in homes}
     if len(homes) == 1:
         found.out = homes.pop()
@@ -197,7 +190,7 @@ def _add(path: Path, found: FoundRuns, given: Path) -> Path:
     if not names and not path.is_dir():
         raise AutorlError("this folder is not there", where=given, next_step=NEXT_STEP)
     if RUN_FILE in names:
-        found.add_run(path)
+        found.runs.append(RunDir(path))
         return RunDir(path).report
     if EXPERIMENT_FILE in names:
         found.add_experiment(path)
@@ -212,7 +205,7 @@ def _add(path: Path, found: FoundRuns, given: Path) -> Path:
     for folder in experiments:
         found.add_experiment(folder)
     for folder in runs:  # of an experiment that lost its experiment.json
-        found.add_run(folder)
+        found.runs.append(RunDir(folder))
     return path / REPORT_FOLDER
 
 
