@@ -158,7 +158,7 @@ class _Digest:
             score = self.view.score_of(submission)
             if score is None or feedback_base is None:
                 raise Unusable("no score")
-            return self._pair(submission, score.submission_id, score.evaluation, feedback_base)
+            return self._pair(submission, score.evaluation, feedback_base)
 
         return RunContext(
             run=self.run,
@@ -227,7 +227,7 @@ class _Digest:
         self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None
     ) -> None:
         try:
-            report_pair = self._pair(chosen, chosen.submission_id, report, report_base)
+            report_pair = self._pair(chosen, report, report_base)
             self.improvement = gain(report_pair)
             self.commonest_output_share = report_pair.new.commonest_output_share
         except Unusable as error:
@@ -245,26 +245,24 @@ class _Digest:
             self.troubles.append(f"no optimism gap: {why}")
             return
         try:
-            feedback_pair = self._pair(chosen, score.submission_id, score.evaluation, feedback_base)
+            feedback_pair = self._pair(chosen, score.evaluation, feedback_base)
             self.gap = optimism(feedback_pair, report_pair)
             self.secondary = on_all_items(feedback_pair.new, report_pair.new)
         except Unusable as error:
             self.troubles.append(f"no optimism gap: {error}")
 
-    def _pair(self, chosen: Submission, number: int, evaluation: Evaluation, base: Baseline) -> PairedItems:
+    def _pair(self, chosen: Submission, evaluation: Evaluation, base: Baseline) -> PairedItems:
         """Return the outcomes of base model and checkpoint. A copy of the base has the base's outcomes."""
         if evaluation.engine_hash != base.evaluation.engine_hash:
             raise Unusable("base model and checkpoint were scored by different engines")
         base_items = read_items(self.bases.items_path(base), base.evaluation)
         if chosen.is_base:
             return PairedItems(base_items, base_items)
-        if self.is_paper:  # one evaluation is both scores, filed under the submission that was scored
-            scored = self.view.score_of(chosen)
-            number = scored.submission_id if scored else number
-        return PairedItems(base_items, read_items(self._items_path(number, evaluation), evaluation))
+        return PairedItems(base_items, read_items(self._items_path(chosen, evaluation), evaluation))
 
-    def _items_path(self, number: int, evaluation: Evaluation) -> Path:
-        return self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
+    def _items_path(self, submission: Submission, evaluation: Evaluation) -> Path:
+        scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
+        return self.run.items / f"{(scored or submission).submission_id:06d}.{evaluation.split}.jsonl.gz"
 
     def _base(self, split: Split) -> Baseline | None:
         """Return the base model's score by the same engine as the score that it is compared with."""
@@ -293,9 +291,7 @@ class _Digest:
             return None
         if submission.is_base:
             return self._base_items(self._base(evaluation.split))
-        scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
-        number = scored.submission_id if scored else submission.submission_id
-        return self._needed(self._items_path(number, evaluation), evaluation)
+        return self._needed(self._items_path(submission, evaluation), evaluation)
 
     def _intervals(self) -> dict[int, ScoreInterval]:
         return intervals_of(
