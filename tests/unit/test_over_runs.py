@@ -146,14 +146,3 @@ def test_a_clean_sweep_is_not_certain() -> None:
     found = st.over_tasks({"x": [5.0, 6.0, 7.0], "y": [5.0, 6.0, 7.0]}, {"x": [1.0, 2.0, 3.0], "y": [1.0, 2.0, 3.0]})
     assert found is not None and found.probability_of_improvement == 1.0 == found.probability_high
     assert found.probability_low is not None and found.probability_low == pytest.approx(6 / (6 + 1.959964**2), abs=1e-6)
-
-
-def test_a_task_weighs_the_same_however_many_parts_it_has() -> None:
-    rng = np.random.default_rng(5)
-    a = {name: rng.normal(mean, 1, 4).tolist() for name, mean in (("t1 x", -10), ("t1 y", -10), ("t2", 20))}
-    b = {name: rng.normal(0, 1, 4).tolist() for name in a}
-    found = st.over_tasks(a, b, {"t1 x": "t1", "t1 y": "t1", "t2": "t2"})
-    by_part = {name: fmean(a[name]) - fmean(b[name]) for name in a}
-    assert found is not None and found.tasks == ("t1", "t2") and found.low is not None and found.high is not None
-    assert found.difference == pytest.approx(((by_part["t1 x"] + by_part["t1 y"]) / 2 + by_part["t2"]) / 2)
-    assert 0 < found.low < found.difference < found.high and found.p_value < 0.05
