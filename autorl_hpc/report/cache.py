@@ -67,12 +67,24 @@ def imports_key(found: ReferenceFolders) -> str:
     return stamps_key([*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables])
 
 
+def left_out_key(run: RunDir) -> str:
+    """Return the key of a run that is left out (unreadable or a copy), so that a change is noticed."""
+    paths = [run.path, run.ledger, run.record, run.sealed_ledger]
+    return hashed([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
+
+
+def with_entries(key: str, run: RunDir) -> str:
+    """Return the key of a damaged run, all of whose entries count, since they may be repaired in place."""
+    return hashed([key, stamps_key(run.ledger / name for name in reading.list_names(run.ledger))])
+
+
 class Digest(NamedTuple):
     """A run's summary as it was kept: the folder of its pages, its key (None: not to be kept), the short summary as JSON."""
 
     folder: Path
     key: str | None
     data: bytes
+    damaged: bool = False
 
     def summary(self) -> RunSummary:
         """Return the short summary."""
@@ -81,8 +93,9 @@ class Digest(NamedTuple):
     def keep(self) -> None:
         """Write the digest beside the run's pages; if that fails, the next report reads the run again."""
         if self.key is not None:
+            head = self.seal() + (b" damaged" if self.damaged else b"")
             with suppress(OSError):
-                atomic.write_bytes(self.folder / DIGEST_NAME, self.seal() + b"\n" + self.data, durable=False)
+                atomic.write_bytes(self.folder / DIGEST_NAME, head + b"\n" + self.data, durable=False)
 
     def seal(self) -> bytes:
         """Return the digest's first line: a hash of the key, the pages as they are, and the summary."""
@@ -105,8 +118,9 @@ class Digests:
                 folders.append(elsewhere_of(self.out, genesis_of(run), run))
             for folder in folders:
                 with suppress(OSError, ValueError):
-                    seal, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
-                    found = Digest(folder, key, data)
+                    head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
+                    seal, _, damaged = head.partition(b" ")
+                    found = Digest(folder, with_entries(key, run) if damaged else key, data)
                     if found.seal() == seal:
                         return found
         return None

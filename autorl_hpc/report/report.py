@@ -30,8 +30,10 @@ from autorl_hpc.report.cache import (
     code_stamp,
     hashed,
     imports_key,
+    left_out_key,
     own_bytes,
     stamp,
+    with_entries,
 )
 from autorl_hpc.report.charts import write_figures
 from autorl_hpc.report.find import ChosenRun, FoundRuns, find_runs, imported_runs, runs_on_disk, shown, without_copies
@@ -193,26 +195,11 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         made = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
         if (before := _unchanged(out, _key(found, made, options))) is not None:
             return before
-    kept = set(made)
-
-    def read(chosen: ChosenRun) -> Digest | Exception:
-        """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
-        run, key = chosen.run, None
-        with suppress(OSError, ValueError):
-            key = digests.key(run)
-        try:
-            whole = digest(run, chosen.chain)
-        except Exception as error:
-            return error
-        folder = write_run(whole, run, out)
-        # a damaged run may be repaired in place, in any entry: it is read again each time
-        new = Digest(folder, None if whole.damage else key, whole.short().model_dump_json().encode())
-        new.keep()
-        return new
+    kept, said = set(made), list(found.said)
 
     def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
         changed = [run for run in runs if run.run.path not in kept]
-        answers = in_processes(lambda number: read(changed[number]), len(changed))
+        answers = in_processes(lambda number: _read(changed[number], digests), len(changed))
         for run in runs:
             one = made[run.run.path] if run.run.path in kept else next(answers)
             if isinstance(one, Exception):
@@ -236,12 +223,31 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         write_versus(versus, out)
     live = sum(run.state not in OVER for run in merged.runs)
     done = Refreshed(out / INDEX, merged, len(made) - len(kept), live, len(merged.left_out), merged.run_folders)
+    found.said = said  # without what was unreadable: the key is that of the inputs
     if (key := _key(found, made, options)) is not None:
         paths_hex = [os.fsencode(folder).hex() for folder in done.folders]
         state = {"live": live, "left_out": done.left_out, "folders": paths_hex, "outputs": _output_stamps(out)}
         with suppress(OSError):
             atomic.write_bytes(out / STATE_NAME, canonical_json({**state, "key": key}), durable=False)
     return done
+
+
+def _read(chosen: ChosenRun, digests: Digests) -> Digest | Exception:
+    """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
+    run, key = chosen.run, None
+    with suppress(OSError, ValueError):
+        key = digests.key(run)
+    try:
+        whole = digest(run, chosen.chain)
+    except Exception as error:
+        return error
+    folder = write_run(whole, run, digests.out)
+    damaged = whole.damage is not None
+    if key is not None and damaged:
+        key = with_entries(key, run)
+    new = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
+    new.keep()
+    return new
 
 
 def bring_up_to_date(paths: list[Path]) -> Refreshed:
@@ -264,10 +270,11 @@ def _make_given(out: Path) -> None:
 
 
 def _key(found: FoundRuns, made: Mapping[Path, Digest], options: Options) -> str | None:
-    """Return the key of a report's inputs; None if it can't be kept: some run is unreadable, damaged or a copy."""
-    runs = [[os.fsencode(run.path).hex(), made[run.path].key] for run in found.runs if run.path in made]
-    if len(runs) < len(found.runs) or any(key is None for _, key in runs):
+    """Return the key of a report's inputs, runs that are left out among them; None if a run could not be kept."""
+    if any(one.key is None for one in made.values()):
         return None
+    keys = [made[run.path].key if run.path in made else left_out_key(run) for run in found.runs]
+    runs = [[os.fsencode(run.path).hex(), key] for run, key in zip(found.runs, keys, strict=True)]
     left_out = [one.model_dump(mode="json") for one in found.left_out]
     imports = [imports_key(place) for place in found.imports]
     return hashed([code_stamp(), vars(replace(options, fresh=False)), runs, imports, left_out])

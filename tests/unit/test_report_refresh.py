@@ -100,7 +100,7 @@ def test_whatever_changes_is_read_again(tree: Tree) -> None:
     digest, forged = run.report / DIGEST_NAME, b'"improvement":{"difference":'
     bases = [p for p in tree.experiment.baselines.iterdir() if p.suffix == ".json"]
     other_engine = ENGINE.model_copy(update={"dtype": "bfloat16"})
-    changes: list[tuple[str, Callable[[], object], int]] = [  # the last four damage a run, which is then always read
+    changes: list[tuple[str, Callable[[], object], int]] = [
         ("what was recorded", lambda: run.recorded("trace").write_text("{}\n"), 1),
         ("the clock", lambda: tree.runs[0].clock(77.0), 1),
         ("a page", lambda: (run.report / "run.html").write_text("<p>99</p>"), 1),
@@ -117,8 +117,8 @@ def test_whatever_changes_is_read_again(tree: Tree) -> None:
         ("items gone", (tree.runs[1].dir.items / "000002.report.jsonl.gz").unlink, 1),
         ("run.json", lambda: run.record.write_bytes(run.record.read_bytes() + b"\n"), 1),
         ("the last entry", lambda: in_place(b'"grader":"g"', b'"grader":"h"')(max(run.ledger.iterdir())), 1),
-        ("sealed copy", lambda: tree.runs[1].dir.sealed_ledger.write_bytes(b"{}\n"), 2),
-        ("an entry gone", (tree.runs[2].dir.ledger / "000003.json").unlink, 3),
+        ("sealed copy", lambda: tree.runs[1].dir.sealed_ledger.write_bytes(b"{}\n"), 1),
+        ("an entry gone", (tree.runs[2].dir.ledger / "000003.json").unlink, 1),
     ]
     again(tree)
     for name, change, count in changes:
@@ -163,7 +163,7 @@ def test_a_damaged_run_that_is_repaired_in_place_counts_again(tree: Tree) -> Non
     path.write_bytes(good[:-9])
     done = again(tree)
     assert done.merged is not None and done.merged.excluded == {"unfinished": 1, "damaged": 1}
-    assert again(tree).read == 1, "a damaged run is read each time"
+    assert again(tree).merged is None
     path.write_bytes(good)
     done = again(tree)
     assert done.read == 1 and done.merged is not None and done.merged.excluded == {"unfinished": 1}
