@@ -153,7 +153,7 @@ def _described(name: str, source: Path | bytes) -> StoreFile:
 def _records(experiment: ExperimentDir, run: RunDir, record: RunRecord, view: RunView) -> dict[str, Path | bytes]:
     """Return what goes in besides weights, by name: files, and what is written anew for the bundle."""
     from autorl_hpc.report.pages import run_summary
-    from autorl_hpc.report.run_summary import Library, digest
+    from autorl_hpc.report.run_summary import digest
 
     assert view.closed is not None
     inside = f"{EXPERIMENT}/{run.run_id}"
@@ -181,7 +181,7 @@ def _records(experiment: ExperimentDir, run: RunDir, record: RunRecord, view: Ru
     files[f"{EXPERIMENT}/experiment.json"] = readable_json(
         {**given, **EMPTIED, "runs": [run.run_id], "spec": {**given["spec"], **EMPTIED_SPEC}}
     )
-    files[f"{inside}/report/summary.json"] = run_summary(digest(run, Library()))
+    files[f"{inside}/report/summary.json"] = run_summary(digest(run))
     files[RECIPE_FILE] = readable_json(record.science.recipe.model_dump(mode="json"))
     task = experiment.code / record.code_hash / "tasks" / record.science.task / "task.yaml"
     if task.is_file():

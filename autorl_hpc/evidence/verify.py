@@ -42,7 +42,7 @@ from autorl_hpc.report.pages import (
 )
 from autorl_hpc.report.report import build
 from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import EntryKind, Network, Protocol, RunState, Split
@@ -616,7 +616,7 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
     if report.told is None:
         return
     chain = read_chain(run)
-    now = json.loads(run_summary(digest(run, Library(), chain)))
+    now = json.loads(run_summary(digest(run, chain)))
     head, hashes = report.told.get("ledger_head"), (chain.genesis, *chain.hashes)
     if head == now["ledger_head"]:
         if exported:  # no score depends on the story
@@ -642,7 +642,7 @@ def _check_merged_report(experiment: ExperimentDir, verdict: VerifyResult) -> No
         return
     if report.told.get("paper") is not None:
         merged = merged.model_copy(update={"paper": read_paper()})
-    now = json.loads(b"".join(merged_summary(merged)))
+    now = json.loads(merged_summary(merged))
     heads = {str(row.get("run_id")): row.get("ledger_head") for row in report.rows}
     if any(heads.get(run["run_id"]) != run["ledger_head"] for run in now["runs"]):
         old = f"was written before the last entries of its runs: not compared; {AGAIN}"

@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Axis, Curve, CurvePoint, Point, RunSummary
+from autorl_hpc.report.summary import Axis, Curve, CurvePoint, RunSummary
 from autorl_hpc.scoring.stats import mean_t_interval
 
 
@@ -47,10 +47,6 @@ class ScaledAxis:
     written: Callable[[float], str]
     mark: float | None = None  # position of a line across, such as the budget; None for no line
 
-    def place(self, point: Point) -> float | None:
-        """Return a submission's position, or None."""
-        return self.places.get(point.submission_id)
-
 
 def by_time(run: RunSummary) -> ScaledAxis:
     """Return the axis of budget time used, in seconds."""
@@ -70,16 +66,9 @@ def axes_of(run: RunSummary) -> list[ScaledAxis]:
     return found
 
 
-def _count(value: float) -> str:
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
-
-
 _WRITTEN: dict[Axis, tuple[str, Callable[[float], str]]] = {
     "submissions": ("submissions", lambda value: f"{value:.0f}" if value == int(value) else ""),
-    "tokens": ("tokens", _count),
+    "tokens": ("tokens", lambda value: fmt.amount("count", value)),
     "gpu_hours": ("GPU-hours", lambda value: f"{value:.3g} h"),
 }
 

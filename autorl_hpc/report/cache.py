@@ -9,6 +9,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ MADE_OF = (".py", ".j2", ".css", ".js")
 ROOMS = ("records", "files", "report", "scoring")  # packages whose code decides what a digest contains
 
 
-def stamp(path: Path | str) -> Stamp:
+def stamp(path: Path) -> Stamp:
     """Return the stamp of `path`, following links."""
     try:
         found = os.stat(path)
@@ -61,24 +62,15 @@ def code_stamp() -> str:
     return hashed([__version__, [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in files]])
 
 
-@cache
-def _watched() -> list[str]:
-    """Return the paths in a run's folder, relative to it, that its summary is made of besides run.json and entries."""
-    run = RunDir(Path())
-    paths = [run.ledger, run.sealed_ledger, run.items, run.clock, run.logs, run.events, run.agent_log, run.agent_times]
-    paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
-    return [str(path) for path in (*paths, *(run.recorded(name) for name in RECORDED))]
+def imports_key(found: ReferenceFolders) -> str:
+    """Return the key of imported AutoRL-Bench results."""
+    return stamps_key([*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables])
 
 
 def left_out_key(run: RunDir) -> str:
     """Return the key of a run that is left out (unreadable or a copy), so that a change is noticed."""
     paths = [run.path, run.ledger, run.record, run.sealed_ledger]
     return hashed([stamps_key(paths), [os.access(path, os.R_OK) for path in paths]])
-
-
-def imports_key(found: ReferenceFolders) -> str:
-    """Return the key of imported AutoRL-Bench results."""
-    return stamps_key([*(folder / name for folder in found.workspaces for name in (SCORES, META)), *found.tables])
 
 
 def with_entries(key: str, run: RunDir) -> str:
@@ -95,29 +87,24 @@ class Digest(NamedTuple):
     damaged: bool = False
 
     def summary(self) -> RunSummary:
-        """Return the short summary. ValueError: the bytes are of another version."""
+        """Return the short summary."""
         return RunSummary.model_validate_json(self.data).packed()
 
     def keep(self) -> None:
         """Write the digest beside the run's pages; if that fails, the next report reads the run again."""
         if self.key is not None:
-            try:
-                head = self._seal() + (b" damaged" if self.damaged else b"")
+            head = self.seal() + (b" damaged" if self.damaged else b"")
+            with suppress(OSError):
                 atomic.write_bytes(self.folder / DIGEST_NAME, head + b"\n" + self.data, durable=False)
-            except OSError:
-                pass
 
-    def fits(self, seal: bytes) -> bool:
-        """Return whether `seal` is of this run, its pages as they are, and these bytes."""
-        return seal == self._seal()
-
-    def _seal(self) -> bytes:
-        pages = [stamp(f"{self.folder}/{name}") for name in RUN_FILES]
+    def seal(self) -> bytes:
+        """Return the digest's first line: a hash of the key, the pages as they are, and the summary."""
+        pages = [stamp(self.folder / name) for name in RUN_FILES]
         return hashed([self.key, pages, hashlib.sha256(self.data).hexdigest()]).encode()
 
 
 class Digests:
-    """The digests of all runs in one report."""
+    """The digests of all runs in one report, whose folder is `out`."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -125,22 +112,17 @@ class Digests:
 
     def look(self, run: RunDir) -> Digest | None:
         """Return a run's digest, or None if there is none or the run changed since."""
-        folders = [run.report]
-        if (self.out / BESIDE).is_dir():
-            try:
+        with suppress(OSError, ValueError, AutorlError):
+            key, folders = self.key(run), [run.report]
+            if (self.out / BESIDE).is_dir():
                 folders.append(elsewhere_of(self.out, genesis_of(run), run))
-            except AutorlError:
-                return None
-        for folder in folders:
-            try:
-                head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
-                seal, _, damaged = head.partition(b" ")
-                key = self.key(run)
-                found = Digest(folder, with_entries(key, run) if damaged else key, data)
-            except (OSError, ValueError):
-                continue
-            if found.fits(seal):
-                return found
+            for folder in folders:
+                with suppress(OSError, ValueError):
+                    head, _, data = own_bytes(folder / DIGEST_NAME).partition(b"\n")
+                    seal, _, damaged = head.partition(b" ")
+                    found = Digest(folder, with_entries(key, run) if damaged else key, data)
+                    if found.seal() == seal:
+                        return found
         return None
 
     def key(self, run: RunDir) -> str:
@@ -156,16 +138,25 @@ class Digests:
         last = reading.read_bytes(run.ledger / names[-1]) if names else b""
         contents = [hashlib.sha256(data).hexdigest() for data in (reading.read_bytes(run.record), last)]
         ends = [os.fsencode(name).hex() for name in (*names[:1], *names[-1:])]
-        others = [stamp(f"{run.path}/{name}") for name in _watched()]
-        where = os.fsencode(run.path).hex()
-        return hashed([code_stamp(), where, contents, len(names), ends, others, self._bases[home]])
+        paths = [
+            run.ledger,
+            run.sealed_ledger,
+            run.items,
+            run.clock,
+            run.logs,
+            run.events,
+            run.agent_log,
+            run.agent_times,
+        ]
+        paths += [run.code_git, run.code_git / "refs" / "heads", run.workspace_link, run.driver_log]
+        others = stamps_key([*paths, *map(run.recorded, RECORDED)])
+        return hashed([code_stamp(), contents, len(names), ends, others, self._bases[home]])
 
 
 def own_bytes(path: Path) -> bytes:
     """Return the bytes of a file that belongs to this user.
 
-    Raises:
-        OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
+    Raises OSError, ValueError: it does not exist, is a link or not a regular file, or belongs to somebody else.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(fd, "rb") as file:

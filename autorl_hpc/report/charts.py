@@ -1,4 +1,4 @@
-"""Figures of the merged report: content (`figures_of`), drawing with matplotlib (`draw`, `on_page`), files (`write_figures`)."""
+"""Figures of the merged report: content (`figures_of`), drawing with matplotlib (`drawn`), files (`write_figures`)."""
 
 from __future__ import annotations
 
@@ -49,20 +49,12 @@ class Spot(NamedTuple):
     faint: bool = False
 
 
-class HeatCell(NamedTuple):
-    """A value; `mark` labels the best and the worst, `clear` tells whether their intervals are disjoint."""
-
-    value: float
-    mark: Literal["best", "worst"] | None = None
-    clear: bool = False
-
-
 class Panel(NamedTuple):
     """One chart: lines over an axis, a forest of means with intervals, stacked bars, or a table of values (heat)."""
 
     kind: Literal["lines", "forest", "bars", "heat"]
     title: str
-    # `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or cells) in the order of `columns`
+    # `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or a leaderboard's cells) in the order of `columns`
     rows: tuple[Any, ...]
     x_label: str = ""
     columns: tuple[str, ...] = ()  # kinds of the parts of bars, columns of a table, or the name of the vertical axis
@@ -128,32 +120,29 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
     )
     for axis, (word, label, unit) in AXES.items():
 
-        def series(name: str, cell: CellSummary, axis: Axis = axis, unit: float = unit) -> Series | None:
-            points = next((one.points for one in cell.scaling if one.axis == axis), ())
-            x, y, low, high = (tuple(getattr(p, field) for p in points) for field in ("x", "mean", "low", "high"))
-            return Series(name, colours[name], tuple(one / unit for one in x), y, low, high) if points else None
+        def curve(cell: CellSummary, axis: Axis = axis, unit: float = unit) -> list[tuple[float | None, ...]]:
+            found = next((one.points for one in cell.scaling if one.axis == axis), ())
+            return [(point.x / unit, point.mean, point.low, point.high) for point in found]
 
         panel = Panel("lines", "", (), label, ("improvement, points",), as_steps=True, counts=axis == "submissions")
-        figure = Figure(f"scaling-{word}", f"Improvement over {label}", caption + _more(board), ())
-        yield _with_lines(figure, panel, merged, board, colours, series)
+        figure = Figure(f"scaling-{word}", f"Improvement over {label}", caption, ())
+        yield _with_lines(figure, panel, merged, board, colours, curve)
 
 
 def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Figure:
-    def series(name: str, cell: CellSummary) -> Series | None:
-        if len(cell.best_of) < 2:
-            return None
-        untold = (None,) * (len(cell.best_of) - len(cell.best_of_intervals))
-        low = (*(low for low, _ in cell.best_of_intervals), *untold)
-        high = (*(high for _, high in cell.best_of_intervals), *untold)
-        return Series(name, colours[name], tuple(map(float, range(1, len(cell.best_of) + 1))), cell.best_of, low, high)
+    def curve(cell: CellSummary) -> list[tuple[float | None, ...]]:
+        known = dict(enumerate(cell.best_of_intervals, 1))
+        points = [(float(k), mean, *known.get(k, (None, None))) for k, mean in enumerate(cell.best_of, 1)]
+        return points if len(points) > 1 else []
 
     caption = (
         "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
         "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
     )
     panel = Panel("lines", "", (), "k runs", ("best improvement, points",), counts=True)
-    figure = Figure("best-of-k", "Best of k runs (pass@k)", caption + _more(board), ())
-    return _with_lines(figure, panel, merged, board, colours, series)
+    return _with_lines(
+        Figure("best-of-k", "Best of k runs (pass@k)", caption, ()), panel, merged, board, colours, curve
+    )
 
 
 def _with_lines(
@@ -162,19 +151,25 @@ def _with_lines(
     merged: MergedReport,
     board: Board,
     colours: dict[str, int],
-    series: Callable[[str, CellSummary], Series | None],
+    curve: Callable[[CellSummary], list[Any]],
 ) -> Figure:
-    """Return the figure with a panel for each task, a line for each coloured agent, and a legend."""
-    panels = []
+    panels, legend = [], {}
     for column, task in enumerate(board.tasks):
         cells = {(c.agent, c.driver, c.mode, c.agent_hash): c for c in merged.groups[task.group].cells}
-        rows = [row for row in board.rows if row.label in colours]
-        known = [(row.label, cells.get((row.agent, row.driver, row.mode, row.agent_hash))) for row in rows]
-        lines = [line for name, cell in known if cell is not None and (line := series(name, cell)) is not None]
+        lines = []
+        for row in board.rows[:MAX_SERIES]:
+            cell = cells.get((row.agent, row.driver, row.mode, row.agent_hash))
+            if cell is not None and (points := curve(cell)):
+                lines.append(Series(row.label, colours[row.label], *zip(*points, strict=True)))
+                legend[row.label] = colours[row.label]
         if lines:
             panels.append(panel._replace(title=board.column(column), rows=tuple(lines)))
-    legend = {line.label: line.colour for one in panels for line in one.rows}
-    return figure._replace(panels=tuple(panels), legend=tuple(sorted(legend.items(), key=lambda one: one[1])))
+    more = f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
+    return figure._replace(
+        panels=tuple(panels),
+        legend=tuple(sorted(legend.items(), key=lambda one: one[1])),
+        caption=figure.caption + (more if len(board.rows) > MAX_SERIES else ""),
+    )
 
 
 def _modes(board: Board) -> Figure:
@@ -182,7 +177,7 @@ def _modes(board: Board) -> Figure:
     rows = [row for row in board.rows if modes[row.agent, row.driver, row.agent_hash] > 1]
     rows = sorted(rows, key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode))[:MAX_SPOTS]
     parts = [[row.agent, *([row.driver] if row.driver != "none" else []), row.mode] for row in rows]
-    table = tuple((" · ".join(name), tuple(map(_heat_cell, row.cells))) for name, row in zip(parts, rows, strict=True))
+    table = tuple((" · ".join(name), row.cells) for name, row in zip(parts, rows, strict=True))
     columns = tuple(map(board.column, range(len(board.tasks))))
     heat = Panel("heat", "mean improvement, points", table, columns=columns)
     caption = (
@@ -190,12 +185,6 @@ def _modes(board: Board) -> Figure:
         "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
     )
     return Figure("modes", "Mode by task", caption, (heat,) if rows else ())
-
-
-def _heat_cell(cell: BoardCell | None) -> HeatCell | None:
-    if cell is None or cell.improvement.mean is None:
-        return None
-    return HeatCell(cell.improvement.mean, cell.mark, cell.mark_clear)
 
 
 def _routes(board: Board) -> Figure:
@@ -247,12 +236,6 @@ def _cost(board: Board, colours: dict[str, int]) -> Figure:
     return Figure("cost", "What a run costs", caption, tuple(panels))
 
 
-def _more(board: Board) -> str:
-    if len(board.rows) <= MAX_SERIES:
-        return ""
-    return f" Shown are the first {MAX_SERIES} of {len(board.rows)} agents as ranked; the others are in summary.json."
-
-
 # --- drawing with matplotlib's object interface: no pyplot, no global state, no window
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#aa4499", "#56b4e9", "#b98200", "#1b1e23")
@@ -278,43 +261,26 @@ MAX_COLUMNS = 3
 LABEL_CHARACTERS = 34
 
 
-class Layout(NamedTuple):
-    """Sizes in inches of one panel and of the whole figure, and the number of panels per row."""
+def draw(figure: Figure) -> tuple[Any, list[tuple[float, float, float, float]]]:
+    """Draw a figure, panels in rows of up to three above one legend.
 
-    columns: int
-    width: float
-    height: float
-    whole_width: float
-    whole_height: float
-
-    def corner(self, place: int) -> tuple[float, float]:
-        """Return the upper left corner of a panel, measured from the figure's upper left."""
-        return self.width * (place % self.columns), self.height * (place // self.columns)
-
-
-def layout(figure: Figure) -> Layout:
-    """Place the panels in rows of up to three, above one legend."""
-    columns = min(MAX_COLUMNS, len(figure.panels))
-    width, height = max(map(_width, figure.panels)), max(map(_height, figure.panels))
-    legend_rows = -(-len(figure.legend) // max(1, int(width * columns / COLUMN)))
-    foot = 0.05 + LEGEND_ROW * legend_rows if figure.legend else 0.0
-    return Layout(columns, width, height, width * columns, height * -(-len(figure.panels) // columns) + foot)
-
-
-def draw(figure: Figure) -> Any:
-    """Draw a figure; return it as a matplotlib Figure."""
+    Returns a matplotlib Figure; of each panel x, y, width and height without its title, in inches from the upper left.
+    """
     from matplotlib.figure import Figure as Drawing
 
-    at = layout(figure)
-    picture = Drawing(figsize=(at.whole_width, at.whole_height))
-    inside = at.height - ABOVE - BELOW
-    for place, panel in enumerate(figure.panels):
-        x, y = at.corner(place)
-        left = _left(panel)
-        width = at.width - left - RIGHT
-        bottom = at.whole_height - y - at.height + BELOW
-        wide, high = at.whole_width, at.whole_height
-        axis = picture.add_axes(((x + left) / wide, bottom / high, width / wide, inside / high))
+    panels, boxes = figure.panels, []
+    columns = min(MAX_COLUMNS, len(panels))
+    width, height = max(map(_width, panels)), max(map(_height, panels))
+    in_legend = max(1, int(width * columns / COLUMN))
+    foot = 0.05 + LEGEND_ROW * -(-len(figure.legend) // in_legend) if figure.legend else 0.0
+    wide, high = width * columns, height * -(-len(panels) // columns) + foot
+    picture = Drawing(figsize=(wide, high))
+    for place, panel in enumerate(panels):
+        x, y, left = width * (place % columns), height * (place // columns), _left(panel)
+        inside = width - left - RIGHT, height - ABOVE - BELOW
+        boxes.append((x, y + ABOVE - 0.06, width, height - ABOVE + 0.06))
+        corner = (x + left) / wide, (high - y - height + BELOW) / high
+        axis = picture.add_axes((*corner, inside[0] / wide, inside[1] / high))
         axis.set_title(panel.title, loc="left", gid="title")
         axis.set_xlabel(panel.x_label)
         _DRAW[panel.kind](axis, panel)
@@ -324,32 +290,26 @@ def draw(figure: Figure) -> Any:
             axis.set_ylim(len(labels) - 0.4, -0.6)
         if x:
             axis.set_ylabel("")
-        axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside)
-        axis.yaxis.set_label_coords(-AXIS_NAME_LEFT / width, 0.5)
+        axis.xaxis.set_label_coords(0.5, -AXIS_NAME_BELOW / inside[1])
+        axis.yaxis.set_label_coords(-AXIS_NAME_LEFT / inside[0], 0.5)
     if figure.legend:
-        _legend(picture, figure, max(1, int(at.whole_width / COLUMN)))
-    return picture
+        _legend(picture, figure, in_legend)
+    return picture, boxes
 
 
-def on_page(figure: Figure, svg: str) -> tuple[str, ...]:
+def _on_page(figure: Figure, svg: str, boxes: Sequence[tuple[float, ...]]) -> tuple[str, ...]:
     """Cut a drawn figure into one `<svg>` element per panel, in the page's colours.
 
     Panel titles are left out: the page has them as text that wraps.
     """
-    at = layout(figure)
     groups = re.findall(r'^  <g id="axes_\d+">\n.*?^  </g>$', svg, re.MULTILINE | re.DOTALL)
-    shared = "".join(
-        found for found in re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.M | re.S) if "<style" not in found
-    )
+    definitions = re.findall(r"^ <defs>\n.*?^ </defs>$", svg, re.MULTILINE | re.DOTALL)
+    groups[0] = "".join(one for one in definitions if "<style" not in one) + groups[0]
     elements = []
-    for place, (panel, group) in enumerate(zip(figure.panels, groups, strict=True)):
-        x, y = at.corner(place)
-        box = (x, y + ABOVE - 0.06, at.width, at.height - ABOVE + 0.06)
+    for panel, group, box in zip(figure.panels, groups, boxes, strict=True):
         size = " ".join(f"{inches * 72:.1f}" for inches in box)
         label = escape(f"{figure.title}: {panel.title}")
-        content = re.sub(
-            r'<g id="title">.*?</g>| id="[a-z0-9.]+_\d+"', "", group if place else shared + group, flags=re.S
-        )
+        content = re.sub(r'<g id="title">.*?</g>| id="[a-z0-9.]+_\d+"', "", group, flags=re.DOTALL)
         for colour, name in ON_PAGE.items():
             content = content.replace(colour, name)
         elements.append(f'<svg class="chart" viewBox="{size}" role="img" aria-label="{label}">{content}</svg>')
@@ -423,15 +383,16 @@ def _fill(kind: int) -> dict[str, Any]:
 
 def _heat(axis: Any, panel: Panel) -> None:
     for c in range(len(panel.columns)):
-        column = [cells[c] for _, cells in panel.rows]
-        most = max((abs(cell.value) for cell in column if cell is not None), default=1.0) or 1.0
-        for r, cell in enumerate(column):
-            if cell is None:
+        column: list[BoardCell | None] = [cells[c] for _, cells in panel.rows]
+        means = [cell.improvement.mean if cell else None for cell in column]
+        most = max((abs(mean) for mean in means if mean is not None), default=1.0) or 1.0
+        for r, (cell, mean) in enumerate(zip(column, means, strict=True)):
+            if cell is None or mean is None:
                 continue
-            colour = COLOURS[0] if cell.value >= 0 else COLOURS[1]
-            axis.barh([r], [0.96], left=[c - 0.48], height=0.92, color=colour, alpha=0.75 * abs(cell.value) / most)
-            mark = {"best": " best", "worst": " worst"}.get(cell.mark or "", "") + ("*" if cell.clear else "")
-            axis.text(c, r, f"{fmt.signed(cell.value)}{mark}", ha="center", va="center")
+            colour = COLOURS[0] if mean >= 0 else COLOURS[1]
+            axis.barh([r], [0.96], left=[c - 0.48], height=0.92, color=colour, alpha=0.75 * abs(mean) / most)
+            mark = (f" {cell.mark}" if cell.mark else "") + ("*" if cell.mark_clear else "")
+            axis.text(c, r, f"{fmt.signed(mean)}{mark}", ha="center", va="center")
     axis.set_xticks(range(len(panel.columns)), panel.columns)
     axis.set_xlim(-0.5, len(panel.columns) - 0.5)
     axis.tick_params(length=0)
@@ -459,95 +420,74 @@ def _legend(picture: Any, figure: Figure, columns: int) -> None:
 
 FOLDER = "figures"
 INDEX = "index.json"
-DRAWN_BY = 4  # raise this when the drawing changes, so that figures of an older version are drawn again
 MAX_BOARDS = 6  # leaderboards with figures; a report of more is not a comparison
 MAX_PANELS = 120  # about 0.07 s of CPU each for both files, so figures take at most some seconds
-SUFFIXES = ("png", "svg")
-
-Drawn = tuple[Figure, tuple[str, ...]]  # A figure and its panels as SVG elements
 
 
-def write_figures(merged: MergedReport, out: Path) -> dict[int, list[Drawn]]:
-    """Draw changed figures into figures/ of `out`, remove outdated ones; return all figures by their leaderboard's number.
+class Drawn(NamedTuple):
+    """A figure's two files, and its panels as SVG elements for the page."""
+
+    png: bytes
+    svg: bytes
+    panels: tuple[str, ...]
+
+
+def write_figures(merged: MergedReport, out: Path) -> dict[int, list[tuple[Figure, tuple[str, ...]]]]:
+    """Draw the figures into figures/ of `out`, remove outdated ones.
+
+    Figures are of as many whole leaderboards as `MAX_PANELS` allows, but of at least one.
+
+    Returns:
+        by leaderboard number: each figure with its panels as SVG elements.
 
     Raises:
         AutorlError: the folder can't be written.
     """
-    folder = out / FOLDER
-    known = _known(folder)
+    folder, panels = out / FOLDER, 0
+    files: dict[str, bytes] = {}
     index: dict[str, Any] = {}
-    found: dict[int, list[Drawn]] = {}
+    found: dict[int, list[tuple[Figure, tuple[str, ...]]]] = {}
+    with style() as version:
+        for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
+            figures = figures_of(merged, board, number)
+            panels += sum(len(figure.panels) for figure in figures)
+            if number > 1 and panels > MAX_PANELS:
+                break
+            for figure in figures:
+                one = drawn(figure)
+                files |= {f"{figure.name}.png": one.png, f"{figure.name}.svg": one.svg}
+                sums = {"png": hashlib.sha256(one.png).hexdigest(), "svg": hashlib.sha256(one.svg).hexdigest()}
+                index[figure.name] = {"title": figure.title, "caption": figure.caption, **sums}
+                found.setdefault(number, []).append((figure, one.panels))
+    files[INDEX] = readable_json({"matplotlib": version, "figures": index})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with style() as version:
-            for number, figure in _chosen(merged):
-                inputs = hashlib.sha256(repr((figure, version, DRAWN_BY)).encode()).hexdigest()
-                files = _unchanged(folder, figure.name, inputs, known.get(figure.name))
-                if files is None:
-                    files = drawn(figure)
-                    for suffix, data in files.items():
-                        atomic.write_bytes(folder / f"{figure.name}.{suffix}", data, durable=False)
-                sums = {suffix: hashlib.sha256(data).hexdigest() for suffix, data in files.items()}
-                index[figure.name] = {"inputs": inputs, "title": figure.title, "caption": figure.caption, **sums}
-                found.setdefault(number, []).append((figure, on_page(figure, files["svg"].decode())))
-        text = readable_json({"matplotlib": version, "figures": index})
-        if not reading.says(folder / INDEX, (text,)):
-            atomic.write_bytes(folder / INDEX, text, durable=False)
-        for name in set(known) - set(index):
-            for suffix in SUFFIXES:
-                (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+        for name, data in files.items():
+            if not reading.says(folder / name, (data,)):
+                atomic.write_bytes(folder / name, data, durable=False)
+        for path in folder.glob("board[0-9][0-9]-*.*"):
+            if path.name not in files:
+                path.unlink()
     except OSError as error:
         raise from_os_error(error, "writing the figures", error.filename or folder) from error
     return found
 
 
-def _chosen(merged: MergedReport) -> Iterator[tuple[int, Figure]]:
-    """Yield figures with their board's number, for as many whole leaderboards as `MAX_PANELS` allows, but at least one."""
-    panels = 0
-    for number, board in enumerate(merged.boards[:MAX_BOARDS], 1):
-        figures = figures_of(merged, board, number)
-        panels += sum(len(figure.panels) for figure in figures)
-        if number > 1 and panels > MAX_PANELS:
-            break
-        for figure in figures:
-            yield number, figure
-
-
-def drawn(figure: Figure) -> dict[str, bytes]:
-    """Return PNG and SVG of one figure. Call it inside `style`.
+def drawn(figure: Figure) -> Drawn:
+    """Return PNG, SVG and the page's panels of one figure. Call it inside `style`.
 
     Uses the canvas directly: `savefig` would draw everything again to compute a layout that is fixed.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    picture = draw(figure)
+    picture, boxes = draw(figure)
     png, svg = io.BytesIO(), io.BytesIO()
     print_png: Any = FigureCanvasAgg(picture).print_png
     print_png(png, metadata={"Software": None}, pil_kwargs={"compress_level": 2})
     print_svg: Any = FigureCanvasSVG(picture).print_svg
     print_svg(svg, metadata={"Date": None, "Creator": None})
-    return {"png": png.getvalue(), "svg": svg.getvalue()}
-
-
-def _known(folder: Path) -> dict[str, Any]:
-    """Return the index of an earlier report's figures; empty if there is none or it can't be read."""
-    value = reading.read_json_or_none(folder / INDEX)
-    figures = value.get("figures") if isinstance(value, dict) else None
-    ours = figures.items() if isinstance(figures, dict) else ()
-    # a name of other characters could lead out of the folder
-    return {name: one for name, one in ours if name.isascii() and name.replace("-", "").isalnum()}
-
-
-def _unchanged(folder: Path, name: str, inputs: str, old: Any) -> dict[str, bytes] | None:
-    """Return the files of a figure if it was drawn from the same and all have their recorded hash, else None."""
-    if not isinstance(old, dict) or old.get("inputs") != inputs:
-        return None
-    try:
-        files = {suffix: reading.read_bytes(folder / f"{name}.{suffix}") for suffix in SUFFIXES}
-    except (OSError, ValueError):
-        return None
-    return files if all(hashlib.sha256(data).hexdigest() == old.get(suffix) for suffix, data in files.items()) else None
+    return Drawn(png.getvalue(), svg.getvalue(), _on_page(figure, svg.getvalue().decode(), boxes))
 
 
 @contextmanager

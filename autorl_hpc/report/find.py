@@ -55,7 +55,6 @@ def sites_of(runs: Iterable[Path]) -> dict[Path, str]:
 
 
 def _common(several: Sequence[tuple[str, ...]]) -> int:
-    """Return how many leading parts all have in common."""
     levels = list(zip(*several, strict=False))
     return next((i for i, level in enumerate(levels) if len(set(level)) > 1), len(levels))
 
@@ -77,7 +76,6 @@ class FoundRuns:
     said: list[tuple[Path, str, str, str]] = field(default_factory=list)
     imports: list[ReferenceFolders] = field(default_factory=list)  # folders with results of AutoRL-Bench
     out: Path = Path(REPORT_FOLDER)  # default folder of the merged report
-    _paths: set[Path] = field(default_factory=set)
 
     @property
     def sites(self) -> dict[Path, str]:
@@ -104,38 +102,31 @@ class FoundRuns:
             next_step = "run `autorl-hpc verify` on it, and report both"
         self.said.append((run.path.parent, run.run_id, why, next_step))
 
-    def add_run(self, path: Path) -> None:
-        """Add a run once, by whatever path it was reached."""
-        if path not in self._paths:
-            self._paths.add(path)
-            self.runs.append(RunDir(path))
-
     def add_experiment(self, path: Path) -> None:
         """Add an experiment and its runs."""
         experiment = ExperimentDir(path)
-        if experiment not in self.experiments:
-            self.experiments.append(experiment)
+        self.experiments.append(experiment)
         names, why = _look(path)
         if why is not None:
             self.said.append((path, "", f"can't be opened: {why}", PERMISSIONS))
         ours = {folder.name for folder in experiment.folders()[1:]}
         here = set()
-        for name in names:
-            inside, why = ([], None) if name in ours else _look(path / name)
+        for name in sorted(set(names) - ours):
+            inside, why = _look(path / name)
             if why is not None:
                 self.said.append((path, name, f"can't be opened: {why}", PERMISSIONS))
             elif RUN_FILE in inside:
-                self.add_run(path / name)
+                self.runs.append(RunDir(path / name))
             else:
                 continue
             here.add(name)
-        planned: Sequence[str] = ()
         try:
-            planned = read_experiment(experiment).runs
+            planned = set(read_experiment(experiment).runs)
         except AutorlError as error:
             why = f"experiment.json can't be read ({error.what}): runs whose folder is gone would not be noticed"
             self.said.append((path, "", why, "run `autorl-hpc verify` on it"))
-        for run_id in sorted(set(planned) - here):
+            planned = set()
+        for run_id in sorted(planned - here):
             self.said.append((path, run_id, "run.json is missing", "launch the experiment again"))
 
     def add_reference(self, path: Path) -> None:
@@ -149,11 +140,9 @@ class FoundRuns:
             why = f"has more than {MAX_FOLDERS:,} folders: not all were looked through for results of AutoRL-Bench"
             self.said.append((path, "", why, "give the folder of the results"))
 
-    def holds(self, path: Path) -> bool:
-        """Return whether anything was found at or below `path`."""
-        ours = [run.path for run in self.runs] + [one.path for one in self.experiments] + [one[0] for one in self.said]
-        theirs = [one for there in self.imports for one in (*there.workspaces, *there.tables)]
-        return any(path == one or path in one.parents for one in (*ours, *theirs))
+    def count(self) -> int:
+        """Return how many things were found, those twice that two paths lead to."""
+        return len(self.runs) + len(self.experiments) + len(self.said) + len(self.imports)
 
 
 def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
@@ -164,22 +153,24 @@ def shown(path: Path, run_id: str = "", site: str | None = None) -> str:
 def find_runs(paths: Sequence[Path]) -> FoundRuns:
     """Find every run below the paths, each once, and results of AutoRL-Bench.
 
-    Raises:
-        AutorlError: there is no run below one of the paths.
+    Raises AutorlError: there is no run below one of the paths.
     """
     if not paths:
         raise AutorlError("no folder given", next_step=NEXT_STEP)
     found = FoundRuns()
     homes = set()
     for given in paths:
-        path = given.resolve()
+        path, before = given.resolve(), found.count()
         homes.add(_add(path, found, given))
         if not {RUN_FILE, EXPERIMENT_FILE} & set(_look(path)[0]):
             found.add_reference(path)
-        if not found.holds(path):
+        if found.count() == before:
             raise AutorlError("there is no run below this folder", where=given, next_step=NEXT_STEP)
     if not found.runs and not found.imports:
         raise AutorlError("there is no run below this folder", where=paths[0], next_step=NEXT_STEP)
+    found.runs = list(dict.fromkeys(found.runs))  # those reached by two paths once
+    found.experiments = list(dict.fromkeys(found.experiments))
+    found.said = list(dict.fromkeys(found.said))
     parents = {home.parent.parent for home in homes}
     if len(homes) == 1:
         found.out = homes.pop()
@@ -199,7 +190,7 @@ def _add(path: Path, found: FoundRuns, given: Path) -> Path:
     if not names and not path.is_dir():
         raise AutorlError("this folder is not there", where=given, next_step=NEXT_STEP)
     if RUN_FILE in names:
-        found.add_run(path)
+        found.runs.append(RunDir(path))
         return RunDir(path).report
     if EXPERIMENT_FILE in names:
         found.add_experiment(path)
@@ -214,7 +205,7 @@ def _add(path: Path, found: FoundRuns, given: Path) -> Path:
     for folder in experiments:
         found.add_experiment(folder)
     for folder in runs:  # of an experiment that lost its experiment.json
-        found.add_run(folder)
+        found.runs.append(RunDir(folder))
     return path / REPORT_FOLDER
 
 
@@ -229,7 +220,6 @@ def _look(folder: Path) -> tuple[list[str], str | None]:
 
 
 def _is_experiment(folder: Path, names: Sequence[str]) -> bool:
-    """Return whether a folder is an experiment; one that lost its experiment.json is recognised by its runs."""
     return EXPERIMENT_FILE in names or any(RUN_FILE in _look(folder / name)[0] for name in names)
 
 
@@ -255,16 +245,15 @@ def _longest(copies: Iterable[RunDir], found: FoundRuns) -> Iterator[ChosenRun]:
             chains.append((run, read_chain(run)))
         except Exception as error:
             found.unreadable(run, error)
-    if not chains:
-        return
-    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)))
+    best = max(chains, key=lambda copy: (copy[1].damage is None, len(copy[1].hashes)), default=None)
     for run, chain in chains:
-        if run.path != best[0].path:
-            short = min(len(chain.hashes), len(best[1].hashes))
-            same = chain.hashes[:short] == best[1].hashes[:short]
-            what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
-            found.said.append((run.path.parent, run.run_id, what, COPIES))
-    yield ChosenRun(*best)
+        if best is None or run.path == best[0].path:
+            continue
+        same = all(a == b for a, b in zip(chain.hashes, best[1].hashes, strict=False))
+        what = f"{'a copy' if same else 'another continuation'} of a run that is in the report: counted once"
+        found.said.append((run.path.parent, run.run_id, what, COPIES))
+    if best is not None:
+        yield ChosenRun(*best)
 
 
 def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSummary]]:
@@ -285,8 +274,7 @@ def imported_runs(found: Iterable[ReferenceFolders]) -> list[tuple[str, RunSumma
 def experiments_in(paths: Sequence[Path]) -> list[ExperimentDir]:
     """Return the experiments in the folders: experiments themselves, or folders of them.
 
-    Raises:
-        AutorlError: one of the folders has none.
+    Raises AutorlError: one of the folders has none.
     """
     found: list[ExperimentDir] = []
     for path in paths:

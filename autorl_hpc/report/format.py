@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from autorl_hpc.records.base import Strict
 
@@ -119,26 +119,9 @@ def _no_negative_zero(value: float) -> float:
 
 
 def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
-    """Shorten labels to at most `most` characters, or to as many as keep distinct labels distinct.
-
-    Leading whole words that all labels share are dropped first.
-    """
-    distinct = set(labels)
-    if max(map(len, labels), default=0) > most and len(distinct) > 1:
-        begin = _common_words(sorted(distinct))
-        labels = [f"…{label[begin:]}" if begin else label for label in labels]
-    for room in range(most, max(map(len, labels), default=0) + 1):
-        short = [shortened(label, room) for label in labels]
-        if len(set(short)) == len(distinct):
-            return short
-    return list(labels)
-
-
-def _common_words(labels: Sequence[str]) -> int:
-    """Return how many characters all begin with, up to the end of a word; `labels` is sorted."""
-    first, last = labels[0], labels[-1]
-    same = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
-    return max((first.rfind(end, 0, same) + 1 for end in " /"), default=0)
+    """Shorten labels to at most `most` characters; leave them whole where two that differ would become one."""
+    short = [shortened(label, most) for label in labels]
+    return short if len(set(short)) == len(set(labels)) else list(labels)
 
 
 def shortened(label: str, most: int) -> str:
@@ -203,12 +186,7 @@ def html(text: object) -> str:
 
 def markdown(text: object) -> str:
     """Escape `text` so that Markdown shows it literally: no markup, no HTML, no automatic link."""
-    return _markdown("" if text is None else str(text))
-
-
-@lru_cache(maxsize=10_000)
-def _markdown(text: str) -> str:
-    shown = clean(text) or ""
+    shown = clean("" if text is None else str(text)) or ""
     shown = shown.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     shown = _MARKUP.sub(_escaped, shown)
     return shown.replace("://", "&#58;//").replace("www.", "www&#46;").replace("@", "&#64;")
@@ -237,18 +215,11 @@ def csv_cell(value: object) -> object:
 
 StrictT = TypeVar("StrictT", bound=Strict)
 
-_set: Any = object.__setattr__  # bypasses the check that records are frozen; used for new records only
-
 
 def lean(record: StrictT, **changes: Any) -> StrictT:
     """Copy a record with other values, not validated (as `model_copy`); all fields count as set."""
     model = type(record)
-    copy = model.__new__(model)
-    _set(copy, "__dict__", {**record.__dict__, **changes})
-    _set(copy, "__pydantic_extra__", None)
-    _set(copy, "__pydantic_private__", None)
-    _set(copy, "__pydantic_fields_set__", _all_fields(model))
-    return copy
+    return cast(StrictT, model.model_construct(_all_fields(model), **{**record.__dict__, **changes}))
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import statistics
 from autorl_hpc.report.axes import curves, used
 from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING
-from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED
+from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, RouteTold
 from autorl_hpc.report.summary import (
     UNTRIED,
     AcrossTasks,
@@ -116,16 +116,14 @@ def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
 def _like_others(
     keys: list[Comparable], lacking: Sequence[bool], names: Sequence[str], ignored: set[str]
 ) -> list[Comparable]:
-    """Give the runs that lack these fields those of the others that are equal but for the fields `ignored`."""
     alike = [str([value for name, value in key if name not in ignored]) for key in keys]
-    seen: dict[str, set[tuple[object, ...]]] = defaultdict(set)
+    seen: dict[str, list[dict[str, object]]] = defaultdict(list)
     for key, rest, lacks in zip(keys, alike, lacking, strict=True):
-        if not lacks:
-            seen[rest].add(tuple(getattr(key, name) for name in names))
+        fields = {name: getattr(key, name) for name in names}
+        if not lacks and fields not in seen[rest]:
+            seen[rest].append(fields)
     return [
-        key.model_copy(update=dict(zip(names, next(iter(seen[rest])), strict=True)))
-        if lacks and len(seen[rest]) == 1
-        else key
+        key.model_copy(update=seen[rest][0]) if lacks and len(seen[rest]) == 1 else key
         for key, rest, lacks in zip(keys, alike, lacking, strict=True)
     ]
 
@@ -251,9 +249,8 @@ def over_runs(
 
 
 def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
-    """Compare every pair of agents with two or more counted runs each; p values are adjusted over the pairs."""
     pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
-    p_values = [statistics.permutation_p(cells[a], cells[b]) for a, b in pairs]
+    p_values = [statistics.regrouping_p([statistics.Stratum(cells[a], cells[b])]) for a, b in pairs]
     return tuple(
         Comparison(
             a=a,
@@ -261,7 +258,7 @@ def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
             difference=fmean(cells[a]) - fmean(cells[b]),
             p_value=p,
             p_holm=adjusted,
-            p_least=statistics.least_permutation_p(len(cells[a]), len(cells[b])),
+            p_least=statistics.least_regrouping_p([(len(cells[a]), len(cells[b]))]),
             probability_of_improvement=statistics.probability_of_improvement(cells[a], cells[b]),
         )
         for (a, b), p, adjusted in zip(pairs, p_values, statistics.holm(p_values), strict=True)
@@ -277,7 +274,6 @@ def leaderboards(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[B
 
 
 def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
-    """Return the places of the groups that share their conditions."""
     pools: dict[str, tuple[Conditions, list[int]]] = {}
     for place, group in enumerate(groups):
         conditions = Conditions(**{name: getattr(group.comparable, name) for name in Conditions.model_fields})
@@ -288,10 +284,8 @@ def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
 def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
     ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
     pinned = ("task", "recipe_hash", "split_hashes", "base_score")
-    keys = [groups[place].comparable for place in places]
     tasks = tuple(
-        BoardTask(group=place, **{name: getattr(key, name) for name in pinned})
-        for place, key in zip(places, keys, strict=True)
+        BoardTask(group=place, **{name: getattr(groups[place].comparable, name) for name in pinned}) for place in places
     )
     names = Counter(task.task for task in tasks)
     summaries = {(cell_key(cell), c): cell for c, place in enumerate(places) for cell in groups[place].cells}
@@ -302,8 +296,9 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
         of_row = [summaries.get((key, c)) for c in range(len(tasks))]
         clear = [_values(cell, runs) for cell, task in zip(of_row, tasks, strict=True) if names[task.task] == 1]
         mine = [runs[place] for cell in of_row if cell is not None for place in cell.places]
-        shown = [cells.get((key, c)) for c in range(len(tasks))]
-        rows.append(_row(key, label(key, order), shown, _overall(clear), mine))
+        rows.append(
+            _row(key, label(key, order), [cells.get((key, c)) for c in range(len(tasks))], _overall(clear), mine)
+        )
     return Board(
         conditions=conditions,
         ambiguous_tasks=tuple(sorted(task for task, count in names.items() if count > 1)),
@@ -328,7 +323,6 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
 def _board_cells(
     summaries: dict[Place, CellSummary], ranks: bool, runs: Sequence[RunSummary]
 ) -> dict[Place, BoardCell]:
-    """Return the cells with ranks by task, marks by agent, and p values adjusted over the whole leaderboard."""
     places = sorted(summaries)
     holm = statistics.holm_by({place: summaries[place].p_value for place in places})
     why = {place: _why_unranked(summaries[place], ranks) for place in places}
@@ -408,15 +402,12 @@ def _marks(cells: dict[Place, CellSummary]) -> dict[Place, tuple[Literal["best",
 
 
 def _row(
-    key: CellKey,
-    name: str,
-    cells: Sequence[BoardCell | None],
-    overall: Overall | None,
-    runs: Sequence[RunSummary],
+    key: CellKey, name: str, cells: Sequence[BoardCell | None], overall: Overall | None, runs: Sequence[RunSummary]
 ) -> BoardRow:
     agent, driver, mode, agent_hash = key
     counted = [run for run in runs if run.counted]
-    kept = [run.story.mode_kept for run in counted]
+    stories = [run.story for run in counted]
+    kept = [story.mode_kept for story in stories]
     return BoardRow(
         label=name,
         agent=agent,
@@ -428,24 +419,22 @@ def _row(
         runs=len(runs),
         counted=len(counted),
         excluded=_counted([run.excluded for run in runs if run.excluded]),
-        planned=_counted([str(run.story.route.planned) for run in counted]),
-        executed=_counted([str(run.story.route.executed) for run in counted]),
-        turned=sum(_turned(run) for run in counted),
+        planned=_counted([str(story.route.planned) for story in stories]),
+        executed=_counted([str(story.route.executed) for story in stories]),
+        turned=sum(_turned(story.route) for story in stories),
         modes_kept=kept.count(True),
         modes_broken=kept.count(False),
-        failures=_counted([str(run.story.failure.kind) for run in counted if run.story.failure is not None]),
+        failures=_counted([str(story.failure.kind) for story in stories if story.failure is not None]),
         costs=Costs(
             tokens=_spent(counted, [used(run, "tokens") for run in counted]),
-            cost_usd=_spent(counted, [run.story.resources.cost_usd for run in counted]),
-            gpu_hours=_spent(counted, [run.story.resources.gpu_hours for run in counted]),
+            cost_usd=_spent(counted, [story.resources.cost_usd for story in stories]),
+            gpu_hours=_spent(counted, [story.resources.gpu_hours for story in stories]),
         ),
     )
 
 
-def _turned(run: RunSummary) -> bool:
-    """Return whether a run executed another route than it planned."""
-    planned, executed = run.story.route.planned, run.story.route.executed
-    return planned != executed and states.Route.UNKNOWN not in (planned, executed)
+def _turned(route: RouteTold) -> bool:
+    return route.planned != route.executed and states.Route.UNKNOWN not in (route.planned, route.executed)
 
 
 def _counted(words: Sequence[str]) -> dict[str, int]:
@@ -497,10 +486,9 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
             continue
         names = Counter(groups[place].comparable.task for place in places)
         cells: dict[CellKey, dict[str, list[float]]] = defaultdict(dict)
-        for group in (groups[place] for place in places):
-            if names[group.comparable.task] == 1:
-                for cell in group.cells:
-                    cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
+        for group in (groups[place] for place in places if names[groups[place].comparable.task] == 1):
+            for cell in group.cells:
+                cells[cell_key(cell)][group.comparable.task] = _values(cell, runs)
         several = tuple(sorted(task for task, count in names.items() if count > 1))
         if comparisons := _compared(cells):
             found.append(AcrossTasks(conditions=conditions, ambiguous_tasks=several, comparisons=comparisons))
@@ -508,7 +496,6 @@ def across_tasks(groups: Sequence[Group], runs: Sequence[RunSummary]) -> tuple[A
 
 
 def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskComparison, ...]:
-    """Compare each pair; p values are adjusted over the pairs."""
     keys = sorted(cells)
     met = {
         (a, b): found

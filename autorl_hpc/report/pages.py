@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -135,7 +135,6 @@ def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
 
 
 def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
-    """Return a group with its runs, their places in the report, and the common scale of its strips."""
     cells, runs = [], []
     shown: list[float | None] = []
     for cell in group.cells:
@@ -262,7 +261,7 @@ def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as a page. `shown`: its content, if already computed."""
     from markupsafe import Markup
 
-    plots = [(name, Markup(drawing)) for name, drawing in run_chart.trajectories(run, axes_of(run))]
+    plots = [(axis.name, Markup(run_chart.trajectory(run, axis))) for axis in axes_of(run)]
     return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
 
 
@@ -290,12 +289,11 @@ def _score(score: ScoreSummary | Point | None) -> str:
     return fmt.UNKNOWN if score is None else f"{fmt.points(score.score)} {fmt.between(score.low, score.high)}".strip()
 
 
-def _gain(gain: Gain | None) -> str:
-    return (
-        fmt.UNKNOWN
-        if gain is None
-        else f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip()
-    )
+def gain_in_words(gain: Gain | None) -> str:
+    """Return a gain with its interval: `+3.2 [+1.1, +5.3]`."""
+    if gain is None:
+        return fmt.UNKNOWN
+    return f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip()
 
 
 def _over(over: OverRuns) -> str:
@@ -325,23 +323,15 @@ def _environment(kind: str) -> Environment:
     for name, number in NUMBERS.items():
         environment.filters[name] = number if html else _plain(number)
     environment.filters["cell"] = lambda text: Markup(text) if PLAIN_CELL.fullmatch(text) else text
-    between = (fmt.between, fmt.signed_between)
+    plain = (fmt.between, fmt.signed_between, fmt.share_between, fmt.amount, limits_told)
+    words = (outcome, how_measured, counts, beside, fmt.gpus, fmt.over_between)
     environment.globals.update(
-        between=between[0] if html else _plain(between[0]),
-        signed_between=between[1] if html else _plain(between[1]),
+        **{function.__name__: _plain(function) for function in plain},
+        **{function.__name__: function for function in words},
         score=_plain(_score),
-        gain=_plain(_gain),
+        gain=_plain(gain_in_words),
         over=_plain(_over),
-        outcome=outcome,
-        how_measured=how_measured,
         unseen=UNSEEN,
-        counts=counts,
-        beside=beside,
-        share_between=_plain(fmt.share_between),
-        amount=_plain(fmt.amount),
-        limits_told=_plain(limits_told),
-        gpus=fmt.gpus,
-        over_between=fmt.over_between,
         trajectory=lambda run: Markup(run_chart.trajectory(run)),
         strip=lambda *args: Markup(run_chart.strip(*args)),
     )
@@ -349,7 +339,7 @@ def _environment(kind: str) -> Environment:
 
 
 def _plain(number: Any) -> Any:
-    """Wrap a number format for Markdown: nothing is escaped but `<`, which would start a tag."""
+    """Wrap a number format: nothing is escaped but `<`, which would start a tag."""
     from markupsafe import Markup
 
     return lambda *args: Markup(number(*args).replace("<", "&lt;"))
@@ -367,23 +357,13 @@ def run_summary(run: RunSummary) -> bytes:
     return run.model_dump_json(indent=2).encode() + b"\n"
 
 
-def merged_summary(merged: MergedReport) -> Iterator[bytes]:
-    """Yield summary.json run by run, because over thousands of runs it takes hundreds of megabytes."""
-    shell = merged.model_copy(update={"runs": ()}).model_dump_json(indent=1).encode()
-    before, mark, after = shell.partition(b'\n "runs": []')
-    yield before + (b'\n "runs": [' if merged.runs else mark)
-    for place, run in enumerate(merged.runs):
-        told = run.short().model_dump_json(indent=1).encode().replace(b"\n", b"\n  ")  # no text has a bare end of line
-        yield (b",\n  " if place else b"\n  ") + told
-    yield (b"\n ]" if merged.runs else b"") + after + b"\n"
+def merged_summary(merged: MergedReport) -> bytes:
+    """Return the bytes of the merged summary.json, every run in short."""
+    return merged.short().model_dump_json(indent=1).encode() + b"\n"
 
 
 def write_versus(versus: Versus, out: Path) -> None:
-    """Write a comparison beside the index.
-
-    Raises:
-        AutorlError: the folder can't be written.
-    """
+    """Write a comparison beside the index. Raises AutorlError: the folder can't be written."""
     try:
         files = {
             COMPARE_NAME: versus.model_dump_json(indent=2).encode() + b"\n",
@@ -398,8 +378,7 @@ def write_versus(versus: Versus, out: Path) -> None:
 def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
     """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
 
-    Raises:
-        AutorlError: neither can be written.
+    Raises AutorlError: neither can be written.
     """
     shown = run_page.shown(run)
     files = {
@@ -408,14 +387,13 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
-        if run.imported is not None:
-            return _put_files(elsewhere_of(out, run.genesis, home), files)
-        try:
-            return _put_files(home.report, files)
-        except OSError as error:
-            if error.errno not in NOT_OURS:
-                raise
-            return _put_files(elsewhere_of(out, run.genesis, home), files)
+        if run.imported is None:
+            try:
+                return _put_files(home.report, files)
+            except OSError as error:
+                if error.errno not in NOT_OURS:
+                    raise
+        return _put_files(elsewhere_of(out, run.genesis, home), files)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
 
@@ -440,7 +418,6 @@ def write_merged(
     pages = (os.fsencode(os.path.relpath(folder / RUN_PAGE, out)) for folder in folders)  # names may be invalid UTF-8
     links = {place: quote(page) for place, page in enumerate(pages)}
     try:
-        merged = merged.short()
         page = index_html(merged, links, figures)
         if reload_s is not None:
             page = page.replace("<head>", f'<head>\n<meta http-equiv="refresh" content="{reload_s:d}">', 1)
@@ -449,17 +426,15 @@ def write_merged(
             "leaderboard.csv": tables.leaderboard_csv(merged).encode(),
             "summary.md": index_md(merged).encode(),
             INDEX: page.encode(),
+            SUMMARY_NAME: merged_summary(merged),
         }
         _put_files(out, files)
-        if not reading.says(out / SUMMARY_NAME, merged_summary(merged)):
-            atomic.write_parts(out / SUMMARY_NAME, lambda: merged_summary(merged), durable=False)
     except OSError as error:
         raise from_os_error(error, "writing the report", error.filename or out) from error
     return out / INDEX
 
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
-    """Write files whose content changed; others keep their modification time."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         if not reading.says(folder / name, (data,)):

@@ -11,20 +11,18 @@ import json
 import multiprocessing
 import os
 import signal
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.processes import die_with_parent
 from autorl_hpc.records import canonical_json
 from autorl_hpc.report.cache import (
     Digest,
@@ -50,7 +48,7 @@ from autorl_hpc.report.pages import (
     write_run,
     write_versus,
 )
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
@@ -62,19 +60,16 @@ Summaries = Callable[[Sequence[ChosenRun]], Iterator[RunSummary | Exception]]
 def build(paths: Sequence[Path]) -> MergedReport:
     """Read every run below `paths` whole and merge them. A run that can't be read is left out, and the report says so.
 
-    Raises:
-        AutorlError: there is nothing to report on.
+    Raises AutorlError: there is nothing to report on.
     """
-    library = Library()
 
-    def read_all(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
-        for run, ledger in runs:
-            try:
-                yield digest(run, library, ledger)
-            except Exception as error:
-                yield error
+    def read(chosen: ChosenRun) -> RunSummary | Exception:
+        try:
+            return digest(chosen.run, chosen.chain)
+        except Exception as error:
+            return error
 
-    return merge(find_runs(paths), read_all)
+    return merge(find_runs(paths), lambda runs: map(read, runs))
 
 
 def merge(found: FoundRuns, summaries: Summaries) -> MergedReport:
@@ -116,8 +111,7 @@ def show(done: Refreshed, sides: tuple[str, str] | None = None) -> None:
 def keep_heads(experiment: ExperimentDir) -> list[str]:
     """Write the heads of all chains to heads.json and, in a Slurm job, to the job's comment; return lines for the log.
 
-    Raises:
-        OSError: heads.json can't be written.
+    Raises OSError: heads.json can't be written.
     """
     from autorl_hpc.cluster import slurm
     from autorl_hpc.files.ledger import heads_of, in_words, run_head, write_heads
@@ -196,40 +190,64 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
         _make_given(out)
     out = (out or found.out).absolute()
     digests = Digests(out)
-    kept: dict[Path, Digest] = {}
+    made: dict[Path, Digest] = {}
     if not options.fresh:
-        kept = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
-        keys = {path: one.key or "" for path, one in kept.items()}
-        before = _unchanged(out, _key(found, keys, options))
-        if before is not None:
+        made = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
+        if (before := _unchanged(out, _key(found, made, options))) is not None:
             return before
+    kept, said = set(made), list(found.said)
 
-    left_out = list(found.said)
-    reader = _Reader(out, digests, kept)
-    with _rare_collections():
-        merged = merge(found, reader.summaries)
-        homes = map(Path, merged.run_folders)
-        folders = [
-            reader.made[home].folder if home in reader.made else write_run(run, RunDir(home), out)  # imported
-            for run, home in zip(merged.runs, homes, strict=True)
-        ]
-        merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
-        versus = compare(merged, *options.compare) if options.compare is not None else None
-        figures = write_figures(merged, out) if options.figures else None
-        write_merged(merged, folders, out, options.reload_s, figures)
-        if versus is not None:
-            write_versus(versus, out)
+    def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
+        changed = [run for run in runs if run.run.path not in kept]
+        answers = in_processes(lambda number: _read(changed[number], digests), len(changed))
+        for run in runs:
+            one = made[run.run.path] if run.run.path in kept else next(answers)
+            if isinstance(one, Exception):
+                yield one
+            else:
+                made[run.run.path] = one._replace(data=b"")  # only one summary is held as bytes
+                yield one.summary()
+
+    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+    merged = merge(found, summaries)
+    homes = map(Path, merged.run_folders)
+    folders = [
+        made[home].folder if home in made else write_run(run, RunDir(home), out)  # imported
+        for run, home in zip(merged.runs, homes, strict=True)
+    ]
+    merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
+    versus = compare(merged, *options.compare) if options.compare is not None else None
+    figures = write_figures(merged, out) if options.figures else None
+    write_merged(merged, folders, out, options.reload_s, figures)
+    if versus is not None:
+        write_versus(versus, out)
     live = sum(run.state not in OVER for run in merged.runs)
-    done = Refreshed(out / INDEX, merged, reader.read, live, len(merged.left_out), merged.run_folders)
-    keys = {path: one.key for path, one in reader.made.items() if one.key is not None}
-    if len(keys) == len(reader.made):  # else a run could not be kept, and the next report reads it again
-        found.said = left_out
+    done = Refreshed(out / INDEX, merged, len(made) - len(kept), live, len(merged.left_out), merged.run_folders)
+    found.said = said  # without what was unreadable: the key is that of the inputs
+    if (key := _key(found, made, options)) is not None:
         paths_hex = [os.fsencode(folder).hex() for folder in done.folders]
         state = {"live": live, "left_out": done.left_out, "folders": paths_hex, "outputs": _output_stamps(out)}
         with suppress(OSError):
-            state["key"] = _key(found, keys, options)
-            atomic.write_bytes(out / STATE_NAME, canonical_json(state), durable=False)
+            atomic.write_bytes(out / STATE_NAME, canonical_json({**state, "key": key}), durable=False)
     return done
+
+
+def _read(chosen: ChosenRun, digests: Digests) -> Digest | Exception:
+    """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
+    run, key = chosen.run, None
+    with suppress(OSError, ValueError):
+        key = digests.key(run)
+    try:
+        whole = digest(run, chosen.chain)
+    except Exception as error:
+        return error
+    folder = write_run(whole, run, digests.out)
+    damaged = whole.damage is not None
+    if key is not None and damaged:
+        key = with_entries(key, run)
+    new = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
+    new.keep()
+    return new
 
 
 def bring_up_to_date(paths: list[Path]) -> Refreshed:
@@ -238,7 +256,6 @@ def bring_up_to_date(paths: list[Path]) -> Refreshed:
 
 
 def _make_given(out: Path) -> None:
-    """Make the report's folder that the user named, before anything is read."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         if os.access(out, os.W_OK | os.X_OK):
@@ -252,15 +269,18 @@ def _make_given(out: Path) -> None:
     raise AutorlError(f"the report can't be written there: {why}", where=out, next_step=next_step)
 
 
-def _key(found: FoundRuns, keys: dict[Path, str], options: Options) -> str:
-    """Return the key of a report's inputs, runs that are left out among them."""
-    runs = [[os.fsencode(run.path).hex(), keys.get(run.path) or left_out_key(run)] for run in found.runs]
+def _key(found: FoundRuns, made: Mapping[Path, Digest], options: Options) -> str | None:
+    """Return the key of a report's inputs, runs that are left out among them; None if a run could not be kept."""
+    if any(one.key is None for one in made.values()):
+        return None
+    keys = [made[run.path].key if run.path in made else left_out_key(run) for run in found.runs]
+    runs = [[os.fsencode(run.path).hex(), key] for run, key in zip(found.runs, keys, strict=True)]
     left_out = [one.model_dump(mode="json") for one in found.left_out]
     imports = [imports_key(place) for place in found.imports]
     return hashed([code_stamp(), vars(replace(options, fresh=False)), runs, imports, left_out])
 
 
-def _unchanged(out: Path, key: str) -> Refreshed | None:
+def _unchanged(out: Path, key: str | None) -> Refreshed | None:
     """Return the report in `out` if writing it now would give the same files, else None."""
     try:
         state = json.loads(own_bytes(out / STATE_NAME))
@@ -277,85 +297,10 @@ def _output_stamps(out: Path) -> list[list[int] | None]:
     return [stamp(path) for path in (*(out / name for name in OUTPUTS), *beside)]
 
 
-# --- reading the runs that changed, on all cores; only one run is held in full at a time, of the others a short summary
+# --- worker processes: forked; what is left when one is killed, the first process does
 
 OBJECTS_BEFORE_COLLECTION = 200_000
 """Records have no cycles; with the default threshold (700) the collector takes a third of the time."""
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    before = gc.get_threshold()
-    gc.set_threshold(OBJECTS_BEFORE_COLLECTION, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-class _Reader:
-    """Get runs' summaries from their digests, else by reading them and writing their pages.
-
-    Attributes:
-        made: digest of each run that could be read.
-        read: number of runs that were read.
-    """
-
-    def __init__(self, out: Path, digests: Digests, kept: dict[Path, Digest]) -> None:
-        self.out, self.digests, self.kept = out, digests, kept
-        self.library = Library()
-        self.made: dict[Path, Digest] = {}
-        self.read = 0
-
-    def summaries(self, runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
-        """Yield the short summary of each run, or the exception that reading it raised.
-
-        Raises:
-            AutorlError: the pages can't be written.
-        """
-        changed = [run for run in runs if run.run.path not in self.kept]
-        first = [self._read(run) for run in changed[:1]]  # before the fork: workers inherit its imports and templates
-        others = max(0, len(changed) - 1)
-        with shared_out(lambda n: self._read(changed[n + 1]), others, workers_for(others)) as answers:
-            ready = chain(first, answers)
-            for run in runs:
-                kept = self.kept.pop(run.run.path, None)
-                with suppress(ValueError):
-                    if kept is not None:
-                        yield self._noted(run, kept, kept.summary())
-                        continue
-                made = next(ready) if kept is None else None
-                made = made or self._read(run)
-                if isinstance(made, Exception):
-                    yield made
-                else:
-                    self.read += 1
-                    yield self._noted(run, made, made.summary())
-
-    def _noted(self, run: ChosenRun, made: Digest, summary: RunSummary) -> RunSummary:
-        self.made[run.run.path] = made._replace(data=b"")
-        return summary
-
-    def _read(self, chosen: ChosenRun) -> Digest | Exception:
-        """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
-        run, ledger = chosen
-        key = None
-        with suppress(OSError, ValueError):
-            key = self.digests.key(run)
-        try:
-            whole = digest(run, self.library, ledger)
-        except Exception as error:
-            return error
-        folder = write_run(whole, run, self.out)
-        damaged = whole.damage is not None
-        if key is not None and damaged:
-            key = with_entries(key, run)
-        made = Digest(folder, key, whole.short().model_dump_json().encode(), damaged)
-        made.keep()
-        return made
-
-
-# --- worker processes: forked; what a worker fails at, or loses when it is killed, the first process does again
 
 MAX_WORKERS = 4  # A report is most often made on a login node, which is shared
 LEAST_PIECES = 8  # with fewer pieces the work is done before a second process has started
@@ -364,53 +309,40 @@ Work = Callable[[int], Any]
 _held: list[Work] = []  # in a worker process: the work function
 
 
-def workers_for(pieces: int) -> int:
-    """Return the number of worker processes: one per usable core up to `MAX_WORKERS`; 0 with one core or few pieces."""
-    cores = len(os.sched_getaffinity(0))
-    return min(cores, MAX_WORKERS) if cores > 1 and pieces >= LEAST_PIECES else 0
-
-
-@contextmanager
-def shared_out(work: Work, pieces: int, workers: int) -> Iterator[Iterator[Any]]:
-    """Yield the answers of `work(0)`, ..., `work(pieces - 1)` in this order. None means: no answer, the caller must do it.
+def in_processes(work: Work, pieces: int, workers: int | None = None) -> Iterator[Any]:
+    """Yield `work(0)`, ..., `work(pieces - 1)` in this order, computed on up to `MAX_WORKERS` cores.
 
     Args:
         work: runs in a forked copy of this process, so its changes to memory are lost.
+        workers: number of processes; default: by the cores; 0: none besides this one.
     """
-    if workers < 1:
-        yield iter([None] * pieces)
-        return
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (work,))
-    asked: deque[Future[Any]] = deque()
-    with suppress(BrokenExecutor):
-        asked.extend(pool.submit(_answer, number) for number in range(pieces))
-    try:
-        yield (_result(asked) for _ in range(pieces))
-    finally:
-        pool.shutdown(cancel_futures=True)
+    done = min(1, pieces)
+    yield from map(work, range(done))  # before the fork: workers inherit its imports and templates
+    if workers is None:
+        cores = len(os.sched_getaffinity(0))
+        workers = min(cores, MAX_WORKERS) if cores > 1 and pieces > LEAST_PIECES else 0
+    if workers:
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _begin, (work,))
+        try:
+            for answer in pool.map(_answer, range(done, pieces)):
+                done += 1
+                yield answer
+        except BrokenExecutor:
+            pass
+        finally:
+            pool.shutdown(cancel_futures=True)
+    yield from map(work, range(done, pieces))
 
 
 def _begin(work: Work) -> None:
     """Set up a worker: it ends with its parent, and ignores ctrl-C, which the parent handles."""
     _held.append(work)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
-
-
-def _end_with(parent: Any) -> None:
-    parent.join()
-    os._exit(1)
+    die_with_parent(signal.SIGKILL)
 
 
 def _answer(number: int) -> Any:
-    found = _held[0](number)
-    return None if isinstance(found, Exception) else found  # exceptions may not survive the way between processes
-
-
-def _result(asked: deque[Future[Any]]) -> Any:
-    with suppress(Exception):
-        return asked.popleft().result()
-    return None
+    return _held[0](number)
 
 
 # --- report --watch

@@ -8,41 +8,30 @@ from collections.abc import Sequence
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.axes import ScaledAxis, by_time
 from autorl_hpc.report.format import html
-from autorl_hpc.report.summary import Point, RunSummary, ScoreSummary
+from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import SubmissionState
 
 WIDTH, HEIGHT = 360, 200
 LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
 RING = 6.5
 """Radius of the ring around the selected submission; axis labels keep clear of it."""
-LABELS_END = LEFT - RING - 2
-PLOT_RIGHT = WIDTH - RIGHT
-PLOT_BOTTOM = HEIGHT - BOTTOM
-BASE_X, SELECTED_X = WIDTH - RIGHT + 18, WIDTH - RIGHT + 40
-
+PLOT_RIGHT, PLOT_BOTTOM = WIDTH - RIGHT, HEIGHT - BOTTOM
 STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
 def trajectory(run: RunSummary, axis: ScaledAxis | None = None) -> str:
     """Draw feedback scores against an axis (default: budget used), base model dashed, report scores at the right; an `<svg>`."""
-    return trajectories(run, [axis or by_time(run)])[0][1]
-
-
-def trajectories(run: RunSummary, axes: Sequence[ScaledAxis]) -> list[tuple[str, str]]:
-    """Return the name and drawing of each axis. Heights are shared and computed once."""
-    heights = _Heights(run)
-    grid, report, base = _grid(heights), _report_marks(heights, run), _baseline(heights, run)
-    marks = [_Mark(heights, point, point.submission_id == run.selected) for point in run.trajectory]
-    return [(axis.name, _drawing(run, axis, grid, base, marks, report)) for axis in axes]
-
-
-def _drawing(run: RunSummary, axis: ScaledAxis, grid: str, base: str, marks: Sequence[_Mark], report: str) -> str:
-    places = axis.places
-    placed = [(mark, _x(axis, place)) for mark in marks if (place := places.get(mark.number)) is not None]
-    parts = [grid, *_across(axis), base, _best_so_far(placed, _x(axis, axis.now))]
-    parts += [mark.at(x) for mark, x in placed]
-    parts.append(report)
-    if not any(mark.score is not None for mark in marks):
+    axis, heights = axis or by_time(run), _Heights(run)
+    placed = [
+        (point, _x(axis, x)) for point in run.trajectory if (x := axis.places.get(point.submission_id)) is not None
+    ]
+    parts = [*_grid(heights), *_across(axis)]
+    if run.baseline_feedback is not None and run.baseline_feedback.score is not None:
+        parts.append(_line("base", LEFT, y := heights.y(run.baseline_feedback.score), PLOT_RIGHT, y))
+    parts.append(_best_so_far(placed, heights, _x(axis, axis.now)))
+    parts += [_mark(point, x, heights, point.submission_id == run.selected) for point, x in placed]
+    parts += _report_marks(heights, run)
+    if not any(point.score is not None for point in run.trajectory):
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
     title = html(f"Score against {axis.name} of {run.run_id}")
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
@@ -53,22 +42,20 @@ def strip(
 ) -> str:
     """Draw one row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
     left, right = span
-    width = (right - left) or 1.0
+    width, middle = (right - left) or 1.0, STRIP_HEIGHT / 2
 
     def x(value: float) -> float:
         return 4 + (STRIP_WIDTH - 8) * (min(max(value, left), right) - left) / width
 
-    middle = STRIP_HEIGHT / 2
-    parts = [f'<line class="zero" x1="{x(0):.1f}" y1="1" x2="{x(0):.1f}" y2="{STRIP_HEIGHT - 1}"/>']
-    parts += [
-        f'<line class="run" x1="{x(v):.1f}" y1="{middle - 6}" x2="{x(v):.1f}" y2="{middle + 6}"/>' for v in values
-    ]
+    parts = [_line("zero", x(0), 1, x(0), STRIP_HEIGHT - 1)]
+    parts += [_line("run", x(value), middle - 6, x(value), middle + 6) for value in values]
     if low is not None and high is not None:
-        parts.append(f'<line class="whisker" x1="{x(low):.1f}" y1="{middle}" x2="{x(high):.1f}" y2="{middle}"/>')
+        parts.append(_line("whisker", x(low), middle, x(high), middle))
     if mean is not None:
         parts.append(f'<circle class="dot" cx="{x(mean):.1f}" cy="{middle}" r="4"/>')
-    label = f"{fmt.signed(mean)} {fmt.signed_between(low, high)}".strip()
-    return f'<svg class="strip" viewBox="0 0 {STRIP_WIDTH} {STRIP_HEIGHT}" role="img" aria-label="{html(label)}">{"".join(parts)}</svg>'
+    label = html(f"{fmt.signed(mean)} {fmt.signed_between(low, high)}".strip())
+    size = f"0 0 {STRIP_WIDTH} {STRIP_HEIGHT}"
+    return f'<svg class="strip" viewBox="{size}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
@@ -84,16 +71,14 @@ def _x(axis: ScaledAxis, place: float) -> float:
 
 
 class _Heights:
-    """Convert points to heights, on one scale for everything drawn of a run."""
-
     def __init__(self, run: RunSummary) -> None:
-        shown: list[float] = []
-        for score in (run.baseline_feedback, run.report, run.baseline_report):
-            shown += _ends(score)
-        for point in run.trajectory:
-            shown += [v for v in (point.score, point.low, point.high) if v is not None]
-        low, high = (min(shown), max(shown)) if shown else (0.0, 100.0)
-        self.step = _nice_step(max(high - low, 1.0))
+        scores = [run.baseline_feedback, run.report, run.baseline_report, *run.trajectory]
+        every = [value for one in scores if one is not None for value in (one.score, one.low, one.high)]
+        shown = [value for value in every if value is not None] or [0.0, 100.0]
+        low, high = min(shown), max(shown)
+        raw = max(high - low, 1.0) / 4
+        power = 10.0 ** math.floor(math.log10(raw))
+        self.step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)  # three to five ticks
         self.low = max(0.0, math.floor(low / self.step) * self.step)
         self.high = min(100.0, math.ceil(high / self.step) * self.step)
         if self.high <= self.low:
@@ -103,122 +88,72 @@ class _Heights:
         return PLOT_BOTTOM - (PLOT_BOTTOM - TOP) * (score - self.low) / (self.high - self.low)
 
 
-def _ends(score: ScoreSummary | None) -> list[float]:
-    return [v for v in (score.score, score.low, score.high) if v is not None] if score is not None else []
-
-
-def _nice_step(span: float) -> float:
-    """Return 1, 2 or 5 times a power of ten that gives three to five ticks."""
-    raw = span / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    return next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
-
-
-def _grid(heights: _Heights) -> str:
-    parts = []
-    value = heights.low
-    decimals = 0 if heights.step >= 1 else 1
-    while value <= heights.high + heights.step / 1e6:
+def _grid(heights: _Heights) -> list[str]:
+    parts, decimals = [], 0 if heights.step >= 1 else 1
+    for tick in range(math.floor((heights.high - heights.low) / heights.step + 1e-6) + 1):
+        value = heights.low + tick * heights.step
         y = heights.y(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - 4}" y2="{y:.1f}"/>')
-        parts.append(_text(LABELS_END, y + 3.5, f"{value:.{decimals}f}", "end"))
-        value += heights.step
-    return "".join(parts)
-
-
-def _across(axis: ScaledAxis) -> list[str]:
-    """Draw the axis, with a line at the budget if it has one."""
-    parts = []
-    budget_x = PLOT_RIGHT if axis.mark is None else _x(axis, axis.mark)
-    if budget_x < PLOT_RIGHT - 1:  # time that was given back extends the axis beyond the budget
-        parts.append(f'<line class="grid" x1="{budget_x:.1f}" y1="{TOP}" x2="{budget_x:.1f}" y2="{PLOT_BOTTOM}"/>')
-    parts.append(f'<line class="edge" x1="{PLOT_RIGHT}" y1="{TOP}" x2="{PLOT_RIGHT}" y2="{PLOT_BOTTOM}"/>')
-    parts.append(_text(LEFT, HEIGHT - 9, "0", "middle"))
-    end, written = axis.end, axis.written
-    if written(end / 2) not in ("", "0", written(end)):
-        parts.append(_text(_x(axis, end / 2), HEIGHT - 9, written(end / 2), "middle"))
-    parts.append(_text(PLOT_RIGHT, HEIGHT - 9, written(end), "end"))
-    parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))
+        parts.append(_line("grid", LEFT, y, WIDTH - 4, y))
+        parts.append(_text(LEFT - RING - 2, y + 3.5, f"{value:.{decimals}f}", "end"))
     return parts
 
 
-def _baseline(heights: _Heights, run: RunSummary) -> str:
-    base = run.baseline_feedback
-    if base is None or base.score is None:
-        return ""
-    y = heights.y(base.score)
-    return f'<line class="base" x1="{LEFT}" y1="{y:.1f}" x2="{PLOT_RIGHT}" y2="{y:.1f}"/>'
+def _across(axis: ScaledAxis) -> list[str]:
+    parts, bottom, end = [], HEIGHT - 9, axis.end
+    if axis.mark is not None and _x(axis, axis.mark) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
+        parts.append(_line("grid", _x(axis, axis.mark), TOP, _x(axis, axis.mark), PLOT_BOTTOM))
+    parts.append(_line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM))
+    parts.append(_text(LEFT, bottom, "0", "middle"))
+    if axis.written(end / 2) not in ("", "0", axis.written(end)):
+        parts.append(_text(_x(axis, end / 2), bottom, axis.written(end / 2), "middle"))
+    parts.append(_text(PLOT_RIGHT, bottom, axis.written(end), "end"))
+    return [*parts, _text((PLOT_RIGHT + WIDTH) / 2, bottom, "report", "middle")]
 
 
-def _best_so_far(placed: Sequence[tuple[_Mark, float]], now: float) -> str:
-    """Draw a step line of the highest feedback score so far, up to the run's present or end."""
+def _best_so_far(placed: Sequence[tuple[Point, float]], heights: _Heights, now: float) -> str:
     path, best = "", -math.inf
-    for mark, x in sorted(placed, key=lambda one: one[0].elapsed_s):
-        if mark.score is None or mark.score <= best:
-            continue
-        best = mark.score
-        path += f"H{x:.1f}V{mark.y}" if path else f"M{x:.1f} {mark.y}"
+    for point, x in sorted(placed, key=lambda one: one[0].elapsed_s):
+        if point.score is not None and point.score > best:
+            best, y = point.score, heights.y(point.score)
+            path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
     return f'<path class="best" d="{path}H{now:.1f}"/>' if path else ""
 
 
-class _Mark:
-    """The drawing of one submission; only its horizontal position is filled in later."""
-
-    def __init__(self, heights: _Heights, point: Point, selected: bool) -> None:
-        self.number, self.score, self.elapsed_s = point.submission_id, point.score, point.elapsed_s
-        self.waiting = point.status is SubmissionState.ACCEPTED
-        self.title = f"<title>{html(_told(point))}</title>"
-        self.selected = selected
-        self.y = "" if point.score is None else f"{heights.y(point.score):.1f}"
-        self.ends: tuple[str, str] | None = None
-        if point.low is not None and point.high is not None:
-            self.ends = f"{heights.y(point.low):.1f}", f"{heights.y(point.high):.1f}"
-
-    def at(self, across: float) -> str:
-        """Return the drawing centred at this horizontal position."""
-        x = f"{across:.1f}"
-        if self.score is None:
-            return self._without_score(across, x)
-        drawn = f'<circle class="dot" cx="{x}" cy="{self.y}" r="3.2">{self.title}</circle>'
-        if self.selected:
-            drawn = f'<circle class="ring" cx="{x}" cy="{self.y}" r="{RING}"/>{drawn}'
-        if self.ends is not None:
-            low, high = self.ends
-            drawn = f'<line class="whisker thin" x1="{x}" y1="{low}" x2="{x}" y2="{high}"/>{drawn}'
-        return drawn
-
-    def _without_score(self, across: float, x: str) -> str:
-        bottom = PLOT_BOTTOM - 5
-        if self.waiting:
-            return f'<circle class="waiting" cx="{x}" cy="{bottom}" r="3">{self.title}</circle>'
-        return f'<path class="refused" d="M{across - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6">{self.title}</path>'
+def _mark(point: Point, x: float, heights: _Heights, selected: bool) -> str:
+    score = str(point.status)
+    if point.score is not None:
+        score = f"{fmt.points(point.score)} {fmt.between(point.low, point.high)}"
+    told = html(f"submission {point.submission_id} at {fmt.duration(point.elapsed_s)}: {score}")
+    title, bottom = f"<title>{told}</title>", PLOT_BOTTOM - 5
+    if point.score is None and point.status is SubmissionState.ACCEPTED:
+        return f'<circle class="waiting" cx="{x:.1f}" cy="{bottom}" r="3">{title}</circle>'
+    if point.score is None:
+        return f'<path class="refused" d="M{x - 3:.1f} {bottom - 3}l6 6m0 -6l-6 6">{title}</path>'
+    at = f'cx="{x:.1f}" cy="{heights.y(point.score):.1f}"'
+    drawn = f'<circle class="dot" {at} r="3.2">{title}</circle>'
+    if selected:
+        drawn = f'<circle class="ring" {at} r="{RING}"/>{drawn}'
+    if point.low is not None and point.high is not None:
+        drawn = _line("whisker thin", x, heights.y(point.low), x, heights.y(point.high)) + drawn
+    return drawn
 
 
-def _told(point: Point) -> str:
-    score = (
-        f"{fmt.points(point.score)} {fmt.between(point.low, point.high)}"
-        if point.score is not None
-        else str(point.status)
-    )
-    return f"submission {point.submission_id} at {fmt.duration(point.elapsed_s)}: {score}"
-
-
-def _report_marks(heights: _Heights, run: RunSummary) -> str:
+def _report_marks(heights: _Heights, run: RunSummary) -> list[str]:
     parts = []
-    for x, score, name, kind in (
-        (BASE_X, run.baseline_report, "base", "hollow"),
-        (SELECTED_X, run.report, "selected", "filled"),
-    ):
-        if score is None or score.score is None or (kind == "filled" and run.selected is None):
+    selected = run.report if run.selected is not None else None
+    for right, one, name, kind in ((18, run.baseline_report, "base", "hollow"), (40, selected, "selected", "filled")):
+        if one is None or one.score is None:
             continue
-        y = heights.y(score.score)
-        if score.low is not None and score.high is not None:
-            parts.append(
-                f'<line class="whisker" x1="{x}" y1="{heights.y(score.low):.1f}" x2="{x}" y2="{heights.y(score.high):.1f}"/>'
-            )
-        told = f"report split, {name}: {fmt.points(score.score)} {fmt.between(score.low, score.high)}"
-        parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{html(told)}</title></path>')
-    return "".join(parts)
+        x, y = PLOT_RIGHT + right, heights.y(one.score)
+        if one.low is not None and one.high is not None:
+            parts.append(_line("whisker", x, heights.y(one.low), x, heights.y(one.high)))
+        told = html(f"report split, {name}: {fmt.points(one.score)} {fmt.between(one.low, one.high)}")
+        parts.append(f'<path class="{kind}" d="M{x} {y - 5:.1f}l5 5l-5 5l-5 -5z"><title>{told}</title></path>')
+    return parts
+
+
+def _line(kind: str, x1: float, y1: float, x2: float, y2: float) -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +48,7 @@ class ReadableLedger:
 
 
 def genesis_of(run: RunDir) -> str:
-    """Return the hash of run.json, with which the chain begins.
-
-    Raises:
-        AutorlError: run.json can't be read.
-    """
+    """Return the hash of run.json, with which the chain begins. Raises AutorlError: run.json can't be read."""
     try:
         return sha256_hex(reading.read_bytes(run.record))
     except (OSError, ValueError) as error:
@@ -63,34 +59,22 @@ def genesis_of(run: RunDir) -> str:
 def read_chain(run: RunDir) -> ReadableLedger:
     """Read a ledger, damaged or not.
 
-    Raises:
-        AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
+    Raises AutorlError: run.json can't be read; or a newer autorl-hpc wrote the ledger, which is not damage.
     """
-    ledger, genesis = Ledger(run), genesis_of(run)
-    damage = _damage(ledger)
-    if damage is None and not ledger.entries and (left := left_of_a_run(run)) is not None:
-        damage = _damage(ledger)  # the first entry may have been written between the two reads
-        damage = EMPTIED.format(left) if damage is None and not ledger.entries else damage
-    hashes = tuple(linked.sha256 for linked in ledger.entries)
-    damage = damage or _shorter_than_sealed(run, hashes)
-    return ReadableLedger(RunView.of(ledger.entries), damage, genesis, hashes, tuple(ledger.entries))
-
-
-def _damage(ledger: Ledger) -> str | None:
-    """Read a ledger as far as possible; return what is wrong with the next entry, or None.
-
-    Raises:
-        NewerVersion: a newer autorl-hpc wrote it.
-    """
+    ledger, genesis, damage = Ledger(run), genesis_of(run), None
     try:
-        ledger.read()
+        if not ledger.read() and (left := left_of_a_run(run)) is not None:
+            # the first entry may have been written between the two looks
+            damage = None if ledger.read() else EMPTIED.format(left)
     except NewerVersion:
         raise
     except AutorlError as error:
-        return error.what
+        damage = error.what
     except (OSError, ValueError) as error:
-        return f"the ledger can't be read: {error}"
-    return None
+        damage = f"the ledger can't be read: {error}"
+    hashes = tuple(linked.sha256 for linked in ledger.entries)
+    damage = damage or _shorter_than_sealed(run, hashes)
+    return ReadableLedger(RunView.of(ledger.entries), damage, genesis, hashes, tuple(ledger.entries))
 
 
 def left_of_a_run(run: RunDir) -> str | None:
@@ -125,15 +109,15 @@ def _shorter_than_sealed(run: RunDir, hashes: tuple[str, ...]) -> str | None:
 
 # --- base models' scores, used only if they fit their name and the run
 
-SUFFIX = ".json"
 
-
-@dataclass
 class Bases:
     """The baselines folder of an experiment, read once."""
 
-    folder: Path
-    _digests: dict[str, str] = field(default_factory=dict)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        keys = [name.removesuffix(".json") for name in reading.list_names(folder) if name.endswith(".json")]
+        read = {key: one for key in keys if (one := read_baseline(folder, key)) is not None and one.key == key}
+        self._known = {key: one for key, one in read.items() if one.evaluation.engine_hash == one.engine.digest()}
 
     def by_engine(self, science: Science, split: Split, engine_hash: str) -> Baseline | None:
         """Return the base model's score on a split, measured by one engine; None if there is none."""
@@ -146,22 +130,9 @@ class Bases:
         found = [b for engine in sorted(engines) if (b := self.by_engine(science, split, engine)) is not None]
         return found[0] if len(found) == 1 else None
 
-    def digest(self, baseline: Baseline) -> str:
-        """Return `Baseline.digest`, cached: each run of the experiment needs it."""
-        if baseline.key not in self._digests:
-            self._digests[baseline.key] = baseline.digest()
-        return self._digests[baseline.key]
-
     def items_path(self, baseline: Baseline) -> Path:
         """Return the path of its items file."""
         return self.folder / f"{baseline.key}.items.jsonl.gz"
-
-    @cached_property
-    def _known(self) -> dict[str, Baseline]:
-        keys = [n.removesuffix(SUFFIX) for n in reading.list_names(self.folder) if n.endswith(SUFFIX)]
-        read = [(key, read_baseline(self.folder, key)) for key in keys]
-        fits = [(key, one) for key, one in read if one is not None and one.key == key]
-        return {key: one for key, one in fits if one.evaluation.engine_hash == one.engine.digest()}
 
 
 def _fits(baseline: Baseline, science: Science, split: Split) -> bool:
@@ -201,42 +172,22 @@ class Items:
         return set(self.outcomes) <= {0.0, 1.0}
 
 
-class ItemsReader:
-    """Read items files, each once."""
+def read_items(path: Path, evaluation: Evaluation) -> Items:
+    """Return the items behind a score.
 
-    def __init__(self) -> None:
-        self._read: dict[tuple[str, str], Items | Unusable] = {}
-
-    def read(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items:
-        """Return the items behind a score.
-
-        Args:
-            keep: cache them; False for items that are needed once.
-
-        Raises:
-            Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
-        """
-        wanted = evaluation.items_sha256
-        if wanted is None:
-            raise Unusable("the score names no items file")
-        key = (str(path), wanted)
-        items = self._read.get(key)
-        if items is None:
-            try:
-                items = _parse(path, wanted)
-            except Unusable as error:
-                items = error
-            if keep:
-                self._read[key] = items
-        if isinstance(items, Unusable):
-            raise items
-        score = 100.0 * sum(items.outcomes) / len(items.outcomes)
-        recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
-        if evaluation.score is None or recorded is None or abs(score - recorded) > SCORE_TOLERANCE:
-            raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
-        return replace(items, lc_c=evaluation.metrics.get("lc_c"))
+    Raises Unusable: the file is absent, altered (its sha256 is not the recorded one), or doesn't add up to the score.
+    """
+    if evaluation.items_sha256 is None:
+        raise Unusable("the score names no items file")
+    items = _parse(path, evaluation.items_sha256)
+    score = 100.0 * sum(items.outcomes) / len(items.outcomes)
+    recorded = evaluation.metrics.get("mean_outcome", evaluation.score)
+    if evaluation.score is None or recorded is None or abs(score - recorded) > SCORE_TOLERANCE:
+        raise Unusable(f"{path.name} gives {score:.4f}, not the score of the record")
+    return replace(items, lc_c=evaluation.metrics.get("lc_c"))
 
 
+@lru_cache(maxsize=16)  # a base model's are needed for each submission
 def _parse(path: Path, wanted: str) -> Items:
     try:
         data = reading.read_bytes(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ from autorl_hpc.report.leaderboard import limits_of
 from autorl_hpc.report.run_folder import (
     Bases,
     Items,
-    ItemsReader,
     ReadableLedger,
     Unusable,
     looks,
     ranks,
     read_chain,
+    read_items,
     sandboxes,
     shown_look,
     worst_found,
@@ -57,58 +56,32 @@ from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, Submiss
 INFRASTRUCTURE = (Fault.CLUSTER, Fault.GRADER)
 
 
-class Library:
-    """Baselines and items files of all runs in a report, each read once."""
-
-    def __init__(self) -> None:
-        self.items = ItemsReader()
-        self._bases: dict[Path, Bases] = {}
-
-    def bases(self, experiment: ExperimentDir) -> Bases:
-        """Return the baselines of an experiment."""
-        return self._bases.setdefault(experiment.path, Bases(experiment.baselines))
-
-
-@dataclass
-class PairedFindings:
-    """The comparison of base model and selected checkpoint, with the troubles met."""
-
-    improvement: Gain | None = None
-    gap: Gap | None = None
-    excluded: Excluded | None = None
-    troubles: list[str] = field(default_factory=list)
-    commonest_output_share: float | None = None
-    secondary: str | None = None
-
-
-def digest(run: RunDir, library: Library, chain: ReadableLedger | None = None) -> RunSummary:
-    """Summarise one run; of a live or damaged run, what can be read.
-
-    Raises:
-        AutorlError: run.json can't be read.
-    """
-    return _Digest(run, read_run(run), chain or read_chain(run), library).summary()
+def digest(run: RunDir, chain: ReadableLedger | None = None) -> RunSummary:
+    """Summarise one run; of a live or damaged run, what can be read. Raises AutorlError: run.json can't be read."""
+    return _Digest(run, read_run(run), chain or read_chain(run)).summary()
 
 
 class _Digest:
-    """The steps of `digest`, which share the run's records."""
-
-    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger, library: Library) -> None:
+    def __init__(self, run: RunDir, record: RunRecord, chain: ReadableLedger) -> None:
         self.run, self.record, self.science, self.chain = run, record, record.science, chain
         self.view: RunView = chain.view
         self.closed, self.sealed = self.view.closed, self.view.sealed
-        self.items = library.items
-        self.bases = library.bases(ExperimentDir(run.path.parent))
+        self.bases = Bases(ExperimentDir(run.path.parent).baselines)
         self.is_paper = self.science.protocol is Protocol.PAPER
         self.feedback_split = Split.REPORT if self.is_paper else Split.FEEDBACK
-        self.found = PairedFindings()
+        self.improvement: Gain | None = None
+        self.gap: Gap | None = None
+        self.excluded: Excluded | None = None
+        self.troubles: list[str] = []
+        self.commonest_output_share: float | None = None
+        self.secondary: str | None = None
         selected = self.closed.selected if self.closed else None
         self.chosen = self.view.submissions.get(selected) if selected is not None else None
         """The submission that the run was closed with; None for the base model or if not closed."""
 
     def summary(self) -> RunSummary:
         """Return the whole summary."""
-        view, science, record, found = self.view, self.science, self.record, self.found
+        view, science, record = self.view, self.science, self.record
         closed, sealed = self.closed, self.sealed
         feedback_base = self._as_closed(self._base(self.feedback_split))
         report_base = self._as_closed(self._base(Split.REPORT))
@@ -121,12 +94,13 @@ class _Digest:
         fault, reason = self._fault()
         sandbox, network = view.sandbox or (UNTRIED, science.network)
         count = Counter(point.status for point in points)
+        measured = [report, *(base.evaluation if base else None for base in (report_base, feedback_base))]
         summary = RunSummary(
             **_fields(science, "task agent driver base_model base_model_content_hash seed protocol environment_hash"),
             **_fields(record, "experiment agent_hash recipe_hash code_hash task_hash"),
             **_fields(sealed, "starts reprompts ended_by exit_code"),
             **_fields(closed, "selected selected_by"),
-            **_fields(found, "improvement gap excluded"),
+            **_fields(self, "improvement gap excluded"),
             **self._used(),
             tool_version=__version__,
             run_id=clean(record.run_id) or "",
@@ -148,14 +122,14 @@ class _Digest:
             noise=noise_of_queries(view, intervals),
             visible_gain_report=visible_gain(report_base.evaluation, report_items) if report_base else None,
             visible_gain_feedback=visible_gain(feedback_base.evaluation, feedback_items) if feedback_base else None,
-            counted=found.excluded is None,
+            counted=self.excluded is None,
             ranked=ranks(sandbox, self._flags()),
             flags=self._flags(),
             contamination_end=self._last_look(),
             fault=fault,
             reason=clean(reason),
             trajectory=points,
-            engine_hash=self._engine(report, report_base, feedback_base),
+            engine_hash=next((one.engine_hash for one in measured if one is not None and one.engine_hash), None),
             feedback_of=science.splits[Split.FEEDBACK].n if science.feedback_part else None,
             split_hashes={str(name): science.split_hash(name) for name in sorted(science.splits)},
             genesis=self.chain.genesis,
@@ -167,28 +141,24 @@ class _Digest:
         )
         looked = looks(summary)
         summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
-        notes = notes_of(summary, found.troubles, found.commonest_output_share, found.secondary)
+        notes = notes_of(summary, self.troubles, self.commonest_output_share, self.secondary)
         story = tell(self._context(summary.model_copy(update={"notes": notes}), feedback_base))
         return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
 
     def _score(self, evaluation: Evaluation, submission: Submission | None) -> ScoreSummary:
-        """Return the score of a submission; None: of the base model."""
         number = submission.submission_id if submission else None
         return score_summary(evaluation, number, self._items_behind(submission, evaluation))
 
     def _last_look(self) -> Contamination | None:
-        """Return the look at the workspace at the run's end, or None."""
         last = next((look for look in self.view.contaminations if look.submission_id is None), None)
         return last and shown_look(last, hidden_of(self.view.contaminations))
 
     def _context(self, summary: RunSummary, feedback_base: Baseline | None) -> RunContext:
-        """Return the input of the run's story."""
-
         def pair_of(submission: Submission) -> PairedItems:
             score = self.view.score_of(submission)
             if score is None or feedback_base is None:
                 raise Unusable("no score")
-            return self._pair(submission, score.submission_id, score.evaluation, feedback_base)
+            return self._pair(submission, score.evaluation, feedback_base)
 
         return RunContext(
             run=self.run,
@@ -201,7 +171,6 @@ class _Digest:
         )
 
     def _flags(self) -> tuple[FingerprintFlag, ...]:
-        """Return the flags of the selected checkpoint."""
         known = self.view.fingerprint_of(self.chosen) if self.chosen else None
         if known is not None:
             return known.flags
@@ -210,20 +179,20 @@ class _Digest:
     def _as_closed(self, base: Baseline | None) -> Baseline | None:
         """Return the base model's score, or None with a trouble if it was altered after the run was closed."""
         recorded = self.closed.baseline_sha256.get(base.key) if base is not None and self.closed is not None else None
-        if base is None or recorded in (None, self.bases.digest(base)):
+        if base is None or recorded in (None, base.digest()):
             return base
-        self.found.troubles.append("the base model's score was altered after this run was closed: it is not used")
+        self.troubles.append("the base model's score was altered after this run was closed: it is not used")
         return None
 
     def _judge(self, feedback_base: Baseline | None, report_base: Baseline | None) -> None:
         """Decide whether the run counts; if so, compute improvement and optimism gap."""
-        closed, found = self.closed, self.found
-        found.excluded = self._why_excluded()
+        closed = self.closed
+        self.excluded = self._why_excluded()
         if self.chain.damage or closed is None:
             return
         if closed.selected is None or (closed.report is not None and closed.report.score is None):
-            if found.excluded is None:
-                found.improvement = Gain(difference=0.0, how="base_kept")
+            if self.excluded is None:
+                self.improvement = Gain(difference=0.0, how="base_kept")
             return
         lacking = None
         if self.chosen is None or closed.report is None or closed.report.recipe_hash != self.record.recipe_hash:
@@ -232,13 +201,13 @@ class _Digest:
             lacking = "no base model score by the same engine: there is no improvement without one"
         elif closed.baseline_report not in (None, report_base.key):
             other = "the closing entry names another base model score than that of the report score's engine"
-            found.troubles.append(other)
+            self.troubles.append(other)
         if lacking is None:
             assert self.chosen is not None and closed.report is not None and report_base is not None
             self._compare(self.chosen, closed.report, report_base, feedback_base)
         else:
-            found.troubles.append(lacking)
-            found.excluded = found.excluded or "incomplete"
+            self.troubles.append(lacking)
+            self.excluded = self.excluded or "incomplete"
 
     def _why_excluded(self) -> Excluded | None:
         closed, sealed = self.closed, self.sealed
@@ -257,46 +226,43 @@ class _Digest:
     def _compare(
         self, chosen: Submission, report: Evaluation, report_base: Baseline, feedback_base: Baseline | None
     ) -> None:
-        found = self.found
         try:
-            report_pair = self._pair(chosen, chosen.submission_id, report, report_base)
-            found.improvement = gain(report_pair)
-            found.commonest_output_share = report_pair.new.commonest_output_share
+            report_pair = self._pair(chosen, report, report_base)
+            self.improvement = gain(report_pair)
+            self.commonest_output_share = report_pair.new.commonest_output_share
         except Unusable as error:
-            found.troubles.append(f"the improvement has no interval: {error}")
+            self.troubles.append(f"the improvement has no interval: {error}")
             if report.score is not None and report_base.evaluation.score is not None:
-                found.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
+                self.improvement = Gain(difference=report.score - report_base.evaluation.score, how="scores_only")
             else:
-                found.excluded = found.excluded or "incomplete"
+                self.excluded = self.excluded or "incomplete"
             return
         score = self.view.score_of(chosen)
         if self.is_paper or score is None:
             return
         if feedback_base is None:
             why = "the base model has no feedback score by the engine that scored the checkpoint"
-            found.troubles.append(f"no optimism gap: {why}")
+            self.troubles.append(f"no optimism gap: {why}")
             return
         try:
-            feedback_pair = self._pair(chosen, score.submission_id, score.evaluation, feedback_base)
-            found.gap = optimism(feedback_pair, report_pair)
-            found.secondary = on_all_items(feedback_pair.new, report_pair.new)
+            feedback_pair = self._pair(chosen, score.evaluation, feedback_base)
+            self.gap = optimism(feedback_pair, report_pair)
+            self.secondary = on_all_items(feedback_pair.new, report_pair.new)
         except Unusable as error:
-            found.troubles.append(f"no optimism gap: {error}")
+            self.troubles.append(f"no optimism gap: {error}")
 
-    def _pair(self, chosen: Submission, number: int, evaluation: Evaluation, base: Baseline) -> PairedItems:
+    def _pair(self, chosen: Submission, evaluation: Evaluation, base: Baseline) -> PairedItems:
         """Return the outcomes of base model and checkpoint. A copy of the base has the base's outcomes."""
         if evaluation.engine_hash != base.evaluation.engine_hash:
             raise Unusable("base model and checkpoint were scored by different engines")
-        base_items = self.items.read(self.bases.items_path(base), base.evaluation)
+        base_items = read_items(self.bases.items_path(base), base.evaluation)
         if chosen.is_base:
             return PairedItems(base_items, base_items)
-        if self.is_paper:  # one evaluation is both scores, filed under the submission that was scored
-            scored = self.view.score_of(chosen)
-            number = scored.submission_id if scored else number
-        return PairedItems(base_items, self.items.read(self._items_path(number, evaluation), evaluation))
+        return PairedItems(base_items, read_items(self._items_path(chosen, evaluation), evaluation))
 
-    def _items_path(self, number: int, evaluation: Evaluation) -> Path:
-        return self.run.items / f"{number:06d}.{evaluation.split}.jsonl.gz"
+    def _items_path(self, submission: Submission, evaluation: Evaluation) -> Path:
+        scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
+        return self.run.items / f"{(scored or submission).submission_id:06d}.{evaluation.split}.jsonl.gz"
 
     def _base(self, split: Split) -> Baseline | None:
         """Return the base model's score by the same engine as the score that it is compared with."""
@@ -315,48 +281,33 @@ class _Digest:
         """Return the base model's items if its interval needs them; the comparison reports troubles with them."""
         return None if base is None else self._needed(self.bases.items_path(base), base.evaluation)
 
-    def _needed(self, path: Path, evaluation: Evaluation, *, keep: bool = True) -> Items | None:
+    def _needed(self, path: Path, evaluation: Evaluation) -> Items | None:
         with suppress(Unusable):
-            return self.items.read(path, evaluation, keep=keep) if needs_items(evaluation) else None
+            return read_items(path, evaluation) if needs_items(evaluation) else None
         return None
 
-    def _items_behind(
-        self, submission: Submission | None, evaluation: Evaluation, *, keep: bool = True
-    ) -> Items | None:
-        """Return the items of a checkpoint's score if its interval needs them."""
+    def _items_behind(self, submission: Submission | None, evaluation: Evaluation) -> Items | None:
         if submission is None:
             return None
         if submission.is_base:
             return self._base_items(self._base(evaluation.split))
-        scored = self.view.score_of(submission) if evaluation.split is self.feedback_split else None
-        number = scored.submission_id if scored else submission.submission_id
-        return self._needed(self._items_path(number, evaluation), evaluation, keep=keep)
+        return self._needed(self._items_path(submission, evaluation), evaluation)
 
     def _intervals(self) -> dict[int, ScoreInterval]:
-        """Return the intervals of feedback scores of clustered items; other scores need no items."""
         return intervals_of(
-            (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation, keep=False))
+            (number, one.evaluation, self._items_behind(self.view.submissions.get(number), one.evaluation))
             for number, one in self.view.scores.items()
             if one.evaluation.clusters is not None and one.evaluation.score is not None
         )
 
     def _figures(self, feedback_base: Baseline | None, report_base: Baseline | None) -> Figures:
-        """Return the task's further figures."""
         chosen = self.chosen or self.view.best()
         score = self.view.score_of(chosen) if chosen is not None else None
         report = self.closed.report if self.closed is not None and self.closed.selected is not None else None
-        return Figures(
-            base_feedback=feedback_base.evaluation.metrics if feedback_base is not None else {},
-            feedback=score.evaluation.metrics if score is not None else {},
-            base_report=report_base.evaluation.metrics if report_base is not None else {},
-            report=report.metrics if report is not None else {},
-        )
-
-    def _engine(self, report: Evaluation | None, *bases: Baseline | None) -> str | None:
-        """Return the engine for comparisons: that of the report score, else of the base model's score."""
-        if report is not None and report.engine_hash is not None:
-            return report.engine_hash
-        return next((b.evaluation.engine_hash for b in bases if b is not None), None)
+        scored = [base.evaluation if base else None for base in (feedback_base, report_base)]
+        scored += [score.evaluation if score else None, report]
+        names = ("base_feedback", "base_report", "feedback", "report")
+        return Figures(**{name: one.metrics for name, one in zip(names, scored, strict=True) if one is not None})
 
     def _fault(self) -> tuple[Fault | None, str | None]:
         for part in (self.closed, self.sealed):

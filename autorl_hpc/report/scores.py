@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, Submission
+from autorl_hpc.records.entries import Evaluation, Fingerprint, Submission
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import IN_WORKSPACE, NOTHING, Hidden, hidden_of
@@ -86,7 +86,6 @@ def _points(found: Interval | ClusteredMean, kind: ItemsInterval) -> ScoreInterv
 
 
 def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
-    """Return the interval of a score that is not resampled by clusters."""
     if evaluation.score is None or evaluation.n == 0:
         return ScoreInterval()
     if items is not None and is_fitted(items):
@@ -100,7 +99,6 @@ def _alone(evaluation: Evaluation, items: Items | None) -> ScoreInterval:
 
 
 def _normal(items: Items, score: float) -> ScoreInterval:
-    """Return the interval of a length-controlled win rate: normal, its error from the items' influences."""
     try:
         moved = influences(pairs_of(items.facts), items.lc_c or 1.0)
     except ValueError:
@@ -192,54 +190,44 @@ def visible_gain(base: Evaluation, items: Items | None = None) -> float | None:
 def points_of(view: RunView, intervals: Mapping[int, ScoreInterval]) -> tuple[Point, ...]:
     """Return every submission in order, with its score if it has one.
 
-    Args:
-        intervals: by the submission that a score was measured for, for scores with items.
+    `intervals`: by the submission that a score was measured for, for scores with items.
     """
     hidden = hidden_of(view.contaminations)
     looks = {look.submission_id: look for look in reversed(view.contaminations)}  # the first of several
-    return tuple(
-        _point(view, submission, intervals, looks.get(submission.submission_id), hidden)
-        for _, submission in sorted(view.submissions.items())
-    )
-
-
-def _point(
-    view: RunView,
-    submission: Submission,
-    intervals: Mapping[int, ScoreInterval],
-    look: Contamination | None,
-    hidden: Hidden,
-) -> Point:
-    score = view.score_of(submission) if submission.status == "accepted" else None
-    evaluation = None if score is None else score.evaluation
-    found = ScoreInterval() if score is None else intervals.get(score.submission_id) or interval(score.evaluation)
-    same = ("submission_id", "elapsed_s", "final", "is_base", "same_as")
-    return Point(
-        **{name: getattr(submission, name) for name in same},
-        manifest_id=clean(submission.manifest_id) or "",
-        status=_status(submission, evaluation),
-        score=None if evaluation is None else evaluation.score,
-        low=found.low,
-        high=found.high,
-        interval=found.kind,
-        model_path=_said(submission.model_path, hidden),
-        note=_said(submission.note, hidden),
-        fault=submission.fault if evaluation is None else evaluation.fault,
-        reason=_reason(submission, evaluation, hidden),
-        fingerprint=_fingerprint(view, submission) if evaluation is not None else None,
-        contamination=None if look is None else shown_look(look, hidden),
-    )
+    points = []
+    for number, submission in sorted(view.submissions.items()):
+        score = view.score_of(submission) if submission.status == "accepted" else None
+        evaluation, found, look = None, ScoreInterval(), looks.get(number)
+        if score is not None:
+            evaluation = score.evaluation
+            found = intervals.get(score.submission_id) or interval(evaluation)
+        same = ("submission_id", "elapsed_s", "final", "is_base", "same_as")
+        point = Point(
+            **{name: getattr(submission, name) for name in same},
+            manifest_id=clean(submission.manifest_id) or "",
+            status=_status(submission, evaluation),
+            score=None if evaluation is None else evaluation.score,
+            low=found.low,
+            high=found.high,
+            interval=found.kind,
+            model_path=_said(submission.model_path, hidden),
+            note=_said(submission.note, hidden),
+            fault=submission.fault if evaluation is None else evaluation.fault,
+            reason=_reason(submission, evaluation, hidden),
+            fingerprint=_fingerprint(view, submission) if evaluation is not None else None,
+            contamination=None if look is None else shown_look(look, hidden),
+        )
+        points.append(point)
+    return tuple(points)
 
 
 def _fingerprint(view: RunView, submission: Submission) -> Fingerprint | None:
-    """Return a submission's fingerprint with texts cleaned; None if it has none."""
     known = view.fingerprint_of(submission)
     names = ("reason", "largest_tensor", "nearest_model", "exchanged_of")
     return known and known.model_copy(update={name: clean(getattr(known, name)) for name in names})
 
 
 def _said(text: str | None, hidden: Hidden) -> str | None:
-    """Return a message of the agent, cleaned and masked."""
     return clean(masked(hidden.said(text) or "")) if text else text
 
 
@@ -266,8 +254,7 @@ def _status(submission: Submission, evaluation: Evaluation | None) -> Submission
 class PairedItems:
     """Base model and checkpoint on the same items, in the same order.
 
-    Raises:
-        Unusable: they are not the same items, or not in the same clusters.
+    Raises Unusable: they are not the same items, or not in the same clusters.
     """
 
     base: Items
@@ -297,17 +284,18 @@ def gain(pair: PairedItems) -> Gain:
     if is_fitted(pair.base, pair.new):
         found = paired(*judged_pairs(pair.base, pair.new))
         more = {"how": "length_controlled_items", "interval": "bootstrap over items"}
-    elif pair.clusters is not None:
-        found = paired_clusters(base, new, pair.clusters)
-        more = {"how": "clustered_items", "clusters": found.clusters, "interval": found.kind}
-    elif binary:
-        found = stats.paired(base, new)
-        more = {"how": "paired_items", "interval": "Tango"}
     else:
-        found = paired_graded(base, new)
-        more = {"how": "graded_items", "interval": "bootstrap over items"}
-    if binary and not is_fitted(pair.base, pair.new):
-        more |= {"won": sum(map(operator.gt, new, base)), "lost": sum(map(operator.lt, new, base))}
+        if pair.clusters is not None:
+            found = paired_clusters(base, new, pair.clusters)
+            more = {"how": "clustered_items", "clusters": found.clusters, "interval": found.kind}
+        elif binary:
+            found = stats.paired(base, new)
+            more = {"how": "paired_items", "interval": "Tango"}
+        else:
+            found = paired_graded(base, new)
+            more = {"how": "graded_items", "interval": "bootstrap over items"}
+        if binary:
+            more |= {"won": sum(map(operator.gt, new, base)), "lost": sum(map(operator.lt, new, base))}
     low, high = POINTS * found.low, POINTS * found.high
     return Gain(difference=POINTS * found.difference, low=low, high=high, p_value=found.p_value, n=len(base), **more)
 
@@ -375,9 +363,8 @@ def paired_graded(base: Sequence[float], new: Sequence[float]) -> GradedResult:
 RESAMPLES = 2_000
 """Fewer than for a mean, since each is a regression: the ends of the interval vary by 3 % of its half width."""
 
-REGROUPINGS = (
-    1_000  # of the permutation test: each takes two regressions over both models' pairs. The least p is 0.001.
-)
+REGROUPINGS = 1_000
+"""Of the permutation test: each takes two regressions over both models' pairs. The least p is 0.001."""
 
 
 class Judged(NamedTuple):
@@ -397,8 +384,7 @@ def is_fitted(*items: Items) -> bool:
 def judged_pairs(base: Items, new: Items) -> Judged:
     """Return the pairs of both, without items on which the judge's word can't be read for either.
 
-    Raises:
-        Unusable: the facts are not those of judged pairs.
+    Raises Unusable: the facts are not those of judged pairs.
     """
     kept = [
         (before, after) for before, after in zip(base.facts, new.facts, strict=True) if "y" in before and "y" in after

@@ -9,8 +9,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, zip_longest
 from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -28,7 +27,6 @@ EXACT_WAYS = 20_000
 
 TIE, DIGITS = 1e-9, 9  # sums of the same numbers in another order differ by less than this, and count as equal
 CHUNK_CELLS = 1_000_000  # resampled cells held at once: 8 MB
-TOGETHER = 50  # means that are drawn together: 4 MB of resampled ones
 SMALLEST_TAIL = 1e-12  # the expanded tail of two values is 1e-72, which is lost beside 1
 
 Key = TypeVar("Key", bound=Hashable)
@@ -74,11 +72,8 @@ def bca_of_means(several: Sequence[Sequence[float]], sizes: Sequence[int]) -> li
     n = len(sizes)
     if n < 2 or any(n != len(sums) for sums in several):
         raise ValueError(f"{[len(sums) for sums in several]} sums and {n} sizes make no bootstrap")
-    weights, found = np.asarray(sizes, dtype=float), []
-    for start in range(0, len(several), TOGETHER):
-        sums = np.asarray(several[start : start + TOGETHER], dtype=float).T
-        found += bca(lambda counts, sums=sums: (counts @ sums).T / (counts @ weights), n)  # type: ignore[misc]
-    return found
+    weights, sums = np.asarray(sizes, dtype=float), np.asarray(several, dtype=float).T
+    return bca(lambda counts: (counts @ sums).T / (counts @ weights), n)
 
 
 def bca(
@@ -133,10 +128,9 @@ class BestOf(NamedTuple):
 
 
 def expected_best_of(values: Sequence[float], k: int) -> float:
-    """Return the expected best of k runs, by order statistics over all k-subsets of the n runs seen.
+    """Return the expected best of k of the n runs seen, by order statistics over all k-subsets; ValueError unless 1 <= k <= n.
 
     Source: the unbiased pass@k of M. Chen et al., arXiv 2107.03374, 2021, with values in place of passes.
-    ValueError unless 1 <= k <= n: nothing is extrapolated.
     """
     return math.fsum(share * value for share, value in zip(_shares(len(values), k), sorted(values), strict=True))
 
@@ -147,14 +141,13 @@ def best_of_curve(values: Sequence[float]) -> list[BestOf]:
     From five runs that differ on with an interval for k up to 1 + sqrt(n): mean +- t (n - 1 degrees of freedom) times the bootstrap's
     standard error over runs, times sqrt(n / (n - 1)). Percentiles cover far less, since no resample exceeds the best run seen.
     """
-    n = len(values)
-    means = [expected_best_of(values, k) for k in range(1, min(n, LARGEST_K) + 1)]
-    errors = _standard_errors(values) if n >= BOOTSTRAP_FROM_RUNS and max(values) - min(values) > TIE else []
-    halves = [t_quantile(n - 1) * error for error in errors]
-    return [
-        BestOf(k, mean, mean - halves[k - 1], mean + halves[k - 1]) if k <= len(halves) else BestOf(k, mean, None, None)
-        for k, mean in enumerate(means, 1)
-    ]
+    n, found = len(values), []
+    varies = n >= BOOTSTRAP_FROM_RUNS and max(values) - min(values) > TIE
+    halves = [t_quantile(n - 1) * error for error in _standard_errors(values)] if varies else []
+    for k, half in zip_longest(range(1, min(n, LARGEST_K) + 1), halves):
+        mean = expected_best_of(values, k)
+        found.append(BestOf(k, mean, *((None, None) if half is None else (mean - half, mean + half))))
+    return found
 
 
 def _shares(n: int, k: int) -> list[float]:
@@ -170,7 +163,6 @@ def _shares(n: int, k: int) -> list[float]:
 
 
 def _standard_errors(values: Sequence[float]) -> list[float]:
-    """Return the standard errors of the expected best of 1, 2, ... up to 1 + sqrt(n) runs."""
     import numpy as np
     from scipy.stats import bootstrap
 
@@ -260,24 +252,17 @@ def totals(values: Sequence[float], clusters: Sequence[str]) -> ClusterTotals:
     """Sum values by cluster. ValueError unless there is one cluster name for each of at least one value."""
     if len(values) != len(clusters) or not values:
         raise ValueError(f"{len(values)} values and {len(clusters)} names of clusters")
-    groups = _groups(tuple(clusters))
-    sums = [math.fsum([values[place] for place in group]) for group in groups]
-    return ClusterTotals(sums, [len(group) for group in groups])
-
-
-@lru_cache(maxsize=4)
-def _groups(clusters: tuple[str, ...]) -> list[list[int]]:
-    """Return the places of each cluster's members, in the order of names. Cached: the same for every model on one split."""
-    members: dict[str, list[int]] = {}
-    for place, cluster in enumerate(clusters):
-        members.setdefault(cluster, []).append(place)
-    return [members[name] for name in sorted(members)]
+    members: dict[str, list[float]] = {}
+    for value, cluster in zip(values, clusters, strict=True):
+        members.setdefault(cluster, []).append(value)
+    groups = [members[name] for name in sorted(members)]
+    return ClusterTotals([math.fsum(group) for group in groups], [len(group) for group in groups])
 
 
 def clustered_intervals(several: Sequence[Sequence[float]], clusters: Sequence[str]) -> list[ClusteredMean]:
     """Return the intervals of several scores on the same clustered items: BCa bootstrap over clusters, drawn once.
 
-    Where every cluster has the same mean (all solved, none solved), or there are fewer than five: `wilson_of_clusters`.
+    Where resamples say nothing (all clusters of one mean, or fewer than five): `wilson_of_clusters`.
     """
     every = [totals(outcomes, clusters) for outcomes in several]
     drawn = [found for found in every if not _says_nothing(found)]
@@ -288,16 +273,14 @@ def clustered_intervals(several: Sequence[Sequence[float]], clusters: Sequence[s
         if _says_nothing(found):
             wilson = wilson_of_clusters(share, len(found.sums), effective)
             result.append(ClusteredMean(*wilson, "Wilson over clusters"))
-            continue
-        interval = next(intervals)
-        if vary_little(found):
-            interval = hull(interval, wilson_share(share, effective))
-        result.append(ClusteredMean(*interval, "bootstrap over clusters"))
+        else:
+            interval = next(intervals)
+            interval = hull(interval, wilson_share(share, effective)) if vary_little(found) else interval
+            result.append(ClusteredMean(*interval, "bootstrap over clusters"))
     return result
 
 
 def _says_nothing(found: ClusterTotals) -> bool:
-    """Return whether resamples of these clusters say nothing: fewer than five, or all of one mean."""
     mean = found.mean
     alike = all(abs(total - mean * size) <= TIE * size for total, size in zip(found.sums, found.sizes, strict=True))
     return alike or len(found.sums) < BOOTSTRAP_FROM_CLUSTERS
@@ -428,15 +411,15 @@ def regrouping_p(strata: Sequence[Stratum]) -> float:
     if not strata or not all(task.a and task.b for task in strata):
         raise ValueError("a comparison needs runs on both sides")
     seen = float(_squared(sum(_measured(np.array([[*task.a, *task.b]]), task) for task in strata))[0])
-    pooled = [np.sort([*task.a, *task.b]) for task in strata]
+    pooled = [(np.sort([*task.a, *task.b]), task) for task in strata]
     if math.prod(task.ways for task in strata) <= EXACT_WAYS:
         sums = np.zeros((2, 1))
-        for runs, task in zip(pooled, strata, strict=True):
+        for runs, task in pooled:
             of_task = _measured(runs[_regroupings(len(runs), len(task.a))], task)
             sums = (sums[:, :, None] + of_task[:, None, :]).reshape(2, -1)
         return float((_squared(sums) >= seen * (1 - TIE)).mean())
     order, drawn = generator(), np.zeros((2, RESAMPLES))
-    for runs, task in zip(pooled, strata, strict=True):
+    for runs, task in pooled:
         mixed = (order.permuted(np.tile(runs, (size, 1)), axis=1) for size in _chunks(len(runs)))
         drawn += np.concatenate([_measured(each, task) for each in mixed], axis=1)
     return (int((_squared(drawn) >= seen * (1 - TIE)).sum()) + 1) / (RESAMPLES + 1)
@@ -463,31 +446,18 @@ def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
 
 
 def _squared(sums: Any) -> Any:
-    """Return the square of a difference over its error, of shape (ways,), from both, of shape (2, ways)."""
     import numpy as np
 
     return np.where(np.abs(sums[0]) <= TIE, 0.0, sums[0] ** 2 / np.maximum(sums[1], NO_VARIANCE))
 
 
-@lru_cache(maxsize=16)
 def _regroupings(n: int, k: int) -> NDArray[np.int64]:
-    """Return every way to divide n places into the first k and the others, of shape (ways, n)."""
     import numpy as np
 
     return np.array([[*first, *sorted({*range(n)} - {*first})] for first in combinations(range(n), k)])
 
 
 # --- one agent against another on one task: the unit is the run, and runs are exchanged between the two
-
-
-def permutation_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Return the p value of a two-sided permutation test of equal means; see `regrouping_p`."""
-    return regrouping_p([Stratum(a, b)])
-
-
-def least_permutation_p(n_a: int, n_b: int) -> float:
-    """Return the least p value that `permutation_p` can give for so many runs: 0.1 for three against three."""
-    return least_regrouping_p([(n_a, n_b)])
 
 
 def probability_of_improvement(a: Sequence[float], b: Sequence[float]) -> float:
@@ -585,11 +555,10 @@ def over_tasks(
 ) -> TasksCompared | None:
     """Compare two agents' improvements by task; None if on no task both sides have two runs.
 
-    Interval: runs are drawn with replacement within each task and side, as R. Agarwal et al. do (NeurIPS 2021), the deviation of
-    each mean from what was seen times sqrt(n / (n - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), and percentiles
-    taken where Student's t has its tails, with Satterthwaite's degrees of freedom: few runs would give too narrow an interval
-    otherwise. Where on some task all runs of one side beat all of the other, the interval of the probability is at least
-    Wilson's for as many independent pairs of runs.
+    Interval: runs are drawn with replacement within each task and side (R. Agarwal et al., NeurIPS 2021), deviations of means
+    times sqrt(n / (n - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), percentiles at the tails of Student's t with
+    Satterthwaite's degrees of freedom. Where on some task all runs of one side beat all of the other, the interval of the
+    probability is at least Wilson's for as many independent pairs of runs.
 
     Args:
         a, b: of each task, or of each part of one, the improvements of the counted runs, in any order.
@@ -606,18 +575,18 @@ def over_tasks(
     ]
     difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
     chance = math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata)
-    interval, of_chance = _intervals(strata, difference, chance) or ((None, None), (None, None))
+    (low, high), (least, most) = _intervals(strata, difference, chance) or ((None, None), (None, None))
     return TasksCompared(
         tasks=tuple(sorted(parts)),
         left_out=tuple(name for name in sorted({*a, *b}) if name not in met),
         difference=difference,
-        low=interval[0],
-        high=interval[1],
+        low=low,
+        high=high,
         p_value=regrouping_p(strata),
         p_least=least_regrouping_p([(len(task.a), len(task.b)) for task in strata]),
         probability_of_improvement=chance,
-        probability_low=of_chance[0],
-        probability_high=of_chance[1],
+        probability_low=least,
+        probability_high=most,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -57,43 +59,6 @@ class JobsNow:
         return bool(self.roles) if self.step else heartbeat.get("job_id") in self.grader_ids
 
 
-class Jobs:
-    """Query the jobs of experiments; answers are cached for LOOK_S."""
-
-    def __init__(self) -> None:
-        self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
-
-    def of(self, experiment: ExperimentDir) -> JobsNow:
-        """Return the present jobs of an experiment."""
-        here = [job.role for job in alive_jobs(experiment)]
-        text = ", ".join(here) or "none running"
-        try:
-            submitted = read_submitted(experiment)
-        except (AutorlError, OSError) as error:
-            return JobsNow(here, text, str(error).splitlines()[0])
-        if submitted is None or not submitted.submitted:
-            return JobsNow(here, text)
-        seen, trouble = self._ask(experiment, list(names_of(submitted)))
-        alive = JobTable.of(submitted, seen).alive()
-        roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
-        by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
-        ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
-        step = not any(job.role.startswith("grader-") for job in submitted.submitted)
-        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
-
-    def _ask(self, experiment: ExperimentDir, names: list[str]) -> tuple[list[SeenJob], str | None]:
-        now = time.monotonic()
-        last = self._seen.get(experiment.path)
-        if last is not None and now - last[0] < LOOK_S:
-            return last[1], last[2]
-        try:
-            told, trouble = slurm.jobs(names), None
-        except slurm.SchedulerError as error:
-            told, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
-        self._seen[experiment.path] = (now, told, trouble)
-        return told, trouble
-
-
 def _told(alive: list[ListedJob]) -> str:
     """Return jobs in words: `agents 3 running, 5 waiting; grader-0 1 running, 2 waiting`."""
     count: dict[str, Counter[str]] = {}
@@ -104,7 +69,6 @@ def _told(alive: list[ListedJob]) -> str:
 
 
 def _stuck(alive: list[ListedJob]) -> str | None:
-    """Return what waits for a person or forever, or None."""
     reasons: Counter[str] = Counter()
     for task in alive:
         reason = None if task.seen is None else task.seen.reason
@@ -122,11 +86,35 @@ BASELINE = "b"  # first letter of the names of base models' queue entries
 
 
 class StatusWatch:
-    """Cache each ledger, so that a refresh opens only new entries."""
+    """Cache each ledger, so that a refresh opens only new entries, and the scheduler's answers for LOOK_S."""
 
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
-        self.jobs = Jobs()
+        self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
+
+    def jobs(self, experiment: ExperimentDir) -> JobsNow:
+        """Return the present jobs of an experiment."""
+        here = [job.role for job in alive_jobs(experiment)]
+        text = ", ".join(here) or "none running"
+        try:
+            submitted = read_submitted(experiment)
+        except (AutorlError, OSError) as error:
+            return JobsNow(here, text, str(error).splitlines()[0])
+        if submitted is None or not submitted.submitted:
+            return JobsNow(here, text)
+        asked_s, seen, trouble = self._seen.get(experiment.path, (-math.inf, [], None))
+        if time.monotonic() - asked_s >= LOOK_S:
+            try:
+                seen, trouble = slurm.jobs(list(names_of(submitted))), None
+            except slurm.SchedulerError as error:
+                seen, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
+            self._seen[experiment.path] = (time.monotonic(), seen, trouble)
+        alive = JobTable.of(submitted, seen).alive()
+        roles = list(dict.fromkeys([*here, *(task.submitted.role for task in alive)]))
+        by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
+        ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
+        step = not any(job.role.startswith("grader-") for job in submitted.submitted)
+        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
 
     def run(self, run: RunDir) -> Row:
         """Return one row: the present state of a run."""
@@ -179,7 +167,7 @@ class StatusWatch:
     def experiment(self, experiment: ExperimentDir) -> Facts:
         """Return the facts of one experiment: runs, graders, queue and jobs."""
         run_ids, damage = runs_of(experiment)
-        jobs = self.jobs.of(experiment)
+        jobs = self.jobs(experiment)
         troubles = read_troubles(experiment.troubles)
         heartbeats = [reading.read_json_or_none(path) for path in _files(experiment.graders)]
         endpoints = [read_endpoint(path) for path in _files(experiment.drivers) if path.suffix == ".json"]
@@ -226,7 +214,6 @@ def _failed(failures: int, problem: str) -> str:
 
 
 def _head(experiment: ExperimentDir, rows: list[Row]) -> str | None:
-    """Return the head over all chains; None if one is damaged."""
     if any(row.get("head") is None for row in rows):
         return None
     heads = (RunHead(run_id=row["run_id"], entries=row["entries"], head=row["head"]) for row in rows)
@@ -243,19 +230,17 @@ def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[Fac
 
 REFRESH_S = 1.0
 GAP = 2  # spaces between columns
-LEAST_RUN_COLUMN = 16  # if the run column would be narrower, the columns of submission counts are left out
+LEAST_BODY = 4  # lines for an experiment's runs, if there are any more experiments
 ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
-"""Order in which runs are shown if not all fit."""
+"""Order in which runs are shown if not all fit; those that need attention come first in each."""
 
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
 _HASH = re.compile(r"-[0-9a-f]{8}$")
 
-Column = tuple[str, list[str]]  # A column's name and its cells
-
 
 @dataclass(frozen=True)
 class Screen:
-    """Experiments below one another, as wide as the terminal; with `fit`, not higher than it."""
+    """Experiments below one another, as wide as the terminal; with `fit`, not higher than it, those that go on first."""
 
     facts: list[Facts]
     fit: bool = False
@@ -263,35 +248,22 @@ class Screen:
     def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
         from rich.text import Text
 
-        width = options.max_width
-        heads = [_head_lines(one) for one in self.facts]
-        rooms: dict[int, int | None] = dict.fromkeys(range(len(heads)))
-        if self.fit:
-            lines = [1 + sum(len(line.wrap(console, width)) for line in head) for head in heads]
-            rooms = self._rooms(console.size.height - 1, lines)
-        for place, room in rooms.items():
-            yield from heads[place]
-            yield from _body(self.facts[place]["runs"], width, room)
-            yield Text("")
-        if len(rooms) < len(heads):
-            yield Text(f"and {len(heads) - len(rooms)} more experiments", style="dim")
-
-    def _rooms(self, height: int, heads: list[int]) -> dict[int, int | None]:
-        """Return the lines of each shown body, by place: those that are not over first, short bodies whole."""
-        shown: dict[int, int] = {}
-        for place in sorted(range(len(heads)), key=lambda i: bool(self.facts[i]["over"])):
-            if not shown or sum(heads[i] for i in shown) + heads[place] < height:
-                shown[place] = _need(self.facts[place]["runs"])
-        left = max(0, height - sum(heads[i] for i in shown) - (len(shown) < len(heads)))
-        rooms: dict[int, int | None] = {}
-        for number, place in enumerate(sorted(shown, key=shown.__getitem__)):
-            rooms[place] = share = min(shown[place], left // (len(shown) - number))
-            left -= share
-        return dict(sorted(rooms.items()))
+        left, room = console.size.height - 1, None
+        facts = sorted(self.facts, key=lambda one: bool(one["over"])) if self.fit else self.facts
+        for place, one in enumerate(facts):
+            head = _head_lines(one)
+            if self.fit:
+                left -= sum(len(line.wrap(console, options.max_width)) for line in head) + 2
+                room = max(left // (len(facts) - place), LEAST_BODY)
+                if place and left < LEAST_BODY:
+                    yield Text(f"and {len(facts) - place} more experiments", style="dim")
+                    return
+            body = list(_body(one["runs"], options.max_width, room))
+            left -= sum(part.row_count + 1 if hasattr(part, "row_count") else 1 for part in body) - 1
+            yield from [*head, *body, Text("")]
 
 
 def _head_lines(facts: Facts) -> list[Any]:
-    """Return an experiment's folder, the summary, and what needs a person's attention."""
     from rich.text import Text
 
     runs, jobs, drivers, over = facts["runs"], facts["jobs"], facts["drivers"], facts["over"]
@@ -322,91 +294,58 @@ def _head_lines(facts: Facts) -> list[Any]:
     return [*lines, *(Text(line, style="yellow") for line in yellow)]
 
 
-def _need(rows: list[Row]) -> int:
-    """Return the number of lines of a whole body."""
-    return len(rows) + bool(rows) + sum(bool(_fault(row)) for row in rows)
-
-
 def _body(rows: list[Row], width: int, room: int | None) -> Iterator[Any]:
-    """Yield the runs and their faults, in at most `room` lines."""
+    """Yield the table of runs, their faults, and what is hidden: in at most `room` lines."""
     from rich.text import Text
 
-    cut = room is not None and room < _need(rows)
-    if cut:
-        rows = sorted(rows, key=lambda row: ORDER.index(row["state"]))
-    faults = [row for row in rows if _fault(row)]
-    count, told = len(rows), len(faults)
-    if room is not None and cut:
-        spare = max(0, room - 2)  # the table's header and the last line
-        told = min(told, max(spare // 3, spare - count))
-        count = min(count, spare - told)
-    columns = _columns(rows, width)
-    labels = _labels(rows, _left_for_runs(columns, width))
-    if count:
-        yield _table(columns, labels, rows[:count], width)
-    for row in faults[:told]:
-        line = f"  {labels[row['run_id']]}: {_fault(row)}"
-        yield Text(line, style="dim", no_wrap=room is not None, overflow="ellipsis")
-    if cut and room:
-        hidden, more = Counter(row["state"] for row in rows[count:]), len(faults) - told
-        parts = [f"{more} more fault{'s' if more > 1 else ''}"] if more else []
-        parts += [f"{hidden[state]} {state}" for state in ORDER if hidden[state]]
-        runs = f" run{'s' if hidden.total() > 1 else ''}" if hidden else ""
-        yield Text(f"and {' and '.join(parts)}{runs}", style="dim", no_wrap=True, overflow="ellipsis")
+    shown = rows
+    if room is not None and 1 + sum(map(_lines_of, rows)) > room:
+        rows = sorted(rows, key=lambda row: (ORDER.index(row["state"]), not _fault(row)))
+        ends = accumulate(map(_lines_of, rows))
+        shown = rows[: sum(end <= room - 2 for end in ends)]  # but for the table's header and the last line
+    columns = {
+        "state": [str(row["state"]) for row in shown],
+        "left": [_time(row) for row in shown],
+        "subs": [str(row.get("accepted") or "") for row in shown],
+        "wait": [str(row.get("waiting") or "") for row in shown],
+        "best": [_score(row.get("best_feedback")) for row in shown],
+        "report": [_report(row) for row in shown],
+    }
+    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
+    labels = _labels(shown, max(3, width - sum(widths.values()) - GAP * len(widths)))
+    if shown:
+        yield _table({"run": labels, **columns}, widths)
+    for label, row in zip(labels, shown, strict=True):
+        if fault := _fault(row):
+            yield Text(f"  {label}: {fault}", style="dim", no_wrap=room is not None, overflow="ellipsis")
+    if hidden := Counter(row["state"] for row in rows[len(shown) :]):
+        states = " and ".join(f"{hidden[state]} {state}" for state in ORDER if hidden[state])
+        yield Text(f"and {states} run{'s' if hidden.total() > 1 else ''}", style="dim")
 
 
-def _columns(rows: list[Row], width: int) -> list[Column]:
-    """Return every column but the first; their cells are never cut."""
-    columns = [
-        ("state", [str(row["state"]) for row in rows]),
-        ("left", [_time(row) for row in rows]),
-        ("subs", [str(row.get("accepted") or "") for row in rows]),
-        ("wait", [str(row.get("waiting") or "") for row in rows]),
-        ("best", [_score(row.get("best_feedback")) for row in rows]),
-        ("report", [_report(row) for row in rows]),
-    ]
-    narrow = _left_for_runs(columns, width) < LEAST_RUN_COLUMN
-    return [column for column in columns if not narrow or column[0] not in ("subs", "wait")]
+def _lines_of(row: Row) -> int:
+    return 1 + bool(_fault(row))
 
 
-def _wide(column: Column) -> int:
-    return max(len(cell) for cell in (column[0], *column[1]))
-
-
-def _left_for_runs(columns: list[Column], width: int) -> int:
-    return width - sum(_wide(column) + GAP for column in columns)
-
-
-def _table(columns: list[Column], labels: dict[str, str], rows: list[Row], width: int) -> Any:
+def _table(columns: dict[str, list[str]], widths: dict[str, int]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    names = max(len("run"), *(len(labels[row["run_id"]]) for row in rows))
-    table.add_column("run", no_wrap=True, width=min(names, max(3, _left_for_runs(columns, width))))
-    for column in columns:
-        side: Any = "left" if column[0] == "state" else "right"
-        table.add_column(column[0], justify=side, no_wrap=True, width=_wide(column))
-    for number, row in enumerate(rows):
-        state, *cells = (column[1][number] for column in columns)
-        table.add_row(Text(labels[row["run_id"]]), Text(state, style=COLOURS.get(state, "")), *map(Text, cells))
+    for name in columns:
+        side: Any = "left" if name in ("run", "state") else "right"
+        table.add_column(name, justify=side, no_wrap=True, width=widths.get(name))
+    for label, state, *cells in zip(*columns.values(), strict=True):
+        table.add_row(Text(label), Text(state, style=COLOURS.get(state, "")), *map(Text, cells))
     return table
 
 
-def _labels(rows: list[Row], room: int) -> dict[str, str]:
-    """Return the texts of the run column: run_ids, or if these don't fit the parts that differ."""
-    labels = {row["run_id"]: row["run_id"] for row in rows}
-    names = {run_id: _HASH.sub("", run_id) for run_id in labels}
-    shorter = [{i: name if list(names.values()).count(name) == 1 else i for i, name in names.items()}]
-    for key in ("task", "agent"):  # run_ids begin with both
-        named = {row.get(key) for row in rows}
-        if len(rows) < 2 or len(named) != 1:
-            break
-        shorter.append({run_id: label.removeprefix(f"{named.copy().pop()}-") for run_id, label in shorter[-1].items()})
-    for one in shorter:
-        if any(len(label) > room for label in labels.values()):
-            labels = one
-    return dict(zip(labels, shortened_apart(list(labels.values()), room), strict=True))
+def _labels(rows: list[Row], room: int) -> list[str]:
+    labels = [row["run_id"] for row in rows]
+    if any(len(label) > room for label in labels):
+        names = [_HASH.sub("", label) for label in labels]
+        labels = [name if names.count(name) == 1 else label for name, label in zip(names, labels, strict=True)]
+    return shortened_apart(labels, room)
 
 
 def _fault(row: Row) -> str:

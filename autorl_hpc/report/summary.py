@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Literal
 
 from pydantic import Field, model_validator
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
 from autorl_hpc.files.layout import share
 from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.entries import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
@@ -250,19 +250,9 @@ class PaperResults(Record):
 
 
 def read_paper() -> PaperResults:
-    """Read the file of published results that ships with the package.
-
-    Raises:
-        AutorlError: it is missing or wrong.
-    """
-    import yaml
-
+    """Read the file of published results that ships with the package. Raises AutorlError: it is missing or wrong."""
     path = share("docs") / FILE
-    try:
-        value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise AutorlError(f"the published results can't be read: {error}", where=path) from error
-    return parse_record(PaperResults, value, path)
+    return parse_record(PaperResults, reading.read_yaml(path), path)
 
 
 # --- runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -90,7 +90,6 @@ def row(run: RunSummary) -> dict[str, Any]:
 
 
 def _fields(record: object, names: str, prefix: str = "", suffix: str = "") -> dict[str, Any]:
-    """Return fields of a record as cells; all None if there is no record."""
     found = {f"{prefix}{name}{suffix}": getattr(record, name, None) for name in names.split()}
     return {name: str(value) if isinstance(value, Enum) else value for name, value in found.items()}
 
@@ -143,32 +142,17 @@ def notes_of(
     run: RunSummary, troubles: Sequence[str], commonest_output_share: float | None, secondary: str | None = None
 ) -> tuple[str, ...]:
     """Return the notes on a run, the gravest first; `secondary`: a figure shown beside the score."""
-    notes: list[str] = []
+    told = [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
     if run.damage:
-        notes.append(f"damaged: {run.damage}; entries before it are shown, but not counted")
-    notes += [clean(f"not comparable in full: {trouble}") or "" for trouble in troubles]
-    if run.sandbox in NEVER_RANKS:
-        notes.append(f"{NOT_RANKED}: sandbox {run.sandbox}")
-    if run.protocol is Protocol.PAPER:
-        notes.append(
-            f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
-        )
-    if run.feedback_of is not None and (scored := run.best_feedback or run.baseline_feedback) is not None:
-        notes.append(f"feedback scores are of a part: {scored.n} of {run.feedback_of} items; the report split is whole")
-    notes += _about_origin(run, commonest_output_share)
-    for found in run.contaminated:
-        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
-        notes.append(
-            f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
-        )
-    if short := sum(not look.complete for look in looks(run)):
-        notes.append(f"contamination: {short} of {len(looks(run))} looks at the workspace were cut short")
-    if len({(one.level, one.network) for one in run.sandboxes}) > 1:
-        weakest = f"{run.sandbox} with network {run.network}"
-        notes.append(f"its attempts ran in different sandboxes: it is compared by the weakest, {weakest}")
-    notes += _about_selected(run)
-    notes += _about_end(run)
-    return tuple(notes) if secondary is None else (*notes, secondary)
+        told.insert(0, f"damaged: {run.damage}; entries before it are shown, but not counted")
+    every = (
+        *told,
+        *_about_place(run),
+        *_about_origin(run, commonest_output_share),
+        *_about_looks(run),
+        *_about_end(run),
+    )
+    return every if secondary is None else (*every, secondary)
 
 
 def notes_of_story(story: Story) -> tuple[str, ...]:
@@ -178,71 +162,77 @@ def notes_of_story(story: Story) -> tuple[str, ...]:
     return () if disputed is None else (told,)
 
 
-def _about_origin(run: RunSummary, commonest_output_share: float | None) -> list[str]:
-    """Return notes on the flags of the selected checkpoint, with the figures behind them."""
-    notes: list[str] = []
+def _about_place(run: RunSummary) -> Iterator[str]:
+    if run.sandbox in NEVER_RANKS:
+        yield f"{NOT_RANKED}: sandbox {run.sandbox}"
+    if run.protocol is Protocol.PAPER:
+        yield f"{PAPER}: one split, maximum kept: the score was told during the run, so it is not that of unseen items"
+    if run.feedback_of is not None and (scored := run.best_feedback or run.baseline_feedback) is not None:
+        yield f"feedback scores are of a part: {scored.n} of {run.feedback_of} items; the report split is whole"
+
+
+def _about_origin(run: RunSummary, commonest_output_share: float | None) -> Iterator[str]:
+    """Yield notes on the flags of the selected checkpoint, with the figures behind them."""
     known = selected_fingerprint(run)
+    exchanged = known.exchanged_of if known is not None else None
     other_order = "its hidden units in another order or with other signs"
     if "untrained_copy" in run.flags:
-        delta = known.relative_delta if known is not None else 0.0
         what = "is the base model"
-        if known is not None and known.exchanged_of is not None:
+        if exchanged is not None:
             what = f"is the base model with {other_order}"
-        elif delta:
-            what = f"moved no farther from the base model than noise does (relative delta {fmt.delta(delta)})"
-        notes.append(f"untrained_copy: the selected checkpoint {what}; does not rank")
+        elif known is not None and known.relative_delta:
+            delta = fmt.delta(known.relative_delta)
+            what = f"moved no farther from the base model than noise does (relative delta {delta})"
+        yield f"untrained_copy: the selected checkpoint {what}; does not rank"
     if known is None:  # a run of an earlier version has only the report split's outputs
         if not run.flags and commonest_output_share is not None and commonest_output_share > DEGENERATE_SHARE:
-            notes.append(f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text")
-        return notes
+            yield f"degenerate_outputs: {commonest_output_share:.0%} of the answers are one and the same text"
+        return
     if "foreign_weights" in known.flags:
         what = (
-            f"has the lengths of rows and columns of the staged model {known.exchanged_of}, {other_order}"
-            if known.exchanged_of is not None
+            f"has the lengths of rows and columns of the staged model {exchanged}, {other_order}"
+            if exchanged is not None
             else f"is nearer to the staged model {known.nearest_model} (relative distance {fmt.delta(known.nearest_delta)}) "
             f"than to its base model ({fmt.delta(known.relative_delta)})"
         )
-        notes.append(f"foreign_weights: the selected checkpoint {what}; does not rank, not counted")
+        yield f"foreign_weights: the selected checkpoint {what}; does not rank, not counted"
     if "degenerate_outputs" in known.flags:
         base = "" if known.base_output_share is None else f" (base model: {known.base_output_share:.0%})"
-        notes.append(
-            f"degenerate_outputs: {known.commonest_output_share or 0:.0%} of the selected checkpoint's feedback answers are one "
-            f"and the same text{base}"
-        )
+        share = f"{known.commonest_output_share or 0:.0%}"
+        yield f"degenerate_outputs: {share} of the selected checkpoint's feedback answers are one and the same text{base}"
     if known.reason:
-        notes.append(f"the selected checkpoint has no fingerprint: {known.reason}")
-    return notes
+        yield f"the selected checkpoint has no fingerprint: {known.reason}"
 
 
-def _about_selected(run: RunSummary) -> list[str]:
-    notes: list[str] = []
+def _about_looks(run: RunSummary) -> Iterator[str]:
+    for found in run.contaminated:
+        when = "the end" if found.submission_id is None else f"submission {found.submission_id}"
+        yield f"contamination: text of {found.items} of {found.of} {found.split} items stood in the workspace at {when}"
+    if short := sum(not look.complete for look in looks(run)):
+        yield f"contamination: {short} of {len(looks(run))} looks at the workspace were cut short"
+    if len({(one.level, one.network) for one in run.sandboxes}) > 1:
+        weakest = f"{run.sandbox} with network {run.network}"
+        yield f"its attempts ran in different sandboxes: it is compared by the weakest, {weakest}"
+
+
+def _about_end(run: RunSummary) -> Iterator[str]:
     chosen = next((p for p in run.trajectory if p.submission_id == run.selected), None)
     best = run.best_feedback.score if run.best_feedback is not None else None
     if chosen is not None and chosen.score is not None and best is not None and chosen.score < best:
-        notes.append("the selected checkpoint is not the best on feedback: the agent marked it final")
+        yield "the selected checkpoint is not the best on feedback: the agent marked it final"
     if run.report is not None and run.report.n and run.report.truncated / run.report.n > TRUNCATED_SHARE:
-        notes.append(f"{run.report.truncated} of {run.report.n} answers were cut off by the token limit")
+        yield f"{run.report.truncated} of {run.report.n} answers were cut off by the token limit"
     if run.improvement is not None and run.improvement.how == "base_kept":
-        notes.append("base kept: nothing valid to score, so the improvement is 0 by rule and counted")
-    return notes
-
-
-def _about_end(run: RunSummary) -> list[str]:
-    notes: list[str] = []
+        yield "base kept: nothing valid to score, so the improvement is 0 by rule and counted"
     if run.excluded == "infrastructure":
-        notes.append("lost to the infrastructure: not counted, launch it again")
+        yield "lost to the infrastructure: not counted, launch it again"
     if run.ended_by is EndedBy.CANCELLED:
-        notes.append("cancelled: not counted")
-    lost = [
-        p for p in run.trajectory if p.status is SubmissionState.FAILED and p.fault in (Fault.CLUSTER, Fault.GRADER)
-    ]
+        yield "cancelled: not counted"
+    failed = [point for point in run.trajectory if point.status is SubmissionState.FAILED]
+    lost = sum(point.fault in (Fault.CLUSTER, Fault.GRADER) for point in failed)
     if lost and run.excluded is None:
-        notes.append(
-            f"{len(lost)} accepted submissions were not scored by the infrastructure's fault: the best may be missing"
-        )
-    if run.baseline_report is not None and run.baseline_report.repeat_changed_items:
-        notes.append(
-            f"the grader's own noise: {run.baseline_report.repeat_changed_items} of {run.baseline_report.n} outcomes of the base "
-            "model differed between two measurements"
-        )
-    return notes
+        yield f"{lost} accepted submissions were not scored by the infrastructure's fault: the best may be missing"
+    base = run.baseline_report
+    if base is not None and base.repeat_changed_items:
+        changed = f"{base.repeat_changed_items} of {base.n} outcomes of the base model"
+        yield f"the grader's own noise: {changed} differed between two measurements"

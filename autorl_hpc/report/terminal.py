@@ -12,7 +12,7 @@ from autorl_hpc.files.ledger import heads_of
 from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.find import sites_of
-from autorl_hpc.report.pages import outcome
+from autorl_hpc.report.pages import gain_in_words, outcome
 from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -27,8 +27,7 @@ WIDE = 110  # width below which mode, base, best feedback and its luck, gap, sub
 def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     """Print the runs, the means over runs, what was left out, and the report's path.
 
-    Args:
-        where: the path of index.html.
+    `where`: the path of index.html.
     """
     from rich.table import Table
     from rich.text import Text
@@ -62,11 +61,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
-    """Print a comparison.
-
-    Args:
-        folder: contains compare.html.
-    """
+    """Print a comparison. `folder`: contains compare.html."""
     from rich.table import Table
     from rich.text import Text
 
@@ -139,11 +134,6 @@ class Column(NamedTuple):
     shown: bool | None = None
 
 
-def _improvement(run: RunSummary) -> str:
-    gain = run.improvement
-    return f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() if gain else fmt.UNKNOWN
-
-
 def _score(score: ScoreSummary | None) -> str:
     return fmt.points(score.score if score else None)
 
@@ -166,7 +156,7 @@ COLUMNS = (
     ),
     # the base model's score does not belong to a checkpoint
     Column("report", lambda run: _score(run.report if run.selected is not None else None)),
-    Column("improvement", _improvement),
+    Column("improvement", lambda run: gain_in_words(run.improvement)),
     Column("p", lambda run: fmt.p_value(run.improvement.p_value if run.improvement else None)),
     Column("gap", lambda run: fmt.signed(run.gap.gap if run.gap else None), True),
     Column("subs", _submissions, True),
@@ -176,7 +166,6 @@ COLUMNS = (
 
 
 def _base_lines(merged: MergedReport) -> list[str]:
-    """Return the base models' scores, for which a narrow table has no column."""
     found = {
         (run.task, run.base_model): _score(run.baseline_report)
         for run in merged.runs
@@ -186,7 +175,6 @@ def _base_lines(merged: MergedReport) -> list[str]:
 
 
 def _cell_lines(merged: MergedReport) -> list[str]:
-    """Return each agent's mean on each task by leaderboard, with its rank."""
     lines = []
     for number, board in enumerate(merged.boards, 1):
         which = f"leaderboard {number}, " if len(merged.boards) > 1 else ""

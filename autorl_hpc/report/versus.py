@@ -7,7 +7,7 @@ equal conditions are compared: agents in the same mode unless modes are named, e
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
@@ -80,18 +80,15 @@ class Versus(Record):
 
 
 class _Chosen(NamedTuple):
-    """A side with the places of its runs in the report."""
-
     side: Side
     places: set[int]
-    mode_named: bool = False
+    mode_named: bool
 
 
 def compare(merged: MergedReport, a: str, b: str) -> Versus:
     """Compare side A with side B.
 
-    Raises:
-        AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
+    Raises AutorlError: a side is not in the report or is more than one agent, or the sides share runs.
     """
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
@@ -117,30 +114,29 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
 
 
 def _choose(merged: MergedReport, name: str) -> _Chosen:
-    """Find the runs of a side: of an agent, else of an experiment, else below a folder."""
-    parts = name.split("/")
-    agent = {p for p, run in enumerate(merged.runs) if [run.agent, run.driver, run.mode][: len(parts)] == parts}
-    experiment = {place for place, run in enumerate(merged.runs) if run.experiment == name}
-    folder = Path(name).resolve()
-    below = {p for p, one in enumerate(merged.run_folders) if folder in (Path(one), *Path(one).parents)}
-    found: tuple[tuple[Kind, set[int]], ...] = (("agent", agent), ("experiment", experiment), ("folder", below))
-    for kind, places in found:
+    parts, folder = name.split("/"), Path(name).resolve()
+    ways: tuple[tuple[Kind, Callable[[RunSummary, Path], bool]], ...] = (
+        ("agent", lambda run, _: [run.agent, run.driver, run.mode][: len(parts)] == parts),
+        ("experiment", lambda run, _: run.experiment == name),
+        ("folder", lambda _, home: folder in (home, *home.parents)),
+    )
+    homes = [Path(home) for home in merged.run_folders] or [Path()] * len(merged.runs)
+    for kind, holds in ways:
+        places = {p for p, (run, home) in enumerate(zip(merged.runs, homes, strict=True)) if holds(run, home)}
         if not places:
             continue
-        runs = [merged.runs[place] for place in sorted(places)]
+        runs = [merged.runs[place] for place in places]
         if kind == "agent":
             _one_agent(name, runs)
         lost = sum(run.excluded == "infrastructure" for run in runs)
         counted = sum(run.counted for run in runs)
         side = Side(name=clean(name) or "", kind=kind, runs=len(runs), counted=counted, lost=lost)
         return _Chosen(side, places, kind == "agent" and len(parts) == 3)
-    raise AutorlError(
-        "no run of the report is of this agent, experiment or folder", where=name, next_step=_known(merged)
-    )
+    what = "no run of the report is of this agent, experiment or folder"
+    raise AutorlError(what, where=name, next_step=_known(merged))
 
 
 def _one_agent(name: str, runs: Sequence[RunSummary]) -> None:
-    """Raise AutorlError if the runs are several agents: several drivers, or versions of an agent's files."""
     drivers = sorted({run.driver for run in runs})
     if len(drivers) > 1:
         told = " or ".join(f"{runs[0].agent}/{driver}" for driver in drivers[:6])
@@ -169,7 +165,6 @@ Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sid
 
 
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
-    """Return both sides' improvements on a leaderboard by column and by what else must be equal, without empty rows."""
     kinds = {left.side.kind, right.side.kind}
     modes_named = left.mode_named and right.mode_named
     found: Strata = defaultdict(lambda: ([], []))
@@ -199,8 +194,8 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
         a=over_a,
         b=over_b,
         difference=difference,
-        p_value=statistics.permutation_p(a, b) if enough else None,
-        p_least=statistics.least_permutation_p(len(a), len(b)) if enough else None,
+        p_value=statistics.regrouping_p([statistics.Stratum(a, b)]) if enough else None,
+        p_least=statistics.least_regrouping_p([(len(a), len(b))]) if enough else None,
         probability_of_improvement=statistics.probability_of_improvement(a, b) if tested and a and b else None,
     )
 
@@ -212,7 +207,6 @@ def _ambiguous(strata: Strata) -> set[str]:
 
 
 def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[str]) -> list[VersusAll]:
-    """Compare over the tasks of a leaderboard that are not ambiguous; modes or agents are parts of their task."""
     clear = {key: sides for key, sides in strata.items() if key.task not in ambiguous}
     names = {key: " · ".join(part for part in (key.name, key.what) if part) for key in clear}
     a, b = ({names[key]: sides[side] for key, sides in clear.items()} for side in (0, 1))

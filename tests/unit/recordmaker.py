@@ -22,7 +22,7 @@ from autorl_hpc.records.recorded import (
     TrainingPoint,
     UsageSample,
 )
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import RunSummary
 
 
@@ -92,7 +92,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def told(run: TreeRun) -> RunSummary:
-    return digest(run.dir, Library())
+    return digest(run.dir)
 
 
 def recorded_run(tree: Tree) -> TreeRun:

@@ -15,7 +15,7 @@ from treemaker import Tree
 
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.report import pages, report
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 
 ASKED = """
 import json, os, sys
@@ -78,10 +78,10 @@ def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> 
         run = tree.finished(seed=seed, solved=40 + seed, agent=agent)
         for attempt, version in enumerate(versions, 1):
             append_event(run.dir.events, "agent_version", attempt=attempt, agent=agent, program="p", version=version)
-        named = {name: one for name, one in digest(run.dir, Library()).story.versions.items() if "program" in name}
+        named = {name: one for name, one in digest(run.dir).story.versions.items() if "program" in name}
         known = [version for version in versions if version is not None]
         assert named == ({"agent's program": f"{agent} {', then '.join(known)}"} if known else {})
-        assert all(f"{agent} {version}" in pages.run_md(digest(run.dir, Library())) for version in known[:1])
+        assert all(f"{agent} {version}" in pages.run_md(digest(run.dir)) for version in known[:1])
     merged = report.build([tree.path])
     (board,) = merged.boards
     cells = {row.agent: row.cells[0].agent_versions for row in board.rows if row.cells[0] is not None}

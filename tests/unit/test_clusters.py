@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 
 import numpy as np
 import pytest
 
 from autorl_hpc.report import statistics
-from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.report.statistics import (
     bca_of_mean,
-    bca_of_means,
     clustered_intervals,
     least_sign_flip_p,
     paired_clusters,
     sign_flip_p,
-    totals,
     variance_of_mean,
 )
 from autorl_hpc.scoring import stats
@@ -26,14 +22,6 @@ from autorl_hpc.scoring import stats
 NAMES = ["a", "a", "a", "b", "c", "c", "d", "d", "d", "d", "e", "f", "f", "g"]
 BASE = [1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0, 1]
 NEW = [1, 1, 1, 0, 1, 1, 0, 1, 0, 1, 1, 1, 1, 0]
-
-
-def test_totals_by_hand() -> None:
-    found = totals([1, 0, 0.5, 1], ["b", "a", "b", "b"])
-    assert found == ([0.0, 2.5], [1, 3]) and found.mean == pytest.approx(0.625)
-    for values, names in (([], []), ([1.0], ["a", "b"])):
-        with pytest.raises(ValueError):
-            totals(values, names)
 
 
 def test_variance_equals_the_cluster_robust_one_of_statsmodels() -> None:
@@ -96,8 +84,6 @@ EQUAL = [name for name in "abcdefg" for _ in range(2)]
 EFFECTIVE = 14**2 / 36
 """Of NAMES: clusters of 3, 1, 2, 4, 1, 2 and 1 items."""
 
-GIANT = ["a"] * 200 + ["b", "c", "d", "e"]
-
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
 def test_clusters_that_are_all_alike_have_wilsons_interval_of_their_number(value: float) -> None:
@@ -130,10 +116,6 @@ def test_gains_and_losses_of_few_clusters_do_not_cancel_to_certainty() -> None:
     moved = paired_clusters([0, 0, 1, 1], [1, 1, 0, 0], names)
     assert (still.difference, moved.difference) == (0, 0)
     assert moved.low < still.low < -0.6 and moved.high > still.high > 0.6
-
-
-SIZES = [(20, 20, 20), (20, 20, 20, 20), (50, 5, 5), (90, 3, 3, 4)]
-SIZES += [(200, 1, 1, 1, 1), (50, 5, 5, 5, 5), (100, *[2] * 8), (100, *[10] * 14), (200, *[1] * 30)]
 
 
 def test_paired_clusters() -> None:
@@ -183,12 +165,6 @@ def test_two_things_have_what_they_can_be_resampled_to() -> None:
     assert bca_of_mean([0.0, 1.0], [1, 1]) == (0.0, 1.0)
 
 
-def test_graded_without_spread() -> None:
-    found = paired_graded([0.5] * 4, [0.75] * 4)
-    assert (found.difference, found.p_value) == (0.25, 2 / 16) and found.low < 0.25 < found.high
-    assert (found.low, found.high) == pytest.approx(stats.tango(1, 0, 4))
-
-
 def test_clusters_show_less() -> None:
     assert stats.visible_of_clusters([1] * 82) == 82
     assert stats.visible_of_clusters([5] * 20, 1.0) == 20
@@ -197,19 +173,3 @@ def test_clusters_show_less() -> None:
     for sizes, rho in (([], 0.5), ([2], 1.5), ([2], -0.1)):
         with pytest.raises(ValueError):
             stats.visible_of_clusters(sizes, rho)
-
-
-def test_several_are_drawn_as_one_by_one() -> None:
-    chance = random.Random(5)
-    sizes = [chance.randint(1, 9) for _ in range(30)]
-    several = [[chance.uniform(0, size) for size in sizes] for _ in range(60)]
-    assert bca_of_means(several, sizes) == [bca_of_mean(sums, sizes) for sums in several]
-    with pytest.raises(ValueError):
-        bca_of_means([several[0], several[1][:-1]], sizes)
-    names = [f"c{i % 12}" for i in range(100)]
-    scores = [[float(chance.random() < share) for _ in names] for share in (0.0, 0.3, 1.0, 0.5)]
-    found = clustered_intervals(scores, names)
-    assert found == [clustered_intervals([each], names)[0] for each in scores]
-    assert [each.kind.split()[0] for each in found] == ["Wilson", "bootstrap", "Wilson", "bootstrap"]
-    few = clustered_intervals(scores, [f"c{i % 4}" for i in range(100)])
-    assert {each.kind for each in few} == {"Wilson over clusters"}

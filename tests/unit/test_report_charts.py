@@ -16,7 +16,7 @@ import demotree
 import pytest
 
 from autorl_hpc.files.layout import share
-from autorl_hpc.report import cache, charts, leaderboard, pages
+from autorl_hpc.report import charts, leaderboard, pages
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.charts import Figure, Panel, Series, Spot, write_figures
 from autorl_hpc.report.summary import MergedReport
@@ -81,7 +81,7 @@ def test_each_question_has_its_figure_drawn_once(merged: MergedReport, tmp_path:
 
 def drawn_on_page(figure: Figure) -> tuple[str, ...]:
     with charts.style():
-        return charts.on_page(figure, charts.drawn(figure)["svg"].decode())
+        return charts.drawn(figure).panels
 
 
 def test_what_is_best_so_far_is_drawn_as_steps() -> None:
@@ -106,9 +106,9 @@ def test_hostile_labels_stay_text() -> None:
     )
     figure = Figure("hostile", HOSTILE, HOSTILE, panels, ((HOSTILE, 0),))
     with charts.style():
-        svg = charts.drawn(figure)["svg"].decode()
-    on_page = charts.on_page(figure, svg)
-    for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in on_page)):
+        drawn = charts.drawn(figure)
+    svg = drawn.svg.decode()
+    for text in (svg, *(panel.replace("<svg ", '<svg xmlns:xlink="x" ') for panel in drawn.panels)):
         inside = list(ElementTree.fromstring(text).iter())
         assert not [e for e in inside if e.tag.endswith("script")] and "<script" not in text
         assert not [e for e in inside if any(name.startswith("on") for name in e.attrib)]
@@ -122,21 +122,6 @@ def test_colours_of_page_and_files_agree() -> None:
     assert on_page == charts.ON_PAGE
     dark = dict(re.findall(r"--(c\d|soft): (#[0-9a-f]{6})", css[css.index("@media") :]))
     assert {*dark, "line"} == {name[6:-1] for name in charts.ON_PAGE.values()}
-    for paper, colours in (("#ffffff", light), ("#14171b", dark)):
-        for name in dark:
-            assert contrast(colours[name], paper) >= 2.2, (name, colours[name], paper)
-
-
-def contrast(a: str, b: str) -> float:
-    """WCAG 2's ratio; 3 is asked of graphics, and dashes and labels tell the two lighter blues apart as well."""
-
-    def light(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    high, low = sorted((light(a), light(b)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
 
 
 LABELS: list[Any] = [
@@ -155,37 +140,8 @@ def test_short_labels_stay_apart(labels: list[str], most: int) -> None:
     assert all(len(one) <= len(label) + 1 for one, label in zip(short, labels, strict=True))
 
 
-# --- many runs
-
-
-def test_the_page_of_many_runs_is_small(merged: MergedReport) -> None:
-    """A page of a thousand runs is one that a phone still opens: 5 kB a run."""
-    runs = demotree.many(merged.runs, 200)
-    big = leaderboard.assemble(runs, ["demo"])
-    page = pages.index_html(big, {place: f"../{run.run_id}/report/run.html" for place, run in enumerate(runs)})
-    assert page.count('data-name="best feedback"') == 200 and len(page.encode()) < 200 * 5000
-
-
-def test_the_summary_written_run_by_run_is_that_of_the_whole(merged: MergedReport) -> None:
-    """Also of no run; and a run's short form, read back and packed, says the same."""
-    for count in (0, 1, 5):
-        some = leaderboard.assemble(merged.runs[:count], ["demo", 'odd\n "runs": []'])
-        assert b"".join(pages.merged_summary(some)) == some.short().model_dump_json(indent=1).encode() + b"\n"
+def test_a_run_in_short_says_the_same_when_it_is_read_back(merged: MergedReport) -> None:
     for run in merged.runs:
         short = run.short()
         again = type(run).model_validate_json(short.model_dump_json())
         assert again == short == again.packed() and again.packed().model_dump_json() == short.model_dump_json()
-
-
-def test_a_changed_template_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "share", lambda folder: tmp_path / folder)
-    seen = set()
-    for name in ("run.html.j2", "run.css", "index.js", "index/runs.html.j2"):
-        path = tmp_path / "templates" / "report" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for text in ("a", "a longer one"):
-            path.write_text(text)
-            cache.code_stamp.cache_clear()
-            seen.add(cache.code_stamp())
-    cache.code_stamp.cache_clear()
-    assert len(seen) == 8

@@ -16,8 +16,8 @@ from autorl_hpc.grading.evaluate import ItemOutcome, write_items
 from autorl_hpc.launch.dry_run import visible_gains, visible_line
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import pages, report
-from autorl_hpc.report.run_folder import Items, ItemsReader, Unusable
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_folder import Items, Unusable, read_items
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import clustered_intervals, over_tasks, paired_clusters, variance_of_mean
 from autorl_hpc.report.summary import RunSummary
@@ -39,7 +39,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def summary(run: TreeRun) -> RunSummary:
-    return digest(run.dir, Library())
+    return digest(run.dir)
 
 
 def points(values: tuple[float, ...] | list[float]) -> object:
@@ -119,7 +119,7 @@ def test_an_item_without_a_cluster_is_one_of_its_own(tmp_path: Path) -> None:
     ]
     sha256 = write_items(tmp_path / "items.jsonl.gz", lines)
     scored = evaluation(Split.REPORT, "0" * 64, [1.0] * 3, sha256)
-    assert ItemsReader().read(tmp_path / "items.jsonl.gz", scored).clusters == ("a", "a", "item q2")
+    assert read_items(tmp_path / "items.jsonl.gz", scored).clusters == ("a", "a", "item q2")
 
 
 def test_agents_over_several_tasks(tmp_path: Path) -> None:

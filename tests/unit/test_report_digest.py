@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from treemaker import ENGINE, Tree, TreeRun, evaluation, outcomes, save_items, sha
 
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.scoring import stats
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split
@@ -26,7 +26,7 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def summary(run: TreeRun) -> RunSummary:
-    return digest(run.dir, Library())
+    return digest(run.dir)
 
 
 def rewrite(path: Path, old: bytes, new: bytes) -> None:
@@ -240,9 +240,3 @@ def test_graded_outcomes(tmp_path: Path) -> None:
         and found.report.low is not None
         and found.report.low < found.report.score < (found.report.high or 0)
     )
-
-
-def test_a_cancelled_run_is_not_charged_to_the_agent(tree: Tree) -> None:
-    run = tree.run().start().seal(3.0, EndedBy.CANCELLED, None)
-    found = summary(run.close(fault=Fault.AGENT, reason="no submission"))
-    assert (found.counted, found.excluded, found.improvement) == (False, "cancelled", None)

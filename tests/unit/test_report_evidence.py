@@ -18,7 +18,7 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import AttemptStarted, Contaminated, Contamination, Fingerprint, SandboxUsed
 from autorl_hpc.report import report, status
 from autorl_hpc.report.run_folder import UNSEEN
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.report.terminal import print_summary
 from autorl_hpc.states import EntryKind, Network, SandboxLevel, Split
@@ -74,7 +74,7 @@ def one_run(tree: Tree, solved: int = 40, seed: int = 0, **fields: Any) -> TreeR
 
 
 def summary(run: TreeRun) -> RunSummary:
-    return digest(run.dir, Library())
+    return digest(run.dir)
 
 
 def pages(tree: Tree) -> dict[str, str]:

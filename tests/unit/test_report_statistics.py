@@ -10,21 +10,23 @@ from autorl_hpc.report.scores import paired_graded
 from autorl_hpc.scoring.stats import tango
 
 
+def p_of(a: list[float], b: list[float]) -> float:
+    return st.regrouping_p([st.Stratum(a, b)])
+
+
 def test_permutation_exact() -> None:
-    assert st.permutation_p([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
-    assert st.permutation_p([1, 2], [1, 2]) == 1
-    assert st.permutation_p([0.1 + 0.2, 0.3], [0.3, 0.3]) == 1  # equal but for rounding
-    assert st.least_permutation_p(3, 3) == pytest.approx(0.1) and st.least_permutation_p(2, 3) == pytest.approx(0.1)
-    many = st.permutation_p([float(i) for i in range(20)], [float(i + 30) for i in range(20)])
-    assert many == pytest.approx(1 / 10_001) == st.least_permutation_p(20, 20)
+    assert p_of([1, 2, 3], [4, 5, 6]) == pytest.approx(2 / 20)
+    assert p_of([1, 2], [1, 2]) == 1
+    assert p_of([0.1 + 0.2, 0.3], [0.3, 0.3]) == 1  # equal but for rounding
+    assert [st.least_regrouping_p([sizes]) for sizes in ((3, 3), (2, 3))] == pytest.approx([0.1, 0.1])
     with pytest.raises(ValueError):
-        st.permutation_p([], [1])
+        p_of([], [1])
 
 
 def test_a_sampled_p_value_is_never_0() -> None:
     """No drawn regrouping is as far apart as two sides that do not overlap; the one that was seen counts all the same."""
     low, high = [float(i) for i in range(12)], [1000.0 + i for i in range(12)]
-    assert st.permutation_p(low, high) == pytest.approx(st.least_permutation_p(12, 12)) == pytest.approx(1 / 10_001)
+    assert p_of(low, high) == pytest.approx(st.least_regrouping_p([(12, 12)])) == pytest.approx(1 / 10_001)
 
 
 def test_probability_of_improvement_and_holm() -> None:

@@ -15,7 +15,7 @@ from autorl_hpc.report import pages
 from autorl_hpc.report.axes import axes_of
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.run_story.story import shown_lines, shown_settings
-from autorl_hpc.report.run_summary import Library, digest
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.story_records import EvidenceLine, Failure, RouteTold, Setting
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.states import FailureKind, Fault, Route
@@ -73,7 +73,7 @@ def whole(tree: Tree, words: str = "a note") -> RunSummary:
     make.add(run, "processes", make.process(20.0, words))
     use = DriverUse(tokens_in=1400, tokens_out=100, cost_usd=1.25, calls=3)
     run.seal(600.0, gpu_hours=0.5, driver=use, exit_codes=(3, 0), reprompts=1)
-    found = digest(run.close(outcomes(100, range(45))).dir, Library())
+    found = digest(run.close(outcomes(100, range(45))).dir)
     lines = shown_lines([EvidenceLine(where=words, says=words)])
     route = RouteTold(planned=Route.GRPO, executed=Route.SFT, planned_by=lines, executed_by=lines)
     failure = Failure(kind=FailureKind.REWARD_OR_DATA, evidence=lines)
@@ -118,13 +118,13 @@ def test_the_page_tells_the_story(tree: Tree) -> None:
 
 
 def test_a_page_without_a_recorder_has_neither_iterations_nor_use(tree: Tree) -> None:
-    run = digest(tree.finished(seed=0, solved=40).dir, Library())
+    run = digest(tree.finished(seed=0, solved=40).dir)
     page = Page(pages.run_html(run))
     assert "Iterations" not in page.text and "GPU-hours" not in page.text and "tokens" not in page.text
     assert "Score against time, submissions" in page.text and "time_to_best 6.7 min" in page.text
     assert "Iterations" not in pages.run_md(run)
     for live in (tree.run(seed=1), tree.run(seed=2).start()):
-        assert Page(pages.run_html(digest(live.dir, Library()))).open == []
+        assert Page(pages.run_html(digest(live.dir))).open == []
 
 
 def test_hostile_words_only_stand_there(tree: Tree) -> None:
@@ -159,6 +159,6 @@ def test_markdown_renders_with_hostile_words(tree: Tree) -> None:
 
 
 def test_one_axis_where_nothing_else_is_known(tree: Tree) -> None:
-    queued = digest(tree.run(seed=3).dir, Library())
+    queued = digest(tree.run(seed=3).dir)
     assert [axis.name for axis in axes_of(queued)] == ["time", "submissions"]
     assert "no feedback score" in pages.run_html(queued)
