@@ -6,6 +6,7 @@ TensorBoard's event files. A step found in several of them is written once. wand
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -15,7 +16,7 @@ import re
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,43 +47,36 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
-Names = Collection[str]
-
-
-def _all(*wanted: str) -> Callable[[Names], bool]:
-    return lambda names: all(name in names for name in wanted)
-
-
-def _begins(start: str, *wanted: str) -> Callable[[Names], bool]:
-    return lambda names: _all(*wanted)(names) and any(name.startswith(start) for name in names)
-
-
-def _is_ppo(names: Names) -> bool:
-    policy = any(name in names for name in ("loss/policy_avg", "policy_loss", "actor_loss", "pg_loss", "actor/pg_loss"))
-    value = any(name in names for name in ("loss/value_avg", "value_loss", "critic_loss", "vf_loss", "critic/vf_loss"))
-    return (policy and value) or "objective/kl" in names
-
-
-TRAINERS: tuple[tuple[Callable[[Names], bool], str], ...] = (
-    (_all("log_odds_ratio", "nll_loss", "rewards/chosen"), "ORPOTrainer"),
-    (_all("nll_loss", "rewards/chosen"), "CPOTrainer"),
-    (_begins("objective/", "rewards/chosen"), "OnlineDPOTrainer"),
-    (_all("rewards/chosen", "rewards/accuracies"), "DPOTrainer"),
-    (_all("rewards/chosen", "kl"), "KTOTrainer"),
-    (_is_ppo, "PPOTrainer"),
-    (_begins("completions/", "reward"), "GRPOTrainer"),
-    (_all("mean_reward", "margin"), "RewardTrainer"),
-    (_all("mean_token_accuracy"), "SFTTrainer"),
-    (_all("loss", "grad_norm"), "Trainer"),
-    (_all("loss", "learning_rate"), "Trainer"),
+TRAINERS: tuple[tuple[str, str, str], ...] = (
+    ("log_odds_ratio nll_loss rewards/chosen", "", "ORPOTrainer"),
+    ("nll_loss rewards/chosen", "", "CPOTrainer"),
+    ("rewards/chosen", "objective/", "OnlineDPOTrainer"),
+    ("rewards/chosen rewards/accuracies", "", "DPOTrainer"),
+    ("rewards/chosen kl", "", "KTOTrainer"),
+    ("policy_loss value_loss", "", "PPOTrainer"),
+    ("objective/kl", "", "PPOTrainer"),
+    ("reward", "completions/", "GRPOTrainer"),
+    ("mean_reward margin", "", "RewardTrainer"),
+    ("mean_token_accuracy", "", "SFTTrainer"),
+    ("loss grad_norm", "", "Trainer"),
+    ("loss learning_rate", "", "Trainer"),
 )
-"""The first match counts."""
+"""Names that must all be there, a beginning that some name must have, and the trainer; the first match counts."""
+
+SAME = {
+    **dict.fromkeys(("loss/policy_avg", "actor_loss", "pg_loss", "actor/pg_loss"), "policy_loss"),
+    **dict.fromkeys(("loss/value_avg", "critic_loss", "vf_loss", "critic/vf_loss"), "value_loss"),
+}
 
 
-def trainer_of(figures: Mapping[str, float] | Names) -> str | None:
+def trainer_of(figures: Collection[str]) -> str | None:
     """Return the trainer that logs figures of these names; None if they don't show it. The prefix `eval_` is ignored."""
     names = {name.removeprefix("eval_") for name in figures}
-    return next((trainer for holds, trainer in TRAINERS if holds(names)), None)
+    names |= {SAME[name] for name in names if name in SAME}
+    for wanted, beginning, trainer in TRAINERS:
+        if names.issuperset(wanted.split()) and any(name.startswith(beginning) for name in names):
+            return trainer
+    return None
 
 
 # --- logged steps in text: flat dictionaries as Python or JSON writes them, anywhere in the text. Nothing is evaluated.
@@ -97,11 +91,10 @@ MAX_STEP = 2**53
 HINTS = (b"loss", b"reward")
 """Text without any of these has no step."""
 
-_DICT = re.compile(r"\{[^{}]{8,12288}\}")
-_PAIR = re.compile(
-    r"\s{0,8}(?:'([^'\"\\]{1,200})'|\"([^'\"\\]{1,200})\")\s{0,8}:\s{0,8}"
-    r"(?:'([^'\\]{0,400})'|\"([^\"\\]{0,400})\"|([^\s,'\"\[\]()]{1,64})|(\[[^\[\]]{0,2000}\]))\s{0,8}(,|$)"
-)
+_DICT = re.compile(r"\{[^{}()]{8,12288}\}")
+_BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
+"""As Python's repr and JSON write what is no literal."""
+
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
@@ -147,12 +140,12 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
     for found in _DICT.finditer(without_escapes(text)):
         inner = found[0][1:-1]
         if "loss" in inner or "reward" in inner:
-            step = step_of(_pairs(inner.replace('\\"', '"') if '\\"' in inner else inner))
+            step = step_of(_literal(_BARE.sub(r"'\g<0>'", found[0].replace('\\"', '"'))))
             if step is not None:
                 yield step
 
 
-def step_of(values: Mapping[str, object]) -> LoggedStep | None:
+def step_of(values: Mapping[Any, object]) -> LoggedStep | None:
     """Return the step that a trainer logged as `values`; None if they are not a trainer's."""
     figures: dict[str, float] = {}
     strange: list[str] = []
@@ -186,18 +179,13 @@ def number_of(value: object) -> float | None:
     return None
 
 
-def _pairs(inner: str) -> dict[str, object]:
-    """Return names and values of a flat dictionary; empty if it is anything else."""
-    found: dict[str, object] = {}
-    at = 0
-    while at < len(inner):
-        pair = _PAIR.match(inner, at)
-        if pair is None or len(found) > MAX_FIGURES:
-            return {} if pair is None and inner[at:].strip() else found
-        name, values = pair[1] or pair[2], (pair[3], pair[4], pair[5])
-        found[name] = next((value for value in values if value is not None), None)
-        at = pair.end()
-    return found
+def _literal(text: str) -> dict[object, object]:
+    """Return a dictionary of literals; empty if it is anything else. Nothing in it is evaluated."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 # --- the file of logged steps, each written once

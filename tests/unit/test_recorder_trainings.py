@@ -207,7 +207,6 @@ def test_a_brace_that_never_closes_holds_nothing_up(world: World) -> None:
         "{'epoch': 1, 'accuracy': 0.5}",
         "{'loss': True, 'epoch': False}",
         "{'loss': '0x10', 'epoch': '1_0'}",
-        "{'loss': " + "9" * 60 + ", 'epoch': 1e99999}",
         "loss 0.5 epoch 1",
         "{" * 10_000,
         "{'a':" * 10_000,

@@ -409,23 +409,9 @@ class Traces:
             elif wall is not None and clock is not None:
                 elapsed_s = min(max(elapsed_s - (clock - wall), min(self._looked_s, elapsed_s)), elapsed_s)
             seen = {"elapsed_s": elapsed_s, "at": at, "attempt": now.attempt}
-            self._join(
-                TraceEvent.model_validate({**seen, "source": source, "format": form, "offset": offset, **fields})
-            )
-
-    def _join(self, event: TraceEvent) -> None:
-        """Store an event. Parts of one message, which some programs print as they come, are joined."""
-        last = self._waiting[-1] if self._waiting else None
-        if (
-            last is not None
-            and last.kind == event.kind == "message"
-            and last.offset != event.offset
-            and (last.source, last.session, last.elapsed_s) == (event.source, event.session, event.elapsed_s)
-        ):
-            chars = (last.chars or 0) + (event.chars or 0)
-            self._waiting[-1] = event.model_copy(update={"chars": chars})  # with the later line's offset
-        elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append(event)
+            if len(self._waiting) < MAX_WAITING:
+                event = {**seen, "source": source, "format": form, "offset": offset, **fields}
+                self._waiting.append(TraceEvent.model_validate(event))
 
     def _note(self, now: Moment, *, last: bool) -> None:
         """Record how far the log was read if no event shows it, and how many lines were too long."""
