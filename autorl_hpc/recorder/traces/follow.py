@@ -23,7 +23,7 @@ from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import open_plain
 from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands
-from autorl_hpc.recorder.traces.parse import Event, Table, name, parsed, with_fields
+from autorl_hpc.recorder.traces.parse import Event, Table, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.base import printable
@@ -65,9 +65,6 @@ def read_document(value: Any, only: str | None) -> TraceDocument | None:
         return None
     if openhands.is_state(value):
         return TraceDocument(openhands.FORMAT, None, [], openhands.read, openhands.read_state(value))
-    if isinstance(value, list) and any(isinstance(each, dict) and openhands.knows(each) for each in value[:50]):
-        first = next((each.get("timestamp") for each in value if isinstance(each, dict)), None)
-        return TraceDocument(openhands.FORMAT, name(first), value, openhands.read, [])
     return None
 
 
@@ -79,7 +76,7 @@ PIECE_BYTES = 4 * 2**20
 MAX_STARTS = 3
 """Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
 
-_MARKS = (b'"type"', b'"kind"', b'"msg"', b'"action"', b'"observation"')
+_MARKS = (b'"type"', b'"kind"')
 """Every line of a trace contains one of these; other lines are not parsed."""
 
 _ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
@@ -241,10 +238,10 @@ LEFT_OUT = frozenset(
 )
 """Folders of the workspace and of programs that hold many files but no trajectories."""
 
-_HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",), (".home", "trajectories"))
+_HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",))
 """Hidden folders where programs store trajectories by default; in other hidden folders nothing is read."""
 
-_NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json|trajectory[^/]{0,100}\.json|.{0,200}\.trajectory\.json")
+_NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json")
 
 
 def is_trajectory(parts: Parts) -> bool:
