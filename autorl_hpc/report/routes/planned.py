@@ -331,11 +331,8 @@ def _trainings(script: Script) -> list[Training]:
         for place in script.named
         if getattr(place.node, "attr", "") in names and not _MODEL_NAME.search(last_name(place.node.value))
     ]
-    routes = {training.route for training in made}
     for training in made:
-        training.sure &= any(run.sure for run in runs) and len({(r.look.path, r.node.lineno) for r in runs}) >= len(
-            routes
-        )
+        training.sure &= any(run.sure for run in runs)
     return (made if runs else []) + [_loop(script, call) for call in script.called("backward")]
 
 
@@ -346,7 +343,7 @@ def _class(script: Script, name: str, depth: int = 0) -> tuple[Route | None, str
             bases = (look.name_of(base).rsplit(".", 1)[-1] for base in local.bases)
             told = next((told for base in bases if base != name and (told := _class(script, base, depth + 1))), None)
             own = [n for n in local.body if isinstance(n, ast.FunctionDef) and n.name in OWN_LOSS]
-            places = [CodePlace(node, look, node.name) for node in own]
+            places = [CodePlace(node, look) for node in own]
             return (told[0], f"{name}, which is a {told[1]}", places or told[2]) if told else None
     imported = {full.split(".", 1)[0] for look in script.reached.values() for full in look.imports.values()}
     if not imported & TRAINER_PACKAGES or name not in {*TRAINER_CLASSES, *NO_POLICY_TRAINERS}:
@@ -359,15 +356,15 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
     if told is None:
         return None
     route, why, own = told
-    made = Training(route, why, call.look.path, call.node.lineno, call.sure, model=_model(script, call), script=script)
+    made = Training(route, why, call.look.path, call.node.lineno, call.sure, model=_model(call), script=script)
     parts = {k.arg: call.part(k.value) for k in call.node.keywords}
     made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
     if own:
-        nodes, _ = script.flow(own, wide=True)
+        nodes, _ = script.flow(own)
         loss, words = route_of_loss([place.node for place in nodes])
         if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
             made.route, made.why = loss, f"{why}, whose loss is {words}"
-    settings, _ = script.flow([p for name, p in parts.items() if name in ("args", "config")] or [call])
+    settings, _ = script.flow([call])
     literals = ((k.arg, n.look.literal(k.value)) for n in settings for k in getattr(n.node, "keywords", ()))
     given = {name: value for name, value in literals if value is not None and value is not False}
     is_odd = 0 in (given.get("learning_rate"), given.get("max_steps"), given.get("num_train_epochs"))
@@ -381,7 +378,7 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
 def _loop(script: Script, call: CodePlace) -> Training:
     """Return what a hand-written loop learns, judging by what flows into its loss."""
     parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
-    nodes, _ = script.flow(parts, wide=True)
+    nodes, _ = script.flow(parts)
     route, why = route_of_loss([place.node for place in nodes])
     if not script.called("step") or len(nodes) >= MAX_FLOW:
         route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
@@ -390,17 +387,11 @@ def _loop(script: Script, call: CodePlace) -> Training:
     return made
 
 
-def _model(script: Script, call: CodePlace) -> object:
-    """Return the literal name of the model that a call receives or that was loaded for it; None if unknown."""
+def _model(call: CodePlace) -> object:
+    """Return the literal name of the model that a call receives; None if unknown."""
     named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
     given = [*named, *call.node.args[:1]][:1]
-    for _ in range(3):
-        if not given or isinstance(known := call.look.literal(given[0]), str):
-            return known if given else None
-        origins = script.origins(call.part(given[0])) if isinstance(given[0], ast.Name) else []
-        loaded = origins[0].node if len(origins) == 1 else None
-        given = loaded.args[:1] if isinstance(loaded, ast.Call) else []
-    return None
+    return call.look.literal(given[0]) if given else None
 
 
 # --- supervised training: where its rows come from
@@ -416,15 +407,13 @@ def _by_samples(made: Training, done: Followed) -> None:
     for script in done.scripts.values() if not asks else ():
         writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
         written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
-        named = [call for call in writes if last_name(call.node.func) not in ("write", "writelines")]
-        places, _ = script.flow([call.part(a) for call in named for a in [call.node.func, *call.node.args]])
-        if _file_names(nodes) & _file_names(places) and any(map(_is_sampling, script.calls)):
+        if _file_names(nodes) & _file_names(written) and any(map(_is_sampling, script.calls)):
             asks = [place for place in written if _is_sampling(place)]
             tests += [test for call in writes for test in call.tests]
             loaded = [
                 call for call in script.called("LLM", "from_pretrained") if "Tokenizer" not in said(call.node.func)
             ]
-            models = {_model(script, call) for call in loaded}
+            models = {_model(call) for call in loaded}
             place = f" of {script.path}"
             if asks:
                 break

@@ -1,7 +1,4 @@
-"""Take a plain look at a script and what it imports (`Script`): statements that may run, and what flows into an expression.
-
-Nothing is executed or imported. Names are matched as text, values are literals, and conditions are open unless constant.
-"""
+"""Look at Python files: which statements of a script may run, and what flows into an expression. Nothing is evaluated."""
 
 from __future__ import annotations
 
@@ -27,6 +24,7 @@ _GUARD = re.compile(r"exists|is_?file|is_?dir|main_process|rank")
 """Conditions for resuming after an interruption or for one process of several: what they guard counts as run."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+Waiting = tuple[list[ast.stmt], bool, tuple[ast.expr, ...]]
 
 
 @dataclass
@@ -54,19 +52,10 @@ class Look:
 
     def name_of(self, expr: ast.AST) -> str:
         """Return the full name of `a.b.c` according to the file's imports; empty if it is not a plain name."""
-        first, *rest = _dotted(expr).split(".")
-        return ".".join([self.imports.get(first, first), *rest])
-
-    def words(self) -> Iterator[ast.AST]:
-        """Yield all nodes of the file."""
-        return ast.walk(self.tree) if self.tree is not None else iter(())
-
-
-def _dotted(expr: ast.AST) -> str:
-    names: list[str] = []
-    while isinstance(expr, ast.Attribute) and len(names) < 9:
-        names, expr = [expr.attr, *names], expr.value
-    return ".".join([expr.id, *names]) if isinstance(expr, ast.Name) else ""
+        names: list[str] = []
+        while isinstance(expr, ast.Attribute) and len(names) < 9:
+            names, expr = [expr.attr, *names], expr.value
+        return ".".join([self.imports.get(expr.id, expr.id), *names]) if isinstance(expr, ast.Name) else ""
 
 
 @lru_cache(maxsize=64)
@@ -78,9 +67,11 @@ def look_at(path: str, text: str) -> Look:
             warnings.simplefilter("ignore")
             found.tree = ast.parse(text) if len(text) <= MAX_FILE_CHARS else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
+        pass
+    if found.tree is None:
         return found
     bound: Counter[str] = Counter()
-    for node in found.words():
+    for node in ast.walk(found.tree):
         if isinstance(node, ast.Import):
             found.imports |= {alias.asname or alias.name: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -95,13 +86,13 @@ def look_at(path: str, text: str) -> Look:
             found.functions += [(node.name, n) for n in inner if n.name in ("__init__", "__call__", "forward")]
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             bound[node.id] += 1
-    pairs = (pair for statement in getattr(found.tree, "body", ()) for pair in _bindings(statement))
+    pairs = (pair for statement in found.tree.body for pair in _bindings(statement))
     found.constants |= {name: value for name, value in pairs if bound[name] == 1}
     return found
 
 
 class CodePlace(NamedTuple):
-    """A statement or expression that may run, with the file and function in which its names are resolved.
+    """A statement or expression that may run.
 
     Attributes:
         sure: no open condition is around it.
@@ -110,7 +101,6 @@ class CodePlace(NamedTuple):
 
     node: Any
     look: Look
-    function: str
     sure: bool = True
     tests: tuple[ast.expr, ...] = ()
 
@@ -135,7 +125,7 @@ class Script:
         self.calls: list[CodePlace] = []
         self.named: list[CodePlace] = []
         self.options: dict[str, CodePlace] = {}
-        self._bound: dict[tuple[str, str, str], list[CodePlace]] = defaultdict(list)
+        self._values: dict[tuple[str, str], list[CodePlace]] = defaultdict(list)  # by file and name
         self._defined: dict[str, list[tuple[Look, Function]]] = defaultdict(list)
         self._wanted: dict[str, bool] = {}  # names that live code uses, and whether one is surely called
         self._entered: set[int] = set()
@@ -149,8 +139,6 @@ class Script:
         """Return the calls of functions and methods of these names."""
         return [call for call in self.calls if last_name(call.node.func) in names]
 
-    # --- live statements
-
     def _enter(self, look: Look) -> None:
         if look.path not in self.reached and look.tree is not None:
             self.reached[look.path] = look
@@ -160,28 +148,22 @@ class Script:
 
     def _next(self) -> tuple[bool, Look, Function] | None:
         """Return a function to visit next; those that are surely called come first."""
-        later = None
-        for name, sure in reversed(self._wanted.items()):
-            known = self._defined.get(name, ())
-            # Of functions of one name, only one is meant; of a class, all its ways to be called are.
-            is_sure = sure and (len(known) < 2 or name in known[0][0].classes)
-            for look, function in known if is_sure or later is None else ():
+        for name, is_sure in sorted(self._wanted.items(), key=lambda item: not item[1]):
+            for look, function in self._defined.get(name, ()):
                 if id(function) not in self._entered:
-                    if is_sure:
-                        return True, look, function
-                    later = later or (False, look, function)
-        return later
+                    return is_sure, look, function
+        return None
 
     def _live(self, look: Look, owner: Any, sure: bool) -> None:
         """Visit the statements of a module or function that are not certainly skipped."""
-        waiting: list[tuple[list[ast.stmt], bool, tuple[ast.expr, ...]]] = [(owner.body, sure, ())]
+        waiting: list[Waiting] = [(owner.body, sure, ())]
         while waiting:
             body, sure, tests = waiting.pop()
-            inner: list[tuple[list[ast.stmt], bool, tuple[ast.expr, ...]]] = []
+            inner: list[Waiting] = []
             for node in body:
                 if isinstance(node, Function):
                     continue
-                self._statement(CodePlace(node, look, getattr(owner, "name", ""), sure, tests))
+                self._statement(CodePlace(node, look, sure, tests))
                 ends = isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) or _leaves(node)
                 if isinstance(node, ast.If | ast.While):
                     known, within = self._decided(node.test, look), (*tests[-8:], node.test)
@@ -211,16 +193,18 @@ class Script:
         look = each.look
         self.statements.append(each)
         if isinstance(each.node, ast.Import | ast.ImportFrom):
-            names = [alias.name for alias in each.node.names]
-            module = getattr(each.node, "module", "") or ""
-            if isinstance(each.node, ast.ImportFrom):
-                names = [module, *(f"{module}.{name}".lstrip(".") for name in names)]
-            ends = [f"/{name.replace('.', '/')}{end}" for name in names if name for end in (".py", "/__init__.py")]
+            module = getattr(each.node, "module", None)
+            names = [alias.name if module is None else f"{module}.{alias.name}" for alias in each.node.names]
+            ends = [
+                f"/{name.replace('.', '/')}{end}"
+                for name in (module or "", *names)
+                if name
+                for end in (".py", "/__init__.py")
+            ]
             for read in [read for end in ends for path, read in self.looks.items() if f"/{path}".endswith(end)]:
                 self._enter(read)
         for name, value in _bindings(each.node):
-            self._bound[look.path, each.function, name].append(each.part(value))
-            self._bound[look.path, "self", name].append(each.part(value))
+            self._values[look.path, name].append(each.part(value))
         callees: set[int] = set()
         for part in _own_parts(each.node):
             if isinstance(part, ast.Call):
@@ -236,14 +220,8 @@ class Script:
                 name = last_name(part)
                 self._wanted[name] = (each.sure and id(part) in callees) or self._wanted.get(name, False)
 
-    # --- data flow
-
-    def flow(self, start: Sequence[CodePlace], *, wide: bool = False) -> tuple[list[CodePlace], list[ast.expr]]:
-        """Return everything that flows into these expressions through names and calls, and the conditions that filter it.
-
-        Args:
-            wide: a method of an unknown object may be any of that name; else only one of the same file.
-        """
+    def flow(self, start: Sequence[CodePlace]) -> tuple[list[CodePlace], list[ast.expr]]:
+        """Return everything that flows into these expressions by names, functions and options, and the conditions around it."""
         waiting, done = list(start), set[int]()
         nodes: list[CodePlace] = []
         tests: list[ast.expr] = []
@@ -258,11 +236,6 @@ class Script:
                     tests.append(part.test)
                 elif isinstance(part, ast.comprehension):
                     tests += part.ifs
-                elif isinstance(part, ast.Call):
-                    name, look = place.look.name_of(part.func), place.look
-                    is_known = wide or isinstance(part.func, ast.Name) or name != _dotted(part.func)
-                    known = [k for k in self._defined.get(last_name(part.func), ()) if is_known or k[0] is look]
-                    waiting += [CodePlace(node, look, node.name) for look, node in known[:4]]
                 elif isinstance(part, ast.Name | ast.Attribute):
                     origins = self.origins(place.part(part))
                     waiting += origins
@@ -270,22 +243,12 @@ class Script:
         return nodes, tests
 
     def origins(self, place: CodePlace) -> list[CodePlace]:
-        """Return what a name is bound to: values, functions, arguments of calls, or the default of an option."""
-        part, path = place.node, place.look.path
-        if isinstance(part, ast.Attribute):
-            if isinstance(part.value, ast.Name) and part.value.id == "self":
-                return self._bound.get((path, "self", part.attr), [])[:8]
-            return [self.options[part.attr]] if part.attr in self.options else []
-        if known := self._bound.get((path, place.function, part.id)) or self._bound.get((path, "", part.id)):
-            return known[:20]
-        found = [CodePlace(node, look, node.name) for look, node in self._defined.get(part.id, ())[:2]]
-        for _, node in [known for known in self._defined.get(place.function, ()) if known[0] is place.look][:1]:
-            names = [a.arg for a in node.args.args if a.arg != "self"]
-            for call in self.called(place.function)[:8] if part.id in names else ():
-                at = names.index(part.id)
-                given = [*call.node.args[at : at + 1], *(k.value for k in call.node.keywords if k.arg == part.id)]
-                found += [call._replace(node=value, tests=()) for value in given]
-        return found
+        """Return what a name or attribute of a file may stand for: values, functions, or the default of an option."""
+        name = last_name(place.node)
+        if isinstance(place.node, ast.Attribute) and name in self.options:
+            return [self.options[name]]
+        functions = [CodePlace(node, look) for look, node in self._defined.get(name, ())[:4]]
+        return [*self._values.get((place.look.path, name), ())[:20], *functions]
 
 
 def _leaves(node: ast.stmt) -> bool:
@@ -303,8 +266,6 @@ def _bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
         pairs = [(node.target, node.value)]
     elif isinstance(node, ast.For | ast.AsyncFor):
         pairs = [(node.target, node.iter)]
-    elif isinstance(node, ast.With | ast.AsyncWith):
-        pairs = [(item.optional_vars, item.context_expr) for item in node.items]
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         func, given = node.value.func, node.value.args
         if isinstance(func, ast.Attribute) and func.attr in ("append", "extend", "add", "update"):
