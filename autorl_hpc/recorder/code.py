@@ -138,7 +138,6 @@ class CodeWalk:
             os.close(root)
 
     def _code(self, root: int) -> Parts | None:
-        """Return the folder to walk: `code`, or the folder of the workspace to which the link `code` leads; None if neither."""
         top = os.path.realpath(self._workspace)
         target = os.path.realpath(os.path.join(top, CODE))
         parts = Path(target).relative_to(top).parts if target.startswith(top + "/") else ()
@@ -152,7 +151,6 @@ class CodeWalk:
         return parts or None
 
     def _folder(self, root: int, parts: Parts, code: int, *, aside: bool) -> Iterator[Met]:
-        """Yield the files of one folder, of one excluded by name (`aside`) the sources. One that is gone is passed by."""
         limits, could_not = self._limits, "folders that could not be read"
         try:
             fd = open_below(root, parts, DIR_FLAGS)
@@ -204,7 +202,6 @@ class CodeWalk:
         return Met(prefix + os.fsencode(name), fd, name, status) if is_kept and status.st_dev == self._device else None
 
     def _list(self, fd: int) -> tuple[list[str], list[str]]:
-        """Return the names of folders and of others, sources first; not all of a very large folder."""
         found: dict[str, bool] = {}
         with os.scandir(fd) as entries:
             for entry in entries:
@@ -714,7 +711,6 @@ class Revisions:
         self._damage = None
 
     def _reason(self, walk: CodeWalk) -> str | None:
-        """Return what is not exact about the state that is committed; None if nothing."""
         said = [self._damage] if self._damage else []
         said += [f"{count} {what}" for what, count in sorted(walk.reasons.items()) if count]
         late_s = self._clock() - self._looked_s

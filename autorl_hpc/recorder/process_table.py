@@ -55,8 +55,6 @@ def exit_code(status: int | None) -> int | None:
 TICKS = os.sysconf("SC_CLK_TCK")
 MAX_COMMAND_BYTES = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
-YOUNG_LOOKS = 8
-"""A process is checked for exec at its first looks, because most exec calls come soon after birth."""
 
 
 @dataclass
@@ -80,7 +78,6 @@ class Process:
     children: int = 0
     name: bytes = b""
     argv: bytes = b""
-    looks: int = 0
     pidfd: int | None = None
     status: int | None = None
     ended: bool = False
@@ -113,7 +110,6 @@ class Process:
 
 
 def _read(pid: int, name: str, most: int) -> bytes:
-    """Return the beginning of a file of /proc/<pid>; empty if the process is gone."""
     try:
         with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
             return file.read(most) or b""
@@ -258,7 +254,6 @@ class Processes:
             self._release(process)
 
     def _add(self, new: set[int], now: Moment) -> None:
-        """Sort new ids into the agent's and foreign ones."""
         found = {pid: process for pid in new if (process := Process(pid)).read()}
         born: dict[int, list[int]] = {}
         for pid, process in found.items():
@@ -280,7 +275,6 @@ class Processes:
             self._take(found[pid], now)
 
     def _is_marked(self, pid: int) -> bool:
-        """Return whether a process was ever the agent's; if not, its id is stored as foreign."""
         environment = _read(pid, "environ", MAX_ENVIRONMENT_BYTES).split(b"\0")
         is_marked = any(part.startswith(self._mark) for part in environment)
         self._strangers |= set() if is_marked else {pid}
@@ -306,15 +300,12 @@ class Processes:
             self._end(process, now)
 
     def _look_at(self, process: Process, now: Moment) -> None:
-        """Notice that a process runs another program, or has lived for long."""
-        process.looks += 1
-        if process.looks <= YOUNG_LOOKS or process.looks % 32 == 0:
-            argv = _read(process.pid, "cmdline", MAX_COMMAND_BYTES)
-            if argv and argv != process.argv:
-                process.argv = argv
-                if process.began_s is not None and self._room >= 1:
-                    self._room -= 1
-                    self._record(process, "began", now)
+        argv = _read(process.pid, "cmdline", MAX_COMMAND_BYTES)
+        if argv and argv != process.argv:
+            process.argv = argv
+            if process.began_s is not None and self._room >= 1:
+                self._room -= 1
+                self._record(process, "began", now)
         if process.began_s is None and process.age_s >= self._limits.long_s:
             self._begin(process, now)
 

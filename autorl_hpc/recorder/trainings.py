@@ -15,7 +15,7 @@ import os
 import re
 import stat
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,7 +180,6 @@ def number_of(value: object) -> float | None:
 
 
 def _literal(text: str) -> dict[object, object]:
-    """Return a dictionary of literals; empty if it is anything else. Nothing in it is evaluated."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
@@ -237,9 +236,6 @@ MAX_BEHIND_BYTES = 64 * 2**20
 RESUME_BEHIND_BYTES = 8 * 2**20
 """If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
 
-MAX_OPEN_BYTES = 16 * 2**10
-"""How far after an opening brace its closing one is waited for, because rich breaks a dictionary into several lines."""
-
 
 @dataclass
 class GrowingLog:
@@ -258,10 +254,6 @@ class GrowingLog:
     tag_step: int = 0
     tags: dict[str, float] = field(default_factory=dict)
 
-    def is_changed(self, status: os.stat_result) -> bool:
-        """Return whether there is something to read."""
-        return (self.inode, self.position.offset) != (status.st_ino, status.st_size)
-
     def begin(self, fd: int, *, jump: bool) -> None:
         """Look at the file's size. With `jump`, bytes are left out if reading is far behind."""
         status = os.fstat(fd)
@@ -272,17 +264,6 @@ class GrowingLog:
         if jump and behind > MAX_BEHIND_BYTES:
             self.left_out += behind - RESUME_BEHIND_BYTES
             self.position.offset, self.position.in_long_line = self.size - RESUME_BEHIND_BYTES, True
-
-    def text(self, fd: int, *, last: bool) -> bytes:
-        """Return the next whole lines; `last`: also a line without an end. At the file's end an open brace is waited for."""
-        begin = self.position.offset
-        piece = self.position.piece(fd, PIECE_BYTES, last=last)
-        opening = piece.rfind(b"{")
-        is_open = opening >= 0 and b"}" not in piece[opening:]
-        if is_open and not last and self.size - begin - opening < MAX_OPEN_BYTES:
-            piece = piece[:opening]
-        self.position.offset += len(piece)
-        return piece
 
 
 # --- the watch
@@ -338,10 +319,10 @@ class Trainings:
         self.agent_log, self.sweep, self.points = agent_log, sweep, Points(path)
         self._events, self._slice_s, self._close_s = events, slice_s, close_s
         self._output = GrowingLog()
-        self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
-        self._logs: dict[Parts, GrowingLog] = {}
+        self._met: deque[tuple[Parts, tuple[int, ...]]] = deque(maxlen=MAX_FILES)
+        self._seen: dict[Parts, tuple[int, ...]] = {}
+        self._logs: defaultdict[Parts, GrowingLog] = defaultdict(GrowingLog)
         self._due: dict[Parts, None] = {}
-        self._states: dict[Parts, tuple[int, ...]] = {}
         self._changed: dict[Parts, None] = {}
         self._too_large: set[Parts] = set()
         sweep.visitors.append(self.found)
@@ -349,7 +330,7 @@ class Trainings:
     def found(self, parts: Parts, status: os.stat_result) -> None:
         """Take a file of the workspace from the walk. Called in the walk's thread."""
         if status.st_size and stat.S_ISREG(status.st_mode) and is_log(parts):
-            self._met.append((parts, status))
+            self._met.append((parts, (status.st_ino, status.st_size, status.st_mtime_ns)))
 
     def look(self, now: Moment) -> None:
         """Read what is new, for `slice_s` at most, and one trainer_state.json."""
@@ -377,19 +358,12 @@ class Trainings:
 
     def _sort_in(self) -> None:
         while self._met:
-            parts, status = self._met.popleft()
-            if parts[-1] == STATE:
-                identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
-                    self._states[parts] = identity
-                    self._changed[parts] = None
-            elif parts in self._logs or len(self._logs) < MAX_FILES:
-                log = self._logs.setdefault(parts, GrowingLog())
-                if log.is_changed(status):
-                    self._due[parts] = None
+            parts, identity = self._met.popleft()
+            if self._seen.get(parts) != identity and (parts in self._seen or len(self._seen) < MAX_FILES):
+                self._seen[parts] = identity
+                (self._changed if parts[-1] == STATE else self._due)[parts] = None
 
     def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
-        """Read the agent's output, and the logs that the walk found changed, as long as they grow."""
         fd = open_plain(self.agent_log)
         if fd is not None:
             with os.fdopen(fd, "rb"):
@@ -410,7 +384,8 @@ class Trainings:
         log.begin(fd, jump=True)
         while True:
             before = log.position.offset
-            piece = log.text(fd, last=last)
+            piece = log.position.piece(fd, PIECE_BYTES, last=last)
+            log.position.offset += len(piece)
             if any(hint in piece for hint in HINTS):
                 for step in steps_in(piece.decode("utf-8", "replace")):
                     self.points.add(step, source, now)
@@ -436,7 +411,6 @@ class Trainings:
                 return
 
     def _collect(self, parts: Parts, log: GrowingLog, step: int, values: dict[str, float], now: Moment) -> None:
-        """Collect TensorBoard's events, which have one figure each; consecutive ones of the same step make one logged step."""
         for tag, value in values.items():
             split, _, name = tag.partition("/")
             name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
@@ -465,7 +439,7 @@ class Trainings:
         try:
             state = json.loads(data)
         except (ValueError, RecursionError):
-            self._states.pop(parts, None)  # probably half-written: read again on the next walk
+            self._seen.pop(parts, None)  # probably half-written: read again on the next walk
             return
         history = state.get("log_history") if isinstance(state, dict) else None
         for entry in history if isinstance(history, list) else []:
@@ -475,14 +449,12 @@ class Trainings:
 
 
 def _is_of_other_kind(name: str, others: Collection[str]) -> bool:
-    """Return whether a figure of an evaluation follows those of training at the same step, or the reverse."""
     return name != "epoch" and any(
         other.startswith("eval_") is not name.startswith("eval_") for other in others if other != "epoch"
     )
 
 
 def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
-    """Take out what waits now, one after another."""
     for parts in list(waiting):
         del waiting[parts]
         yield parts

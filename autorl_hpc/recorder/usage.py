@@ -170,7 +170,6 @@ class Gpus:
         )
 
     def _shares(self, device: Device) -> list[float]:
-        """Return shares of time with a kernel running since the last call, one per short period of NVML."""
         seen_us = self._seen_us.get(device.uuid, 0)
         try:
             kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -186,7 +185,6 @@ class Gpus:
         return [] if rates is None else [_share(rates.gpu)]
 
     def _ask(self, device: Device, function: str, *arguments: Any) -> Any | None:
-        """Return NVML's answer; None if it has none."""
         try:
             return getattr(self._nvml, function)(device.handle, *[a for a in arguments if a is not None])
         except self._nvml.NVMLError:
@@ -287,7 +285,6 @@ class UsageSampler:
 
 
 def _memory_of(living: set[int]) -> int | None:
-    """Return resident memory, shared memory once; a millisecond per large process."""
     try:
         return int(memory_bytes(living, 0)) if living else 0
     except OSError:

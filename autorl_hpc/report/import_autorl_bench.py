@@ -119,7 +119,6 @@ def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
 
 
 def _rows(table: Path) -> list[dict[str, str]] | None:
-    """Return the rows of results.csv; None if it is not a table of the reference."""
     try:
         text = reading.read_bytes(table).decode("utf-8", "replace").replace("\0", "")
         reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
@@ -186,7 +185,6 @@ def _json(path: Path, kind: type, troubles: list[str], read: list[str]) -> Any |
 
 
 def _base_model(folder: Path) -> str | None:
-    """Return the name of the base model's link, `models/<org>/<name>`; None unless there is exactly one."""
     found = [path.relative_to(folder / "models").as_posix() for path in islice(folder.glob("models/*/*"), 2)]
     return found[0] if len(found) == 1 else None
 
@@ -201,7 +199,6 @@ def number(value: Any) -> float | None:
 
 
 def _points_or_none(value: Any) -> float | None:
-    """Return a score from 0 to 100; None for anything else."""
     found = number(value)
     return found if found is not None and 0 <= found <= 100 else None
 
@@ -320,7 +317,6 @@ def _local_time(value: Any) -> dt.datetime | None:
 
 
 def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
-    """Return elapsed seconds and budget; if the budget is unknown, the elapsed time."""
     start, end = number(run.meta.get("start_time")), number(run.meta.get("end_time"))
     used = end - start if start is not None and end is not None else number(run.row.get("duration_s"))
     elapsed_s = max(used or 0.0, 0.0) or max((point.elapsed_s for point in points), default=0.0)
@@ -329,7 +325,6 @@ def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
 
 
 def _baseline(run: ReferenceRun) -> float | None:
-    """Return the base model's score of the first entry that has one, else of the row."""
     told = [entry.get("baseline_score") for entry in run.scores or () if isinstance(entry, dict)]
     return _points_or_none(next((one for one in (*told, run.row.get("baseline")) if number(one) is not None), None))
 
@@ -342,7 +337,6 @@ def _best_of_row(run: ReferenceRun) -> float | None:
 
 
 def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tuple[Gain | None, Excluded | None]:
-    """Return the improvement, and why it does not count (None if it does)."""
     if not _over(run):
         return None, "unfinished"
     if any("scores.json" in trouble for trouble in run.troubles):

@@ -15,14 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import open_plain
-from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands
+from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands, parse
 from autorl_hpc.recorder.traces.parse import Event, Table, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
@@ -115,7 +114,6 @@ def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterat
 
 
 def _object_in(line: bytes) -> Table | None:
-    """Return the JSON object in a line, after a prefix and before a suffix, without terminal colours; None if there is none."""
     if not line.startswith((b"{\n", b"{\r\n")) and not any(mark in line for mark in _MARKS):
         return None
     text = (_ANSI.sub(b"", line) if b"\x1b" in line else line).decode("utf-8", "replace")
@@ -151,7 +149,6 @@ class OutputTimes:
         return None
 
     def _more(self) -> bool:
-        """Read further stamps. Return False if nothing was added."""
         fd = open_plain(self._path)
         if fd is None:
             return False
@@ -400,7 +397,7 @@ class Traces:
         """Store events. Their time is the output's stamp, or else their own, if between the last look and this one."""
         for fields in events:
             elapsed_s, at = now.elapsed_s, now.at
-            wall, clock = fields.pop("wall", None), _clock(now.at)
+            wall, clock = fields.pop("wall", None), parse.wall(now.at)
             if stamp is not None and stamp[0] <= elapsed_s:
                 elapsed_s, at = stamp
             elif wall is not None and clock is not None:
@@ -411,7 +408,6 @@ class Traces:
                 self._waiting.append(TraceEvent.model_validate(event))
 
     def _note(self, now: Moment, *, last: bool) -> None:
-        """Record how far the log was read if no event shows it, and how many lines were too long."""
         skipped, unnoted = self._log.skipped - self._skipped, self._log.whole - self._noted
         if not skipped and unnoted < (1 if last else POSITION_EVERY_BYTES):
             return
@@ -419,10 +415,3 @@ class Traces:
         text = f"the log became shorter {self._shrunk} times" if self._shrunk else None
         fields = {"kind": "position", "skipped": skipped, "text": text}
         self._keep(now, LOG, self._only or "", self._noted, [fields])
-
-
-def _clock(at: str) -> float | None:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return None

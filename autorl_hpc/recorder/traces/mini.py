@@ -80,7 +80,6 @@ def read_totals(document: Table) -> list[Event]:
 
 
 def _usage(extra: Table) -> list[Event]:
-    """Parse the usage of one call, of OpenAI's chat completions or responses API."""
     response = parse.table(extra.get("response"))
     tokens = parse.table(response.get("usage"))
     given, made = ("prompt", "completion") if "prompt_tokens" in tokens else ("input", "output")

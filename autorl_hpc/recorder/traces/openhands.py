@@ -34,7 +34,6 @@ def read_state(state: Table) -> list[Event]:
 
 
 def _metrics(by_use: list[Table]) -> list[Event]:
-    """Add up the totals of all models of a session. Prompt tokens include cached ones."""
 
     def tokens(key: str) -> int | None:
         return parse.total(*(parse.within(each, "accumulated_token_usage", key) for each in by_use))

@@ -166,7 +166,6 @@ class Followed:
         return matching(target, self.files, posixpath.dirname(place)) if command.kind in ("script", "shell") else None
 
     def _started(self, script: Script) -> list[tuple[Command, int, bool]]:
-        """Return the programs that a script starts, as far as its calls name them."""
         found = []
         for place in script.calls:
             call = place.node
@@ -201,29 +200,18 @@ def _follow(files: tuple[tuple[str, str | bytes], ...], lines: tuple[str, ...]) 
         for path in roots:
             done.run(Command("shell" if path.endswith(SHELL) else "script", path), path, 0)
     if not done.scripts and not done.asked and not done.others:
-        told = [
-            asked
-            for p, text in texts.items()
-            if p.endswith(configs.ENDINGS) and (asked := configs.asked_by_config(text, p))
-        ]
-        done.asked += [
-            Training(a.route, f"{a.why}; nothing runs it", a.path or "", 0, confidence=0.4) for a in told if a.route
-        ]
+        for path, text in texts.items():
+            asked = configs.asked_by_config(text, path) if path.endswith(configs.ENDINGS) else None
+            if asked is not None and asked.route is not None:
+                done.asked.append(Training(asked.route, f"{asked.why}; nothing runs it", path, 0, confidence=0.4))
     return done
 
 
 def _roots(texts: Mapping[str, str]) -> list[str]:
-    """Return the scripts that no other file names or imports; all scripts if there are none."""
     scripts = [path for path in texts if path.endswith((*PYTHON, *SHELL))]
     words = {path: set(re.findall(r"[\w.-]+", texts[path])) for path in scripts}
-    imported = {
-        path: {
-            part
-            for name in re.findall(r"^\s*(?:from|import)\s(.+)", texts[path], re.M)
-            for part in re.findall(r"\w+", name)
-        }
-        for path in scripts
-    }
+    imports = {path: " ".join(re.findall(r"^[ \t]*(?:from|import)\s(.+)", texts[path], re.M)) for path in scripts}
+    imported = {path: set(re.findall(r"\w+", text)) for path, text in imports.items()}
     named = set()
     for path in scripts:
         base = posixpath.basename(path)
@@ -287,7 +275,6 @@ def _line(text: str, number: int) -> str:
 def _decided(
     found: Sequence[Training], done: Followed
 ) -> tuple[Route, Sequence[Training], float, tuple[Alternative, ...]]:
-    """Return the route, the trainings that it is based on, the confidence, and alternatives."""
     routes = {made.route for made in found}
     if not found:
         return Route.NONE, [], 0.6, ()
@@ -321,7 +308,6 @@ def _joined(found: Sequence[Training], done: Followed) -> bool:
 
 
 def _trainings(script: Script) -> list[Training]:
-    """Return the trainers that are run, and hand-written loops."""
     if script.looks[script.path].tree is None:
         return [Training(Route.UNKNOWN, "not read: too long, or no Python 3", script.path, 0)]
     made = [training for call in script.calls if (training := _trainer(script, call)) is not None]
@@ -360,11 +346,11 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
     parts = {k.arg: call.part(k.value) for k in call.node.keywords}
     made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
     if own:
-        nodes, _ = script.flow(own)
+        nodes = script.flow(own)
         loss, words = route_of_loss([place.node for place in nodes])
         if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
             made.route, made.why = loss, f"{why}, whose loss is {words}"
-    settings, _ = script.flow([call])
+    settings = script.flow([call])
     literals = ((k.arg, n.look.literal(k.value)) for n in settings for k in getattr(n.node, "keywords", ()))
     given = {name: value for name, value in literals if value is not None and value is not False}
     is_odd = 0 in (given.get("learning_rate"), given.get("max_steps"), given.get("num_train_epochs"))
@@ -376,9 +362,8 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
 
 
 def _loop(script: Script, call: CodePlace) -> Training:
-    """Return what a hand-written loop learns, judging by what flows into its loss."""
     parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
-    nodes, _ = script.flow(parts)
+    nodes = script.flow(parts)
     route, why = route_of_loss([place.node for place in nodes])
     if not script.called("step") or len(nodes) >= MAX_FLOW:
         route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
@@ -388,7 +373,6 @@ def _loop(script: Script, call: CodePlace) -> Training:
 
 
 def _model(call: CodePlace) -> object:
-    """Return the literal name of the model that a call receives; None if unknown."""
     named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
     given = [*named, *call.node.args[:1]][:1]
     return call.look.literal(given[0]) if given else None
@@ -400,16 +384,18 @@ def _model(call: CodePlace) -> object:
 def _by_samples(made: Training, done: Followed) -> None:
     """Refine supervised training by the origin of its rows: samples in this script, or a file that a script wrote from samples."""
     assert made.script is not None
-    nodes, tests = made.script.flow(made.data)
+    nodes, tests = made.script.flow(made.data), made.script.tests
     asks = [place for place in nodes if _is_sampling(place)]
     models: set[object] = {made.model}
     place = ""
     for script in done.scripts.values() if not asks else ():
         writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
-        written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
+        written, tests = (
+            script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]]),
+            script.tests,
+        )
         if _file_names(nodes) & _file_names(written) and any(map(_is_sampling, script.calls)):
             asks = [place for place in written if _is_sampling(place)]
-            tests += [test for call in writes for test in call.tests]
             loaded = [
                 call for call in script.called("LLM", "from_pretrained") if "Tokenizer" not in said(call.node.func)
             ]
@@ -431,7 +417,6 @@ def _by_samples(made: Training, done: Followed) -> None:
 
 
 def _is_sampling(place: CodePlace) -> bool:
-    """Return whether a call asks a model for text."""
     return isinstance(place.node, ast.Call) and (
         last_name(place.node.func) in GENERATE
         or place.look.name_of(place.node.func).endswith(("completions.create", "messages.create"))
@@ -439,7 +424,6 @@ def _is_sampling(place: CodePlace) -> bool:
 
 
 def _is_elsewhere(place: CodePlace) -> bool:
-    """Return whether a sampling call asks a service on another host."""
     roots = {name.split(".")[0] for name in (*place.look.imports.values(), *place.look.imports)}
     local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", place.look.text)
     return last_name(place.node.func) == "create" and bool(roots & API_CLIENTS) and not local

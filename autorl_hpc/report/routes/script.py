@@ -24,7 +24,6 @@ _GUARD = re.compile(r"exists|is_?file|is_?dir|main_process|rank")
 """Conditions for resuming after an interruption or for one process of several: what they guard counts as run."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-Waiting = tuple[list[ast.stmt], bool, tuple[ast.expr, ...]]
 
 
 @dataclass
@@ -92,17 +91,11 @@ def look_at(path: str, text: str) -> Look:
 
 
 class CodePlace(NamedTuple):
-    """A statement or expression that may run.
-
-    Attributes:
-        sure: no open condition is around it.
-        tests: the conditions around it.
-    """
+    """A statement or expression that may run; `sure`: no open condition is around it."""
 
     node: Any
     look: Look
     sure: bool = True
-    tests: tuple[ast.expr, ...] = ()
 
     def part(self, node: ast.AST) -> CodePlace:
         """Return a part of this place."""
@@ -115,6 +108,7 @@ class Script:
     Attributes:
         given: options of the command line.
         named: names and attributes that are used, called or not.
+        tests: conditions, also those of comprehensions.
         options: defaults of `add_argument`.
     """
 
@@ -124,6 +118,7 @@ class Script:
         self.statements: list[CodePlace] = []
         self.calls: list[CodePlace] = []
         self.named: list[CodePlace] = []
+        self.tests: list[ast.expr] = []
         self.options: dict[str, CodePlace] = {}
         self._values: dict[tuple[str, str], list[CodePlace]] = defaultdict(list)  # by file and name
         self._defined: dict[str, list[tuple[Look, Function]]] = defaultdict(list)
@@ -147,7 +142,6 @@ class Script:
             self._live(look, look.tree, self.sure)
 
     def _next(self) -> tuple[bool, Look, Function] | None:
-        """Return a function to visit next; those that are surely called come first."""
         for name, is_sure in sorted(self._wanted.items(), key=lambda item: not item[1]):
             for look, function in self._defined.get(name, ()):
                 if id(function) not in self._entered:
@@ -155,32 +149,31 @@ class Script:
         return None
 
     def _live(self, look: Look, owner: Any, sure: bool) -> None:
-        """Visit the statements of a module or function that are not certainly skipped."""
-        waiting: list[Waiting] = [(owner.body, sure, ())]
+        waiting: list[tuple[list[ast.stmt], bool]] = [(owner.body, sure)]
         while waiting:
-            body, sure, tests = waiting.pop()
-            inner: list[Waiting] = []
+            body, sure = waiting.pop()
+            inner: list[tuple[list[ast.stmt], bool]] = []
             for node in body:
                 if isinstance(node, Function):
                     continue
-                self._statement(CodePlace(node, look, sure, tests))
+                self._statement(CodePlace(node, look, sure))
                 ends = isinstance(node, ast.Return | ast.Raise | ast.Break | ast.Continue) or _leaves(node)
                 if isinstance(node, ast.If | ast.While):
-                    known, within = self._decided(node.test, look), (*tests[-8:], node.test)
+                    self.tests.append(node.test)
+                    known = self._decided(node.test, look)
                     guards = known is not None or isinstance(node, ast.While) or bool(_GUARD.search(said(node.test)))
                     arms = ((node.body, False), (node.orelse, True))
-                    inner += [(arm, sure and guards, within) for arm, dead in arms if known is not dead]
+                    inner += [(arm, sure and guards) for arm, dead in arms if known is not dead]
                     if isinstance(node, ast.If) and known is not False and isinstance(node.body[-1], ast.Return):
                         ends, sure = known is True, sure and guards
                 else:
-                    inner += [(getattr(node, name, []), sure, tests) for name in ("body", "orelse", "finalbody")]
-                    inner += [(a.body, False, tests) for name in ("handlers", "cases") for a in getattr(node, name, ())]
+                    inner += [(getattr(node, name, []), sure) for name in ("body", "orelse", "finalbody")]
+                    inner += [(a.body, False) for name in ("handlers", "cases") for a in getattr(node, name, ())]
                 if ends:
                     break
             waiting += inner[::-1]
 
     def _decided(self, test: ast.expr, look: Look) -> bool | None:
-        """Return the value of a condition that is constant or tests for the main module, else None."""
         if isinstance(test, ast.Compare) and isinstance(test.left, ast.Name) and test.left.id == "__name__":
             return look.path == self.path
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -215,44 +208,36 @@ class Script:
                     texts = [a.value for a in part.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
                     option = look.literal(given.get("dest")) or "".join(texts[-1:]).lstrip("-").replace("-", "_")
                     self.options[str(option)] = each.part(given["default"])
+            elif isinstance(part, ast.comprehension):
+                self.tests += part.ifs
             elif isinstance(part, ast.Name | ast.Attribute):
                 self.named.append(each.part(part))
                 name = last_name(part)
                 self._wanted[name] = (each.sure and id(part) in callees) or self._wanted.get(name, False)
 
-    def flow(self, start: Sequence[CodePlace]) -> tuple[list[CodePlace], list[ast.expr]]:
-        """Return everything that flows into these expressions by names, functions and options, and the conditions around it."""
+    def flow(self, start: Sequence[CodePlace]) -> list[CodePlace]:
+        """Return everything that flows into these expressions by names, functions and options."""
         waiting, done = list(start), set[int]()
         nodes: list[CodePlace] = []
-        tests: list[ast.expr] = []
         while waiting and len(nodes) < MAX_FLOW:
             place = waiting.pop()
-            if id(place.node) in done:
-                continue
-            done.add(id(place.node))
-            for part in ast.walk(place.node):
-                nodes.append(place.part(part))
-                if isinstance(part, ast.If):
-                    tests.append(part.test)
-                elif isinstance(part, ast.comprehension):
-                    tests += part.ifs
-                elif isinstance(part, ast.Name | ast.Attribute):
-                    origins = self.origins(place.part(part))
-                    waiting += origins
-                    tests += [test for origin in origins for test in origin.tests]
-        return nodes, tests
+            if id(place.node) not in done:
+                done.add(id(place.node))
+                for part in ast.walk(place.node):
+                    nodes.append(place.part(part))
+                    waiting += self._origins(place.look, part)
+        return nodes
 
-    def origins(self, place: CodePlace) -> list[CodePlace]:
+    def _origins(self, look: Look, part: ast.AST) -> list[CodePlace]:
         """Return what a name or attribute of a file may stand for: values, functions, or the default of an option."""
-        name = last_name(place.node)
-        if isinstance(place.node, ast.Attribute) and name in self.options:
+        name = last_name(part)
+        if isinstance(part, ast.Attribute) and name in self.options:
             return [self.options[name]]
-        functions = [CodePlace(node, look) for look, node in self._defined.get(name, ())[:4]]
-        return [*self._values.get((place.look.path, name), ())[:20], *functions]
+        functions = [CodePlace(node, other) for other, node in self._defined.get(name, ())[:4]]
+        return [*self._values.get((look.path, name), ())[:20], *functions] if name else []
 
 
 def _leaves(node: ast.stmt) -> bool:
-    """Return whether a statement ends or replaces the process."""
     name = last_name(node.value.func) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
     return name in ("exit", "_exit") or name.startswith(("execv", "execl"))
 
@@ -281,7 +266,6 @@ def _bindings(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _own_parts(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the parts of a statement, without those of statements nested in it."""
     waiting = [node]
     while waiting:
         yield (each := waiting.pop())
