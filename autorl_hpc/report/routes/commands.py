@@ -54,6 +54,7 @@ def command_of(line: str) -> Command:
 
 
 def _split(line: str, punctuation: bool = False) -> list[str]:
+    """Split a line as a shell does, or at spaces if a quote is not closed."""
     line = line[:MAX_COMMAND_CHARS].replace("\0", " ")
     lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|" if punctuation else False)
     lexer.whitespace_split, lexer.commenters = True, "#" if punctuation else ""
@@ -100,6 +101,7 @@ def seen(line: str) -> list[Command]:
 
 
 def _understood(words: Sequence[str]) -> Command:
+    """Parse words into a command, skipping wrappers such as `nohup`."""
     rest = list(words)
     for _ in range(12):
         name = posixpath.basename(rest[0]) if rest else ""
@@ -162,6 +164,7 @@ def _python(words: list[str]) -> Command:
 
 
 def _launched(words: list[str]) -> Command:
+    """Return what a launcher starts: the first script, or the module after -m."""
     for at, word in enumerate(words):
         if word in ("-m", "--module") and at + 1 < len(words):
             return Command("module", words[at + 1], tuple(words[at + 2 :]))

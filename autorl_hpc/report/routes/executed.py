@@ -69,6 +69,7 @@ class _Stage:
 
 
 def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
+    """Return trainings by log, kind and trainer, in the order of their first steps."""
     found: dict[tuple[str, Route, str], _Stage] = {}
     for point in sorted(training, key=lambda p: (p.attempt, p.elapsed_s)):
         if (told := _kind(point)) is not None:
@@ -82,6 +83,7 @@ def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
 
 
 def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
+    """Return route and reason of one point; None if it trains no policy, or is only an evaluation."""
     name = point.trainer or ""
     is_evaluation = point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
     if name in NO_POLICY_TRAINERS or is_evaluation:
@@ -149,6 +151,7 @@ def _of_fingerprint(fingerprint: Fingerprint, says: str) -> EvidenceLine:
 
 
 def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLine, ...]:
+    """Return evidence that a checkpoint is a copy of another model; empty if it is not."""
     if is_base:
         return (EvidenceLine(where="ledger: submission", says="the content is the base model's, tensor by tensor"),)
     if fingerprint is not None and "untrained_copy" in fingerprint.flags:
@@ -181,6 +184,7 @@ def _by_logs(found: Sequence[_Stage], planned: Planned, parent: Route | None) ->
 
 
 def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
+    """Return whether nothing that was logged is of a kind that the confident plan contains."""
     plan, told = _kinds(planned.route), set[str]().union(*map(_kinds, logged))
     if planned.route is Route.RL:
         plan.add("preference")  # online DPO logs the same as DPO
@@ -188,6 +192,7 @@ def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
 
 
 def _kinds(route: Route) -> set[str]:
+    """Return the kinds of training in a route; empty if none or unknown."""
     kinds = {"supervised": (*SUPERVISED, Route.SFT_RL), "rl": (*RL, Route.SFT_RL), "preference": PREFERENCE}
     return {name for name, routes in kinds.items() if route in routes}
 
@@ -224,11 +229,13 @@ def _line(stage: _Stage, route: Route) -> EvidenceLine:
 
 
 def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
+    """Return command lines that average models: a merging tool, or a script that the plan says averages."""
     tools = [c for c in commands if c.command and command_of(c.command).target.startswith("mergekit")]
     return tuple(map(_command, tools[:3])) or (_ran(commands, planned) if planned.route is Route.AVERAGING else ())
 
 
 def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
+    """Return command lines that ran a script of the plan."""
     names = {posixpath.basename(path) for path in planned.scripts}
     found: dict[str, EvidenceLine] = {}
     for each in commands:
@@ -244,6 +251,7 @@ def _command(each: Commanded) -> EvidenceLine:
 
 
 def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tuple[EvidenceLine, ...]:
+    """Return evidence if the weights are on the straight line between the base model and an earlier submission."""
     if fingerprint is None or parent is None or not parent.relative_delta:
         return ()
     whole, here, rest = parent.relative_delta, fingerprint.relative_delta, fingerprint.parent_delta

@@ -166,6 +166,7 @@ class Followed:
         return matching(target, self.files, posixpath.dirname(place)) if command.kind in ("script", "shell") else None
 
     def _started(self, script: Script) -> list[tuple[Command, int, bool]]:
+        """Return the programs that a script starts, as far as its calls name them."""
         found = []
         for place in script.calls:
             call = place.node
@@ -200,18 +201,29 @@ def _follow(files: tuple[tuple[str, str | bytes], ...], lines: tuple[str, ...]) 
         for path in roots:
             done.run(Command("shell" if path.endswith(SHELL) else "script", path), path, 0)
     if not done.scripts and not done.asked and not done.others:
-        for path, text in texts.items():
-            asked = configs.asked_by_config(text, path) if path.endswith(configs.ENDINGS) else None
-            if asked is not None and asked.route is not None:
-                done.asked.append(Training(asked.route, f"{asked.why}; nothing runs it", path, 0, confidence=0.4))
+        told = [
+            asked
+            for p, text in texts.items()
+            if p.endswith(configs.ENDINGS) and (asked := configs.asked_by_config(text, p))
+        ]
+        done.asked += [
+            Training(a.route, f"{a.why}; nothing runs it", a.path or "", 0, confidence=0.4) for a in told if a.route
+        ]
     return done
 
 
 def _roots(texts: Mapping[str, str]) -> list[str]:
+    """Return the scripts that no other file names or imports; all scripts if there are none."""
     scripts = [path for path in texts if path.endswith((*PYTHON, *SHELL))]
     words = {path: set(re.findall(r"[\w.-]+", texts[path])) for path in scripts}
-    imports = {path: " ".join(re.findall(r"^[ \t]*(?:from|import)\s(.+)", texts[path], re.M)) for path in scripts}
-    imported = {path: set(re.findall(r"\w+", text)) for path, text in imports.items()}
+    imported = {
+        path: {
+            part
+            for name in re.findall(r"^\s*(?:from|import)\s(.+)", texts[path], re.M)
+            for part in re.findall(r"\w+", name)
+        }
+        for path in scripts
+    }
     named = set()
     for path in scripts:
         base = posixpath.basename(path)
@@ -275,6 +287,7 @@ def _line(text: str, number: int) -> str:
 def _decided(
     found: Sequence[Training], done: Followed
 ) -> tuple[Route, Sequence[Training], float, tuple[Alternative, ...]]:
+    """Return the route, the trainings that it is based on, the confidence, and alternatives."""
     routes = {made.route for made in found}
     if not found:
         return Route.NONE, [], 0.6, ()
@@ -308,6 +321,7 @@ def _joined(found: Sequence[Training], done: Followed) -> bool:
 
 
 def _trainings(script: Script) -> list[Training]:
+    """Return the trainers that are run, and hand-written loops."""
     if script.looks[script.path].tree is None:
         return [Training(Route.UNKNOWN, "not read: too long, or no Python 3", script.path, 0)]
     made = [training for call in script.calls if (training := _trainer(script, call)) is not None]
@@ -317,8 +331,11 @@ def _trainings(script: Script) -> list[Training]:
         for place in script.named
         if getattr(place.node, "attr", "") in names and not _MODEL_NAME.search(last_name(place.node.value))
     ]
+    routes = {training.route for training in made}
     for training in made:
-        training.sure &= any(run.sure for run in runs)
+        training.sure &= any(run.sure for run in runs) and len({(r.look.path, r.node.lineno) for r in runs}) >= len(
+            routes
+        )
     return (made if runs else []) + [_loop(script, call) for call in script.called("backward")]
 
 
@@ -329,7 +346,7 @@ def _class(script: Script, name: str, depth: int = 0) -> tuple[Route | None, str
             bases = (look.name_of(base).rsplit(".", 1)[-1] for base in local.bases)
             told = next((told for base in bases if base != name and (told := _class(script, base, depth + 1))), None)
             own = [n for n in local.body if isinstance(n, ast.FunctionDef) and n.name in OWN_LOSS]
-            places = [CodePlace(node, look) for node in own]
+            places = [CodePlace(node, look, node.name) for node in own]
             return (told[0], f"{name}, which is a {told[1]}", places or told[2]) if told else None
     imported = {full.split(".", 1)[0] for look in script.reached.values() for full in look.imports.values()}
     if not imported & TRAINER_PACKAGES or name not in {*TRAINER_CLASSES, *NO_POLICY_TRAINERS}:
@@ -342,15 +359,15 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
     if told is None:
         return None
     route, why, own = told
-    made = Training(route, why, call.look.path, call.node.lineno, call.sure, model=_model(call), script=script)
+    made = Training(route, why, call.look.path, call.node.lineno, call.sure, model=_model(script, call), script=script)
     parts = {k.arg: call.part(k.value) for k in call.node.keywords}
     made.data = [parts["train_dataset"]] if "train_dataset" in parts else []
     if own:
-        nodes = script.flow(own)
+        nodes, _ = script.flow(own, wide=True)
         loss, words = route_of_loss([place.node for place in nodes])
         if not (loss in (Route.SFT, Route.UNKNOWN) and any(last_name(place.node) == "super" for place in nodes)):
             made.route, made.why = loss, f"{why}, whose loss is {words}"
-    settings = script.flow([call])
+    settings, _ = script.flow([p for name, p in parts.items() if name in ("args", "config")] or [call])
     literals = ((k.arg, n.look.literal(k.value)) for n in settings for k in getattr(n.node, "keywords", ()))
     given = {name: value for name, value in literals if value is not None and value is not False}
     is_odd = 0 in (given.get("learning_rate"), given.get("max_steps"), given.get("num_train_epochs"))
@@ -362,8 +379,9 @@ def _trainer(script: Script, call: CodePlace) -> Training | None:
 
 
 def _loop(script: Script, call: CodePlace) -> Training:
+    """Return what a hand-written loop learns, judging by what flows into its loss."""
     parts = [call.part(each) for each in [*call.node.args, getattr(call.node.func, "value", call.node)]]
-    nodes = script.flow(parts)
+    nodes, _ = script.flow(parts, wide=True)
     route, why = route_of_loss([place.node for place in nodes])
     if not script.called("step") or len(nodes) >= MAX_FLOW:
         route, why = Route.UNKNOWN, "no step of an optimiser, or too much to be told"
@@ -372,10 +390,17 @@ def _loop(script: Script, call: CodePlace) -> Training:
     return made
 
 
-def _model(call: CodePlace) -> object:
+def _model(script: Script, call: CodePlace) -> object:
+    """Return the literal name of the model that a call receives or that was loaded for it; None if unknown."""
     named = [k.value for k in call.node.keywords if k.arg in ("model", "pretrained_model_name_or_path")]
     given = [*named, *call.node.args[:1]][:1]
-    return call.look.literal(given[0]) if given else None
+    for _ in range(3):
+        if not given or isinstance(known := call.look.literal(given[0]), str):
+            return known if given else None
+        origins = script.origins(call.part(given[0])) if isinstance(given[0], ast.Name) else []
+        loaded = origins[0].node if len(origins) == 1 else None
+        given = loaded.args[:1] if isinstance(loaded, ast.Call) else []
+    return None
 
 
 # --- supervised training: where its rows come from
@@ -384,22 +409,22 @@ def _model(call: CodePlace) -> object:
 def _by_samples(made: Training, done: Followed) -> None:
     """Refine supervised training by the origin of its rows: samples in this script, or a file that a script wrote from samples."""
     assert made.script is not None
-    nodes, tests = made.script.flow(made.data), made.script.tests
+    nodes, tests = made.script.flow(made.data)
     asks = [place for place in nodes if _is_sampling(place)]
     models: set[object] = {made.model}
     place = ""
     for script in done.scripts.values() if not asks else ():
         writes = [call for call in script.called(*_WRITERS) if last_name(call.node.func) != "open" or _is_writing(call)]
-        written, tests = (
-            script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]]),
-            script.tests,
-        )
-        if _file_names(nodes) & _file_names(written) and any(map(_is_sampling, script.calls)):
+        written, tests = script.flow([call.part(a) for call in writes for a in [call.node.func, *call.node.args]])
+        named = [call for call in writes if last_name(call.node.func) not in ("write", "writelines")]
+        places, _ = script.flow([call.part(a) for call in named for a in [call.node.func, *call.node.args]])
+        if _file_names(nodes) & _file_names(places) and any(map(_is_sampling, script.calls)):
             asks = [place for place in written if _is_sampling(place)]
+            tests += [test for call in writes for test in call.tests]
             loaded = [
                 call for call in script.called("LLM", "from_pretrained") if "Tokenizer" not in said(call.node.func)
             ]
-            models = {_model(call) for call in loaded}
+            models = {_model(script, call) for call in loaded}
             place = f" of {script.path}"
             if asks:
                 break
@@ -417,6 +442,7 @@ def _by_samples(made: Training, done: Followed) -> None:
 
 
 def _is_sampling(place: CodePlace) -> bool:
+    """Return whether a call asks a model for text."""
     return isinstance(place.node, ast.Call) and (
         last_name(place.node.func) in GENERATE
         or place.look.name_of(place.node.func).endswith(("completions.create", "messages.create"))
@@ -424,6 +450,7 @@ def _is_sampling(place: CodePlace) -> bool:
 
 
 def _is_elsewhere(place: CodePlace) -> bool:
+    """Return whether a sampling call asks a service on another host."""
     roots = {name.split(".")[0] for name in (*place.look.imports.values(), *place.look.imports)}
     local = re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", place.look.text)
     return last_name(place.node.func) == "create" and bool(roots & API_CLIENTS) and not local

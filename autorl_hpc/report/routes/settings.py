@@ -56,6 +56,7 @@ def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
 
 
 def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
+    """Return a value as text: constants and options resolved, functions by name, the rest as written."""
     if isinstance(expr, ast.Attribute) and expr.attr in script.options:
         if expr.attr in script.given:
             return script.given[expr.attr]
@@ -70,6 +71,7 @@ def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
 
 
 def _of_files(done: Followed) -> Iterator[tuple[str, str, str]]:
+    """Yield the settings of configurations that a command used; if nothing ran, of all trainers' configurations."""
     used = [path for path in done.used if path.endswith(configs.ENDINGS)]
     if not used and not done.scripts and not done.commands:
         used = [p for p, t in done.files.items() if p.endswith(configs.ENDINGS) and configs.asked_by_config(t, p)]

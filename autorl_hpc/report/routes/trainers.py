@@ -234,6 +234,7 @@ def _mentions(expr: ast.expr, pattern: str) -> bool:
 
 
 def _around_one(node: ast.Call) -> bool:
+    """Return whether a call is `clamp(x, 1 - e, 1 + e)` or `clamp(x, 0.8, 1.2)`."""
     bounds = [*node.args, *(k.value for k in node.keywords)]
     sums = [b for b in bounds if isinstance(b, ast.BinOp) and getattr(b.left, "value", None) in (1, 1.0)]
     numbers = [b.value for b in bounds if isinstance(b, ast.Constant) and isinstance(b.value, float)]
