@@ -18,19 +18,16 @@ import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from autorl_hpc.files.safe_open import DIR_FLAGS, READ_FLAGS, open_below, open_plain
 from autorl_hpc.recorder.watch import LineWriter, Moment, Parts, RecorderJob
-from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import CodeRevision
 
 # --- which files are code: those in `code/`, and small sources at the top of the workspace.
 # The walk uses descriptors, follows no link, and opens only folders. Sources near the top come first, so that a limit cuts off
-# the least likely files. An agent can't hide code by a folder's name: folders excluded by name come last, and what of them is
-# not stored is reported.
+# the least likely files. An agent can't hide code by a folder's name: folders excluded by name come last.
 
 CODE = "code"
 
@@ -42,7 +39,7 @@ class CodeLimits(NamedTuple):
         files: per revision; each version of each file is a file on a shared disk.
         others: files that don't look like source, so that data files don't displace code.
         listed: names read in one walk: a million files in one folder must not cost a second.
-        aside_folders, aside_files: of folders excluded by name: folders that are read, and sources that are stored.
+        aside_folders, aside_files: of folders excluded by name: folders that are read, and sources that are stored of each.
         texts_bytes: all texts of one revision.
         repository_bytes, reserved_bytes: size of code.git, and what of it is reserved for submissions.
         commits: further ones come once per COMMIT_EVERY_S.
@@ -64,7 +61,6 @@ class CodeLimits(NamedTuple):
     sure_s: float = 2.5
 
 
-UNSEEN_NAMED = 3
 SOURCE_SUFFIXES = (
     *(".py", ".pyi", ".ipynb", ".sh", ".bash", ".zsh", ".md", ".rst", ".txt", ".yaml", ".yml", ".json", ".toml"),
     *(".cfg", ".ini", ".conf", ".jinja", ".jinja2", ".j2", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"),
@@ -81,8 +77,6 @@ LEFT_OUT_FOLDERS = frozenset(
 
 KEYS_FILE = ".env"
 COMPILED = (".pyc", ".pyo")
-"""Not reported in folders excluded by name; elsewhere the agent put them there."""
-
 GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
 """Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c)."""
 
@@ -98,125 +92,104 @@ class Met(NamedTuple):
     status: os.stat_result
 
 
-@dataclass
-class Tally:
-    """What a walk left out.
+class CodeWalk:
+    """One walk over the code of a workspace.
 
     Attributes:
-        files, by_name: number of files beyond the limits, and of files and folders excluded by name.
+        left_out, by_name: number of files beyond the limits, and of files and folders excluded by name.
         reasons: what makes the state inexact, and how often.
-        missed: what may have been missed; reported with the next commit, if this walk leads to none.
     """
 
-    files: int = 0
-    by_name: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    missed: set[str] = field(default_factory=set)
-
-
-class CodeWalk:
-    """One walk over the code of a workspace."""
-
     def __init__(self, workspace: Path, laid: frozenset[str], limits: CodeLimits) -> None:
-        self.tally = Tally()
+        self.left_out = self.by_name = 0
+        self.reasons: Counter[str] = Counter()
         self._workspace, self._laid, self._limits = workspace, laid, limits
-        self._root = self._device = -1
+        self._device = -1
         self._listed = self._files = self._others = 0
-        self._code: Parts = (CODE,)
-        self._waiting: deque[Parts] = deque([(CODE,)])
+        self._waiting: deque[Parts] = deque()
         self._aside: list[Parts] = []
-        self._unseen: list[str] = []
 
     def run(self) -> Iterator[Met]:
         """Yield the files and links; read each one before asking for the next. Raises OSError if the workspace can't be read."""
-        limits, walked = self._limits, 0
-        self._root = os.open(self._workspace, DIR_FLAGS)
+        limits, root = self._limits, os.open(self._workspace, DIR_FLAGS)
         try:
-            self._device = os.fstat(self._root).st_dev
-            yield from self._top()
+            self._device = os.fstat(root).st_dev
+            code = self._code(root)
+            if code is None:
+                if (met := self._file(root, b"", CODE)) is not None:
+                    yield met
+            else:
+                self._waiting.append(code)
+            for name in filter(is_source, self._list(root)[1]):
+                met = None if name in self._laid or name.startswith(".") else self._file(root, b"", name)
+                if met is not None and stat.S_ISREG(met.status.st_mode):
+                    self._files += 1
+                    yield met
+            walked = 0
             while self._waiting:
-                parts = self._waiting.popleft()
-                walked += 1
+                parts, walked = self._waiting.popleft(), walked + 1
                 if walked > limits.folders or len(parts) > limits.depth or self._listed >= limits.listed:
-                    self.tally.reasons["folders beyond the limits"] += 1
+                    self.reasons["folders beyond the limits"] += 1
                 else:
-                    yield from self._folder(parts, aside=False)
-            for number, parts in enumerate(self._aside):
-                if number >= limits.aside_folders or _is_gits(parts[-1]) or self._listed >= limits.listed:
-                    self._unseen.append("/".join(parts))
-                else:
-                    yield from self._folder(parts, aside=True)
+                    yield from self._folder(root, parts, len(code or ()), aside=False)
+            for parts in self._aside[: limits.aside_folders]:
+                yield from self._folder(root, parts, len(code or ()), aside=True)
         finally:
-            os.close(self._root)
-        if self._unseen:
-            named = ", ".join(printable(name)[:80] for name in sorted(self._unseen)[:UNSEEN_NAMED])
-            others = len(self._unseen) - UNSEEN_NAMED
-            self.tally.missed.add(f"left out by name: {named}" + (f" and {others} more" if others > 0 else ""))
+            os.close(root)
 
-    def _top(self) -> Iterator[Met]:
-        """Yield small sources at the top, and `code` itself if it is not a folder."""
-        met = self._file(self._root, b"", CODE)
-        if met is not None and not (stat.S_ISLNK(met.status.st_mode) and self._leads_to_a_folder()):
-            yield met
-        for name in filter(is_source, self._list(self._root)[1]):
-            met = None if name in self._laid or name.startswith(".") else self._file(self._root, b"", name)
-            if met is not None and stat.S_ISREG(met.status.st_mode):
-                self._files += 1
-                yield met
-
-    def _leads_to_a_folder(self) -> bool:
-        """Return whether the link `code` leads to another folder of the workspace, which is then walked instead."""
+    def _code(self, root: int) -> Parts | None:
         top = os.path.realpath(self._workspace)
         target = os.path.realpath(os.path.join(top, CODE))
         parts = Path(target).relative_to(top).parts if target.startswith(top + "/") else ()
         try:
-            os.close(open_below(self._root, parts, DIR_FLAGS))  # follows no link
+            os.close(open_below(root, parts, DIR_FLAGS))  # follows no link
         except OSError:
             parts = ()
-        if not parts:
-            self.tally.missed.add("code is a link to what is not a folder of the workspace: nothing of it is kept")
-            return False
-        self._code = parts
-        self.tally.missed.add(f"code is a link: what is in {printable('/'.join(parts))[:200]} is recorded as code")
-        return True
+        if os.path.islink(os.path.join(top, CODE)):
+            where = "a folder of the workspace, which is recorded as code" if parts else "what is no such folder"
+            self.reasons[f"link `code` to {where}"] += 1
+        return parts or None
 
-    def _folder(self, parts: Parts, *, aside: bool) -> Iterator[Met]:
-        """Yield the files of one folder, of one excluded by name (`aside`) the sources. One that is gone is passed by."""
-        limits, tally, could_not = self._limits, self.tally, "folders that could not be read"
+    def _folder(self, root: int, parts: Parts, code: int, *, aside: bool) -> Iterator[Met]:
+        limits, could_not = self._limits, "folders that could not be read"
         try:
-            fd = open_below(self._root, (*self._code, *parts[1:]), DIR_FLAGS)
+            fd = open_below(root, parts, DIR_FLAGS)
         except OSError as error:
-            if isinstance(error, PermissionError):
-                tally.reasons[could_not] += 1
+            self.reasons[could_not] += isinstance(error, PermissionError)
             return
         try:
             if os.fstat(fd).st_dev != self._device:
-                tally.reasons["folders on another device"] += 1
+                self.reasons["folders on another device"] += 1
                 return
             folders, files = self._list(fd)
-            kept = [name for name in files if not _is_left_out(name)]
+            kept = [name for name in files if name != KEYS_FILE and not _is_gits(name)]
             if aside:
-                sources = list(filter(is_source, kept))
-                kept = sources[: limits.aside_files]
-                others = any(not is_source(name) and not name.endswith(COMPILED) for name in files)
-                if folders or others or len(sources) > len(kept):
-                    self._unseen.append("/".join(parts))
+                hidden = folders or any(not is_source(name) and not name.endswith(COMPILED) for name in files)
+                kept = list(filter(is_source, kept))
+                self.reasons["folders left out by name that hold more than what is kept"] += bool(
+                    hidden or len(kept) > limits.aside_files
+                )
+                kept = kept[: limits.aside_files]
             else:
                 for name in folders:
-                    (self._aside if _is_left_out_folder(name) else self._waiting).append((*parts, name))
-                tally.by_name += sum(map(_is_left_out_folder, folders)) + len(files) - len(kept)
-            prefix = os.fsencode("/".join((*parts, "")))
+                    if _is_gits(name) or name.lower() in LEFT_OUT_FOLDERS:
+                        self.by_name += 1
+                        self._aside += [] if _is_gits(name) else [(*parts, name)]
+                    else:
+                        self._waiting.append((*parts, name))
+                self.by_name += len(files) - len(kept)
+            prefix = os.fsencode("/".join((CODE, *parts[code:], "")))
             for at, name in enumerate(kept):
                 other = not is_source(name)
                 if not aside and (self._files >= limits.files or (other and self._others >= limits.others)):
-                    tally.files += len(kept) - at  # after the sources, all are others
+                    self.left_out += len(kept) - at  # after the sources, all are others
                     return
                 if (met := self._file(fd, prefix, name)) is not None:
                     self._files += not aside
                     self._others += other
                     yield met
         except OSError:
-            tally.reasons[could_not] += 1
+            self.reasons[could_not] += 1
         finally:
             os.close(fd)
 
@@ -229,12 +202,11 @@ class CodeWalk:
         return Met(prefix + os.fsencode(name), fd, name, status) if is_kept and status.st_dev == self._device else None
 
     def _list(self, fd: int) -> tuple[list[str], list[str]]:
-        """Return the names of folders and of others, sources first; not all of a very large folder."""
         found: dict[str, bool] = {}
         with os.scandir(fd) as entries:
             for entry in entries:
                 if self._listed >= self._limits.listed:
-                    self.tally.reasons["folders with too many files to list"] += 1
+                    self.reasons["folders with too many files to list"] += 1
                     break
                 self._listed += 1
                 found[entry.name] = entry.is_dir(follow_symlinks=False)
@@ -242,22 +214,12 @@ class CodeWalk:
         return [name for name in ordered if found[name]], [name for name in ordered if not found[name]]
 
 
-@lru_cache(maxsize=32_768)
 def is_source(name: str) -> bool:
     """Return whether a file name is that of source code, settings or text."""
     lower = name.lower()
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
 
-def _is_left_out(name: str) -> bool:
-    return name == KEYS_FILE or _is_gits(name)
-
-
-def _is_left_out_folder(name: str) -> bool:
-    return name.lower() in LEFT_OUT_FOLDERS or _is_gits(name)
-
-
-@lru_cache(maxsize=32_768)
 def _is_gits(name: str) -> bool:
     return (name if name.isascii() else name.translate(IGNORED_BY_HFS)).lower().startswith(GITS_OWN)
 
@@ -295,6 +257,7 @@ _ID = re.compile(r"[0-9a-f]{40}")
 _HEADS = "refs/heads/"
 _REF_PREFIX = f"ref: {_HEADS}"
 _TREE = re.compile(rb"tree ([0-9a-f]{40})\n")
+_ENTRY = re.compile(rb"([0-7]{5,6}) (?!\.{1,2}\0)([^\0/]+)\0(.{20})", re.DOTALL)
 
 
 class GitDamage(Exception):
@@ -316,7 +279,6 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.size_bytes = 0
-        self._known: set[str] = set()
 
     @classmethod
     def create(cls, path: Path) -> Repository:
@@ -333,8 +295,6 @@ class Repository:
     def write(self, kind: Kind, data: bytes) -> str:
         """Write an object unless it exists. Return its id. Raises OSError."""
         name = object_id(kind, data)
-        if name in self._known:
-            return name
         final = self._place(name)
         # A lost node may leave names without content.
         if not final.is_file() or final.stat().st_size == 0:
@@ -342,7 +302,6 @@ class Repository:
             final.parent.mkdir(exist_ok=True)
             self._replace(final, packed, 0o444)
             self.size_bytes += _on_disk(len(packed))
-        self._known.add(name)
         return name
 
     def write_files(self, files: Files) -> str:
@@ -422,10 +381,8 @@ class Repository:
         except zlib.error as error:
             raise GitDamage(f"object {name} can't be unpacked: {error}") from None
         body = data.partition(b"\0")[2]
-        if not unpacker.eof or len(body) > max_bytes:
-            raise GitDamage(f"object {name} breaks off, or unpacks to more than {max_bytes} bytes")
-        if data != _headed(kind, body) or object_id(kind, body) != name:
-            raise GitDamage(f"object {name} is not the {kind} that its name says")
+        if not unpacker.eof or len(body) > max_bytes or data != _headed(kind, body) or object_id(kind, body) != name:
+            raise GitDamage(f"object {name} is not the {kind} that its name says, or larger than {max_bytes} bytes")
         return body
 
     def files(self, revision: str) -> Files:
@@ -437,42 +394,29 @@ class Repository:
         folders = [(b"", root[1].decode(), 0)]
         while folders:
             prefix, tree, depth = folders.pop()
-            for mode, name, entry in _tree_entries(self.read(tree, "tree")):
+            data, at = self.read(tree, "tree"), 0
+            while at < len(data):
+                entry = _ENTRY.match(data, at)
+                if entry is None or len(found) + len(folders) > MAX_TREE_FILES or depth > MAX_TREE_DEPTH:
+                    raise GitDamage(f"a tree can't be read, is nested too deeply, or has over {MAX_TREE_FILES} files")
+                mode, path, at = int(entry[1], 8), prefix + entry[2], entry.end()
                 if mode == FOLDER:
-                    folders.append((prefix + name + b"/", entry, depth + 1))
+                    folders.append((path + b"/", entry[3].hex(), depth + 1))
                 else:
-                    found[prefix + name] = (mode, entry)
-                if len(found) + len(folders) > MAX_TREE_FILES or depth > MAX_TREE_DEPTH:
-                    raise GitDamage(f"a tree is nested too deeply, or holds more than {MAX_TREE_FILES} files")
+                    found[path] = (mode, entry[3].hex())
         return found
-
-
-def _tree_entries(data: bytes) -> Iterator[tuple[int, bytes, str]]:
-    at = 0
-    while at < len(data):
-        zero = data.find(b"\0", at)
-        mode, _, name = data[at : max(at, zero)].partition(b" ")
-        is_whole = zero >= 0 and len(data) >= zero + 21
-        if not is_whole or not name or b"/" in name or name in (b".", b"..") or mode.translate(None, b"01234567"):
-            raise GitDamage("a tree can't be read")
-        yield int(mode or b"0", 8), name, data[zero + 1 : zero + 21].hex()
-        at = zero + 21
 
 
 def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
     """Return a regular file's bytes; refuses a FIFO or link, which the agent could have put there."""
-    where = f"{path.parent.name}/{path.name}"
     try:
         fd = open_plain(path)
     except OSError as error:
-        raise GitDamage(f"{where} can't be read: {error.strerror}") from None
+        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: {error.strerror}") from None
     if fd is None:
-        raise GitDamage(f"{where} can't be read: it is missing, or no file")
+        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: it is missing, or no file")
     with os.fdopen(fd, "rb") as file:
-        data = file.read(max_bytes + 1)
-    if len(data) > max_bytes:
-        raise GitDamage(f"{where} is larger than {max_bytes} bytes")
-    return data
+        return file.read(max_bytes)
 
 
 def _on_disk(size: int) -> int:
@@ -491,7 +435,6 @@ MAX_HASHED_BYTES = 32 << 20
 """Of large files this much is hashed in one look, about 0.05 s. Of a larger file only size and time are stored: checkpoints get
 their own hash when they are submitted."""
 
-CHUNK_BYTES = 1 << 20
 RESTLESS_CHANGES = 20
 RESTLESS_EVERY_S = 60.0
 """A file that has changed this often, such as a log, is read once in this time. Never a source file: an unobserved minute is
@@ -566,25 +509,23 @@ class CodeFiles:
         self._hash_left = MAX_HASHED_BYTES
         for met in walk.run():
             try:
-                known = self._look_at(met, before.get(met.path), walk.tally, exact)
-            except FileNotFoundError:
-                continue  # removed meanwhile
-            except OSError:
-                walk.tally.reasons["files that could not be read"] += 1
+                known = self._look_at(met, before.get(met.path), walk, exact)
+            except OSError as error:
+                walk.reasons["files that could not be read"] += not isinstance(error, FileNotFoundError)
                 continue
             if known is None:
                 continue
             if texts_bytes + known.text_bytes > self.limits.texts_bytes:
-                walk.tally.files += 1
+                walk.left_out += 1
                 continue
             self._known[met.path] = known
             texts_bytes += known.text_bytes
             self.by_hash += known.pointer is not None
             if known.pointer is not None and known.pointer.note is not None:
-                walk.tally.reasons[f"files by size alone, {known.pointer.note}"] += 1
+                walk.reasons[f"files by size alone, {known.pointer.note}"] += 1
             self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
-    def _look_at(self, met: Met, known: _Known | None, tally: Tally, exact: bool) -> _Known | None:
+    def _look_at(self, met: Met, known: _Known | None, walk: CodeWalk, exact: bool) -> _Known | None:
         identity, now = _identity(met.status), self.now()
         if stat.S_ISLNK(met.status.st_mode):
             target = os.fsencode(os.readlink(met.name, dir_fd=met.folder_fd))
@@ -596,7 +537,7 @@ class CodeFiles:
             return known if known.sure or not (rested or exact) else self._read(met, known)
         restless = known.changes >= RESTLESS_CHANGES and not is_source(met.name)
         if restless and not exact and now - known.read_s < RESTLESS_EVERY_S:
-            tally.missed.add("files that never rest are read once a minute")
+            walk.reasons["files that never rest, read once a minute"] += 1
             return known
         return self._read(met, _Known(identity, now, known.changes + 1))
 
@@ -610,7 +551,11 @@ class CodeFiles:
             if before.st_size > MAX_TEXT_BYTES:
                 settled = self._read_large(file.fileno(), known, before)
             else:
-                self._read_text(file.read(MAX_TEXT_BYTES), known)  # a file may grow meanwhile
+                data = file.read(MAX_TEXT_BYTES)  # a file may grow meanwhile
+                if b"\0" in data[:BINARY_LOOK_BYTES]:
+                    known.pointer = Pointer("binary", len(data), hashlib.sha256(data).hexdigest())
+                known.text_bytes = 0 if known.pointer else len(data)
+                known.entry = self._keep(known.pointer.data() if known.pointer else data)
             same = _identity(os.fstat(file.fileno())) == _identity(before) == known.identity
         # The identity before reading is stored: if the file changed since, the next look sees another identity.
         if known.identity != _identity(before):
@@ -618,24 +563,14 @@ class CodeFiles:
         known.sure = same and settled and self.now() - known.seen_s >= self.limits.sure_s
         return known
 
-    def _read_text(self, data: bytes, known: _Known) -> None:
-        if b"\0" in data[:BINARY_LOOK_BYTES]:
-            known.pointer = Pointer("binary", len(data), hashlib.sha256(data).hexdigest())
-            data = known.pointer.data()
-        else:
-            known.text_bytes = len(data)
-        known.entry = self._keep(data)
-
     def _read_large(self, fd: int, known: _Known, status: os.stat_result) -> bool:
         """Hash a file as far as this look may. Return whether nothing else will become known of it."""
-        size, hasher, done = status.st_size, hashlib.sha256(), 0
+        size, data = status.st_size, b""
         if size <= self._hash_left:
-            while done < size and (chunk := os.read(fd, CHUNK_BYTES)):
-                hasher.update(chunk)
-                done += len(chunk)
-            self._hash_left -= done
-        if done == size and _identity(os.fstat(fd)) == _identity(status):
-            known.pointer = Pointer("large", size, hasher.hexdigest())
+            self._hash_left -= size
+            data = os.pread(fd, size, 0)
+        if len(data) == size and _identity(os.fstat(fd)) == _identity(status):
+            known.pointer = Pointer("large", size, hashlib.sha256(data).hexdigest())
             known.entry = self._keep(known.pointer.data())
             return True
         too_large = size > MAX_HASHED_BYTES
@@ -657,9 +592,6 @@ LATE_S = 5.0
 """After this long without a look, the commit reports that states may have been missed."""
 
 COMMIT_EVERY_S = 20.0
-MAX_MISSED = 20
-"""Reports stored from looks without a commit, until the next commit."""
-
 PREFIX = "attempt-"
 
 
@@ -697,9 +629,7 @@ class Revisions:
         self._files = CodeFiles(self._limits, clock)
         self._commits = 0
         self._looked_s = self._committed_s = clock()
-        self._reasons: list[str] = []
-        self._missed: set[str] = set()
-        self._said: set[str] = set()
+        self._damage: str | None = None
         self._full = False
         self._branch = f"{PREFIX}{job.attempt}"
         self.head: str | None = None
@@ -709,7 +639,7 @@ class Revisions:
             self._committed = None if revision is None else self._repository.files(revision)
             self.head = revision
         except GitDamage as error:
-            self._reasons.append(f"what was kept before can't be read: {error}")
+            self._damage = f"what was kept before can't be read: {error}"
 
     def look(self, now: Moment) -> None:
         """Look once. Raises errors of the file system; the next look starts again."""
@@ -726,25 +656,23 @@ class Revisions:
     def close(self, now: Moment) -> None:
         """Commit the last state after the agent's end."""
         try:
-            self._look(now, None, exact=True, last=True)
+            self._look(now, None, exact=True)
             if self._files.files != self._committed:
                 self.head = None  # the last state was not stored
         finally:
             self._lines.close()
 
-    def _look(self, now: Moment, submission_id: int | None, *, exact: bool, last: bool = False) -> None:
+    def _look(self, now: Moment, submission_id: int | None, *, exact: bool) -> None:
         walk = CodeWalk(self._job.workspace, self._job.laid, self._limits)
         self._files.collect(walk, exact=exact)
-        self._missed |= set(sorted(walk.tally.missed)[: MAX_MISSED - len(self._missed)])
-        changed = self._files.files != self._committed
-        if not changed:
-            self._files.fresh.clear()
         may_commit = self._commits < self._limits.commits or self._clock() - self._committed_s >= COMMIT_EVERY_S
-        if (changed and (exact or may_commit)) or (last and not self._missed <= self._said):
-            self._commit(now, walk.tally, submission_id, exact)
+        if self._files.files == self._committed:
+            self._files.fresh.clear()
+        elif exact or may_commit:
+            self._commit(now, walk, submission_id, exact)
         self._looked_s = self._clock()
 
-    def _commit(self, now: Moment, tally: Tally, submission_id: int | None, exact: bool) -> None:
+    def _commit(self, now: Moment, walk: CodeWalk, submission_id: int | None, exact: bool) -> None:
         repository, files, fresh, parent = self._repository, self._files.files, self._files.fresh, self.head
         most = self._limits.repository_bytes - (0 if exact else self._limits.reserved_bytes)
         if repository.size_bytes + sum(map(len, fresh.values())) > most:
@@ -767,9 +695,9 @@ class Revisions:
                 files=len(files),
                 changed=sum(before.get(path) != files.get(path) for path in before.keys() | files.keys()),
                 by_hash=self._files.by_hash,
-                left_out=tally.files,
-                by_name=tally.by_name,
-                reason=self._reason(tally),
+                left_out=walk.left_out,
+                by_name=walk.by_name,
+                reason=self._reason(walk),
             )
         )
         repository.set_ref(self._branch, revision)
@@ -780,16 +708,14 @@ class Revisions:
         fresh.clear()
         self._commits += 1
         self._committed_s = self._clock()
-        self._reasons.clear()
-        self._said, self._missed = self._missed, set()
+        self._damage = None
 
-    def _reason(self, tally: Tally) -> str | None:
-        """Return what is not exact about the state that is committed; None if nothing."""
-        said = [*self._reasons, *(f"{count} {what}" for what, count in sorted(tally.reasons.items()))]
+    def _reason(self, walk: CodeWalk) -> str | None:
+        said = [self._damage] if self._damage else []
+        said += [f"{count} {what}" for what, count in sorted(walk.reasons.items()) if count]
         late_s = self._clock() - self._looked_s
         if late_s > LATE_S:
             said.append(f"{late_s:.0f} s since the state before was seen last")
         if self._commits >= self._limits.commits:
             said.append(f"changes without end: one commit in {COMMIT_EVERY_S:.0f} s")
-        said += sorted(self._missed)
         return "; ".join(said)[:1000] or None

@@ -55,8 +55,6 @@ def exit_code(status: int | None) -> int | None:
 TICKS = os.sysconf("SC_CLK_TCK")
 MAX_COMMAND_BYTES = 4096
 MAX_ENVIRONMENT_BYTES = 1 << 20
-YOUNG_LOOKS = 8
-"""A process is checked for exec at its first looks, because most exec calls come soon after birth."""
 
 
 @dataclass
@@ -80,17 +78,11 @@ class Process:
     children: int = 0
     name: bytes = b""
     argv: bytes = b""
-    looks: int = 0
     pidfd: int | None = None
     status: int | None = None
     ended: bool = False
     began_s: float | None = None
     end_told: bool = False
-
-    @property
-    def ticks(self) -> int:
-        """Return the CPU ticks of it and of what it waited for."""
-        return self.own + self.children
 
     @property
     def age_s(self) -> float:
@@ -100,7 +92,7 @@ class Process:
     def read(self) -> bool:
         """Read /proc/<pid>/stat (proc(5)). Return False if the process is gone, or its id was reused."""
         try:
-            head, _, rest = _read(f"/proc/{self.pid}/stat", 2048).rpartition(b")")
+            head, _, rest = _read(self.pid, "stat", 2048).rpartition(b")")
             fields = rest.split()
             began = int(fields[19])
             if self.began_ticks not in (0, began):
@@ -112,24 +104,17 @@ class Process:
                 self.ended = True
                 if self.status is None and may_know(self.pid):
                     self.status = int(fields[49])
-        except (OSError, IndexError, ValueError):
+        except (IndexError, ValueError):
             return False
         return True
 
-    def read_command(self) -> bytes:
-        """Return the command line, its arguments ended by zero bytes; empty if the process is gone."""
-        try:
-            return _read(f"/proc/{self.pid}/cmdline", MAX_COMMAND_BYTES)
-        except OSError:
-            return b""
 
-
-def _read(path: str, most: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def _read(pid: int, name: str, most: int) -> bytes:
     try:
-        return os.read(fd, most)
-    finally:
-        os.close(fd)
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read(most) or b""
+    except OSError:
+        return b""
 
 
 def may_know(pid: int) -> bool:
@@ -154,7 +139,7 @@ STRANGERS_AGAIN_S = 60.0
 
 
 class ProcessLimits(NamedTuple):
-    """ProcessLimits of the watch.
+    """Limits of the watch.
 
     Attributes:
         followed: processes followed at once. Of a fork bomb, the others are only counted.
@@ -182,8 +167,7 @@ class Processes:
     """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`.
 
     CPU: when a parent waits for a child, the kernel adds the child's time to the parent's `cutime`, however short it lived.
-    If a parent doesn't wait (SIGCHLD ignored), the child's last observed time is added here. Only the time of such children
-    after their last look, or of those never seen, is missing.
+    If no parent waits (SIGCHLD ignored), the sum falls by the child's last observed time, which is then added here.
 
     Args:
         root: id of the keeper, which does not count as one of them.
@@ -226,7 +210,8 @@ class Processes:
         self._crowd &= present
         self._add(present - self._strangers - self._crowd - self.processes.keys() - {self.root, os.getpid()}, now)
         living = {process.pid for process in self.processes.values() if not process.ended}
-        ticks = self._keeper.children + self._lost + sum(process.ticks for process in self.processes.values())
+        ticks = self._keeper.children + self._lost + sum(each.own + each.children for each in self.processes.values())
+        self._lost += max(0, self._most - ticks)  # what ended and no parent waited for
         self._most = max(self._most, ticks)
         self.use = ProcessUse(self._most / TICKS, living, len(living) + len(self._crowd))
         records, self._records = self._records, []
@@ -248,46 +233,27 @@ class Processes:
                 append_event(self._events, "recorder_left_out", watch="processes", processes=self.left_out)
 
     def _follow(self, now: Moment) -> None:
-        """Read the known processes, and account for the CPU time of those that have ended."""
-        gone: dict[int, Process] = {}
-        before = {self.root: self._keeper.children}
-        for process in list(self.processes.values()):
-            before[process.pid] = process.children
-            if not process.read():
-                gone[process.pid] = self.processes.pop(process.pid)
-            elif process.ended:
+        """Read the known processes. The parents of those that have ended are read again: one that was read before its child
+        ended lacks the child's time, which would be counted once as lost and once more at the next look."""
+        gone: list[Process] = []
+        left = [process for process in self.processes.values() if not process.read()]
+        while left:
+            process = left.pop()
+            if self.processes.pop(process.pid, None) is not None:
+                gone.append(process)
+                heir = self.processes.get(process.parent)
+                left += [heir] if heir is not None and not heir.read() else []
+        self._keeper.read()
+        for process in [*self.processes.values(), *gone]:
+            process.ended = process.ended or process in gone
+            if process.ended:
                 self._end(process, now)
             else:
                 self._look_at(process, now)
-        self._account(gone, before)
-        for process in gone.values():
-            process.ended = True
-            self._end(process, now)
+        for process in gone:
             self._release(process)
 
-    def _account(self, gone: dict[int, Process], before: dict[int, int]) -> None:
-        """Add the time that no waiting parent got. Parents are read again first: one that was read before its child ended lacks
-        the child's time, which would be counted once as lost and once more at the next look."""
-        left = list(gone.values())
-        while left:
-            heir = self.processes.get(left.pop().parent)
-            if heir is not None and not heir.read():
-                gone[heir.pid] = self.processes.pop(heir.pid)
-                left.append(heir)
-        self._keeper.read()
-        expected: dict[int, int] = {}
-        for process in gone.values():
-            parent, steps = process.parent, 0
-            while parent in gone and steps < len(gone):
-                parent, steps = gone[parent].parent, steps + 1
-            expected[parent] = expected.get(parent, 0) + process.ticks
-        for parent, ticks in expected.items():
-            waited = self._keeper if parent == self.root else self.processes.get(parent)
-            gained = waited.children - before.get(parent, 0) if waited is not None else 0
-            self._lost += max(0, ticks - gained)
-
     def _add(self, new: set[int], now: Moment) -> None:
-        """Sort new ids into the agent's and foreign ones."""
         found = {pid: process for pid in new if (process := Process(pid)).read()}
         born: dict[int, list[int]] = {}
         for pid, process in found.items():
@@ -309,15 +275,10 @@ class Processes:
             self._take(found[pid], now)
 
     def _is_marked(self, pid: int) -> bool:
-        """Return whether a process was ever the agent's; if not, its id is stored as foreign."""
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if any(part.startswith(self._mark) for part in file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")):
-                    return True
-        except OSError:
-            pass
-        self._strangers.add(pid)
-        return False
+        environment = _read(pid, "environ", MAX_ENVIRONMENT_BYTES).split(b"\0")
+        is_marked = any(part.startswith(self._mark) for part in environment)
+        self._strangers |= set() if is_marked else {pid}
+        return is_marked
 
     def _take(self, process: Process, now: Moment) -> None:
         if len(self.processes) >= self._limits.followed:
@@ -331,7 +292,7 @@ class Processes:
                 self._pidfds += 1
             except OSError:
                 pass  # an old kernel, or gone
-        process.argv = process.read_command()
+        process.argv = _read(process.pid, "cmdline", MAX_COMMAND_BYTES)
         if self._room >= 2:
             self._room -= 2
             self._begin(process, now)
@@ -339,15 +300,12 @@ class Processes:
             self._end(process, now)
 
     def _look_at(self, process: Process, now: Moment) -> None:
-        """Notice that a process runs another program, or has lived for long."""
-        process.looks += 1
-        if process.looks <= YOUNG_LOOKS or process.looks % 32 == 0:
-            argv = process.read_command()
-            if argv and argv != process.argv:
-                process.argv = argv
-                if process.began_s is not None and self._room >= 1:
-                    self._room -= 1
-                    self._record(process, "began", now)
+        argv = _read(process.pid, "cmdline", MAX_COMMAND_BYTES)
+        if argv and argv != process.argv:
+            process.argv = argv
+            if process.began_s is not None and self._room >= 1:
+                self._room -= 1
+                self._record(process, "began", now)
         if process.began_s is None and process.age_s >= self._limits.long_s:
             self._begin(process, now)
 

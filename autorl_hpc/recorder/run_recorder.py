@@ -240,7 +240,6 @@ def main() -> int:
 
 
 def _step_back() -> None:
-    """Ignore signals meant for others, continue when the supervisor is gone, and be the first to die if memory runs out."""
     for number in DEAF_TO:  # a handler, because children would inherit SIG_IGN
         signal.signal(number, lambda *_: None)
     # A stopped recorder continues when its supervisor is gone, and then sees the end of its standard input.
@@ -256,7 +255,6 @@ def _step_back() -> None:
 def _serve(
     lines: Iterator[bytes | None], elapsed: Elapsed, asks: queue.SimpleQueue[Ask], lookers: dict[str, Looker]
 ) -> None:
-    """Answer the supervisor until it sends stop or is gone."""
     next_look_s, supervisor = 0.0, os.getppid()
     for line in lines:
         elapsed.tick()
@@ -284,7 +282,6 @@ def _answer(number: int, revision: str | None) -> None:
 
 
 def _close(lookers: dict[str, Looker]) -> str | None:
-    """Close all watches, within CLOSE_S. Return the last revision of the code; None if it was not stored."""
     for looker in lookers.values():
         looker.end()
     deadline = time.monotonic() + CLOSE_S
@@ -295,7 +292,6 @@ def _close(lookers: dict[str, Looker]) -> str | None:
 
 
 def _lines(fd: int) -> Iterator[bytes | None]:
-    """Yield the lines that come in, and None after each TICK_S without one, until the end."""
     buffer = b""
     while True:
         if not select.select([fd], [], [], TICK_S)[0]:
@@ -312,7 +308,6 @@ _OUT = threading.Lock()
 
 
 def _say(value: dict[str, Any]) -> None:
-    """Send a line to the supervisor; nothing happens if it is gone."""
     with _OUT:
         try:
             os.write(sys.stdout.fileno(), json.dumps(value).encode() + b"\n")

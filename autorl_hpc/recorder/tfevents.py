@@ -7,14 +7,18 @@ Value.tag 1, Value.simple_value 2 (float32), Value.tensor 8 with TensorProto.flo
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections import defaultdict
 
 MAX_RECORD_BYTES = 64 * 2**10
 """Records of scalars have about fifty bytes; larger ones are histograms, images and graphs."""
 
 HEADER = struct.Struct("<QI")
 CRC_BYTES = 4
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+VARINT, BYTES = 0, 2
+LENGTHS = {1: 8, 5: 4}
+"""Of the wire types fixed64 and fixed32."""
+
+FLOAT = struct.Struct("<f")
 
 
 class DamagedEvents(ValueError):
@@ -51,57 +55,42 @@ def scalars(record: bytes) -> tuple[int, dict[str, float]]:
     Raises:
         DamagedEvents: it is not a protocol buffer.
     """
-    step, found = 0, {}
-    for field, kind, value in _fields(record):
-        if field == 2 and kind == VARINT:
-            step = int(value) if int(value) < 2**63 else 0
-        elif field == 5 and kind == BYTES:
-            for inner, inner_kind, scalar in _fields(bytes(value)):
-                if inner == 1 and inner_kind == BYTES:
-                    tag, number = _scalar(bytes(scalar))
-                    if tag and number is not None:
-                        found[tag] = number
-    return step, found
+    event, found = _fields(record), dict[str, float]()
+    steps = [step for step in event[2] if isinstance(step, int) and step < 2**63]
+    values = [_fields(value) for summary in _bytes(event[5]) for value in _bytes(_fields(summary)[1])]
+    for value in values:
+        tags, numbers = _bytes(value[1]), _bytes(value[2])
+        for tensor in _bytes(value[8]):
+            numbers += _bytes(_fields(tensor)[5])
+        numbers = [number for number in numbers if len(number) >= FLOAT.size]
+        if tags and tags[-1] and numbers:
+            found[tags[-1].decode("utf-8", "replace")] = float(FLOAT.unpack_from(numbers[0])[0])
+    return (steps[-1] if steps else 0), found
 
 
-def _scalar(data: bytes) -> tuple[str, float | None]:
-    tag, number = "", None
-    for field, kind, value in _fields(data):
-        if field == 1 and kind == BYTES:
-            tag = bytes(value).decode("utf-8", "replace")
-        elif field == 2 and kind == FIXED32:
-            number = struct.unpack("<f", bytes(value))[0]
-        elif field == 8 and kind == BYTES:
-            number = _first_float(bytes(value))
-    return tag, number
+def _bytes(values: list[int | bytes]) -> list[bytes]:
+    return [value for value in values if isinstance(value, bytes)]
 
 
-def _first_float(tensor: bytes) -> float | None:
-    for field, kind, value in _fields(tensor):
-        if field == 5 and kind in (FIXED32, BYTES) and len(bytes(value)) >= 4:
-            return float(struct.unpack_from("<f", bytes(value))[0])
-    return None
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+def _fields(data: bytes) -> defaultdict[int, list[int | bytes]]:
+    """Return the values of a protocol buffer by the number of their field."""
+    found: defaultdict[int, list[int | bytes]] = defaultdict(list)
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         kind = key & 7
         if kind == VARINT:
             number, at = _varint(data, at)
-            yield key >> 3, kind, number
+            found[key >> 3].append(number)
             continue
+        length = LENGTHS.get(kind, len(data))
         if kind == BYTES:
             length, at = _varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
-        else:
-            raise DamagedEvents(f"wire type {kind}")
         if at + length > len(data):
-            raise DamagedEvents("a field that reaches beyond its record")
-        yield key >> 3, kind, data[at : at + length]
+            raise DamagedEvents("a field that reaches beyond its record, or of an unknown type")
+        found[key >> 3].append(data[at : at + length])
         at += length
+    return found
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ TensorBoard's event files. A step found in several of them is written once. wand
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import io
 import json
@@ -14,8 +15,8 @@ import os
 import re
 import stat
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,43 +48,36 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }
 """Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
-Names = Collection[str]
-
-
-def _all(*wanted: str) -> Callable[[Names], bool]:
-    return lambda names: all(name in names for name in wanted)
-
-
-def _begins(start: str, *wanted: str) -> Callable[[Names], bool]:
-    return lambda names: _all(*wanted)(names) and any(name.startswith(start) for name in names)
-
-
-def _is_ppo(names: Names) -> bool:
-    policy = any(name in names for name in ("loss/policy_avg", "policy_loss", "actor_loss", "pg_loss", "actor/pg_loss"))
-    value = any(name in names for name in ("loss/value_avg", "value_loss", "critic_loss", "vf_loss", "critic/vf_loss"))
-    return (policy and value) or "objective/kl" in names
-
-
-TRAINERS: tuple[tuple[Callable[[Names], bool], str], ...] = (
-    (_all("log_odds_ratio", "nll_loss", "rewards/chosen"), "ORPOTrainer"),
-    (_all("nll_loss", "rewards/chosen"), "CPOTrainer"),
-    (_begins("objective/", "rewards/chosen"), "OnlineDPOTrainer"),
-    (_all("rewards/chosen", "rewards/accuracies"), "DPOTrainer"),
-    (_all("rewards/chosen", "kl"), "KTOTrainer"),
-    (_is_ppo, "PPOTrainer"),
-    (_begins("completions/", "reward"), "GRPOTrainer"),
-    (_all("mean_reward", "margin"), "RewardTrainer"),
-    (_all("mean_token_accuracy"), "SFTTrainer"),
-    (_all("loss", "grad_norm"), "Trainer"),
-    (_all("loss", "learning_rate"), "Trainer"),
+TRAINERS: tuple[tuple[str, str, str], ...] = (
+    ("log_odds_ratio nll_loss rewards/chosen", "", "ORPOTrainer"),
+    ("nll_loss rewards/chosen", "", "CPOTrainer"),
+    ("rewards/chosen", "objective/", "OnlineDPOTrainer"),
+    ("rewards/chosen rewards/accuracies", "", "DPOTrainer"),
+    ("rewards/chosen kl", "", "KTOTrainer"),
+    ("policy_loss value_loss", "", "PPOTrainer"),
+    ("objective/kl", "", "PPOTrainer"),
+    ("reward", "completions/", "GRPOTrainer"),
+    ("mean_reward margin", "", "RewardTrainer"),
+    ("mean_token_accuracy", "", "SFTTrainer"),
+    ("loss grad_norm", "", "Trainer"),
+    ("loss learning_rate", "", "Trainer"),
 )
-"""The first match counts."""
+"""Names that must all be there, a beginning that some name must have, and the trainer; the first match counts."""
+
+SAME = {
+    **dict.fromkeys(("loss/policy_avg", "actor_loss", "pg_loss", "actor/pg_loss"), "policy_loss"),
+    **dict.fromkeys(("loss/value_avg", "critic_loss", "vf_loss", "critic/vf_loss"), "value_loss"),
+}
 
 
-def trainer_of(figures: Mapping[str, float] | Names) -> str | None:
+def trainer_of(figures: Collection[str]) -> str | None:
     """Return the trainer that logs figures of these names; None if they don't show it. The prefix `eval_` is ignored."""
     names = {name.removeprefix("eval_") for name in figures}
-    return next((trainer for holds, trainer in TRAINERS if holds(names)), None)
+    names |= {SAME[name] for name in names if name in SAME}
+    for wanted, beginning, trainer in TRAINERS:
+        if names.issuperset(wanted.split()) and any(name.startswith(beginning) for name in names):
+            return trainer
+    return None
 
 
 # --- logged steps in text: flat dictionaries as Python or JSON writes them, anywhere in the text. Nothing is evaluated.
@@ -98,11 +92,10 @@ MAX_STEP = 2**53
 HINTS = (b"loss", b"reward")
 """Text without any of these has no step."""
 
-_DICT = re.compile(r"\{[^{}]{8,12288}\}")
-_PAIR = re.compile(
-    r"\s{0,8}(?:'([^'\"\\]{1,200})'|\"([^'\"\\]{1,200})\")\s{0,8}:\s{0,8}"
-    r"(?:'([^'\\]{0,400})'|\"([^\"\\]{0,400})\"|([^\s,'\"\[\]()]{1,64})|(\[[^\[\]]{0,2000}\]))\s{0,8}(,|$)"
-)
+_DICT = re.compile(r"\{[^{}()]{8,12288}\}")
+_BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
+"""As Python's repr and JSON write what is no literal."""
+
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
@@ -148,12 +141,12 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
     for found in _DICT.finditer(without_escapes(text)):
         inner = found[0][1:-1]
         if "loss" in inner or "reward" in inner:
-            step = step_of(_pairs(inner.replace('\\"', '"') if '\\"' in inner else inner))
+            step = step_of(_literal(_BARE.sub(r"'\g<0>'", found[0].replace('\\"', '"'))))
             if step is not None:
                 yield step
 
 
-def step_of(values: Mapping[str, object]) -> LoggedStep | None:
+def step_of(values: Mapping[Any, object]) -> LoggedStep | None:
     """Return the step that a trainer logged as `values`; None if they are not a trainer's."""
     figures: dict[str, float] = {}
     strange: list[str] = []
@@ -187,18 +180,12 @@ def number_of(value: object) -> float | None:
     return None
 
 
-def _pairs(inner: str) -> dict[str, object]:
-    """Return names and values of a flat dictionary; empty if it is anything else."""
-    found: dict[str, object] = {}
-    at = 0
-    while at < len(inner):
-        pair = _PAIR.match(inner, at)
-        if pair is None or len(found) > MAX_FIGURES:
-            return {} if pair is None and inner[at:].strip() else found
-        name, values = pair[1] or pair[2], (pair[3], pair[4], pair[5])
-        found[name] = next((value for value in values if value is not None), None)
-        at = pair.end()
-    return found
+def _literal(text: str) -> dict[object, object]:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 # --- the file of logged steps, each written once
@@ -250,9 +237,6 @@ MAX_BEHIND_BYTES = 64 * 2**20
 RESUME_BEHIND_BYTES = 8 * 2**20
 """If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
 
-MAX_OPEN_BYTES = 16 * 2**10
-"""How far after an opening brace its closing one is waited for, because rich breaks a dictionary into several lines."""
-
 
 @dataclass
 class GrowingLog:
@@ -271,10 +255,6 @@ class GrowingLog:
     tag_step: int = 0
     tags: dict[str, float] = field(default_factory=dict)
 
-    def is_changed(self, status: os.stat_result) -> bool:
-        """Return whether there is something to read."""
-        return (self.inode, self.position.offset) != (status.st_ino, status.st_size)
-
     def begin(self, fd: int, *, jump: bool) -> None:
         """Look at the file's size. With `jump`, bytes are left out if reading is far behind."""
         status = os.fstat(fd)
@@ -285,17 +265,6 @@ class GrowingLog:
         if jump and behind > MAX_BEHIND_BYTES:
             self.left_out += behind - RESUME_BEHIND_BYTES
             self.position.offset, self.position.in_long_line = self.size - RESUME_BEHIND_BYTES, True
-
-    def text(self, fd: int, *, last: bool) -> bytes:
-        """Return the next whole lines; `last`: also a line without an end. At the file's end an open brace is waited for."""
-        begin = self.position.offset
-        piece = self.position.piece(fd, PIECE_BYTES, last=last)
-        opening = piece.rfind(b"{")
-        is_open = opening >= 0 and b"}" not in piece[opening:]
-        if is_open and not last and self.size - begin - opening < MAX_OPEN_BYTES:
-            piece = piece[:opening]
-        self.position.offset += len(piece)
-        return piece
 
 
 # --- the watch
@@ -351,10 +320,10 @@ class Trainings:
         self.agent_log, self.sweep, self.points = agent_log, sweep, Points(path)
         self._events, self._slice_s, self._close_s = events, slice_s, close_s
         self._output = GrowingLog()
-        self._met: deque[tuple[Parts, os.stat_result]] = deque(maxlen=MAX_FILES)
-        self._logs: dict[Parts, GrowingLog] = {}
+        self._met: deque[tuple[Parts, tuple[int, ...]]] = deque(maxlen=MAX_FILES)
+        self._seen: dict[Parts, tuple[int, ...]] = {}
+        self._logs: defaultdict[Parts, GrowingLog] = defaultdict(GrowingLog)
         self._due: dict[Parts, None] = {}
-        self._states: dict[Parts, tuple[int, ...]] = {}
         self._changed: dict[Parts, None] = {}
         self._too_large: set[Parts] = set()
         sweep.visitors.append(self.found)
@@ -362,7 +331,7 @@ class Trainings:
     def found(self, parts: Parts, status: os.stat_result) -> None:
         """Take a file of the workspace from the walk. Called in the walk's thread."""
         if status.st_size and stat.S_ISREG(status.st_mode) and is_log(parts):
-            self._met.append((parts, status))
+            self._met.append((parts, (status.st_ino, status.st_size, status.st_mtime_ns)))
 
     def look(self, now: Moment) -> None:
         """Read what is new, for `slice_s` at most, and one trainer_state.json."""
@@ -390,19 +359,12 @@ class Trainings:
 
     def _sort_in(self) -> None:
         while self._met:
-            parts, status = self._met.popleft()
-            if parts[-1] == STATE:
-                identity = (status.st_ino, status.st_size, status.st_mtime_ns)
-                if self._states.get(parts) != identity and len(self._states) < MAX_FILES:
-                    self._states[parts] = identity
-                    self._changed[parts] = None
-            elif parts in self._logs or len(self._logs) < MAX_FILES:
-                log = self._logs.setdefault(parts, GrowingLog())
-                if log.is_changed(status):
-                    self._due[parts] = None
+            parts, identity = self._met.popleft()
+            if self._seen.get(parts) != identity and (parts in self._seen or len(self._seen) < MAX_FILES):
+                self._seen[parts] = identity
+                (self._changed if parts[-1] == STATE else self._due)[parts] = None
 
     def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
-        """Read the agent's output, and the logs that the walk found changed, as long as they grow."""
         fd = open_plain(self.agent_log)
         if fd is not None:
             with os.fdopen(fd, "rb"):
@@ -423,7 +385,8 @@ class Trainings:
         log.begin(fd, jump=True)
         while True:
             before = log.position.offset
-            piece = log.text(fd, last=last)
+            piece = log.position.piece(fd, PIECE_BYTES, last=last)
+            log.position.offset += len(piece)
             if any(hint in piece for hint in HINTS):
                 for step in steps_in(piece.decode("utf-8", "replace")):
                     self.points.add(step, source, now)
@@ -449,7 +412,6 @@ class Trainings:
                 return
 
     def _collect(self, parts: Parts, log: GrowingLog, step: int, values: dict[str, float], now: Moment) -> None:
-        """Collect TensorBoard's events, which have one figure each; consecutive ones of the same step make one logged step."""
         for tag, value in values.items():
             split, _, name = tag.partition("/")
             name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
@@ -478,7 +440,7 @@ class Trainings:
         try:
             state = json.loads(data)
         except (ValueError, RecursionError):
-            self._states.pop(parts, None)  # probably half-written: read again on the next walk
+            self._seen.pop(parts, None)  # probably half-written: read again on the next walk
             return
         history = state.get("log_history") if isinstance(state, dict) else None
         for entry in history if isinstance(history, list) else []:
@@ -488,14 +450,12 @@ class Trainings:
 
 
 def _is_of_other_kind(name: str, others: Collection[str]) -> bool:
-    """Return whether a figure of an evaluation follows those of training at the same step, or the reverse."""
     return name != "epoch" and any(
         other.startswith("eval_") is not name.startswith("eval_") for other in others if other != "epoch"
     )
 
 
 def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
-    """Take out what waits now, one after another."""
     for parts in list(waiting):
         del waiting[parts]
         yield parts

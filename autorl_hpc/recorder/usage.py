@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -114,21 +115,15 @@ class Gpus:
         self._seen_us: dict[str, int] = {}
         self._latest: tuple[GpuSample, ...] | None = None
         self._measured_at = 0.0
-        self._reported: set[str] = set()
-        self._failures: list[str] = []
 
     def look(self, now: Moment) -> None:
-        """Measure all GPUs. Raises RuntimeError for each new failure."""
+        """Measure all GPUs. Raises RuntimeError, once, if NVML can't be used."""
         if self._devices is None:
+            self._devices = []
             self._devices = self._begin()
         if self._nvml is not None:
             self._latest = tuple(self._measure(device) for device in self._devices)
             self._measured_at = self._clock()
-        fresh = sorted(set(self._failures) - self._reported)
-        self._failures.clear()
-        self._reported |= set(fresh)
-        if fresh:
-            raise RuntimeError("; ".join(fresh))
 
     def close(self, now: Moment) -> None:
         """End the use of NVML."""
@@ -151,10 +146,9 @@ class Gpus:
 
             pynvml.nvmlInit()
         except Exception as error:
-            if isinstance(error, ImportError) or getattr(error, "value", None) in NO_DRIVER:
-                self._latest = ()
-            else:
-                self._failures.append(f"NVML can't be used: {error}")
+            if not isinstance(error, ImportError) and getattr(error, "value", None) not in NO_DRIVER:
+                raise RuntimeError(f"NVML can't be used: {error}") from None
+            self._latest = ()
             return []
         self._nvml = pynvml
         return chosen(_all_devices(pynvml), self._environment)
@@ -176,7 +170,6 @@ class Gpus:
         )
 
     def _shares(self, device: Device) -> list[float]:
-        """Return shares of time with a kernel running since the last call, one per short period of NVML."""
         seen_us = self._seen_us.get(device.uuid, 0)
         try:
             kind = self._nvml.NVML_GPU_UTILIZATION_SAMPLES
@@ -192,13 +185,9 @@ class Gpus:
         return [] if rates is None else [_share(rates.gpu)]
 
     def _ask(self, device: Device, function: str, *arguments: Any) -> Any | None:
-        """Return NVML's answer; None if the device can't provide it. Real failures are reported."""
-        nvml = self._nvml
         try:
-            return getattr(nvml, function)(device.handle, *[a for a in arguments if a is not None])
-        except nvml.NVMLError as error:
-            if error.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND):
-                self._failures.append(f"{function} of GPU {device.index}: {error}")
+            return getattr(self._nvml, function)(device.handle, *[a for a in arguments if a is not None])
+        except self._nvml.NVMLError:
             return None
 
 
@@ -224,30 +213,17 @@ def chosen(devices: list[Device], environment: Mapping[str, str]) -> list[Device
 
 
 def _all_devices(nvml: Any) -> list[Device]:
+    """Return GPUs and MIG slices. What fails is not there: a GPU that this process may not open, or one without MIG."""
     found = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        try:
+        with contextlib.suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(handle)), handle))
-        except nvml.NVMLError:
-            continue  # this process may not open it
-        found += _slices(nvml, index, handle)
-    return found
-
-
-def _slices(nvml: Any, index: int, handle: Any) -> list[Device]:
-    found = []
-    try:
-        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
-            return []
-        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-                found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(part)), part, is_slice=True))
-            except nvml.NVMLError:
-                continue
-    except nvml.NVMLError:
-        pass  # no MIG on this GPU
+            has_slices = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
+            for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if has_slices else 0):
+                with contextlib.suppress(nvml.NVMLError):
+                    part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+                    found.append(Device(index, _text(nvml.nvmlDeviceGetUUID(part)), part, is_slice=True))
     return found
 
 
@@ -309,7 +285,6 @@ class UsageSampler:
 
 
 def _memory_of(living: set[int]) -> int | None:
-    """Return resident memory, shared memory once; a millisecond per large process."""
     try:
         return int(memory_bytes(living, 0)) if living else 0
     except OSError:

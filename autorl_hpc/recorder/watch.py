@@ -143,12 +143,6 @@ def open_files(workspace: Path, paths: Iterable[Parts]) -> Iterator[tuple[Parts,
 TICK = 32
 """Entries between two checks of the clock."""
 
-TICKS_AT_ONCE = 64
-"""Of one folder before others have their turn, so that a folder with a million entries doesn't delay the others."""
-
-MAX_OPEN = 32
-"""Limit of half-read folders, each with a descriptor."""
-
 MAX_WAITING = 200_000
 """Limit of folders still to be walked, and of files with several names that are counted once."""
 
@@ -179,21 +173,11 @@ class WorkspaceWalk:
     def steps(self, folder: Path) -> Iterator[None]:
         """Walk, and yield after every few entries. Raises OSError if the folder can't be opened."""
         root_fd = os.open(folder, DIR_FLAGS)
-        half_read: deque[Iterator[None]] = deque()
         try:
             device = os.fstat(root_fd).st_dev
-            while self._waiting or half_read:
-                if self._waiting and len(half_read) < MAX_OPEN:
-                    entries = self._folder(root_fd, device, self._waiting.popleft())
-                else:
-                    entries = half_read.popleft()
-                for ticks, _ in enumerate(entries, 1):
-                    yield
-                    if ticks == TICKS_AT_ONCE:
-                        half_read.append(entries)
-                        break
+            while self._waiting:
+                yield from self._folder(root_fd, device, self._waiting.popleft())
         finally:
-            half_read.clear()  # closes their descriptors
             os.close(root_fd)
 
     def _folder(self, root_fd: int, device: int, parts: Parts) -> Iterator[None]:

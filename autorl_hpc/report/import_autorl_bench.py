@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -42,20 +42,19 @@ MAX_ROWS, MAX_SUBMISSIONS = 100_000, 10_000
 _WORKSPACE = re.compile(r"^(?P<run_id>[0-9]{8}T[0-9]{6}(?:_p[0-9]{1,5})?)_(?P<agent>.{1,200})$", re.DOTALL)
 
 
-@dataclass(frozen=True)
-class ReferenceRun:
+class ReferenceRun(NamedTuple):
     """What is on disk of a run of the reference."""
 
-    name: str  # of its workspace
+    home: Path  # the results folder that it belongs to
     task: str
+    name: str  # of its workspace
     agent: str
     folder: Path | None  # its workspace; None: only its row is here
-    home: Path  # the results folder that it belongs to
-    scores: tuple[Any, ...] | None  # the objects of scores.json; None: no such file, as for a run without a submission
+    scores: list[Any] | None  # the objects of scores.json; None: no such file, as for a run without a submission
     meta: dict[str, Any]
     row: dict[str, str]
     base_model: str | None
-    troubles: tuple[str, ...]  # what could not be read, in words
+    troubles: list[str]  # what could not be read, in words
     genesis: str  # hash of everything that was read
 
 
@@ -74,72 +73,52 @@ class ReferenceFolders:
 def find_reference(path: Path, skip: Set[Path] = frozenset()) -> ReferenceFolders:
     """Find the reference's workspaces and tables at or below `path`; follows no links, skips the folders `skip`."""
     found = ReferenceFolders()
-    level, seen = [path], 0
-    for _ in range(DEPTH + 1):
-        below: list[Path] = []
-        for folder in level:
-            seen += 1
-            if seen > MAX_FOLDERS:
-                found.cut_short = True
-                return found
-            below += (one for one in _look(folder, found) if one not in skip)
-        level = below
+    for seen, (folder, folders, files) in enumerate(os.walk(path)):
+        if seen >= MAX_FOLDERS:
+            found.cut_short = True
+            break
+        here, names = Path(folder), {*folders, *files}
+        ours = names & set(OURS)
+        is_workspace = not ours and (SCORES in names or (META in names and names & set(LOGS)))
+        if is_workspace:
+            found.workspaces.append(here)
+        # What agents wrote in our own workspaces is not a result.
+        elif not names & set(RECORDS) and not (META in names and ours):
+            if RESULTS in files and _rows(here / RESULTS) is not None:
+                found.tables.append(here / RESULTS)
+            if len(here.parts) - len(path.parts) < DEPTH:
+                folders[:] = [name for name in sorted(folders) if here / name not in skip]
+                continue
+        folders.clear()
     return found
 
 
-def _look(folder: Path, found: ReferenceFolders) -> list[Path]:
-    """Add `folder` if it is a workspace or has a table; return the folders in it to search."""
-    try:
-        with os.scandir(folder) as listing:
-            entries = sorted(listing, key=lambda entry: entry.name)
-        names = {entry.name for entry in entries}
-        ours = names & set(OURS)
-        if names & set(RECORDS) or (META in names and ours):
-            return []  # our own workspaces: what agents wrote there is not a result
-        if not ours and (SCORES in names or (META in names and names & set(LOGS))):
-            found.workspaces.append(folder)
-            return []
-        if RESULTS in names and _rows(folder / RESULTS) is not None:
-            found.tables.append(folder / RESULTS)
-        return [folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    except OSError:
-        return []
-
-
 def read_reference(found: ReferenceFolders) -> Iterator[ReferenceRun]:
-    """Yield every run: workspaces with their rows, then rows without a workspace."""
+    """Yield every run: workspaces with their rows, then rows without a workspace.
+
+    A run is known by its results folder, task and name: two tasks started in the same second have one name.
+    """
     homes = {table.parent for table in found.tables}
-    folders = {_Place(_home_of(f, homes), f.parent.name, f.name): f for f in found.workspaces}
-    rows: dict[_Place, list[dict[str, str]]] = defaultdict(list)
+    folders = {}
+    for (
+        folder
+    ) in found.workspaces:  # home: the nearest parent folder with a table, else that of `workspace/<task>/<run>`
+        home = next((each for each in folder.parents if each in homes), folder.parent.parent.parent)
+        folders[home, folder.parent.name, folder.name] = folder
+    rows: dict[tuple[Path, str, str], list[dict[str, str]]] = defaultdict(list)
     for table in found.tables:
         for row in _rows(table) or ():
-            name = Path(row["workspace"]).name or f"{row['run_id']}_{row['agent']}"
-            told = _Place(table.parent, row["task"], name)
-            lies = told._replace(task=Path(row["workspace"]).parent.name)
-            several = rows[lies if told not in folders and lies in folders else told]
+            told, workspace = (table.parent, row["task"]), Path(row["workspace"])
+            name = workspace.name or f"{row['run_id']}_{row['agent']}"
+            real = (table.parent, workspace.parent.name, name)
+            several = rows[real if (*told, name) not in folders and real in folders else (*told, name)]
             if row not in several:
                 several.append(row)
-    for place, folder in folders.items():
-        yield _read(place, folder, rows.pop(place, []))
-    for place, several in rows.items():
-        yield _read(place, None, several)
-
-
-class _Place(NamedTuple):
-    """What identifies a run in a row and a workspace: two tasks started in the same second have one name."""
-
-    home: Path
-    task: str
-    name: str
-
-
-def _home_of(workspace: Path, homes: Set[Path]) -> Path:
-    """Return the nearest parent folder with a table; without one, the parent of `workspace/<task>/<run>`."""
-    return next((folder for folder in workspace.parents if folder in homes), workspace.parent.parent.parent)
+    for place in dict.fromkeys((*folders, *rows)):
+        yield _read(*place, folders.get(place), rows.get(place, []))
 
 
 def _rows(table: Path) -> list[dict[str, str]] | None:
-    """Return the rows of results.csv; None if it is not a table of the reference."""
     try:
         text = reading.read_bytes(table).decode("utf-8", "replace").replace("\0", "")
         reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
@@ -151,83 +130,75 @@ def _rows(table: Path) -> list[dict[str, str]] | None:
         return None
 
 
-def _read(place: _Place, folder: Path | None, rows: Sequence[dict[str, str]]) -> ReferenceRun:
+def _read(home: Path, task: str, name: str, folder: Path | None, rows: list[dict[str, str]]) -> ReferenceRun:
     troubles = [] if folder is not None else ["its workspace is not here: only its row in results.csv is known"]
-    if len(rows) > 1:
-        troubles.append(f"{RESULTS} has {len(rows)} rows of this run that differ: none is used")
-    elif rows and rows[0]["task"] != place.task:
-        troubles.append(f"{RESULTS} names another task for this run: its row is not used")
-    row = rows[0] if len(rows) == 1 and rows[0]["task"] == place.task else {}
-    scores, meta, data = None, None, list[bytes]()
+    row = rows[0] if len(rows) == 1 and rows[0]["task"] == task else {}
+    if rows and not row:
+        why = (
+            f"{len(rows)} rows of this run that differ"
+            if len(rows) > 1
+            else "a row of this run that names another task"
+        )
+        troubles.append(f"{RESULTS} has {why}: none is used")
+    scores, meta, read = None, None, list[str]()
     if folder is not None:
-        scores, first = _json(folder / SCORES, list, troubles)
-        meta, second = _json(folder / META, dict, troubles)
-        data = [first, second]
-        if meta is None and not any(META in trouble for trouble in troubles):
-            troubles.append(f"{META} is missing: budget and time are unknown")
+        scores = _json(folder / SCORES, list, troubles, read)
+        meta = _json(folder / META, dict, troubles, read)
         if scores is not None and len(scores) > MAX_SUBMISSIONS:
             troubles.append(f"{SCORES} has {len(scores)} entries: only the first {MAX_SUBMISSIONS} are shown")
-    named = _WORKSPACE.match(place.name)
-    told = [place.name, *([row] if folder is not None else rows), [hashlib.sha256(one).hexdigest() for one in data]]
+    named = _WORKSPACE.match(name)
+    told = [name, *([row] if folder is not None else rows), read]
     return ReferenceRun(
-        name=place.name,
-        task=place.task,
-        agent=(row or (rows[0] if folder is None else {})).get("agent") or (named["agent"] if named else place.name),
+        home=home,
+        task=task,
+        name=name,
+        agent=(row or (rows[0] if folder is None else {})).get("agent") or (named["agent"] if named else name),
         folder=folder,
-        home=place.home,
-        scores=None if scores is None else tuple(scores[:MAX_SUBMISSIONS]),
+        scores=None if scores is None else scores[:MAX_SUBMISSIONS],
         meta=meta or {},
         row=row,
         base_model=row.get("base_model") or (_base_model(folder) if folder is not None else None),
-        troubles=tuple(troubles),
+        troubles=troubles,
         genesis=hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest(),
     )
 
 
-def _json(path: Path, kind: type, troubles: list[str]) -> tuple[Any | None, bytes]:
-    """Read a JSON file of one type; return value and bytes. None if absent or unusable, the latter with a trouble."""
+def _json(path: Path, kind: type, troubles: list[str], read: list[str]) -> Any | None:
+    """Return a JSON value of one type; None, with a trouble, if it is unusable. `read` gets the hash of the bytes."""
     data = b""
     try:
         data = reading.read_bytes(path)
         value = json.loads(data)
         if isinstance(value, kind):
-            return value, data
+            return value
         troubles.append(f"{path.name} holds something else than the reference writes")
     except FileNotFoundError:
-        pass
-    except (OSError, ValueError, RecursionError) as error:
-        why = f"can't be read: {getattr(error, 'strerror', None) or 'it is too large or no file'}"
-        troubles.append(f"{path.name} {'is not JSON: damaged, or cut off while it was written' if data else why}")
-    return None, data
+        if path.name == META:
+            troubles.append(f"{META} is missing: budget and time are unknown")
+    except (OSError, ValueError, RecursionError):
+        troubles.append(
+            f"{path.name} {'is not JSON: damaged, or cut off' if data else 'can not be read, or is too large'}"
+        )
+    finally:
+        read.append(hashlib.sha256(data).hexdigest())
+    return None
 
 
 def _base_model(folder: Path) -> str | None:
-    """Return the name of the base model's link, `models/<org>/<name>`; None unless there is exactly one."""
-    try:
-        models = folder / "models"
-        found = [f"{org}/{name}" for org in reading.list_names(models) for name in reading.list_names(models / org)]
-    except OSError:
-        return None
+    found = [path.relative_to(folder / "models").as_posix() for path in islice(folder.glob("models/*/*"), 2)]
     return found[0] if len(found) == 1 else None
 
 
 def number(value: Any) -> float | None:
     """Return a finite number from JSON or a CSV cell; None for anything else, including booleans."""
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, str))
-        or (isinstance(value, str) and len(value) > 40)
-    ):
-        return None
     try:
-        found = float(value)
-    except (ValueError, OverflowError):
+        found = math.nan if isinstance(value, bool) or len(str(value)) > 40 else float(value)
+    except (TypeError, ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
 
 
 def _points_or_none(value: Any) -> float | None:
-    """Return a score from 0 to 100; None for anything else."""
     found = number(value)
     return found if found is not None and 0 <= found <= 100 else None
 
@@ -346,7 +317,6 @@ def _local_time(value: Any) -> dt.datetime | None:
 
 
 def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
-    """Return elapsed seconds and budget; if the budget is unknown, the elapsed time."""
     start, end = number(run.meta.get("start_time")), number(run.meta.get("end_time"))
     used = end - start if start is not None and end is not None else number(run.row.get("duration_s"))
     elapsed_s = max(used or 0.0, 0.0) or max((point.elapsed_s for point in points), default=0.0)
@@ -355,7 +325,6 @@ def _times(run: ReferenceRun, points: tuple[Point, ...]) -> tuple[float, float]:
 
 
 def _baseline(run: ReferenceRun) -> float | None:
-    """Return the base model's score of the first entry that has one, else of the row."""
     told = [entry.get("baseline_score") for entry in run.scores or () if isinstance(entry, dict)]
     return _points_or_none(next((one for one in (*told, run.row.get("baseline")) if number(one) is not None), None))
 
@@ -368,7 +337,6 @@ def _best_of_row(run: ReferenceRun) -> float | None:
 
 
 def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tuple[Gain | None, Excluded | None]:
-    """Return the improvement, and why it does not count (None if it does)."""
     if not _over(run):
         return None, "unfinished"
     if any("scores.json" in trouble for trouble in run.troubles):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from autorl_hpc.records.entries import Contamination, Timings
@@ -112,16 +113,7 @@ def _row(name: str, value: Any, written: Callable[[Any], str] = str, says: str =
     return TableRow(name, fmt.UNKNOWN if value is None else written(value), says)
 
 
-def _tokens(value: int) -> str:
-    return fmt.amount("count", value)
-
-
-def _usd(value: float) -> str:
-    return f"{value:.2f} USD"
-
-
-def _hours(value: float) -> str:
-    return f"{value:.2f}"
+_tokens = partial(fmt.amount, "count")
 
 
 def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
@@ -171,16 +163,16 @@ def used_rows(used: ResourcesUsed) -> list[TableRow]:
         (used.tokens_estimated, "whose tokens are estimated"),
     ]
     rows = [
-        _row("GPU-hours", used.gpu_hours, _hours, fmt.gpus(used.gpus, used.gpu_model)),
+        _row("GPU-hours", used.gpu_hours, "{:.2f}".format, fmt.gpus(used.gpus, used.gpu_model)),
         _row("GPU use", used.gpu_use, fmt.percent, "mean share of the time that kernels ran"),
-        _row("CPU", used.cpu_hours, lambda hours: f"{hours:.2f} core-hours"),
+        _row("CPU", used.cpu_hours, "{:.2f} core-hours".format),
         _row("memory", used.memory_peak_bytes, fmt.size, "peak"),
         _row("disk", used.disk_peak_bytes, fmt.size, "peak"),
         _row(
             "tokens in", used.tokens_in, _tokens, "; ".join(part for part in (told[used.tokens_from], cached) if part)
         ),
         _row("tokens out", used.tokens_out, _tokens),
-        _row("cost", used.cost_usd, _usd, priced[used.cost_from]),
+        _row("cost", used.cost_usd, "{:.2f} USD".format, priced[used.cost_from]),
         _row("driver calls", used.driver_calls, str, ", ".join(f"{count} {words}" for count, words in beside if count)),
         _row("tool calls", used.tool_calls, str, f"{used.tool_failures} failed" if used.tool_failures else ""),
         _row("idle", used.idle_s, fmt.duration, "no core, GPU or driver at work"),
@@ -215,8 +207,8 @@ def iteration_rows(one: Iteration) -> list[TableRow]:
         TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
         _row("training steps", steps, str, trained),
         _row("waited for its score", one.waited_s, fmt.duration, timed(one.timings)),
-        _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else _usd(one.cost_usd)),
-        _row("GPU-hours so far", one.gpu_hours, _hours),
+        _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"),
+        _row("GPU-hours so far", one.gpu_hours, "{:.2f}".format),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 

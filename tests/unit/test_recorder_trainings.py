@@ -164,40 +164,6 @@ def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
     assert [point.epoch for point in world.close()] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_rich_colours_and_breaks_lines(colours: bool, world: World, tmp_path: Path) -> None:
-    from rich.console import Console
-
-    step = {"loss": "0.5", "grad_norm": "1.5", "learning_rate": "1e-05", "mean_token_accuracy": "0.4", "epoch": "0.1"}
-    shown = tmp_path / "shown"
-    with shown.open("w") as file:
-        Console(file=file, force_terminal=colours, width=50).print(step)
-    data = shown.read_bytes()
-    assert data.count(b"\n") > 1 and (b"\x1b" in data) is colours
-    half = data.index(b"\n", 60) + 1
-    world.log.write_bytes(b"begin\n" + data[:half])
-    world.look()
-    assert world.points() == []
-    with world.log.open("ab") as file:
-        file.write(data[half:])
-    (point,) = world.close()
-    assert (point.loss, point.epoch, point.trainer) == (0.5, 0.1, "SFTTrainer")
-
-
-def test_a_brace_that_never_closes_holds_nothing_up(world: World) -> None:
-    line = "{'loss': 0.5, 'learning_rate': 1e-05, 'epoch': 1}\n"
-    world.log.write_text("def f() {\n" + "x = 1\n" * 5000 + line)
-    world.look()
-    assert len(world.points()) == 1
-    log = world.put("x.log", "{\n" + "y" * 600_000 + "\n" + line.replace("1}", "2}"))
-    for _ in range(4):
-        world.look()
-    assert len(world.points()) == 2
-    with log.open("a") as file:
-        file.write("{ half")
-    assert len(world.close()) == 2
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -207,7 +173,6 @@ def test_a_brace_that_never_closes_holds_nothing_up(world: World) -> None:
         "{'epoch': 1, 'accuracy': 0.5}",
         "{'loss': True, 'epoch': False}",
         "{'loss': '0x10', 'epoch': '1_0'}",
-        "{'loss': " + "9" * 60 + ", 'epoch': 1e99999}",
         "loss 0.5 epoch 1",
         "{" * 10_000,
         "{'a':" * 10_000,

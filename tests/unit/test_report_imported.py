@@ -154,7 +154,7 @@ def test_rows_of_two_folders_of_results_are_not_mixed(tmp_path: Path) -> None:
     ("rows", "said"),
     [
         ([{"driver_model": "o3"}, {"driver_model": "gpt-5.2"}], "2 rows of this run that differ"),
-        ([{"task": "math"}], "another task"),
+        ([{"task": "math"}], "names another task"),
     ],
 )
 def test_rows_that_contradict_are_not_used(tmp_path: Path, rows: list[dict[str, Any]], said: str) -> None:

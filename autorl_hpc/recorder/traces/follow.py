@@ -15,15 +15,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import open_plain
-from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands
-from autorl_hpc.recorder.traces.parse import Event, Table, name, parsed, with_fields
+from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands, parse
+from autorl_hpc.recorder.traces.parse import Event, Table, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.base import printable
@@ -65,9 +64,6 @@ def read_document(value: Any, only: str | None) -> TraceDocument | None:
         return None
     if openhands.is_state(value):
         return TraceDocument(openhands.FORMAT, None, [], openhands.read, openhands.read_state(value))
-    if isinstance(value, list) and any(isinstance(each, dict) and openhands.knows(each) for each in value[:50]):
-        first = next((each.get("timestamp") for each in value if isinstance(each, dict)), None)
-        return TraceDocument(openhands.FORMAT, name(first), value, openhands.read, [])
     return None
 
 
@@ -79,7 +75,7 @@ PIECE_BYTES = 4 * 2**20
 MAX_STARTS = 3
 """Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
 
-_MARKS = (b'"type"', b'"kind"', b'"msg"', b'"action"', b'"observation"')
+_MARKS = (b'"type"', b'"kind"')
 """Every line of a trace contains one of these; other lines are not parsed."""
 
 _ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
@@ -118,7 +114,6 @@ def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterat
 
 
 def _object_in(line: bytes) -> Table | None:
-    """Return the JSON object in a line, after a prefix and before a suffix, without terminal colours; None if there is none."""
     if not line.startswith((b"{\n", b"{\r\n")) and not any(mark in line for mark in _MARKS):
         return None
     text = (_ANSI.sub(b"", line) if b"\x1b" in line else line).decode("utf-8", "replace")
@@ -154,7 +149,6 @@ class OutputTimes:
         return None
 
     def _more(self) -> bool:
-        """Read further stamps. Return False if nothing was added."""
         fd = open_plain(self._path)
         if fd is None:
             return False
@@ -241,10 +235,10 @@ LEFT_OUT = frozenset(
 )
 """Folders of the workspace and of programs that hold many files but no trajectories."""
 
-_HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",), (".home", "trajectories"))
+_HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",))
 """Hidden folders where programs store trajectories by default; in other hidden folders nothing is read."""
 
-_NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json|trajectory[^/]{0,100}\.json|.{0,200}\.trajectory\.json")
+_NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json")
 
 
 def is_trajectory(parts: Parts) -> bool:
@@ -403,32 +397,17 @@ class Traces:
         """Store events. Their time is the output's stamp, or else their own, if between the last look and this one."""
         for fields in events:
             elapsed_s, at = now.elapsed_s, now.at
-            wall, clock = fields.pop("wall", None), _clock(now.at)
+            wall, clock = fields.pop("wall", None), parse.wall(now.at)
             if stamp is not None and stamp[0] <= elapsed_s:
                 elapsed_s, at = stamp
             elif wall is not None and clock is not None:
                 elapsed_s = min(max(elapsed_s - (clock - wall), min(self._looked_s, elapsed_s)), elapsed_s)
             seen = {"elapsed_s": elapsed_s, "at": at, "attempt": now.attempt}
-            self._join(
-                TraceEvent.model_validate({**seen, "source": source, "format": form, "offset": offset, **fields})
-            )
-
-    def _join(self, event: TraceEvent) -> None:
-        """Store an event. Parts of one message, which some programs print as they come, are joined."""
-        last = self._waiting[-1] if self._waiting else None
-        if (
-            last is not None
-            and last.kind == event.kind == "message"
-            and last.offset != event.offset
-            and (last.source, last.session, last.elapsed_s) == (event.source, event.session, event.elapsed_s)
-        ):
-            chars = (last.chars or 0) + (event.chars or 0)
-            self._waiting[-1] = event.model_copy(update={"chars": chars})  # with the later line's offset
-        elif len(self._waiting) < MAX_WAITING:
-            self._waiting.append(event)
+            if len(self._waiting) < MAX_WAITING:
+                event = {**seen, "source": source, "format": form, "offset": offset, **fields}
+                self._waiting.append(TraceEvent.model_validate(event))
 
     def _note(self, now: Moment, *, last: bool) -> None:
-        """Record how far the log was read if no event shows it, and how many lines were too long."""
         skipped, unnoted = self._log.skipped - self._skipped, self._log.whole - self._noted
         if not skipped and unnoted < (1 if last else POSITION_EVERY_BYTES):
             return
@@ -436,10 +415,3 @@ class Traces:
         text = f"the log became shorter {self._shrunk} times" if self._shrunk else None
         fields = {"kind": "position", "skipped": skipped, "text": text}
         self._keep(now, LOG, self._only or "", self._noted, [fields])
-
-
-def _clock(at: str) -> float | None:
-    try:
-        return datetime.fromisoformat(at).timestamp()
-    except ValueError:
-        return None

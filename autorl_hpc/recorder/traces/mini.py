@@ -1,20 +1,15 @@
 """Parse mini-swe-agent's trajectories (`*.traj.json`, rewritten after each step), and the lines of the suite's agent `mini`.
 
-`mini` prints a trajectory's messages one per line: `{"type": "mini", "session": ..., "message": ...}`. Format
-`mini-swe-agent-1.1` has actions and return codes in `extra`; `mini-swe-agent-1` a code block in the answer, the return code
-in the next message.
+`mini` prints a trajectory's messages one per line: `{"type": "mini", "session": ..., "message": ...}`. Actions and return
+codes are in `extra`.
 """
 
 from __future__ import annotations
-
-import re
 
 from autorl_hpc.recorder.traces import parse
 from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "mini"
-_RETURN_CODE = re.compile(r"\s{0,8}(?:<exception>[^<]{0,500}</exception>\s{0,8})?<returncode>(-?\d{1,5})</returncode>")
-_BLOCK = re.compile(r"```(?:bash|mswea_bash_command)\s{0,8}\n([^`]{1,4096})")
 
 
 def knows(line: Table) -> bool:
@@ -67,11 +62,8 @@ def _message(message: Table, extra: Table, content: object) -> list[Event]:
         return [parse.event("end", ok=status == "Submitted", text=status or content)]
     found = _usage(extra)
     if role == "assistant" or message.get("object") == "response":
-        return [*found, parse.event("message", chars=content), *_calls(extra, content)]
+        return [*found, parse.event("message", chars=content), *_calls(extra)]
     code = parse.exit_code(extra.get("returncode"))
-    if code is None and isinstance(content, str) and role in ("user", "tool"):
-        shown = _RETURN_CODE.match(content)
-        code = int(shown[1]) if shown else None
     if code is not None:
         said = extra.get("exception_info") or extra.get("raw_output") or content
         call_id = message.get("tool_call_id") or message.get("call_id")
@@ -88,7 +80,6 @@ def read_totals(document: Table) -> list[Event]:
 
 
 def _usage(extra: Table) -> list[Event]:
-    """Parse the usage of one call, of OpenAI's chat completions or responses API."""
     response = parse.table(extra.get("response"))
     tokens = parse.table(response.get("usage"))
     given, made = ("prompt", "completion") if "prompt_tokens" in tokens else ("input", "output")
@@ -102,9 +93,6 @@ def _usage(extra: Table) -> list[Event]:
     )
 
 
-def _calls(extra: Table, content: object) -> list[Event]:
-    actions = extra.get("actions")
-    if isinstance(actions, list):
-        return [parse.call("bash", each, call_id=each.get("tool_call_id")) for each in parse.tables(actions)]
-    block = _BLOCK.search(content[:100_000]) if isinstance(content, str) else None
-    return [parse.call("bash", {"command": block[1]})] if block else []
+def _calls(extra: Table) -> list[Event]:
+    actions = parse.tables(extra.get("actions"))
+    return [parse.call("bash", each, call_id=each.get("tool_call_id")) for each in actions]

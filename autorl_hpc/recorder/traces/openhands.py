@@ -1,30 +1,20 @@
-"""Parse traces of OpenHands: `--headless --json` (SDK 1.x, by `kind`) and earlier versions (by `action` and `observation`).
+"""Parse traces of OpenHands: `--headless --json` (SDK 1.x).
 
-Events of 1.x carry no tokens; these are in `base_state.json` of the conversation's folder. Earlier events carry the
-session's totals so far in `llm_metrics`, and a whole session is written to a trajectory, a list of such events.
+Events carry no tokens; these are in `base_state.json` of the conversation's folder.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from autorl_hpc.recorder.traces import parse
 from autorl_hpc.recorder.traces.parse import MAX_USD, Event, Table
 
 FORMAT = "openhands"
-_RUN = (*("run", "run_ipython", "write", "edit", "read"), *("browse", "browse_interactive", "call_tool_mcp", "mcp"))
-_RESULT = (*_RUN, "error", "user_rejected")
 
 
 def knows(line: Table) -> bool:
     """Return whether a line is in this format."""
     kind = line.get("kind")
-    if isinstance(kind, str):
-        return kind.endswith("Event") or kind == "UserRejectObservation"
-    if line.get("type") in ("action", "observation"):
-        return True
-    named = isinstance(line.get("action"), str) or isinstance(line.get("observation"), str)
-    return named and "source" in line and "id" in line
+    return isinstance(kind, str) and (kind.endswith("Event") or kind == "UserRejectObservation")
 
 
 def is_state(value: object) -> bool:
@@ -34,11 +24,7 @@ def is_state(value: object) -> bool:
 
 def read(line: Table) -> list[Event]:
     """Parse a line."""
-    found = _event(line) if isinstance(line.get("kind"), str) else _earlier(line)
-    metrics = line.get("llm_metrics")
-    return parse.with_fields(found, wall=line.get("timestamp")) + (
-        _metrics([metrics]) if isinstance(metrics, dict) else []
-    )
+    return parse.with_fields(_event(line), wall=line.get("timestamp"))
 
 
 def read_state(state: Table) -> list[Event]:
@@ -48,7 +34,6 @@ def read_state(state: Table) -> list[Event]:
 
 
 def _metrics(by_use: list[Table]) -> list[Event]:
-    """Add up the totals of all models of a session. Prompt tokens include cached ones."""
 
     def tokens(key: str) -> int | None:
         return parse.total(*(parse.within(each, "accumulated_token_usage", key) for each in by_use))
@@ -72,7 +57,6 @@ def _metrics(by_use: list[Table]) -> list[Event]:
 
 
 def _event(line: Table) -> list[Event]:
-    """Parse an event of SDK 1.x."""
     kind, tool = line["kind"], line.get("tool_name")
     fields = {"call_id": line.get("tool_call_id"), "tool": tool}
     if kind == "ActionEvent":
@@ -107,34 +91,9 @@ def _call(action: Table, fields: Table) -> Event:
 
 
 def _observed(observation: Table, fields: Table) -> Event:
-    code = _code(observation.get("exit_code"), parse.within(observation, "metadata", "exit_code"))
+    code = parse.exit_code(observation.get("exit_code"))
+    code = parse.exit_code(parse.within(observation, "metadata", "exit_code")) if code is None else code
     content = observation.get("content") or observation.get("output")
     texts = (each.get("text") for each in parse.tables(content) if each.get("text"))
     said = content if isinstance(content, str) else next(texts, None)
     return parse.result(observation.get("is_error") is True or bool(code), said, exit_code=code, **fields)
-
-
-def _code(*values: Any) -> int | None:
-    return next((code for value in values if (code := parse.exit_code(value)) is not None), None)
-
-
-def _earlier(line: Table) -> list[Event]:
-    """Parse an event by `action` and `observation`, and the documented `--json` lines, whose fields are not nested."""
-    args, extras = parse.table(line.get("args")) or line, parse.table(line.get("extras"))
-    action, observation, content = line.get("action"), line.get("observation"), line.get("content")
-    if isinstance(action, str) and line.get("type") != "observation":
-        if action in _RUN:
-            return [parse.call(action, args, call_id=line.get("id"))]
-        if action == "message" and line.get("source") == "agent":
-            return [parse.event("message", chars=args.get("content"))]
-        if action in ("finish", "reject"):
-            said = args.get("final_thought") or line.get("message")
-            return [parse.event("end", ok=action == "finish", text=said)]
-    elif observation in _RESULT or line.get("type") == "observation":
-        metadata = parse.within(extras, "metadata", "exit_code")
-        code = _code(metadata, extras.get("exit_code"), line.get("exit_code"))
-        failed = observation in ("error", "user_rejected") or bool(code)
-        return [parse.result(failed, content or line.get("message"), call_id=line.get("cause"), exit_code=code)]
-    elif observation == "agent_state_changed" and extras.get("agent_state") == "error":
-        return [parse.event("error", text=extras.get("reason") or content)]
-    return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import re
@@ -21,9 +20,6 @@ MAX_USD = 10.0**7
 MAX_DURATION_S = 10.0**7
 MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 500
-LARGE_CHARS = 64 * 1024
-"""The garbage collector is off while longer texts are parsed, because it would walk a million new lists again and again."""
-
 MASKED_CHARS = 4096
 """Secrets are masked in this much text before it is cut, so that a secret at the cut is masked too."""
 
@@ -41,16 +37,10 @@ _DECODER = json.JSONDecoder(
 
 def parsed(text: str, at: int = 0) -> Any:
     """Parse the JSON value that begins at `at`; what follows is ignored. Return None if it is not JSON, or nested too deeply."""
-    collecting = len(text) > LARGE_CHARS and gc.isenabled()
-    if collecting:
-        gc.disable()
     try:
         return _DECODER.raw_decode(text, at)[0]
     except (ValueError, RecursionError, MemoryError):
         return None
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def within(value: Any, *keys: str) -> Any:

@@ -77,15 +77,12 @@ class Code:
         self._repository = Repository(code_git) if code_git.is_dir() and not code_git.is_symlink() else None
         self._hidden, self._lines_left = hidden, lines
         self.tree = lru_cache(maxsize=64)(self._tree)
-        self.blob = lru_cache(maxsize=256)(self._blob)
-        self._compared = lru_cache(maxsize=1024)(self._compare)
 
     def at(self, elapsed_s: float) -> str | None:
         """Return the last revision recorded by `elapsed_s`; None if there is none."""
         return next((r.revision for r in reversed(self.revisions) if r.elapsed_s <= elapsed_s), None)
 
     def _tree(self, revision: str | None) -> Mapping[str, str] | None:
-        """Return object ids by path in the workspace, marked if no content is kept (large, binary, links); None if unreadable."""
         if revision is None or self._repository is None:
             return None
         try:
@@ -93,16 +90,13 @@ class Code:
         except GitDamage as error:
             self.troubles[f"code.git: {error}"] = None
             return None
-        marks = {
-            path: LINK_MARK if mode == LINK else BY_HASH_MARK * path.startswith(BY_HASH)
-            for path, (mode, _) in files.items()
-        }
-        return {
-            path.removeprefix(BY_HASH).decode("utf-8", "replace"): marks[path] + name
-            for path, (_, name) in files.items()
-        }
+        found = {}
+        for path, (mode, name) in files.items():
+            mark = LINK_MARK if mode == LINK else BY_HASH_MARK * path.startswith(BY_HASH)
+            found[path.removeprefix(BY_HASH).decode("utf-8", "replace")] = mark + name
+        return found
 
-    def _blob(self, name: str) -> bytes | None:
+    def blob(self, name: str) -> bytes | None:
         """Return the content of an object; None if it is not kept, too large or damaged."""
         if name.startswith((BY_HASH_MARK, LINK_MARK)) or self._repository is None:
             return None
@@ -156,7 +150,7 @@ class Code:
         if any(each is not None and self.blob(each) is None for each in (old, new)):
             is_link = LINK_MARK in ((old or "")[:1], (new or "")[:1])
             return Change(path=name, added=0, removed=0, what="link" if is_link else "binary"), []
-        added, removed, lines = self._compared(old, new)
+        added, removed, lines = self._compare(old, new)
         head = [f"--- {'nothing' if old is None else name}", f"+++ {'nothing' if new is None else name}"]
         shown = [IN_FILE] if self._hidden.file(path) else lines
         return Change(path=name, added=added, removed=removed, what=what), [*head, *shown]
@@ -282,24 +276,18 @@ class RunContext:
     @cached_property
     def failed_calls(self) -> Sequence[TraceEvent]:
         """Return tool results that failed according to the trace, with their commands, in order."""
-        told = [
-            e for e in answered(self.recorded.trace.records) if e.exit_code or (e.exit_code is None and e.ok is False)
-        ]
-        return sorted(told, key=lambda e: e.elapsed_s)
+        results = sorted(answered(self.recorded.trace.records), key=lambda e: e.elapsed_s)
+        return [e for e in results if e.exit_code or (e.exit_code is None and e.ok is False)]
 
     @cached_property
     def waits(self) -> Mapping[int, float]:
         """Return seconds from each submission's entry to its score's, by number; two nodes' clocks may differ by some seconds."""
-        taken: dict[int, dt.datetime] = {}
-        waits: dict[int, float] = {}
+        at: dict[EntryKind, dict[int, dt.datetime]] = {EntryKind.SUBMISSION: {}, EntryKind.SCORE: {}}
         for entry in self.entries:
-            if entry.kind in (EntryKind.SUBMISSION, EntryKind.SCORE):
-                number, at = entry.body.submission_id, dt.datetime.fromisoformat(entry.at)
-                if entry.kind is EntryKind.SUBMISSION:
-                    taken.setdefault(number, at)
-                elif number in taken:
-                    waits.setdefault(number, max(0.0, (at - taken[number]).total_seconds()))
-        return waits
+            if entry.kind in at:
+                at[entry.kind].setdefault(entry.body.submission_id, dt.datetime.fromisoformat(entry.at))
+        taken, scored = at.values()
+        return {n: max(0.0, (scored[n] - taken[n]).total_seconds()) for n in scored if n in taken}
 
     @cached_property
     def score_entries(self) -> Mapping[int, int]:

@@ -302,7 +302,6 @@ def rollout_construction(facts: Facts) -> Evidence:
 
 
 def _is_said(line: LogLine) -> bool:
-    """Return whether a program logged the line, judging by its words."""
     return line.is_log and _PROSE.search(line.text) is None
 
 
@@ -317,7 +316,6 @@ def _empty(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def _rewards(training: Sequence[TrainingPoint]) -> list[tuple[TrainingPoint, float]]:
-    """Return the points with a reward; none if they are too few to show a trend."""
     found = [(p, p.reward) for p in training if p.reward is not None and math.isfinite(p.reward)]
     return found if len(found) >= MIN_POINTS else []
 
@@ -350,7 +348,6 @@ def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def _against_score(facts: IterationFacts) -> Evidence:
-    """Return evidence if the training reward rose and the feedback score fell."""
     rewards, score, before = _rewards(facts.training), facts.score, facts.score_before
     if not rewards or score is None or before is None or score >= before:
         return ()
@@ -382,7 +379,6 @@ def early_coding(facts: Facts) -> Evidence:
 
 
 def _broken_exit(each: ProcessExit) -> Evidence:
-    """Return a line for a failed end of a training program; signals count too."""
     code = each.exit_code
     if code == 0 or (code is None and each.ok is not False) or not _TRAINER.search(each.command):
         return ()

@@ -255,7 +255,6 @@ class AgentLog:
 
     @cached_property
     def _marks(self) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the offsets of tracebacks, and offset and rows of each training."""
         tracebacks: set[int] = set()
         trainings: set[tuple[int, int]] = set()
         half = self._max_scanned // 2
@@ -277,7 +276,6 @@ class AgentLog:
         return (*(self._around(mark, until) for mark in marks[-MAX_TRACEBACKS:]), *last)
 
     def _around(self, mark: int, until: int) -> LogExcerpt:
-        """Return a traceback, from the start of its line if that is near, up to the next traceback."""
         lead = read_part(self._log, max(0, mark - MAX_LEAD_BYTES), min(mark, MAX_LEAD_BYTES))
         start = mark - len(lead) + lead.rfind(b"\n") + 1 if b"\n" in lead or mark <= MAX_LEAD_BYTES else mark
         data = read_part(self._log, start, min(MAX_EXCERPT_BYTES, until - start))

@@ -249,7 +249,6 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
 
 
 def _failed_calls(trace: Sequence[TraceEvent]) -> int | None:
-    """Count failed programs by the results of tool calls, some of which have no code on success; None if nothing is known."""
     told = [(e.exit_code or 0, e.command) for e in answered(trace) if e.command and (e.exit_code is not None or e.ok)]
     return sum(0 < code <= FIRST_SIGNAL and bool(RUNS_A_PROGRAM.search(c)) for code, c in told) if told else None
 

@@ -104,7 +104,6 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
 def _t_interval(
     base: Sequence[float], new: Sequence[float], clusters: Sequence[str] | None
 ) -> tuple[float | None, float | None]:
-    """Return the t interval. A cluster counts as one observation; no interval with fewer than three."""
     differences = [n - b for b, n in zip(base, new, strict=True)]
     of = clusters if clusters is not None else [str(i) for i in range(len(differences))]
     units = len(set(of))
@@ -237,7 +236,6 @@ def stretches_of(known: RunContext) -> list[Stretch]:
 def _routed(
     known: RunContext, stretch: Stretch, earlier: Mapping[int, Stretch]
 ) -> tuple[RouteTold, tuple[Setting, ...]]:
-    """Return the planned and executed route up to a submission, and the key settings of its code."""
     point, sources = stretch.point, known.code.sources(stretch.revision)
     commands = between(known.commands, stretch.begin_s, stretch.end_s)
     lines = [command.command for command in commands if command.command]
@@ -475,7 +473,6 @@ def _named(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _versions(known: RunContext) -> dict[str, str]:
-    """Return versions of the suite, its environment, the scoring engine and the agent's program, and the model in its trace."""
     trace, engine, hidden = known.recorded.trace.records, known.engine, known.hidden
     found = dict(sorted(known.record.versions.items()))
     if engine is not None:
@@ -535,7 +532,6 @@ def _last_sources(known: RunContext) -> dict[str, bytes]:
 def _failure(
     known: RunContext, stretches: Sequence[Stretch], of_each: Sequence[IterationFacts], route: RouteTold
 ) -> Failure | None:
-    """Return why the run did not help, or None."""
     summary, view = known.summary, known.view
     chosen = _chosen(known, stretches)
     gain = summary.improvement
@@ -595,7 +591,6 @@ def _resources(known: RunContext) -> ResourcesUsed:
 
 
 def _notes(known: RunContext) -> tuple[str, ...]:
-    """Return notes on what the recorder missed, and on crashes of it and of the gateway. Words that may name files are masked."""
     hidden, revisions = known.hidden, known.code.revisions
     notes = list(known.recorded.troubles)
     for event in known.events:
