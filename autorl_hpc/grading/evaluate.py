@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.store import verify_model
@@ -56,11 +55,8 @@ MAX_KEPT: Final = 16  # Evaluations whose answers are kept; a few megabytes each
 
 
 class Judging:
-    """The judges of one grader, and answers that could not be judged yet.
-
-    Args:
-        spec: returns the experiment's current judge; a later launch may change it.
-    """
+    """The judges of one grader, and answers that could not be judged yet. `spec` returns the experiment's current judge; a later
+    launch may change it."""
 
     def __init__(self, root: Root, spec: Callable[[], JudgeSpec | None]) -> None:
         self.root = root
@@ -69,11 +65,7 @@ class Judging:
         self._unjudged: dict[Hashable, list[list[Answer]]] = {}
 
     def context(self, science: Science) -> Context:
-        """Return the scorer's context for a run.
-
-        Raises:
-            AutorlError: the judge can't be created, or its prompt is not staged.
-        """
+        """Return the scorer's context for a run. AutorlError: the judge can't be created, or its prompt is not staged."""
         recipe = science.recipe
         return Context(
             options=recipe.options,
@@ -279,11 +271,8 @@ class Bench:
         self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # returns weights and content hash
 
     def engine(self, base_model: str, recipe: Recipe) -> ServingEngine:
-        """Return the running engine for a base model and dtype; closes another one first.
-
-        Raises:
-            AutorlError, OSError: it does not start; the node is at fault, because no artifact has been loaded yet.
-        """
+        """Return the running engine for a base model and dtype; closes another one first. AutorlError or OSError if it does not
+        start: the node is at fault, because no artifact has been loaded yet."""
         from autorl_hpc.grading.engines import make_engine
 
         wanted = engine_group(base_model, recipe)
@@ -535,11 +524,8 @@ def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_fiel
     return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=facts)
 
 
-def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
-    """Write an items file (gzipped JSON lines without a timestamp) and return its sha256."""
+def items_bytes(outcomes: Sequence[ItemOutcome]) -> bytes:
+    """Return an items file: gzipped JSON lines without a timestamp."""
     rows = ({name: value for name, value in vars(one).items() if name != "facts" or value} for one in outcomes)
     lines = "".join(json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
-    data = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
+    return gzip.compress(lines.encode(), compresslevel=6, mtime=0)

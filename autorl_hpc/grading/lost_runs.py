@@ -45,12 +45,8 @@ log = logging.getLogger("autorl_hpc.watcher")
 ENTRY = "watcher"
 LOOKS_BEFORE_SEALING = 2
 LOST_LOOKS = 2
-FINISH_LOOKS = 6
-FINISH_PAUSE_S = 3.0  # Poll interval of the last job: enough looks, also for exit codes
-
-FINISH_PATIENCE_S = 120.0
-"""How long the last job waits for a silent scheduler, beyond the time until a dead watcher's claim is free."""
-
+FINISH_LOOKS, FINISH_PAUSE_S = 6, 3.0  # Looks of the last job: enough, also for exit codes
+FINISH_PATIENCE_S = 120.0  # Its wait for a silent scheduler, beyond the time until a dead watcher's claim is free
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in squeue's answer
 
@@ -88,8 +84,6 @@ class Watcher(threading.Thread):
                     log.warning("the scheduler can't be asked: %s", error.what)
                 self._trouble = error.what
                 self._note(error.what)
-            except (AutorlError, OSError) as error:
-                log.warning("watching failed, trying again: %s", error)
             except Exception:  # watching must survive a defect, or orphaned runs would stay open
                 log.exception("watching failed")
 
@@ -144,10 +138,8 @@ class Watcher(threading.Thread):
                 self._lost.pop(key, None)
 
     def _ask_accounting(self) -> bool:
-        """Ask accounting about jobs that left squeue before their end was seen; return False if there are none.
-
-        A job that accounting does not know in two tries, or that can't be queried, counts as gone.
-        """
+        """Ask accounting about jobs that left squeue before their end was seen; return False if there are none. A job that it does
+        not know in two tries, or that can't be queried, counts as gone."""
         lost = {key: job for key, job in self._seen.items() if key in self._lost}
         if not lost:
             return False

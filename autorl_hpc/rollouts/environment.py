@@ -30,15 +30,12 @@ class Environment(Protocol):
 
     def reset(self, goal: Mapping[str, Any], seed: int) -> str:
         """Begin an episode and return the first observation."""
-        ...
 
     def step(self, action: str) -> Step:
         """Perform one action of the model, as extracted by the dialogue."""
-        ...
 
     def close(self) -> None:
         """Release all resources."""
-        ...
 
 
 class Turn(NamedTuple):
@@ -68,11 +65,9 @@ class Dialogue(Protocol):
 
     def prompt(self, transcript: Transcript) -> str | Sequence[Mapping[str, str]]:
         """Return the prompt: plain text, or chat messages."""
-        ...
 
     def action(self, completion: str) -> str:
         """Return the action in the completion. Invalid actions are passed on unchanged, for the environment to refuse."""
-        ...
 
 
 # --- one episode: its state and its result
@@ -89,7 +84,7 @@ class Episode:
         reward: at the end, 0 to 1; None if the environment failed, which is the grader's fault and gives no score.
         done: the environment ended it; otherwise steps or context were used up.
         steps, tokens, truncated: the model's actions, tokens, and completions that the token limit cut off.
-        transcript: first observation and turns; `completions` are the model's texts for each turn.
+        completions: the model's texts for each turn of the transcript.
         problem: why there is no reward, or what ended the episode early.
     """
 

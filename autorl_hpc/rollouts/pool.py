@@ -24,20 +24,13 @@ LEAD = 4
 """Episodes that the worker which knows a goal may have more than another one. Beginning without its cache costs about ten steps;
 waiting in a line of five costs more."""
 
-KNOWN_GOALS = 8192  # Goals whose workers are remembered
-
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 """Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
 
 class Reply(NamedTuple):
-    """A worker's answer to a call. If environment or dialogue failed, `error` replaces the rest.
-
-    Attributes:
-        action: the action that the dialogue extracted; "" at the beginning of an episode.
-        prompt: the next prompt, text or messages; None if the episode is over.
-        final: a retry would give the same error.
-    """
+    """A worker's answer to a call: the action that the dialogue extracted ("" at the beginning), the next prompt (None if the
+    episode is over), or the `error` of environment or dialogue; `final` if a retry would give it again."""
 
     ticket: int
     observation: str = ""
@@ -59,12 +52,7 @@ class Lost(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An event from outside the pool's workers.
-
-    Attributes:
-        sender: who posted it, to recognise notes of an earlier run.
-        key, content: as posted.
-    """
+    """An event from outside the pool's workers; the sender tells notes of an earlier run from those of this one."""
 
     sender: object
     key: int
@@ -83,12 +71,8 @@ CLOSING_S = 10.0  # Time for all threads together to end after their processes a
 
 @dataclass(eq=False)
 class _Seat:
-    """An episode's place in a worker.
-
-    Attributes:
-        slot: as counted by the caller.
-        place: as counted by the worker's process, which keeps one environment for each.
-    """
+    """An episode's place in a worker: its `slot` is counted by the caller, and its `place` by the worker's process, which keeps an
+    environment for each."""
 
     worker: EnvironmentProcess
     slot: int
@@ -205,12 +189,8 @@ def _inherited(held_out: bool) -> dict[str, str]:
 
 
 class Pool:
-    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe.
-
-    Attributes:
-        size: maximum number of processes.
-        call_limit_s, start_limit_s: seconds for one call, and until a new worker is ready.
-    """
+    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe. The limits are seconds for one
+    call, and until a new worker is ready."""
 
     def __init__(
         self,
@@ -269,11 +249,8 @@ class Pool:
         self._events.put(note)
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
-        """Return the next event of a worker, skipping notes; None if there was none in time.
-
-        Raises:
-            EnvironmentBroken: a worker could not create an environment.
-        """
+        """Return the next event of a worker, skipping notes; None if there was none in time. Raises EnvironmentBroken: a worker
+        could not create an environment."""
         while isinstance(event := self.hear(timeout_s), Note):
             pass
         return event
@@ -315,10 +292,8 @@ class Pool:
 
     def _worker_for(self, goal: str) -> EnvironmentProcess:
         idlest = min(self._workers, key=lambda worker: len(worker.seats))
-        worker = self._knows.pop(goal, idlest)
+        worker = self._knows.get(goal, idlest)
         if len(worker.seats) > len(idlest.seats) + LEAD:
             worker = idlest
         self._knows[goal] = worker
-        if len(self._knows) > KNOWN_GOALS:
-            del self._knows[next(iter(self._knows))]
         return worker

@@ -36,11 +36,7 @@ class ItemLike(Protocol):
 
 
 class Judge(Protocol):
-    """A judge model. `ask` answers all conversations in order; scoring/judges.py has the one over HTTP.
-
-    Raises:
-        JudgeFailed: after retries; never a loss or a win.
-    """
+    """A judge model. `ask` answers all conversations in order, or raises JudgeFailed after retries."""
 
     @property
     def model(self) -> str: ...
@@ -51,7 +47,6 @@ class Judge(Protocol):
 
     def forget(self, verdicts: Sequence[Verdict]) -> None:
         """Drop cached replies of these unreadable verdicts, so that the next evaluation asks again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -114,12 +109,10 @@ class Scorer(Protocol):
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return one outcome per item, in order. `answers` holds the recipe's number of samples per item."""
-        ...
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Return figures over all items. `score` (0 to 100) replaces 100 x the mean outcome, and `standard_error` (points) its
         standard error, if present."""
-        ...
 
 
 @runtime_checkable
@@ -128,7 +121,11 @@ class Clocked(Protocol):
 
     def longest_s(self, calls: int, context: Context) -> float:
         """Return the seconds that this many ratings may take if each uses its full limit."""
-        ...
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 for no values."""
+    return sum(values) / len(values) if values else 0.0
 
 
 @dataclass(frozen=True)

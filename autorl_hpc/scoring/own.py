@@ -55,10 +55,8 @@ class ChildLimits:
         )
 
 
-@dataclass(frozen=True)
-class _Call:
-    item: str
-    request: Mapping[str, Any]
+_Call = tuple[str, Mapping[str, Any]]
+"""An item's id, and the request."""
 
 
 class _Bad(Exception):
@@ -66,17 +64,11 @@ class _Bad(Exception):
 
 
 class OwnScorer:
-    """The scorer of one task folder.
-
-    Args:
-        folder: the task's; the recipe's options say which of its files holds `evaluate`.
-        version: the recipe's `scorer_version`; the task's author raises it with any change that can change a verdict.
-    """
+    """The scorer of one task folder; the recipe's options say which of its files holds `evaluate`. `version` is the recipe's
+    `scorer_version`, which the task's author raises with any change that can change a verdict."""
 
     def __init__(self, task: str, folder: Path, version: str) -> None:
-        self.task = task
-        self.folder = folder
-        self.version = version
+        self.task, self.folder, self.version = task, folder, version
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return one outcome per item; of several samples the mean.
@@ -85,8 +77,15 @@ class OwnScorer:
             EvaluateFailed: a call raised, hung, or returned something other than a number from 0 to 1.
             AutorlError: the file is not the one pinned in the recipe.
         """
-        file = scorer_file(self.folder, context.options)
-        self._check(context.options)
+        file, pinned = scorer_file(self.folder, context.options), context.options.get(SCORER_SHA256)
+        if pinned is not None and scorer_sha256(self.folder) != pinned:
+            raise AutorlError(
+                f"the scorer of task {self.task} is not the one that this run was launched with",
+                where=self.folder,
+                fault=Fault.CLUSTER,
+                next_step="put the task's folder back as it was, or launch under another name",
+                exit_code=Exit.FAILED,
+            )
         calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
@@ -97,17 +96,6 @@ class OwnScorer:
     def longest_s(self, calls: int, context: Context) -> float:
         limits = ChildLimits.of(context.options)
         return limits.start_s + math.ceil(calls / _children(calls, context)) * limits.call_s
-
-    def _check(self, options: Mapping[str, Fact]) -> None:
-        pinned = options.get(SCORER_SHA256)
-        if pinned is not None and scorer_sha256(self.folder) != pinned:
-            raise AutorlError(
-                f"the scorer of task {self.task} is not the one that this run was launched with",
-                where=self.folder,
-                fault=Fault.CLUSTER,
-                next_step="put the task's folder back as it was, or launch under another name",
-                exit_code=Exit.FAILED,
-            )
 
     def _run(self, file: Path, calls: Sequence[_Call], limits: ChildLimits, children: int) -> list[float]:
         """Return the value of each call. The first failure ends all; of several, the one with the lowest index is raised."""
@@ -123,7 +111,7 @@ class OwnScorer:
                     if index is None:
                         return
                     try:
-                        values[index] = lane.call(calls[index].request)
+                        values[index] = lane.call(calls[index][1])
                     except Exception as error:
                         failures[index] = error
             finally:
@@ -148,7 +136,7 @@ class OwnScorer:
             first = min(failures)
             if not isinstance(failures[first], _Bad):
                 raise failures[first]
-            raise self._failed(file, calls[first].item, str(failures[first]), limits)
+            raise self._failed(file, calls[first][0], str(failures[first]), limits)
         return values
 
     def _failed(self, file: Path, item: str, words: str, limits: ChildLimits) -> EvaluateFailed:
@@ -176,15 +164,14 @@ def _call(item: ItemLike, text: str) -> _Call:
     """Return a call with question and reference as in the row, because a task may store a table or a list there."""
     row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
     further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
-    return _Call(item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}})
+    return item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}}
 
 
 class _Lane:
     """One child process at a time, used by one thread; another thread may call `kill`."""
 
     def __init__(self, file: Path, limits: ChildLimits) -> None:
-        self._file = file
-        self._limits = limits
+        self._file, self._limits = file, limits
         self._process: subprocess.Popen[bytes] | None = None
         self._over = False
 

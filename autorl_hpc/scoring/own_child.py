@@ -17,6 +17,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +131,10 @@ def _words(error: BaseException, folder: Path) -> str:
     inside = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)
     ]
+    what = ""
     where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
-    try:
+    with suppress(Exception):
         what = str(error)
-    except Exception:
-        what = ""
     return _printable(f"raised {type(error).__name__}{': ' if what else ''}{what}"[:MAX_WORDS] + where)
 
 
