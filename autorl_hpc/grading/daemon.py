@@ -177,10 +177,8 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
 # --- the daemon
 
 POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
-POLL_IDLE_S, IDLE_AFTER_S = (
-    1.0,
-    60.0,
-)  # Poll interval after so long without work: 100 idle graders don't load a file server
+POLL_IDLE_S = 1.0  # Poll interval when idle, so that 100 idle graders don't load a file server
+IDLE_AFTER_S = 60.0
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """SIGUSR2 is the scheduler's warning before the end of the job."""
@@ -463,8 +461,7 @@ class Grader:
 
     def _scored(self, name: str, evaluation: Evaluation) -> None:
         self.heart.set(scored=self.heart.beat.scored + 1)
-        said = evaluation.score if evaluation.score is not None else evaluation.reason
-        log.info("%s submission %d: %s", queues.run_of(name), queues.number_of(name), said)
+        log.info("%s: %s", name, evaluation.reason if evaluation.score is None else evaluation.score)
 
     def _do_fingerprint(self, record: RunRecord, number: int, name: str, generation: int) -> None:
         """Compute a fingerprint beside the scoring; one at which a grader died is computed with nothing beside it."""

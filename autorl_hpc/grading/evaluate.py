@@ -113,16 +113,12 @@ GATHER_S = 30.0
 normally: the batch composition can change an answer, and one checkpoint should always get the same score."""
 
 
-MAX_POOLS = 3
-"""Tasks whose environments are kept warm, each with its own processes; a grader alternates between tasks of one engine."""
-
-
 class Playground:
-    """Keeps some tasks' environments warm between evaluations, so that parsed games are reused."""
+    """Keeps one task's environments warm between evaluations, so that parsed games are reused."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
-        self._pools: list[Pool] = []  # least recently used first
+        self._pool: Pool | None = None
 
     def play(
         self,
@@ -131,14 +127,8 @@ class Playground:
         engine: ServingEngine,
         order: Sequence[int] | None = None,
     ) -> list[list[Answer]]:
-        """Play each item's episodes, one per sample; return them as answers for the scorer, in the items' order.
-
-        Args:
-            order: begin the episodes in this order, for another composition of the batches.
-
-        Raises:
-            AutorlError: the environment can't be used or failed in an episode. This is the grader's fault; nothing is scored.
-        """
+        """Play each item's episodes, one per sample, begun in this order; return them as answers for the scorer, in the items' order.
+        AutorlError if the environment failed, which is the grader's fault: nothing is scored."""
         recipe = science.recipe
         pool = self._warm(science)
         places = range(len(items)) if order is None else order
@@ -160,8 +150,7 @@ class Playground:
                     all_or_none=True,
                 )
             except EnvironmentBroken as error:
-                self._pools.remove(pool)
-                pool.close()
+                self.close()
                 raise AutorlError(
                     f"the environment of task {science.task} failed: {error}",
                     fault=Fault.GRADER,
@@ -174,23 +163,19 @@ class Playground:
 
     def close(self) -> None:
         """End the environments' processes; the next evaluation starts new ones."""
-        while self._pools:
-            self._pools.pop().close()
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
     def _warm(self, science: Science) -> Pool:
         task = load_task(science.task)
         source = source_of(self.root, task, science)
-        pool = next((pool for pool in self._pools if pool.source == source), None)
-        if pool is None:
+        if self._pool is None or self._pool.source != source:
+            self.close()
             check_played(self.root, task, science.recipe.options)
             limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
-            while len(self._pools) >= MAX_POOLS:
-                self._pools.pop(0).close()
-            pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
-        else:
-            self._pools.remove(pool)
-        self._pools.append(pool)
-        return pool
+            self._pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
+        return self._pool
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:
@@ -342,10 +327,6 @@ class Bench:
         Args:
             order: prompt in this order, for another batch composition; answers return in the split's order.
             limit: use only the first items, to check that the engine works.
-
-        Raises:
-            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Any other error is a defect or a broken
-                engine; the caller decides whose fault it is.
         """
         recipe = science.recipe
         items = self.items(science, split)[:limit]
@@ -369,11 +350,8 @@ class Bench:
         return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
     def rate(self, answered: SplitAnswers) -> Scored:
-        """Rate the answers. May run in another thread while the engine answers the next submission.
-
-        Raises:
-            RatingOverdue, GraderOverdue: it exceeds `rating_limit_s` and the sum of its calls' limits.
-        """
+        """Rate the answers. May run in another thread while the engine answers the next submission. RatingOverdue or GraderOverdue
+        if it exceeds `rating_limit_s` and the sum of its calls' limits."""
         with self._rating if _is_alone(answered) else nullcontext():
             try:
                 return within(self._limit_s(answered), lambda: self._rate(answered))

@@ -64,12 +64,8 @@ class FingerprintQueue:
         return bool(due)
 
     def work(self, record: RunRecord, ledger: Ledger, number: int, name: str, generation: int) -> RunView | None:
-        """Commit the fingerprint of a scored submission; return the new view, or None if there was nothing to do.
-
-        Raises:
-            NotReady: to be tried again.
-            OSError: the ledger can't be written.
-        """
+        """Commit the fingerprint of a scored submission; return the new view, or None if there was nothing to do. NotReady: to be
+        tried again."""
         view = RunView.of(ledger.read())
         due = view.unfingerprinted()
         submission = view.submissions.get(number)

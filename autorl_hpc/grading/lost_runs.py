@@ -37,7 +37,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs, Submitted
+from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs
 from autorl_hpc.states import JobState, job_state
 
 log = logging.getLogger("autorl_hpc.watcher")
@@ -237,13 +237,10 @@ class Watcher(threading.Thread):
         task = (bad or known or tasks)[-1]
         began = RunView.of(Ledger(self.experiment.run(run_id)).read()).attempt > 0
         shared = read_experiment(self.experiment).grader.placement == "step"
-        return explain(task, began=began, log_tail=self._log_tail(task.submitted, task.seen), shared=shared)
-
-    def _log_tail(self, submitted: Submitted, seen: SeenJob | None) -> str | None:
-        base = submitted.job_id if seen is None else seen.job_id.partition("_")[0]
-        index = "" if seen is None or seen.index is None else f"_{seen.index}"
-        path = Path(self.experiment.jobs) / f"{base}{index}_0_log.out"
-        return reading.tail(path, LOG_TAIL_BYTES)
+        base = task.submitted.job_id if task.seen is None else task.seen.job_id.partition("_")[0]
+        index = "" if task.seen is None or task.seen.index is None else f"_{task.seen.index}"
+        tail = reading.tail(Path(self.experiment.jobs) / f"{base}{index}_0_log.out", LOG_TAIL_BYTES)
+        return explain(task, began=began, log_tail=tail, shared=shared)
 
     def _note(self, trouble: str | None) -> None:
         if self._generation is None:

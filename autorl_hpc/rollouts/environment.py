@@ -102,21 +102,14 @@ class Episode:
 
 @dataclass(eq=False)
 class Live:
-    """An episode in progress.
+    """An episode in progress."""
 
-    Attributes:
-        index: of its goal.
-        ticket: of the call that it waits for; 0 if it waits for the model.
-        key: of the pending prompt, or None.
-        beginnings: attempts that count against the limit; `attempts` counts all.
-    """
-
-    index: int
+    index: int  # of its goal
     slot: int
-    ticket: int = 0
-    key: int | None = None
-    beginnings: int = 1
-    attempts: int = 0
+    ticket: int = 0  # of the call that it waits for; 0 if it waits for the model
+    key: int | None = None  # of the pending prompt
+    beginnings: int = 1  # attempts that count against the limit
+    attempts: int = 0  # all of them
     begun: bool = False
     reward: float = 0.0
     done: bool = False

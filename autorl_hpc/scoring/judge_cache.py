@@ -30,13 +30,8 @@ FORMAT: Final = 2  # Format version of the files; other versions are ignored
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """An endpoint's reply to one request.
-
-    Attributes:
-        logprobs: of the first token: log probability by text of the likeliest tokens; empty if not requested.
-        prompt_tokens, completion_tokens: as counted by the endpoint; 0 if unknown.
-        finish: the endpoint's finish reason, `stop` or `length`; "" if unknown.
-    """
+    """An endpoint's reply to one request, with the log probabilities of the first token's likeliest candidates if requested, tokens
+    as the endpoint counts them (0: unknown), and its finish reason (`stop`, `length`, "" if unknown)."""
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
@@ -115,11 +110,7 @@ _FIELD = re.compile(r"\{(instruction|output_1|output_2|mark)\}")
 
 
 class JudgedPairText(NamedTuple):
-    """A pair in the form in which a judge sees it.
-
-    Attributes:
-        swapped: the model's answer comes first.
-    """
+    """A pair in the form in which a judge sees it; `swapped` if the model's answer comes first."""
 
     instruction: str
     reference: str
@@ -133,14 +124,8 @@ def is_swapped(instruction: str, seed: int) -> bool:
 
 
 def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str] | None = None) -> Conversation:
-    """Return the turns of the judge's prompt.
-
-    Args:
-        remind: the allowed replies, if an earlier reply was unreadable.
-
-    Raises:
-        ValueError: the template has no user turn with both outputs.
-    """
+    """Return the turns of the judge's prompt, with a reminder of the allowed replies if an earlier one was unreadable. ValueError if
+    the template has no user turn with both outputs."""
     turns = [(role, text) for role, text in _TURN.findall(template)]
     if not turns or turns[-1][0] != "user" or not {"output_1", "output_2"} <= set(_FIELD.findall(turns[-1][1])):
         raise ValueError("a judge's prompt ends with a user's turn that holds {output_1} and {output_2}")

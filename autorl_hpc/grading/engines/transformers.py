@@ -97,6 +97,7 @@ class TransformersEngine:
         self._device = device
         self._batch_tokens = batch_tokens
         self._words = words
+        self.encode, self.chat = words.encode, words.chat
         self._model: Any = AutoModelForCausalLM.from_config(
             words.config, dtype=getattr(torch, dtype), trust_remote_code=False
         )
@@ -115,22 +116,12 @@ class TransformersEngine:
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
         self._cache = WeightsCache(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
         name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
-        self._identity = EngineIdentity(
+        self.identity = EngineIdentity(
             backend="transformers",
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
             device=f"{device}: {name}",
             dtype=dtype,
         )
-
-    @property
-    def identity(self) -> EngineIdentity:
-        return self._identity
-
-    def encode(self, text: str) -> list[int]:
-        return self._words.encode(text)
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        return self._words.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
         self._cache.prefetch(weights, content_hash)

@@ -140,13 +140,17 @@ class VllmEngine:
         """Start the workers; EngineFailed or AutorlError if that fails. `command` replaces Python and the worker's module, and `log` is
         the file for the first worker's output; other workers write beside it."""
         self._base, self._dtype = base, dtype
-        self.tokenizer = BaseTokenizer(base)
+        self.tokenizer = words = BaseTokenizer(base)
+        self.encode, self.chat = words.encode, words.chat
         self.lock = threading.Condition()
         self._failure: EngineFailed | None = None
         self.open_stream: _VllmStream | None = None
         self._streams = self._loads = 0
         self._closed = False
-        self._checked = (0, 0)
+        self.checked = (
+            0,
+            0,
+        )  # tensors of the last swap that were compared on the device with the data read, and all tensors
         tensors, self._tied = own_tensors(base)
         self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec
@@ -162,12 +166,16 @@ class VllmEngine:
         except BaseException:
             self.close()
             raise
-        self._identity = self._introduced()
+        self.identity = self._introduced()
 
     def _start_some(self) -> None:
-        """Start as many workers as configured. With `auto`, fall back to one per GPU if several don't start."""
-        wanted = self._spec.workers_per_gpu
-        self._copies = self._suitable_copies() if wanted == "auto" else wanted
+        """Start as many workers as configured. With `auto`, as many as suit the GPU, or one if these don't start; one on slices, whose
+        memory is unknown, and on CPUs, which gain nothing."""
+        wanted, share = self._spec.workers_per_gpu, self._shares[0]
+        if wanted != "auto":
+            self._copies = wanted
+        elif len(share) == 1 and not is_slice(share[0]):
+            self._copies = framing.fitting(self._shapes, usable_cores(), len(self._shares))
         try:
             self._start()
         except EngineFailed as error:
@@ -177,13 +185,6 @@ class VllmEngine:
             self._end_workers()
             self.parts, self._failure, self._copies = [], None, 1
             self._start()
-
-    def _suitable_copies(self) -> int:
-        """Return the number of workers per GPU; 1 for slices, whose memory is unknown, and for CPUs, which gain nothing."""
-        share = self._shares[0]
-        if len(share) != 1 or is_slice(share[0]):
-            return 1
-        return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
         spec, cores = self._spec, usable_cores()
@@ -221,24 +222,9 @@ class VllmEngine:
         self._wait(lambda: all(part.ready is not None for part in self.parts))
 
     @property
-    def identity(self) -> EngineIdentity:
-        return self._identity
-
-    @property
-    def checked(self) -> tuple[int, int]:
-        """Tensors of the last swap that were compared on the device with the data read, and the number of all tensors."""
-        return self._checked
-
-    @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [part.replica.pid for part in self.parts if part.replica.pid is not None]
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        return self.tokenizer.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
         for part in self.parts:
@@ -267,7 +253,7 @@ class VllmEngine:
                 raise EngineFailed(f"{weights}: {head['misfit']}")
             if "unread" in head:
                 raise OSError(head["errno"] or 0, head["unread"])
-        self._checked = (min(head["checked"] for head in told), min(head["tensors"] for head in told))
+        self.checked = (min(head["checked"] for head in told), min(head["tensors"] for head in told))
         swap_s = max(float(head["swap_s"]) for head in told)
         return Loaded(load_s=max(0.0, waited_s - swap_s), swap_s=swap_s)
 
