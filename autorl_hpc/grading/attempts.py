@@ -123,12 +123,8 @@ class Attempts:
     def evaluate(self, request: EvaluationRequest, overdue: bool = False) -> Evaluation:
         """Evaluate an artifact and return either a score, with its items file written, or a null score with a fault.
 
-        Args:
-            overdue: `finish` has just failed to rate the answers in time; this counts as the first try.
-
-        Raises:
-            ClusterTrouble: this node can't do it; this says nothing about the artifact.
-            NotReady: the artifact is not visible yet.
+        ClusterTrouble if this node can't do it, which says nothing about the artifact; NotReady if it is not visible yet.
+        `overdue`: `finish` has just failed to rate the answers in time, which counts as the first try.
         """
         rate = self.bench.rate
         return self._tried(request, lambda w: self._offer_items(request, rate(self._answers(request, w))), overdue)
@@ -138,11 +134,8 @@ class Attempts:
         return self._tried(request, lambda weights: self._answers(request, weights))
 
     def finish(self, request: EvaluationRequest, answered: SplitAnswers) -> Evaluation:
-        """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread.
-
-        Raises:
-            ClusterTrouble: see `evaluate`. Any other error may be the artifact's fault; `evaluate` finds out.
-        """
+        """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread. Any other error than
+        ClusterTrouble may be the artifact's fault; `evaluate` finds out."""
         with _node_troubles():
             return self._offer_items(request, self.bench.rate(answered))
 

@@ -30,11 +30,9 @@ if TYPE_CHECKING:
 UNLIKE: Final = 0.25
 """A row counts as exchanged if its squared change exceeds this share of its squared lengths before and after, added. Two
 unrelated rows give 1, a changed sign 2; training that moves a row by a tenth of its length gives 0.005."""
-
 EXCHANGED_SHARE: Final = 0.25
 """Sorted lengths are compared only if exchanged rows or columns hold this share of the squared change. A copy hidden by
 permutation has at least 0.64; with less, a plain distance still finds it."""
-
 AS_NEAR: Final = 0.5
 """A tensor's lengths match another model if they are at most this far from it, relative to the base's distance. Stricter than
 for plain distances, because the lengths of two trained models may grow alike."""
@@ -291,12 +289,8 @@ def _energy(values: NDArray[Any], clip: float | None = None) -> float:
 
 
 def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[float, float]:
-    """Return the energy that a change of NOISE on every value leaves after rounding, clipped and unclipped.
-
-    Args:
-        as_stored: the values are already numbers of that type. Otherwise a value near the middle of two numbers may change
-            whatever its size.
-    """
+    """Return the energy that a change of NOISE on every value leaves after rounding, clipped and unclipped. Where the values are not
+    stored in that type yet, one near the middle of two numbers may change whatever its size."""
     import numpy as np
 
     if dtype == "F32":  # NOISE is absolute, but relative for large values such as norms
@@ -418,12 +412,7 @@ SHORT_TOKENS: Final = 16
 
 
 class Outputs(NamedTuple):
-    """The most common output of an evaluation.
-
-    Attributes:
-        share: of the items.
-        tokens: its length.
-    """
+    """The most common output of an evaluation: its share of the items, and its length in tokens."""
 
     share: float
     tokens: int
@@ -461,11 +450,7 @@ def is_untrained(found: WeightComparison) -> bool:
 
 
 def exchanged_of(found: WeightComparison, base_model: str, profiles: Mapping[str, Profile]) -> str | None:
-    """Return the staged model whose hidden units were permuted or changed sign to give these weights; None if there is none.
-
-    Args:
-        profiles: of the other staged models with the same tensors.
-    """
+    """Return the staged model whose hidden units were permuted or changed sign to give these weights; None if there is none."""
     if found.exchanged_share < EXCHANGED_SHARE:
         return None
     if all(tensor.has_same_lengths() for tensor in found.tensors):
@@ -495,12 +480,8 @@ def _share_told(tensors: Iterable[TensorSums], other: Profile) -> float:
 def about_weights(
     found: WeightComparison, base_model: str, others: dict[str, float], profiles: Mapping[str, Profile] | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a Fingerprint that describe the weights.
-
-    Args:
-        others: estimated distance to each other staged model with the same tensors, in units of the weights.
-        profiles: sorted lengths of these models' rows and columns.
-    """
+    """Return the fields of a Fingerprint that describe the weights, from the estimated distance to each other staged model with the
+    same tensors, and the sorted lengths of these models' rows and columns."""
     hidden = exchanged_of(found, base_model, profiles or {})
     length, delta = found.base_length, found.relative_delta
     largest = max(found.tensors, key=lambda tensor: tensor.relative_delta or 0.0)
@@ -531,11 +512,7 @@ def about_weights(
 
 
 def parent_of(found: WeightComparison, earlier: dict[int, float]) -> tuple[int | None, float]:
-    """Return the nearest earlier submission (None: the base model) and the relative distance to it.
-
-    Args:
-        earlier: estimated distance to each earlier submission, in units of the weights.
-    """
+    """Return the nearest earlier submission (None: the base model) and the relative distance to it, from estimated distances."""
     from_base = found.total("raw_delta") ** 0.5
     number, away = min(earlier.items(), key=lambda one: (one[1], one[0]), default=(None, from_base))
     if number is None or away >= PARENT_NEARER * from_base:

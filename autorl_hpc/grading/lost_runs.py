@@ -93,11 +93,8 @@ class Watcher(threading.Thread):
             self._ending.set()
 
     def step(self) -> bool:
-        """Run one period with at most one question to the scheduler; return False if another watcher has the claim.
-
-        Raises:
-            SchedulerError: the scheduler doesn't answer.
-        """
+        """Run one period with at most one question to the scheduler; return False if another watcher has the claim. SchedulerError if
+        the scheduler doesn't answer."""
         jobs = read_submitted(self.experiment)
         if jobs is None or not self._hold_claim():
             return False

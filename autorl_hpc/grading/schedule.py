@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen_records import read_run
@@ -50,13 +50,12 @@ ATTENDED_FACTOR: Final = 3
 """Patience is longer by this factor if another grader works on such entries. Not unlimited, because it may have died."""
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     """A listed entry; `turn` is that of a submission, lower is sooner."""
 
     since_s: float
     serial: int
-    turn: int = 0
+    turn: int
 
 
 @dataclass

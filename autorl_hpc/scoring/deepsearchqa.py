@@ -87,11 +87,7 @@ def read(text: str) -> ParsedVerdict:
 
 def read_official(text: str) -> ParsedVerdict:
     """Parse the verdict by the official starter code's rule: a ```json block or the whole text, plain JSON, keys spelled exactly;
-    missing or malformed excessive answers count as none.
-
-    Raises:
-        Unreadable: the rule gives 0.
-    """
+    missing or malformed excessive answers count as none. Unreadable where the rule gives 0."""
     body = text.strip()
     start = body.find("```json")
     if start >= 0:
@@ -405,11 +401,8 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def conversation(template: str, values: Mapping[str, str], reminder: str = "") -> list[dict[str, str]]:
-    """Return the judge's prompt as one user turn. Doubled braces in the template become single ones, as in `str.format`.
-
-    Raises:
-        ValueError: the template has no field for the answer or for the expected items.
-    """
+    """Return the judge's prompt as one user turn. Doubled braces in the template become single ones, as in `str.format`. ValueError
+    if it has no field for the answer or for the expected items."""
     fields = set(_FIELD.findall(template))
     if not {"response", "correct_answer"} <= fields:
         raise ValueError("a judge's prompt holds {correct_answer} and {response}")

@@ -88,16 +88,8 @@ class MeteredJudge(Judge, Protocol):
 
 
 def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | None = None) -> MeteredJudge:
-    """Create the judge that a run's recipe names.
-
-    Args:
-        spec: the experiment's judge; not needed for the built-in one.
-        cache: folder of stored replies.
-        revision: the recipe's `judge_revision`.
-
-    Raises:
-        AutorlError: the experiment's judge has changed, or its key can't be read.
-    """
+    """Create the judge that a run's recipe names, with its revision. `spec` is the experiment's judge, not needed for the built-in
+    one, and `cache` the folder of stored replies. AutorlError if the experiment's judge has changed, or its key can't be read."""
     if name == JudgeSpec.BUILTIN:
         return LengthAndWords()
     if spec is None or spec.name != name:

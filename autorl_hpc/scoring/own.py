@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
 from autorl_hpc.files.redact import without_secrets
-from autorl_hpc.rollouts.child import BadAnswer, ChildClosed, dispose, ending, exchange, kill_group, start
+from autorl_hpc.rollouts.child import Child, ChildFailed
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.own_child import POSITIONAL
 from autorl_hpc.states import Fault
@@ -57,10 +56,6 @@ class ChildLimits:
 
 _Call = tuple[str, Mapping[str, Any]]
 """An item's id, and the request."""
-
-
-class _Bad(Exception):
-    """What went wrong in one call, in words that follow `evaluate`."""
 
 
 class OwnScorer:
@@ -101,9 +96,14 @@ class OwnScorer:
         """Return the value of each call. The first failure ends all; of several, the one with the lowest index is raised."""
         values, failures = [0.0] * len(calls), dict[int, Exception]()
         todo, lock = iter(range(len(calls))), threading.Lock()
-        lanes = [_Lane(file, limits) for _ in range(children)]
+        # No secrets, because the code reads a model's texts; no GPUs, because they belong to the engine.
+        env = {**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""}
+        first = {"file": str(file), "folder": str(file.parent), "memory_bytes": limits.memory_bytes}
+        lanes = [
+            Child("autorl_hpc.scoring.own_child", env, first, limits.start_s, limits.call_s) for _ in range(children)
+        ]
 
-        def work(lane: _Lane) -> None:
+        def work(lane: Child) -> None:
             try:
                 while not failures:
                     with lock:
@@ -111,7 +111,10 @@ class OwnScorer:
                     if index is None:
                         return
                     try:
-                        values[index] = lane.call(calls[index][1])
+                        answer = lane.call(calls[index][1])
+                        if "error" in answer:
+                            raise ChildFailed(answer["error"])
+                        values[index] = float(answer["value"])
                     except Exception as error:
                         failures[index] = error
             finally:
@@ -133,10 +136,12 @@ class OwnScorer:
         finally:  # a signal to the grader ends them during a call
             kill()
         if failures:
-            first = min(failures)
-            if not isinstance(failures[first], _Bad):
-                raise failures[first]
-            raise self._failed(file, calls[first][0], str(failures[first]), limits)
+            index = min(failures)
+            error = failures[index]
+            if not isinstance(error, ChildFailed):
+                raise error
+            words = f"can't be used: {error}" if error.starting else str(error)
+            raise self._failed(file, calls[index][0], words, limits)
         return values
 
     def _failed(self, file: Path, item: str, words: str, limits: ChildLimits) -> EvaluateFailed:
@@ -165,60 +170,3 @@ def _call(item: ItemLike, text: str) -> _Call:
     row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
     further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
     return item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}}
-
-
-class _Lane:
-    """One child process at a time, used by one thread; another thread may call `kill`."""
-
-    def __init__(self, file: Path, limits: ChildLimits) -> None:
-        self._file, self._limits = file, limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._over = False
-
-    def call(self, request: Mapping[str, Any]) -> float:
-        """Return the value of one call. Raises _Bad: there is none; a child that hung or died is gone."""
-        process = self._process or self._start()
-        answer = self._ask(process, request, self._limits.call_s)
-        if "error" in answer:
-            raise _Bad(answer["error"])
-        return float(answer["value"])
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # No secrets, because the code reads a model's texts; no GPUs, because they belong to the engine.
-        env = {**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""}
-        self._process = process = start("autorl_hpc.scoring.own_child", env)
-        if self._over:  # `kill` was called before the start
-            self.kill()
-        first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
-        answer = self._ask(process, first, self._limits.start_s, "can't be used: its import gave")
-        if "error" in answer:
-            raise _Bad(f"can't be used: {answer['error']}")
-        return process
-
-    def _ask(
-        self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float, verb: str = "gave"
-    ) -> dict[str, Any]:
-        try:
-            return exchange(process, request, limit_s)
-        except TimeoutError:
-            problem = f"{verb} no answer within {limit_s:g} s"
-        except (OSError, ChildClosed, BadAnswer) as error:
-            end = None if isinstance(error, BadAnswer) else ending(process, 1.0)
-            problem = "broke the pipe to its process" if end is None else f"ended its process ({end})"
-        if self._over:
-            problem = "was stopped"
-        self.kill()
-        raise _Bad(problem)
-
-    def kill(self) -> None:
-        """Kill the process and its group at once."""
-        self._over = True
-        if (process := self._process) is not None:  # another thread may end it meanwhile
-            kill_group(process)
-
-    def end(self) -> None:
-        """End the process and close its pipes."""
-        self._over = True
-        if self._process is not None:
-            dispose(self._process)
-            self._process = None

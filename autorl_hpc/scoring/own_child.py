@@ -103,11 +103,7 @@ def _answer(evaluate: Callable[..., Any], request: Mapping[str, Any], folder: Pa
 
 
 def as_score(value: Any) -> float:
-    """Return the result of `evaluate` as a number from 0 to 1. True and False are 1 and 0.
-
-    Raises:
-        InvalidScore: it is anything else; the message describes it.
-    """
+    """Return the result of `evaluate` as a number from 0 to 1; True and False are 1 and 0. InvalidScore for anything else."""
     if not isinstance(value, numbers.Real) and not is_bool(value):
         raise InvalidScore(f"returned {_shown(value)}, which is not a number")
     number = float(value)

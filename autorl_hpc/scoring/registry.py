@@ -20,13 +20,13 @@ SCORERS: dict[str, str] = {
     "deepsearchqa": "deepsearchqa:DeepSearchQA",
     "deepsearchqa-exact": "deepsearchqa:Exact",
     "episodes": "registry:Episodes",
-    "gsm8k": "gsm8k:gsm8k",
-    "gsm8k-marked": "gsm8k:gsm8k_marked",
-    "gsm8k-opencompass": "gsm8k:gsm8k_opencompass",
-    "humaneval": "humaneval:humaneval",
-    "humaneval-opencompass": "humaneval:humaneval_opencompass",
+    "gsm8k": "gsm8k:GSM8K",
+    "gsm8k-marked": "gsm8k:GSM8K_MARKED",
+    "gsm8k-opencompass": "gsm8k:GSM8K_OPENCOMPASS",
+    "humaneval": "humaneval:HUMANEVAL",
+    "humaneval-opencompass": "humaneval:HUMANEVAL_OPENCOMPASS",
 }
-"""By name: the module of this package, and what makes the scorer."""
+"""By name: the module of this package, and the scorer or its class."""
 
 READ_ANSWER = frozenset(
     ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
@@ -53,8 +53,9 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
         return own.OwnScorer(task, load_task(task).folder, version)
     found: Scorer | None = None
     if name in SCORERS:
-        module, _, maker = SCORERS[name].partition(":")
-        found = getattr(import_module(f"autorl_hpc.scoring.{module}"), maker)()
+        module, _, holder = SCORERS[name].partition(":")
+        held = getattr(import_module(f"autorl_hpc.scoring.{module}"), holder)
+        found = held() if isinstance(held, type) else held
     if found is None or found.version != version:
         raise AutorlError(
             f"this package has no scorer `{name}` version {version}"

@@ -112,7 +112,7 @@ BROKEN = {
         "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0",
     ),
     "the dialogue raises": (("return transcript.first", "return transcript.frist"), 1, "has no attribute 'frist'"),
-    "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment's process died (exit code 3)"),
+    "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment ended its process (exit code 3)"),
     "anybody wins": (
         ('return Step("No.")', 'return Step("No.", True, 1.0)'),
         1,

@@ -339,10 +339,7 @@ def name_program(profile: ClusterProfile | None) -> None:
 def interpreter() -> str:
     """Return the Python for the engine: beside `$AUTORL_VLLM`, else this one if it has vLLM, else beside `vllm` on PATH.
 
-    If the named program has no Python beside it (it may be a script), this Python is used if it has vLLM.
-
-    Raises:
-        AutorlError: there is none.
+    If the named program has no Python beside it (it may be a script), this Python is used if it has vLLM. AutorlError if none.
     """
     wanted = os.environ.get(PROGRAM_VARIABLE)
     here = importlib.util.find_spec("vllm") is not None
@@ -365,11 +362,8 @@ def interpreter() -> str:
 
 
 def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return a worker's environment: no secrets, offline, our code first, its own caches, and these GPUs.
-
-    Args:
-        threads: for vLLM's CPU build; 0 keeps its default.
-    """
+    """Return a worker's environment: no secrets, offline, our code first, its own caches, these GPUs, and so many threads for vLLM's
+    CPU build (0 keeps its default)."""
     env = {name: value for name, value in without_secrets(outer).items() if name not in NOT_PASSED_ON}
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     env["PYTHONPATH"] = os.pathsep.join([str(code_folder()), *(part for part in path if Path(part) != HOME)])

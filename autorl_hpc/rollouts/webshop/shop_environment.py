@@ -227,11 +227,8 @@ class Environment:
         self.page = search_page("")
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
-        """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random.
-
-        Raises:
-            KeyError: the goal lacks a field, or its product is not in the catalogue.
-        """
+        """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random. KeyError if
+        the goal lacks a field, or its product is not in the catalogue."""
         del seed
         self._goal = from_row(goal)
         self._wanted = self.shop.catalogue[self._goal.product]
