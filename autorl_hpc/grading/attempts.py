@@ -9,21 +9,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from autorl_hpc.errors import AutorlError
-from autorl_hpc.files import artifacts, atomic, reading
+from autorl_hpc.files import artifacts, atomic
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.queue import Claims
 from autorl_hpc.grading.background import RatingOverdue, contained, overdue_s
-from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers, write_items
+from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers, items_bytes
 from autorl_hpc.records.entries import Evaluation
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.run import Science
@@ -47,46 +46,28 @@ def items_file(run: RunDir, number: int, split: Split) -> Path:
 
 def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
     """Write the items file of a score that is about to be committed and return its sha256. An existing file at `path` is kept."""
-    fresh = _hidden(path, f"{os.getpid()}-{secrets.token_hex(6)}")
-    try:
-        sha256 = write_items(fresh, outcomes)
-        offered = _hidden(path, sha256)
-        os.replace(fresh, offered)
-    except BaseException:
-        atomic.unlink_quietly(fresh)
-        raise
-    try:
-        os.link(offered, path)
-    except (FileExistsError, FileNotFoundError):
-        pass  # another grader's file, our own from an earlier try, or the same file was committed and moved meanwhile
+    data = items_bytes(outcomes)
+    sha256 = hashlib.sha256(data).hexdigest()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_bytes(_hidden(path, sha256), data)
+    # Another grader's file, our own from an earlier try, or the same file was committed and moved meanwhile.
+    with suppress(FileExistsError, FileNotFoundError):
+        os.link(_hidden(path, sha256), path)
     atomic.fsync_directory(path.parent)
     return sha256
 
 
 def settle(path: Path, committed: str | None, own: str | None = None) -> None:
-    """Put the items file of the committed score in place. Idempotent; any grader may call it.
-
-    Args:
-        committed: the items_sha256 of the score in the ledger.
-        own: the items_sha256 of the score that the caller offered.
-    """
+    """Put the items file of the score in the ledger (`committed`: its items_sha256) in place, and drop the one that the caller
+    offered (`own`). Idempotent; any grader may call it."""
     if own is not None and own != committed:
         atomic.unlink_quietly(_hidden(path, own))
     if committed is None or not (offered := _hidden(path, committed)).exists():
         return
-    try:
-        data = reading.read_bytes(path, max_bytes=reading.MAX_UNPACKED_BYTES)
-        is_there = hashlib.sha256(data).hexdigest() == committed
-    except (FileNotFoundError, ValueError):
-        is_there = False
-    if is_there:
-        atomic.unlink_quietly(offered)
-        return
-    try:
+    with suppress(FileNotFoundError):  # another grader was faster
         os.replace(offered, path)
-    except FileNotFoundError:
-        return  # another grader was faster
-    atomic.fsync_directory(path.parent)
+        atomic.unlink_quietly(offered)  # a rename of two links to one file leaves both
+        atomic.fsync_directory(path.parent)
 
 
 def _hidden(path: Path, mark: str) -> Path:
@@ -119,13 +100,8 @@ class ClusterTrouble(Exception):
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """An artifact to be scored on a split.
-
-    Attributes:
-        items: where its items file belongs.
-        entry: the queue entry, and the generation of its claim.
-        waiting_s: seconds that the entry has waited in the queue.
-    """
+    """An artifact to be scored on a split; `items` is where its items file belongs, `entry` and `generation` are those of the
+    claim, and `waiting_s` is how long the entry has waited in the queue."""
 
     science: Science
     content_hash: str
@@ -147,12 +123,8 @@ class Attempts:
     def evaluate(self, request: EvaluationRequest, overdue: bool = False) -> Evaluation:
         """Evaluate an artifact and return either a score, with its items file written, or a null score with a fault.
 
-        Args:
-            overdue: `finish` has just failed to rate the answers in time; this counts as the first try.
-
-        Raises:
-            ClusterTrouble: this node can't do it; this says nothing about the artifact.
-            NotReady: the artifact is not visible yet.
+        ClusterTrouble if this node can't do it, which says nothing about the artifact; NotReady if it is not visible yet.
+        `overdue`: `finish` has just failed to rate the answers in time, which counts as the first try.
         """
         rate = self.bench.rate
         return self._tried(request, lambda w: self._offer_items(request, rate(self._answers(request, w))), overdue)
@@ -162,11 +134,8 @@ class Attempts:
         return self._tried(request, lambda weights: self._answers(request, weights))
 
     def finish(self, request: EvaluationRequest, answered: SplitAnswers) -> Evaluation:
-        """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread.
-
-        Raises:
-            ClusterTrouble: see `evaluate`. Any other error may be the artifact's fault; `evaluate` finds out.
-        """
+        """Run the rest of `evaluate`: rate the answers and write the items file. May run in another thread. Any other error than
+        ClusterTrouble may be the artifact's fault; `evaluate` finds out."""
         with _node_troubles():
             return self._offer_items(request, self.bench.rate(answered))
 
@@ -218,14 +187,8 @@ class Attempts:
         return scored.evaluation.model_copy(update={"items_sha256": digest, "timings": timings})
 
     def _check_base(self, request: EvaluationRequest, problem: str, whole_split: bool = False) -> None:
-        """Check that the base model can be scored on this node.
-
-        Args:
-            whole_split: use the whole split, because a few items can't show that the full set is too slow.
-
-        Raises:
-            ClusterTrouble: it can't be scored.
-        """
+        """Raise ClusterTrouble if the base model can't be scored on this node either. `whole_split`: a few items can't show that
+        all of them are too slow."""
         science, limit = request.science, None if whole_split else CHECK_ITEMS
         try:
             with contained():
@@ -296,12 +259,10 @@ class Baselines:
         generation = self.claims.take(entry, self.claims.current())
         if generation is None:
             raise NotReady
-        try:
-            if self.get(science, split) is None:  # another grader may have finished between the check and the claim
-                self._measure(science, split, key)
+        try:  # another grader may have finished between the check and the claim
+            found = self.get(science, split) or self._measure(science, split, key)
         finally:
             self.claims.give_back(entry, generation)
-        found = self.get(science, split)
         if found is None:
             raise NotReady
         return found
@@ -309,14 +270,14 @@ class Baselines:
     def _key(self, science: Science, split: Split) -> str:
         return baseline_key(science, split, self.bench.engine(science.base_model, science.recipe).identity.digest())
 
-    def _measure(self, science: Science, split: Split, key: str) -> None:
+    def _measure(self, science: Science, split: Split, key: str) -> Baseline | None:
         log.info("measuring the base model %s on the %s split of %s", science.base_model, split, science.task)
         first = self.bench.evaluate_base(science, split)
         backwards = list(range(first.evaluation.n))[::-1]
         second = self.bench.evaluate_base(science, split, order=backwards)
         changed = sum(a.outcome != b.outcome for a, b in zip(first.outcomes, second.outcomes, strict=True))
-        if self.get(science, split) is not None:
-            return  # another grader took over because this one was slow
+        if found := self.get(science, split):
+            return found  # another grader took over because this one was slow
         items = offer(self._items(key), first.outcomes)
         identity = self.bench.identity
         assert identity is not None  # set by evaluate()
@@ -334,6 +295,7 @@ class Baselines:
         found = self.get(science, split)
         if found is not None:
             settle(self._items(key), found.evaluation.items_sha256, own=items)
+        return found
 
     def _items(self, key: str) -> Path:
         return self.experiment.baselines / f"{key}.items.jsonl.gz"

@@ -80,12 +80,12 @@ class Background:
         """Start `work` for an entry in a thread."""
 
         def finish() -> None:
+            result: object
             try:
-                result = work()
-            except Exception as error:
+                with contained():
+                    result = work()
+            except BaseException as error:
                 result = error
-            except BaseException as error:  # SystemExit or a panic of compiled code
-                result = WouldEnd(f"{type(error).__name__}: {error}")
             self._results.put(Finished(name, generation, result))
 
         self.names.append(name)

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.cluster.job_table import JobTable, read_seen, read_submitted
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files.frozen_records import read_experiment
@@ -54,12 +53,8 @@ MAX_BEAT_S = 5.0  # Each heartbeat is a synced write on a shared file system, so
 
 
 class HeartbeatThread(threading.Thread):
-    """Writes the heartbeat file.
-
-    Args:
-        look: called with each beat. It lists the queue, so that an entry's wait starts when it arrives and not only after a
-            long evaluation.
-    """
+    """Writes the heartbeat file. `look` is called with each beat: it lists the queue, so that an entry's wait starts when it
+    arrives and not only after a long evaluation."""
 
     def __init__(
         self, experiment: ExperimentDir, beat: Heartbeat, stale_after_s: float, look: Callable[[], None]
@@ -125,27 +120,21 @@ class Activity:
         return not self.agents_work() and not self._last_of_chain_while_agents_wait()
 
     def _last_of_chain_while_agents_wait(self) -> bool:
-        """Return whether no later link of this grader's chain is queued, and an agent's job waits."""
-        try:
-            jobs = read_submitted(self.experiment)
-        except (AutorlError, OSError):
-            return True
-        submitted = () if jobs is None else jobs.submitted
-        mine = next((job for job in submitted if job.job_id == os.environ.get("SLURM_JOB_ID")), None)
-        if jobs is None or mine is None:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
+        jobs = read_submitted(self.experiment)
+        mine = [] if jobs is None else [job for job in jobs.submitted if job.job_id == os.environ.get("SLURM_JOB_ID")]
+        if jobs is None or not mine:  # a grader beside an agent (`placement: step`) is restarted by the agent's job
             return False
-        if any(job.name == mine.name and not job.taken_back and job.number > mine.number for job in submitted):
-            return False
-        return bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
+        chain = [job for job in jobs.submitted if job.name == mine[0].name and not job.taken_back]
+        is_last = all(job.number <= mine[0].number for job in chain)
+        return is_last and bool(JobTable.of(jobs, read_seen(self.experiment).jobs).alive_runs())
 
     def agents_work(self) -> bool:
         """Return whether any clock has moved in the last minute."""
         now = self.clock()
-        first = self._last_look is None  # at the first look assume that a clock has just moved
         if self._last_look is None or now - self._last_look >= LOOK_S:
-            self._last_look = now
-            if self._moved() or first:
+            if self._moved() or self._last_look is None:  # at the first look assume that a clock has just moved
                 self._last_move = now
+            self._last_look = now
         return now - self._last_move <= STANDS_STILL_S
 
     def _moved(self) -> bool:
@@ -173,32 +162,22 @@ def kept_while_open(view: RunView) -> set[str]:
 
 
 def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int:
-    """Release artifacts that an open run no longer needs and return how many.
-
-    References are read before the ledger. A reference that a supervisor renews meanwhile, because the same content was
-    submitted again, differs from the one read and is left alone.
-    """
+    """Release artifacts that an open run no longer needs and return how many. References are read before the ledger: one that a
+    supervisor renews meanwhile, because the same content was submitted again, differs and is left alone."""
     here = set(reading.list_names(experiment.artifacts))
     seen = {content: artifacts.reference(experiment.artifacts, content, run_id) for content in here}
     view = RunView.of(ledger.read())
     if view.closed is not None:
         return 0
     spare = {s.content_hash for s in view.accepted() if s.content_hash} - kept_while_open(view)
-    released = 0
-    for content in sorted(spare & here):
-        reference = seen[content]
-        if reference is not None:
-            released += artifacts.release_if_same(experiment.artifacts, content, run_id, reference)
-    return released
+    held = [(content, reference) for content in sorted(spare & here) if (reference := seen[content]) is not None]
+    return sum(artifacts.release_if_same(experiment.artifacts, content, run_id, held_as) for content, held_as in held)
 
 
 # --- the daemon
 
 POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
-
-POLL_IDLE_S = 1.0
-"""Poll interval after a minute without work: the median wait is half a second, and 100 idle graders don't load a file server."""
-
+POLL_IDLE_S = 1.0  # Poll interval when idle, so that 100 idle graders don't load a file server
 IDLE_AFTER_S = 60.0
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
@@ -307,7 +286,7 @@ class Grader:
     def _step_or_trouble(self) -> bool:
         try:
             return self.step()
-        except OSError as error:  # a folder can't be listed, or the disk is full
+        except OSError as error:
             log.error("the experiment's folder can't be used: %s", error)
             self._troubles += 1
             time.sleep(RETRY_AFTER_TROUBLE_S)
@@ -317,10 +296,10 @@ class Grader:
         """Return whether every run is closed, including those of a later launch. If so, entries, claims and trouble notes are
         removed that a grader left behind when it was killed between its work and their removal."""
         left = {*queues.waiting(self.experiment.queue), *claimed_entries(self.experiment.claims)}  # before the check
-        finished = set(reading.list_names(self.experiment.finished))
-        if set(self.record.runs) <= finished:
-            self.record = read_experiment(self.experiment)
-        if not set(self.record.runs) <= finished:
+        if self._open_runs():
+            return False
+        self.record = read_experiment(self.experiment)
+        if self._open_runs():
             return False
         for entry in sorted(left):
             self._remove(entry)
@@ -435,6 +414,9 @@ class Grader:
         while self._collect(None if until is None else max(0.0, until - time.monotonic())):
             pass
 
+    def _open_runs(self) -> set[str]:
+        return set(self.record.runs) - set(reading.list_names(self.experiment.finished))
+
     def _may_leave(self) -> bool:
         """Return whether an idle exit harms nobody: no agent loses its grader, and no retry wait would start again."""
         return not self.backoff.owes(queues.waiting(self.experiment.queue)) and self.activity.may_leave()
@@ -443,8 +425,7 @@ class Grader:
         """Return whether the node is at fault and not one matrix cell: cells that worked now fail, or nothing works."""
         if self._troubles < MAX_TROUBLES or (self._working and not self._failing & self._working):
             return False
-        open_runs = set(self.record.runs) - set(reading.list_names(self.experiment.finished))
-        return len(self._failing_runs) > 1 or len(open_runs) <= 1  # otherwise one damaged run may be the cause
+        return len(self._failing_runs) > 1 or len(self._open_runs()) <= 1  # otherwise one damaged run may be the cause
 
     def _do(self, name: str, generation: int) -> None:
         path = self.experiment.queue / f"{name}{queues.SUFFIX}"
@@ -480,8 +461,7 @@ class Grader:
 
     def _scored(self, name: str, evaluation: Evaluation) -> None:
         self.heart.set(scored=self.heart.beat.scored + 1)
-        said = evaluation.score if evaluation.score is not None else evaluation.reason
-        log.info("%s submission %d: %s", queues.run_of(name), queues.number_of(name), said)
+        log.info("%s: %s", name, evaluation.reason if evaluation.score is None else evaluation.score)
 
     def _do_fingerprint(self, record: RunRecord, number: int, name: str, generation: int) -> None:
         """Compute a fingerprint beside the scoring; one at which a grader died is computed with nothing beside it."""
@@ -527,26 +507,22 @@ def run_grader(experiment: ExperimentDir) -> int:
     grader = Grader(experiment)
     name_program(grader.record.cluster)
     code = 1
+
+    def goes_on() -> bool:
+        return bool(grader.background.names) or bool(background.under_way())
+
     try:
         with suppress(Stopped):
             grader.run()
         # Also holds if a library swallowed the exception:
         code = 130 if grader.stopped else EXIT_TROUBLE if grader.must_leave() else 0
     except Exception:
-        if _goes_on(grader):  # otherwise the caller reports it
+        if goes_on():  # otherwise the caller reports it
             log.exception("the grader ends by an error")
         raise
     finally:
-        if grader.stopped or _goes_on(grader):
-            # Python would wait for abandoned threads, up to an hour.
-            for name in grader.background.names:
-                log.warning("%s is still being rated: its claim is given back, the next grader scores it", name)
+        if grader.stopped or goes_on():  # Python would wait for abandoned threads, up to an hour
             logging.shutdown()
             sys.stdout.flush()
             os._exit(code)
     return code
-
-
-def _goes_on(grader: Grader) -> bool:
-    """Return whether any background thread is still running, even if its result is no longer wanted."""
-    return bool(grader.background.names) or bool(background.under_way())

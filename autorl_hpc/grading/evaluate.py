@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.store import verify_model
@@ -56,11 +55,8 @@ MAX_KEPT: Final = 16  # Evaluations whose answers are kept; a few megabytes each
 
 
 class Judging:
-    """The judges of one grader, and answers that could not be judged yet.
-
-    Args:
-        spec: returns the experiment's current judge; a later launch may change it.
-    """
+    """The judges of one grader, and answers that could not be judged yet. `spec` returns the experiment's current judge; a later
+    launch may change it."""
 
     def __init__(self, root: Root, spec: Callable[[], JudgeSpec | None]) -> None:
         self.root = root
@@ -69,11 +65,7 @@ class Judging:
         self._unjudged: dict[Hashable, list[list[Answer]]] = {}
 
     def context(self, science: Science) -> Context:
-        """Return the scorer's context for a run.
-
-        Raises:
-            AutorlError: the judge can't be created, or its prompt is not staged.
-        """
+        """Return the scorer's context for a run. AutorlError: the judge can't be created, or its prompt is not staged."""
         recipe = science.recipe
         return Context(
             options=recipe.options,
@@ -121,16 +113,12 @@ GATHER_S = 30.0
 normally: the batch composition can change an answer, and one checkpoint should always get the same score."""
 
 
-MAX_POOLS = 3
-"""Tasks whose environments are kept warm, each with its own processes; a grader alternates between tasks of one engine."""
-
-
 class Playground:
-    """Keeps some tasks' environments warm between evaluations, so that parsed games are reused."""
+    """Keeps one task's environments warm between evaluations, so that parsed games are reused."""
 
     def __init__(self, root: Root) -> None:
         self.root = root
-        self._pools: list[Pool] = []  # least recently used first
+        self._pool: Pool | None = None
 
     def play(
         self,
@@ -139,14 +127,8 @@ class Playground:
         engine: ServingEngine,
         order: Sequence[int] | None = None,
     ) -> list[list[Answer]]:
-        """Play each item's episodes, one per sample; return them as answers for the scorer, in the items' order.
-
-        Args:
-            order: begin the episodes in this order, for another composition of the batches.
-
-        Raises:
-            AutorlError: the environment can't be used or failed in an episode. This is the grader's fault; nothing is scored.
-        """
+        """Play each item's episodes, one per sample, begun in this order; return them as answers for the scorer, in the items' order.
+        AutorlError if the environment failed, which is the grader's fault: nothing is scored."""
         recipe = science.recipe
         pool = self._warm(science)
         places = range(len(items)) if order is None else order
@@ -168,8 +150,7 @@ class Playground:
                     all_or_none=True,
                 )
             except EnvironmentBroken as error:
-                self._pools.remove(pool)
-                pool.close()
+                self.close()
                 raise AutorlError(
                     f"the environment of task {science.task} failed: {error}",
                     fault=Fault.GRADER,
@@ -182,23 +163,19 @@ class Playground:
 
     def close(self) -> None:
         """End the environments' processes; the next evaluation starts new ones."""
-        while self._pools:
-            self._pools.pop().close()
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
     def _warm(self, science: Science) -> Pool:
         task = load_task(science.task)
         source = source_of(self.root, task, science)
-        pool = next((pool for pool in self._pools if pool.source == source), None)
-        if pool is None:
+        if self._pool is None or self._pool.source != source:
+            self.close()
             check_played(self.root, task, science.recipe.options)
             limit_s = float(science.recipe.options.get(ENVIRONMENT_TIMEOUT, CALL_LIMIT_S))
-            while len(self._pools) >= MAX_POOLS:
-                self._pools.pop(0).close()
-            pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
-        else:
-            self._pools.remove(pool)
-        self._pools.append(pool)
-        return pool
+            self._pool = Pool(source, min(MAX_WORKERS, usable_cores()), call_limit_s=limit_s)
+        return self._pool
 
 
 def source_of(root: Root, task: Task, science: Science) -> Source:
@@ -279,11 +256,8 @@ class Bench:
         self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # returns weights and content hash
 
     def engine(self, base_model: str, recipe: Recipe) -> ServingEngine:
-        """Return the running engine for a base model and dtype; closes another one first.
-
-        Raises:
-            AutorlError, OSError: it does not start; the node is at fault, because no artifact has been loaded yet.
-        """
+        """Return the running engine for a base model and dtype; closes another one first. AutorlError or OSError if it does not
+        start: the node is at fault, because no artifact has been loaded yet."""
         from autorl_hpc.grading.engines import make_engine
 
         wanted = engine_group(base_model, recipe)
@@ -353,10 +327,6 @@ class Bench:
         Args:
             order: prompt in this order, for another batch composition; answers return in the split's order.
             limit: use only the first items, to check that the engine works.
-
-        Raises:
-            WeightsChanged, EngineFailed, AutorlError: see the engine and the vault. Any other error is a defect or a broken
-                engine; the caller decides whose fault it is.
         """
         recipe = science.recipe
         items = self.items(science, split)[:limit]
@@ -380,11 +350,8 @@ class Bench:
         return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
 
     def rate(self, answered: SplitAnswers) -> Scored:
-        """Rate the answers. May run in another thread while the engine answers the next submission.
-
-        Raises:
-            RatingOverdue, GraderOverdue: it exceeds `rating_limit_s` and the sum of its calls' limits.
-        """
+        """Rate the answers. May run in another thread while the engine answers the next submission. RatingOverdue or GraderOverdue
+        if it exceeds `rating_limit_s` and the sum of its calls' limits."""
         with self._rating if _is_alone(answered) else nullcontext():
             try:
                 return within(self._limit_s(answered), lambda: self._rate(answered))
@@ -535,11 +502,8 @@ def _outcome(item: Item, drawn: Sequence[Answer], outcome: Outcome, cluster_fiel
     return ItemOutcome(id=item.id, outcome=value, output_sha256=digest, tokens=tokens, facts=facts)
 
 
-def write_items(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
-    """Write an items file (gzipped JSON lines without a timestamp) and return its sha256."""
+def items_bytes(outcomes: Sequence[ItemOutcome]) -> bytes:
+    """Return an items file: gzipped JSON lines without a timestamp."""
     rows = ({name: value for name, value in vars(one).items() if name != "facts" or value} for one in outcomes)
     lines = "".join(json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n" for row in rows)
-    data = gzip.compress(lines.encode(), compresslevel=6, mtime=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic.write_bytes(path, data)
-    return hashlib.sha256(data).hexdigest()
+    return gzip.compress(lines.encode(), compresslevel=6, mtime=0)

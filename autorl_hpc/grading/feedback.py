@@ -39,11 +39,7 @@ PASSING: Final = (AutorlError, ClusterTrouble, OSError, NotReady)  # Errors that
 
 @dataclass
 class Feedback:
-    """Scores submissions for one grader.
-
-    Args:
-        make_room: called if no more can start in the background; it must collect one.
-    """
+    """Scores submissions for one grader. If no more can start in the background, `make_room` is called, which must collect one."""
 
     experiment: ExperimentDir
     known: RunCatalog
@@ -60,12 +56,8 @@ class Feedback:
     def score(
         self, record: RunRecord, number: int, name: str, generation: int, waiting_s: float | None
     ) -> Evaluation | None:
-        """Score a submission and commit it. None: it was done before, or is being rated in the background.
-
-        Raises:
-            NotReady: another grader measures the base model, or the submission is not visible yet.
-            ClusterTrouble: see `Attempts.evaluate`.
-        """
+        """Score a submission and commit it. None: it was done before, or is being rated in the background. NotReady if another grader
+        measures the base model, or the submission is not visible yet; ClusterTrouble as in `Attempts.evaluate`."""
         view = RunView.of(self.known.ledger(record.run_id).read())
         submission = view.submissions.get(number)
         if submission is None and view.sealed is None:

@@ -33,16 +33,8 @@ class FinalScore:
     keep_all: bool
 
     def close(self, record: RunRecord, entry: str, generation: int, waiting_s: float | None = None) -> None:
-        """Close a sealed run whose submissions are all scored and fingerprinted. Does nothing if the run is closed.
-
-        All fingerprints come first, because the closing entry is the last of the ledger and artifacts are freed after it.
-
-        Args:
-            waiting_s: seconds that the entry has waited in the queue.
-
-        Raises:
-            NotReady: scores, fingerprints or a baseline are missing.
-        """
+        """Close a sealed run, unless it is closed. NotReady if scores, fingerprints or a baseline are missing: the closing entry is the
+        last of the ledger, and artifacts are freed after it. `waiting_s`: how long the entry has waited in the queue."""
         run = self.experiment.run(record.run_id)
         ledger = Ledger(run)
         view, own = RunView.of(ledger.read()), None

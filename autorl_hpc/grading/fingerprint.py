@@ -5,14 +5,12 @@ A flag is not a verdict; a person judges.
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import json
 import math
-import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -20,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import ITEM_BYTES, TensorSpec, tensors_of
 from autorl_hpc.files.checkpoint import content_hash as hash_of_parts
-from autorl_hpc.files.faults import again
 from autorl_hpc.records.entries import Evaluation, Fingerprint, FingerprintFlag
 
 if TYPE_CHECKING:
@@ -33,11 +30,9 @@ if TYPE_CHECKING:
 UNLIKE: Final = 0.25
 """A row counts as exchanged if its squared change exceeds this share of its squared lengths before and after, added. Two
 unrelated rows give 1, a changed sign 2; training that moves a row by a tenth of its length gives 0.005."""
-
 EXCHANGED_SHARE: Final = 0.25
 """Sorted lengths are compared only if exchanged rows or columns hold this share of the squared change. A copy hidden by
 permutation has at least 0.64; with less, a plain distance still finds it."""
-
 AS_NEAR: Final = 0.5
 """A tensor's lengths match another model if they are at most this far from it, relative to the base's distance. Stricter than
 for plain distances, because the lengths of two trained models may grow alike."""
@@ -46,39 +41,31 @@ ROUNDING: Final = 1e-6  # Relative error of a length, from the order of summatio
 
 
 class Energies:
-    """Sums of squares by row and column of one tensor; with more than two axes, all but the first are columns.
-
-    Args:
-        shape: the tensor's. With a single axis, each row has one value.
-    """
+    """Sums of squares by row and column of one tensor; with more than two axes, all but the first are columns, and with a single
+    axis each row has one value."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         import numpy as np
 
         self.width = max(1, math.prod(shape[1:]))
-        self.rows: NDArray[Any] = np.zeros(shape[0] if shape else 1, dtype=np.float64)
-        self.columns: NDArray[Any] = np.zeros(self.width, dtype=np.float64)
+        self.rows: NDArray[Any] = np.zeros(shape[0] if shape else 1)
+        self.columns: NDArray[Any] = np.zeros(self.width)
 
     def add(self, values: NDArray[Any], start: int) -> None:
         """Add float32 values, beginning at value `start` of the tensor."""
         import numpy as np
 
-        squares = values.astype(np.float64)
+        row, column = divmod(start, self.width)
+        count = -(-(column + len(values)) // self.width)
+        squares = np.zeros(count * self.width)  # whole rows, also where the values begin or end inside of one
+        squares[column : column + len(values)] = values
         squares *= squares
-        at, width = 0, self.width
-        while at < len(squares):
-            row, column = divmod(start + at, width)
-            if column or len(squares) - at < width:  # part of a row
-                part = squares[at : at + width - column]
-                self.rows[row] += part.sum()
-                self.columns[column : column + len(part)] += part
-                at += len(part)
-            else:
-                whole = (len(squares) - at) // width
-                block = squares[at : at + whole * width].reshape(whole, width)
-                self.rows[row : row + whole] += block.sum(axis=1)
-                self.columns += block.sum(axis=0)
-                at += whole * width
+        self.rows[row : row + count] += squares.reshape(count, self.width).sum(axis=1)
+        self.columns += squares.reshape(count, self.width).sum(axis=0)
+
+    def total(self) -> float:
+        """Return the sum of all squares."""
+        return float(self.rows.sum())
 
     def lengths(self) -> NDArray[Any]:
         """Return sorted lengths of the rows, then of the columns, as float32."""
@@ -88,53 +75,6 @@ class Energies:
 
 
 Profile = dict[str, "NDArray[Any]"]  # `Energies.lengths` of each tensor of a model, by name
-
-
-class Places:
-    """Energies of one tensor: of both models and of their difference."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.mine, self.theirs, self.difference = Energies(shape), Energies(shape), Energies(shape)
-
-    def exchanged(self) -> float:
-        """Return the squared change in exchanged rows or in exchanged columns, whichever is larger."""
-        found = []
-        for axis in ("rows", "columns"):
-            change = getattr(self.difference, axis)
-            unlike = change > UNLIKE * (getattr(self.mine, axis) + getattr(self.theirs, axis))
-            found.append(float(change[unlike].sum()))
-        return max(found)
-
-    def same_lengths(self, noise: float) -> bool:
-        """Return whether sorted lengths differ by no more than noise.
-
-        Args:
-            noise: mean square of the noise per value. It applies to a length too, whatever the row's size.
-        """
-        import numpy as np
-
-        mine, theirs = self.mine.lengths().astype(np.float64), self.theirs.lengths()
-        allowed = 2 * noise + (ROUNDING * theirs.astype(np.float64)) ** 2
-        # Clipped like differences of values, so that a few changed values don't move a tensor.
-        moved = np.minimum((mine - theirs) ** 2, 16 * allowed)
-        return float(moved.sum()) <= float(allowed.sum())
-
-
-def share_told(places: Mapping[str, Places], other: Profile) -> float:
-    """Return the share of the model whose sorted lengths are another model's rather than the base's.
-
-    Counted by number of values, over tensors in which the two models differ, so that a few huge values don't dominate.
-    """
-    told = seen = 0
-    for name, own in places.items():
-        theirs, base = other[name].astype("f8"), own.theirs.lengths().astype("f8")
-        mine = own.mine.lengths().astype("f8")
-        if float(((theirs - base) ** 2).sum()) <= float(((ROUNDING * base) ** 2).sum()):
-            continue
-        size = len(own.mine.rows) * own.mine.width
-        seen += size
-        told += size * (float(((mine - theirs) ** 2).sum()) <= AS_NEAR**2 * float(((mine - base) ** 2).sum()))
-    return told / seen if seen else 0.0
 
 
 # --- seeded sketches: distances between models whose weights may be deleted
@@ -153,32 +93,25 @@ VERSION: Final = "s1"  # Version of the sketch; sketches of different versions d
 
 
 class Sketcher:
-    """Computes one sketch.
-
-    Args:
-        seed: shared by all sketches that are compared: the base model's content hash.
-    """
+    """Computes one sketch. `seed` is shared by all sketches that are compared: the base model's content hash."""
 
     def __init__(self, seed: str) -> None:
         import numpy as np
 
         self.seed = seed
-        self.sums: NDArray[Any] = np.zeros(WIDTH, dtype=np.float64)
+        self.sums: NDArray[Any] = np.zeros(WIDTH)
 
     def add(self, tensor: str, number: int, difference: NDArray[Any]) -> None:
         """Add slice `number` of a tensor: float32, at most SLICE values."""
         import numpy as np
 
-        drawn = hashlib.shake_128(f"{VERSION}\0{self.seed}\0{tensor}\0{number}".encode()).digest(
-            -(-len(difference) // 8)
-        )
-        signs = np.unpackbits(np.frombuffer(drawn, dtype=np.uint8), count=len(difference)).astype(np.uint32)
-        signs <<= 31
-        signs ^= difference.view(np.uint32)
-        signed = signs.view(np.float32)
-        whole = len(signed) // WIDTH * WIDTH
+        size = len(difference)
+        drawn = hashlib.shake_128(f"{VERSION}\0{self.seed}\0{tensor}\0{number}".encode()).digest(-(-size // 8))
+        signs = np.unpackbits(np.frombuffer(drawn, dtype=np.uint8), count=size).astype(np.uint32) << 31
+        signed = (signs ^ difference.view(np.uint32)).view(np.float32)
+        whole = size // WIDTH * WIDTH
         self.sums += signed[:whole].reshape(-1, WIDTH).sum(axis=0, dtype=np.float64)
-        self.sums[: len(signed) - whole] += signed[whole:]
+        self.sums[: size - whole] += signed[whole:]
 
     def finished(self) -> bytes:
         """Return the sketch in its stored form: WIDTH float32, little endian."""
@@ -189,7 +122,7 @@ class Sketcher:
 
 
 def distance(a: bytes, b: bytes) -> float:
-    """Estimate the distance of two models from their sketches, in units of the weights.
+    """Estimate the distance of two models from their sketches, in units of the weights; infinite if it overflows.
 
     Raises:
         ValueError: one of them is not a sketch.
@@ -198,17 +131,16 @@ def distance(a: bytes, b: bytes) -> float:
 
     if not len(a) == len(b) == 4 * WIDTH:
         raise ValueError("no sketch of this version")
-    difference = np.frombuffer(a, dtype="<f4").astype(np.float64) - np.frombuffer(b, dtype="<f4")
-    return float(np.sqrt(np.dot(difference, difference)))
+    with np.errstate(invalid="ignore"):
+        found = float(np.linalg.norm(np.frombuffer(a, dtype="<f4").astype(np.float64) - np.frombuffer(b, dtype="<f4")))
+    return found if math.isfinite(found) else math.inf
 
 
-# --- reading weights piece by piece; no model is ever whole in memory
-
-READ_VALUES = 4 * 1024 * 1024  # Values per read: 8 to 16 MiB, which suits shared file systems
+# --- reading weights slice by slice; no model is ever whole in memory
 
 
 class FolderWeights:
-    """The tensors of a folder of safetensors files, by name, without those in `but`. A context manager: it opens files.
+    """The tensors of a folder of safetensors files, by name, without those in `but`.
 
     Raises:
         Refused: a file is not a safetensors file.
@@ -219,55 +151,30 @@ class FolderWeights:
         self.folder = folder
         specs = [spec for spec in tensors_of(folder) if spec.name not in but]
         self.specs = {spec.name: spec for spec in sorted(specs, key=lambda spec: (spec.file, spec.begin))}
-        self._files: dict[str, int] = {}
         if len(self.specs) != len(specs):
             raise ValueError(f"{folder.name}: a tensor is in two files")
 
-    def __enter__(self) -> FolderWeights:
-        return self
+    def slices(self, spec: TensorSpec) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield a tensor's slices: their first value's number, and the values' bits as unsigned integers."""
+        import numpy as np
 
-    def __exit__(self, *error: object) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-    def read(self, spec: TensorSpec, start: int, count: int) -> bytearray:
-        """Return the bytes of `count` values, beginning at value `start` of a tensor."""
-        size = ITEM_BYTES[spec.dtype]
-        return again(functools.partial(self._read, spec, spec.begin + start * size, count * size))
-
-    def floats(self, spec: TensorSpec, start: int, count: int) -> NDArray[Any]:
-        """Return the same as float32."""
-        return as_float32(raw(self.read(spec, start, count), spec.dtype), spec.dtype)
-
-    def _read(self, spec: TensorSpec, position: int, length: int) -> bytearray:
-        if spec.file not in self._files:
-            self._files[spec.file] = os.open(self.folder / spec.file, os.O_RDONLY | os.O_CLOEXEC)
-        data = bytearray(length)
-        view = memoryview(data)
-        while view:
-            got = os.preadv(self._files[spec.file], [view], position)
-            if got <= 0:
+        kind, values = np.dtype(np.uint32 if spec.dtype == "F32" else np.uint16), math.prod(spec.shape)
+        for start in range(0, values, SLICE):
+            count = min(SLICE, values - start)
+            bits = np.fromfile(self.folder / spec.file, kind, count, offset=spec.begin + start * kind.itemsize)
+            if len(bits) < count:
                 raise ValueError(f"{spec.file} is shorter than its header says")
-            view, position = view[got:], position + got
-        return data
-
-
-def raw(data: bytearray, dtype: str) -> NDArray[Any]:
-    """View the bytes as unsigned integers, one per value."""
-    import numpy as np
-
-    return np.frombuffer(data, dtype=np.uint32 if dtype == "F32" else np.uint16)
+            yield start, bits
 
 
 def as_float32(bits: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Convert the result of `raw` to float32; exact for all three types."""
+    """Convert a slice's bits to float32; exact for all three types."""
     import numpy as np
 
-    if dtype == "F32":
-        return bits.view(np.float32)
     if dtype == "F16":
-        return bits.view(np.float16).astype(np.float32)
-    return (bits.astype(np.uint32) << 16).view(np.float32)
+        bits = bits.view(np.float16).astype(np.float32)
+    wide: NDArray[Any] = bits.astype(np.uint32) << 16 if dtype == "BF16" else bits
+    return wide.view(np.float32)
 
 
 def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -284,26 +191,17 @@ def rounded(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     return kept.view(np.float32)
 
 
-def precision(bits: NDArray[Any], dtype: str) -> str:
+def precision(values: NDArray[Any], dtype: str) -> str:
     """Return the smallest type that holds all these values; fp32 files are often written from bf16 or fp16 weights."""
     import numpy as np
 
-    if dtype != "F32":
-        return dtype
-    seen = int(np.bitwise_or.reduce(bits)) if len(bits) else 0
-    if not seen & 0xFFFF:
-        return "BF16"
-    if seen & 0x1FFF:
-        return "F32"
-    values = bits.view(np.float32)
-    return "F16" if np.array_equal(rounded(values, "F16"), values) else "F32"
+    kinds = ("BF16", "F16", "F32") if dtype == "F32" else (dtype,)
+    return next(kind for kind in kinds if kind == kinds[-1] or np.array_equal(rounded(values, kind), values))
 
 
 # --- comparison with the base model, tensor by tensor, in one exact pass
 # Both are compared in the submission's precision: an fp32 base model that was only saved as bf16 has not moved, and an fp32
 # file whose values are all bf16 counts as bf16.
-
-BLOCK: Final = READ_VALUES // SLICE * SLICE  # Values per read: whole slices of a sketch
 
 NOISE: Final = 1.5e-6
 """1.5 times what one step of Adam moves a value at 1e-6, the lowest learning rate in use. Training adds up: ten steps move by
@@ -317,26 +215,41 @@ RESOLVES: Final = {"BF16": NOISE * 2**9, "F16": NOISE * 2**12}
 """Values above this absorb a change of NOISE: it is less than half of the step between two numbers of the type."""
 
 
-@dataclass
 class TensorSums:
-    """Sums over one tensor.
+    """Sums over one tensor of a submission (`mine`) and its base model (`theirs`), and over their difference.
 
     Attributes:
-        delta: sum of squared differences; `moved` with each difference clipped; `noise` what a change of NOISE on every value
-            would leave in this precision; `base` of the base model's values.
-        raw_delta: `delta` without rounding to the submission's precision, as in sketches.
+        raw_delta: sum of squared differences without rounding to the submission's precision, as in sketches.
+        moved: the same, rounded, with each difference clipped; `noise` what a change of NOISE on every value would leave of it.
         tipped: like `noise`, unclipped: a full step where rounding changes a value.
+        changed: number of changed values.
     """
 
-    name: str
-    values: int
-    base: float = 0.0
-    delta: float = 0.0
-    raw_delta: float = 0.0
-    moved: float = 0.0
-    noise: float = 0.0
-    tipped: float = 0.0
-    changed: int = 0
+    def __init__(self, name: str, shape: tuple[int, ...]) -> None:
+        self.name, self.values = name, math.prod(shape)
+        self.mine, self.theirs, self.difference = Energies(shape), Energies(shape), Energies(shape)
+        self.raw_delta = self.moved = self.noise = self.tipped = 0.0
+        self.changed = 0
+
+    def add(self, start: int, mine: NDArray[Any], theirs: NDArray[Any], dtype: str, base_dtype: str) -> NDArray[Any]:
+        """Add a slice as float32 values, from files of these types; return the difference without rounding."""
+        import numpy as np
+
+        kept_as = precision(mine, dtype)
+        rounds = kept_as != base_dtype and ITEM_BYTES[kept_as] <= ITEM_BYTES[base_dtype]
+        known = rounded(theirs, kept_as) if rounds else theirs
+        noise, tipped = _noise_energy(theirs, kept_as, not rounds)
+        self.noise += noise
+        self.tipped += tipped
+        difference = mine - known
+        raw: NDArray[Any] = mine - theirs
+        self.mine.add(mine, start)
+        self.theirs.add(known, start)
+        self.difference.add(difference, start)
+        self.changed += int(np.count_nonzero(mine.view(np.uint32) != known.view(np.uint32)))
+        self.moved += _energy(difference, CLIP)
+        self.raw_delta += _energy(raw)
+        return raw
 
     @property
     def has_moved(self) -> bool:
@@ -346,7 +259,48 @@ class TensorSums:
     @property
     def relative_delta(self) -> float | None:
         """|submission - base| / |base|; None if the base is zero."""
-        return math.sqrt(self.delta / self.base) if self.base > 0 else None
+        base = self.theirs.total()
+        return math.sqrt(self.difference.total() / base) if base > 0 else None
+
+    def exchanged(self) -> float:
+        """Return the squared change in exchanged rows or in exchanged columns, whichever is larger."""
+        found = []
+        for axis in ("rows", "columns"):
+            change = getattr(self.difference, axis)
+            unlike = change > UNLIKE * (getattr(self.mine, axis) + getattr(self.theirs, axis))
+            found.append(float(change[unlike].sum()))
+        return max(found)
+
+    def has_same_lengths(self) -> bool:
+        """Return whether sorted lengths differ by no more than noise, which applies to a length too, whatever the row's size."""
+        import numpy as np
+
+        mine, theirs = self.mine.lengths().astype(np.float64), self.theirs.lengths().astype(np.float64)
+        allowed = 2 * self.tipped / self.values + (ROUNDING * theirs) ** 2
+        # Clipped like differences of values, so that a few changed values don't move a tensor.
+        return float(np.minimum((mine - theirs) ** 2, 16 * allowed).sum()) <= float(allowed.sum())
+
+
+def _energy(values: NDArray[Any], clip: float | None = None) -> float:
+    import numpy as np
+
+    wide = (values if clip is None else np.clip(values, -clip, clip)).astype(np.float64)
+    return float(np.dot(wide, wide))
+
+
+def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[float, float]:
+    """Return the energy that a change of NOISE on every value leaves after rounding, clipped and unclipped. Where the values are not
+    stored in that type yet, one near the middle of two numbers may change whatever its size."""
+    import numpy as np
+
+    if dtype == "F32":  # NOISE is absolute, but relative for large values such as norms
+        found = max(len(values), _energy(values)) * NOISE**2
+        return found, found
+    small = values[np.abs(values) < np.float32(RESOLVES[dtype])] if as_stored else values
+    step = np.full(len(small), NOISE, dtype=np.float32)
+    step[1::2] *= -1
+    left = rounded(small + step, dtype) - rounded(small, dtype)
+    return _energy(left, CLIP), _energy(left)
 
 
 @dataclass
@@ -354,38 +308,27 @@ class WeightComparison:
     """The result of a comparison of both models."""
 
     tensors: list[TensorSums] = field(default_factory=list)
-    places: dict[str, Places] = field(default_factory=dict)
     sketch: bytes = b""
 
     def total(self, name: str) -> float:
-        """Return a sum over all tensors."""
+        """Return the total of an attribute over all tensors."""
         return math.fsum(getattr(tensor, name) for tensor in self.tensors)
 
     @property
     def base_length(self) -> float:
         """|base| over all values."""
-        return math.sqrt(self.total("base"))
+        return math.sqrt(math.fsum(tensor.theirs.total() for tensor in self.tensors))
 
     @property
     def relative_delta(self) -> float:
         """|submission - base| / |base| over all values."""
-        return math.sqrt(self.total("delta") / self.total("base"))
+        return math.sqrt(math.fsum(tensor.difference.total() for tensor in self.tensors)) / self.base_length
 
     @property
     def exchanged_share(self) -> float:
         """Share of the squared change in exchanged rows or columns."""
         change = self.total("raw_delta")
-        return math.fsum(places.exchanged() for places in self.places.values()) / change if change > 0 else 0.0
-
-    def has_same_lengths(self) -> bool:
-        """Return whether all rows and columns are as long as the base model's in any order, up to noise."""
-        return all(self.places[tensor.name].same_lengths(tensor.tipped / tensor.values) for tensor in self.tensors)
-
-    @property
-    def largest(self) -> TensorSums | None:
-        """The tensor with the largest relative change."""
-        known = [tensor for tensor in self.tensors if tensor.relative_delta is not None]
-        return max(known, key=lambda tensor: tensor.relative_delta or 0.0, default=None)
+        return math.fsum(tensor.exchanged() for tensor in self.tensors) / change if change > 0 else 0.0
 
 
 def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: str) -> WeightComparison:
@@ -401,19 +344,18 @@ def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: st
             continue
         if other.shape != spec.shape:
             raise ValueError(f"tensor {spec.name} has another shape than the base model's")
-        tensor, digest = TensorSums(spec.name, math.prod(spec.shape)), hashlib.sha256()
-        found.places[spec.name] = places = Places(spec.shape)
-        for start, count in _blocks(spec):
-            mine, theirs = new.read(spec, start, count), base.read(other, start, count)
-            digest.update(mine)
-            _add_block(tensor, places, sketcher, (mine, spec.dtype), (theirs, other.dtype), start)
+        tensor, digest = TensorSums(spec.name, spec.shape), hashlib.sha256()
+        for (start, bits), (_, base_bits) in zip(new.slices(spec), base.slices(other), strict=True):
+            digest.update(bits.data)
+            mine, theirs = as_float32(bits, spec.dtype), as_float32(base_bits, other.dtype)
+            sketcher.add(spec.name, start // SLICE, tensor.add(start, mine, theirs, spec.dtype, other.dtype))
         found.tensors.append(tensor)
         parts.append((spec.name, spec.dtype, spec.shape, digest.hexdigest()))
     if len(parts) != len(base.specs):
         raise ValueError("it lacks tensors of the base model")
     if hash_of_parts(parts) != content_hash:
         raise ValueError("the accepted copy was changed after intake")
-    if not found.total("base") > 0:
+    if not found.base_length > 0:
         raise ValueError("every value of the base model is zero")
     if not math.isfinite(found.total("raw_delta")):
         raise ValueError("values too large to compare")
@@ -436,100 +378,15 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
         if own is None:
             continue
         energies = Energies(spec.shape)
-        for start, count in _blocks(spec):
-            a, b = other.floats(spec, start, count), base.floats(own, start, count)
-            for at in range(0, count, SLICE):
-                energies.add(a[at : at + SLICE], start + at)
-                difference = a[at : at + SLICE] - b[at : at + SLICE]
-                if difference.any():
-                    sketcher.add(spec.name, (start + at) // SLICE, difference)
+        for (start, bits), (_, base_bits) in zip(other.slices(spec), base.slices(own), strict=True):
+            values = as_float32(bits, spec.dtype)
+            energies.add(values, start)
+            sketcher.add(spec.name, start // SLICE, values - as_float32(base_bits, own.dtype))
         profile[spec.name] = energies.lengths()
     return StagedSketch(sketcher.finished(), profile)
 
 
-def _blocks(spec: TensorSpec) -> Iterator[tuple[int, int]]:
-    values = math.prod(spec.shape)
-    for start in range(0, values, BLOCK):
-        yield start, min(BLOCK, values - start)
-
-
-def _add_block(
-    tensor: TensorSums,
-    places: Places,
-    sketcher: Sketcher,
-    new: tuple[bytearray, str],
-    base: tuple[bytearray, str],
-    start: int,
-) -> None:
-    """Add a block (bytes and type of both models) to the sums, in slices that fit the processor's caches."""
-    import numpy as np
-
-    (mine_bytes, dtype), (base_bytes, base_dtype) = new, base
-    all_bits, all_base_bits = raw(mine_bytes, dtype), raw(base_bytes, base_dtype)
-    kept_as = precision(all_bits, dtype)
-    rounds = kept_as != base_dtype and ITEM_BYTES[kept_as] <= ITEM_BYTES[base_dtype]
-    for at in range(0, len(all_bits), SLICE):
-        bits, base_bits = all_bits[at : at + SLICE], all_base_bits[at : at + SLICE]
-        theirs = as_float32(base_bits, base_dtype)
-        known = rounded(theirs, kept_as) if rounds else theirs
-        tensor.base += _energy(theirs)
-        noise, tipped = _noise_energy(theirs, kept_as, not rounds)
-        tensor.noise += noise
-        tensor.tipped += tipped
-        places.theirs.add(known, start + at)
-        same_type = dtype == base_dtype
-        if same_type and (bits == base_bits).all():
-            places.mine.add(known, start + at)
-            continue
-        mine = as_float32(bits, dtype)
-        difference = mine - known
-        places.mine.add(mine, start + at)
-        places.difference.add(difference, start + at)
-        tensor.changed += int(np.count_nonzero(bits != base_bits if same_type and not rounds else difference))
-        tensor.delta += _energy(difference)
-        tensor.moved += _clipped_energy(difference)
-        unrounded = mine - theirs if rounds else difference
-        tensor.raw_delta += _energy(unrounded)
-        sketcher.add(tensor.name, (start + at) // SLICE, unrounded)
-
-
-def _energy(values: NDArray[Any]) -> float:
-    """Return the sum of squares, in double precision only if single precision overflows."""
-    import numpy as np
-
-    with np.errstate(over="ignore"):
-        found = float(np.dot(values, values))
-    if math.isfinite(found):
-        return found
-    wide = values.astype(np.float64)
-    return float(np.dot(wide, wide))
-
-
-def _clipped_energy(difference: NDArray[Any]) -> float:
-    import numpy as np
-
-    clipped = np.clip(difference, np.float32(-CLIP), np.float32(CLIP))
-    return float(np.dot(clipped, clipped))
-
-
-def _noise_energy(values: NDArray[Any], dtype: str, as_stored: bool) -> tuple[float, float]:
-    """Return the energy that a change of NOISE on every value leaves after rounding, clipped and unclipped.
-
-    Args:
-        as_stored: the values are already numbers of that type. Otherwise a value near the middle of two numbers may change
-            whatever its size.
-    """
-    import numpy as np
-
-    if dtype == "F32":  # NOISE is absolute, but relative for large values such as norms
-        found = max(len(values), _energy(values)) * NOISE**2
-        return found, found
-    small = values[np.abs(values) < np.float32(RESOLVES[dtype])] if as_stored else values
-    step = np.full(len(small), NOISE, dtype=np.float32)
-    step[1::2] *= -1
-    left = rounded(small + step, dtype) - rounded(small, dtype)
-    return _clipped_energy(left), _energy(left)
-
+# --- the rules
 
 FEW_VALUES: Final = 16
 FEW_SHARE: Final = 1e-5
@@ -555,12 +412,7 @@ SHORT_TOKENS: Final = 16
 
 
 class Outputs(NamedTuple):
-    """The most common output of an evaluation.
-
-    Attributes:
-        share: of the items.
-        tokens: its length.
-    """
+    """The most common output of an evaluation: its share of the items, and its length in tokens."""
 
     share: float
     tokens: int
@@ -598,32 +450,41 @@ def is_untrained(found: WeightComparison) -> bool:
 
 
 def exchanged_of(found: WeightComparison, base_model: str, profiles: Mapping[str, Profile]) -> str | None:
-    """Return the staged model whose hidden units were permuted or changed sign to give these weights; None if there is none.
-
-    Args:
-        profiles: of the other staged models with the same tensors.
-    """
+    """Return the staged model whose hidden units were permuted or changed sign to give these weights; None if there is none."""
     if found.exchanged_share < EXCHANGED_SHARE:
         return None
-    if found.has_same_lengths():
+    if all(tensor.has_same_lengths() for tensor in found.tensors):
         return base_model
-    shares = {name: share_told(found.places, profile) for name, profile in sorted(profiles.items())}
+    shares = {name: _share_told(found.tensors, profile) for name, profile in sorted(profiles.items())}
     name = max(shares, key=lambda name: shares[name], default=None)
     return name if name is not None and shares[name] > TOLD else None
+
+
+def _share_told(tensors: Iterable[TensorSums], other: Profile) -> float:
+    """Return the share of the model whose sorted lengths are another model's rather than the base's.
+
+    Counted by number of values, over tensors in which the two models differ, so that a few huge values don't dominate.
+    """
+    told = seen = 0
+    for tensor in tensors:
+        theirs, base, mine = (
+            each.astype("f8") for each in (other[tensor.name], tensor.theirs.lengths(), tensor.mine.lengths())
+        )
+        if float(((theirs - base) ** 2).sum()) > float(((ROUNDING * base) ** 2).sum()):
+            seen += tensor.values
+            if float(((mine - theirs) ** 2).sum()) <= AS_NEAR**2 * float(((mine - base) ** 2).sum()):
+                told += tensor.values
+    return told / seen if seen else 0.0
 
 
 def about_weights(
     found: WeightComparison, base_model: str, others: dict[str, float], profiles: Mapping[str, Profile] | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a Fingerprint that describe the weights.
-
-    Args:
-        others: estimated distance to each other staged model with the same tensors, in units of the weights.
-        profiles: sorted lengths of these models' rows and columns.
-    """
+    """Return the fields of a Fingerprint that describe the weights, from the estimated distance to each other staged model with the
+    same tensors, and the sorted lengths of these models' rows and columns."""
     hidden = exchanged_of(found, base_model, profiles or {})
-    length, largest = found.base_length, found.largest
-    delta = found.relative_delta
+    length, delta = found.base_length, found.relative_delta
+    largest = max(found.tensors, key=lambda tensor: tensor.relative_delta or 0.0)
     nearest, away = min(
         [(base_model, delta), *((name, far / length) for name, far in sorted(others.items()))], key=lambda one: one[1]
     )
@@ -636,8 +497,8 @@ def about_weights(
     return {
         "flags": tuple(flags),
         "relative_delta": delta,
-        "largest_delta": largest.relative_delta if largest else None,
-        "largest_tensor": largest.name if largest else None,
+        "largest_delta": largest.relative_delta,
+        "largest_tensor": largest.name,
         "changed_tensors": sum(tensor.changed > 0 for tensor in found.tensors),
         "changed_share": found.total("changed") / found.total("values"),
         "noise_delta": (found.total("noise") ** 0.5) / length,
@@ -651,11 +512,7 @@ def about_weights(
 
 
 def parent_of(found: WeightComparison, earlier: dict[int, float]) -> tuple[int | None, float]:
-    """Return the nearest earlier submission (None: the base model) and the relative distance to it.
-
-    Args:
-        earlier: estimated distance to each earlier submission, in units of the weights.
-    """
+    """Return the nearest earlier submission (None: the base model) and the relative distance to it, from estimated distances."""
     from_base = found.total("raw_delta") ** 0.5
     number, away = min(earlier.items(), key=lambda one: (one[1], one[0]), default=(None, from_base))
     if number is None or away >= PARENT_NEARER * from_base:

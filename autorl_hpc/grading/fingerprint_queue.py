@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,7 @@ from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import MANIFEST_NAME, read_manifest
 from autorl_hpc.grading import fingerprint
 from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, MISSING_PATIENCE_S, NotReady, items_file
-from autorl_hpc.grading.fingerprint import FolderWeights, Profile, StagedSketch, compare, sketch_of
+from autorl_hpc.grading.fingerprint import FolderWeights, StagedSketch, compare, sketch_of
 from autorl_hpc.records.entries import Fingerprint, Submission
 from autorl_hpc.records.exchange import QueueEntry, StoreManifest
 from autorl_hpc.records.run import RunRecord, Science
@@ -65,12 +64,8 @@ class FingerprintQueue:
         return bool(due)
 
     def work(self, record: RunRecord, ledger: Ledger, number: int, name: str, generation: int) -> RunView | None:
-        """Commit the fingerprint of a scored submission; return the new view, or None if there was nothing to do.
-
-        Raises:
-            NotReady: to be tried again.
-            OSError: the ledger can't be written.
-        """
+        """Commit the fingerprint of a scored submission; return the new view, or None if there was nothing to do. NotReady: to be
+        tried again."""
         view = RunView.of(ledger.read())
         due = view.unfingerprinted()
         submission = view.submissions.get(number)
@@ -124,15 +119,12 @@ class FingerprintQueue:
         if _manifest(self.root, science.base_model).content_hash != science.base_model_content_hash:
             raise ValueError(f"base model {science.base_model} was staged anew with other weights since the launch")
         folder = self.root.model(science.base_model)
-        with (
-            FolderWeights(folder, own_tensors(folder)[1]) as base,
-            FolderWeights(self.experiment.artifacts / content) as new,
-        ):
-            found = compare(new, base, content, science.base_model_content_hash)
-            others = self._others(science, base)
-        sketch = found.sketch
-        far = {name: away for name, staged in others.items() if (away := _distance(sketch, staged.sketch)) is not None}
-        profiles: dict[str, Profile] = {name: staged.profile for name, staged in others.items()}
+        base = FolderWeights(folder, own_tensors(folder)[1])
+        new = FolderWeights(self.experiment.artifacts / content)
+        found = compare(new, base, content, science.base_model_content_hash)
+        others, sketch = self._others(science, base), found.sketch
+        far = {name: fingerprint.distance(sketch, staged.sketch) for name, staged in others.items()}
+        profiles = {name: staged.profile for name, staged in others.items()}
         facts = fingerprint.about_weights(found, science.base_model, far, profiles)
         if outputs is not None and fingerprint.is_degenerate(outputs, base_outputs):
             facts["flags"] = (*facts["flags"], "degenerate_outputs")
@@ -179,9 +171,8 @@ class FingerprintQueue:
                 kept = reading.read_bytes(sketch_file(run, other))
             except (OSError, ValueError):
                 continue
-            away = _distance(sketch, kept) if hashlib.sha256(kept).hexdigest() == known.sketch_sha256 else None
-            if away is not None:
-                far[other] = away
+            if hashlib.sha256(kept).hexdigest() == known.sketch_sha256:
+                far[other] = fingerprint.distance(sketch, kept)
         return far
 
 
@@ -205,16 +196,10 @@ def _sketch_of_like(folder: Path, base: FolderWeights, seed: str) -> StagedSketc
     shapes = {spec.name: spec.shape for spec in tensors_of(folder) if spec.name in base.specs or spec.name != HEAD_NAME}
     if shapes != {spec.name: spec.shape for spec in base.specs.values()}:
         return None
-    with FolderWeights(folder) as other:
-        return sketch_of(other, base, seed)
+    return sketch_of(FolderWeights(folder), base, seed)
 
 
 def _unknown(submission: Submission, reason: str) -> Fingerprint:
     return Fingerprint(
         submission_id=submission.submission_id, content_hash=submission.content_hash or "", reason=reason
     )
-
-
-def _distance(a: bytes, b: bytes) -> float | None:
-    away = fingerprint.distance(a, b)
-    return away if math.isfinite(away) else None

@@ -37,7 +37,7 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs, Submitted
+from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs
 from autorl_hpc.states import JobState, job_state
 
 log = logging.getLogger("autorl_hpc.watcher")
@@ -45,12 +45,8 @@ log = logging.getLogger("autorl_hpc.watcher")
 ENTRY = "watcher"
 LOOKS_BEFORE_SEALING = 2
 LOST_LOOKS = 2
-FINISH_LOOKS = 6
-FINISH_PAUSE_S = 3.0  # Poll interval of the last job: enough looks, also for exit codes
-
-FINISH_PATIENCE_S = 120.0
-"""How long the last job waits for a silent scheduler, beyond the time until a dead watcher's claim is free."""
-
+FINISH_LOOKS, FINISH_PAUSE_S = 6, 3.0  # Looks of the last job: enough, also for exit codes
+FINISH_PATIENCE_S = 120.0  # Its wait for a silent scheduler, beyond the time until a dead watcher's claim is free
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in squeue's answer
 
@@ -88,8 +84,6 @@ class Watcher(threading.Thread):
                     log.warning("the scheduler can't be asked: %s", error.what)
                 self._trouble = error.what
                 self._note(error.what)
-            except (AutorlError, OSError) as error:
-                log.warning("watching failed, trying again: %s", error)
             except Exception:  # watching must survive a defect, or orphaned runs would stay open
                 log.exception("watching failed")
 
@@ -99,11 +93,8 @@ class Watcher(threading.Thread):
             self._ending.set()
 
     def step(self) -> bool:
-        """Run one period with at most one question to the scheduler; return False if another watcher has the claim.
-
-        Raises:
-            SchedulerError: the scheduler doesn't answer.
-        """
+        """Run one period with at most one question to the scheduler; return False if another watcher has the claim. SchedulerError if
+        the scheduler doesn't answer."""
         jobs = read_submitted(self.experiment)
         if jobs is None or not self._hold_claim():
             return False
@@ -144,10 +135,8 @@ class Watcher(threading.Thread):
                 self._lost.pop(key, None)
 
     def _ask_accounting(self) -> bool:
-        """Ask accounting about jobs that left squeue before their end was seen; return False if there are none.
-
-        A job that accounting does not know in two tries, or that can't be queried, counts as gone.
-        """
+        """Ask accounting about jobs that left squeue before their end was seen; return False if there are none. A job that it does
+        not know in two tries, or that can't be queried, counts as gone."""
         lost = {key: job for key, job in self._seen.items() if key in self._lost}
         if not lost:
             return False
@@ -245,13 +234,10 @@ class Watcher(threading.Thread):
         task = (bad or known or tasks)[-1]
         began = RunView.of(Ledger(self.experiment.run(run_id)).read()).attempt > 0
         shared = read_experiment(self.experiment).grader.placement == "step"
-        return explain(task, began=began, log_tail=self._log_tail(task.submitted, task.seen), shared=shared)
-
-    def _log_tail(self, submitted: Submitted, seen: SeenJob | None) -> str | None:
-        base = submitted.job_id if seen is None else seen.job_id.partition("_")[0]
-        index = "" if seen is None or seen.index is None else f"_{seen.index}"
-        path = Path(self.experiment.jobs) / f"{base}{index}_0_log.out"
-        return reading.tail(path, LOG_TAIL_BYTES)
+        base = task.submitted.job_id if task.seen is None else task.seen.job_id.partition("_")[0]
+        index = "" if task.seen is None or task.seen.index is None else f"_{task.seen.index}"
+        tail = reading.tail(Path(self.experiment.jobs) / f"{base}{index}_0_log.out", LOG_TAIL_BYTES)
+        return explain(task, began=began, log_tail=tail, shared=shared)
 
     def _note(self, trouble: str | None) -> None:
         if self._generation is None:

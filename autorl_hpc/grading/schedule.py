@@ -6,13 +6,13 @@ clock from when it first listed an entry.
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen_records import read_run
@@ -50,22 +50,20 @@ ATTENDED_FACTOR: Final = 3
 """Patience is longer by this factor if another grader works on such entries. Not unlimited, because it may have died."""
 
 
-@dataclass
-class _Seen:
+class _Seen(NamedTuple):
     """A listed entry; `turn` is that of a submission, lower is sooner."""
 
     since_s: float
     serial: int
-    turn: int = 0
+    turn: int
 
 
 @dataclass
 class Order:
     """The order of one grader's entries. Thread-safe, because the heartbeat thread lists the queue too.
 
-    Args:
-        group_of: returns the engine group of an entry, None if it needs none or it is unknown.
-        salt: differs between graders, so that they begin with different groups.
+    `group_of` returns the engine group of an entry, None if it needs none or it is unknown; `salt` differs between graders, so
+    that they begin with different groups.
     """
 
     group_of: Callable[[str], str | None] = lambda name: None
@@ -90,7 +88,7 @@ class Order:
             new = [name for name in names if name not in self._seen]
             for name in sorted(new, key=lambda name: (number_of(name), name)):
                 self._serial += 1
-                turn = self._next_turn(name) if _is_submission(name) else 0
+                turn = self._next_turn(name) if name.startswith("f-") else 0
                 self._seen[name] = _Seen(self.clock(), self._serial, turn)
 
     def waited_s(self, name: str) -> float | None:
@@ -111,12 +109,8 @@ class Order:
     def sort(
         self, names: Collection[str], claimed: Collection[str] = (), warm: str | None = None, own: Collection[str] = ()
     ) -> list[str]:
-        """Return the names in the order to try them, without closings that can't be ready yet.
-
-        Args:
-            claimed: entries that graders work on; `own` are those that this grader finishes in the background.
-            warm: engine group of the running engine.
-        """
+        """Return the names in the order to try them, without closings that can't be ready yet. Graders work on those `claimed`, this
+        one in the background on its `own`; `warm` is the running engine's group."""
         with self._lock:
             self.look(names)
             if warm != self._warm:
@@ -161,7 +155,11 @@ class Order:
                 longest[group] = max(longest.get(group, 0.0), self.clock() - self._seen[name].since_s)
         others = sorted(
             {group for group in groups.values() if group is not None and group != self._warm},
-            key=lambda group: (group in attended, -round(longest.get(group, -1.0)), _draw(self.salt, group)),
+            key=lambda group: (
+                group in attended,
+                -round(longest.get(group, -1.0)),
+                sha256(f"{self.salt} {group}".encode()).digest(),
+            ),
         )
         first: list[str | None] = [self._warm]
         if self.clock() - self._warm_since_s > ENGINE_PATIENCE_S:
@@ -178,17 +176,9 @@ class Order:
         return turn
 
     def _come_to(self, name: str) -> None:
-        if name in self._seen and _is_submission(name):
+        if name in self._seen and name.startswith("f-"):
             group = self.group_of(name)
             self._now[group] = max(self._now.get(group, 0), self._seen[name].turn)
-
-
-def _is_submission(name: str) -> bool:
-    return name.startswith("f-")
-
-
-def _draw(salt: str, group: str) -> str:
-    return hashlib.sha256(f"{salt} {group}".encode()).hexdigest()
 
 
 # --- retry with backoff: failures are counted on disk, each grader measures the wait by its own clock
@@ -218,11 +208,7 @@ class Backoff:
     _owed: set[str] = field(default_factory=set)
 
     def order(self, names: list[str], deaths: Mapping[str, int]) -> list[str]:
-        """Move entries on which graders died repeatedly to the end.
-
-        Args:
-            deaths: graders that hold or died on each entry.
-        """
+        """Move entries on which graders died repeatedly to the end; `deaths` counts graders that hold or died on each."""
         return sorted(names, key=lambda name: max(0, deaths.get(name, 0) - DEATHS_BEFORE_LAST + 1))
 
     def waits(self, name: str, deaths: int) -> bool:
@@ -280,11 +266,8 @@ class Backoff:
 
 @dataclass
 class RunCatalog:
-    """Frozen records and ledgers of an experiment's runs; records are read once, ledgers incrementally.
-
-    Args:
-        runs: returns the run ids; a later launch may add some.
-    """
+    """Frozen records and ledgers of an experiment's runs; records are read once, ledgers incrementally. `runs` returns the run ids;
+    a later launch may add some."""
 
     experiment: ExperimentDir
     runs: Callable[[], Sequence[str]]

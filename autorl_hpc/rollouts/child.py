@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 PACKAGE = __package__ or "autorl_hpc.rollouts"
 HOME = Path(__file__).resolve().parents[len(PACKAGE.split("."))]  # the folder that this package is imported from
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+EPITAPH_S = 5.0  # An ending process closes its pipes first; on a busy node its exit status comes later
 STARTER_VARIABLE = "AUTORL_STARTER_PID"
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
@@ -50,13 +51,8 @@ def start(module: str, inherited: Mapping[str, str]) -> subprocess.Popen[bytes]:
 
 
 def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Write one line and read one. The child can't delay this beyond `limit_s` by not reading or writing.
-
-    Raises:
-        TimeoutError: no whole answer came in time.
-        ChildClosed, OSError: the child is gone.
-        BadAnswer: the answer is no JSON object, or too long.
-    """
+    """Write one line and read one. The child can't delay this beyond `limit_s` (TimeoutError) by not reading or writing. Raises
+    ChildClosed or OSError: it is gone; BadAnswer: the answer is no JSON object, or too long."""
     assert process.stdin is not None and process.stdout is not None
     out, into = process.stdin.fileno(), process.stdout.fileno()
     os.set_blocking(out, False)
@@ -78,7 +74,7 @@ def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit
                     raise ChildClosed("it closed its pipe")
                 answer += data
                 if len(answer) > MAX_ANSWER_BYTES:
-                    raise BadAnswer(f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
+                    raise BadAnswer(f"gave an answer of more than {MAX_ANSWER_BYTES} bytes")
             elif left:
                 left = left[os.write(out, left[: 1 << 16]) :]
                 if not left:
@@ -88,7 +84,7 @@ def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise BadAnswer("it wrote something that is no answer")
+        raise BadAnswer("wrote something that is no answer")
     return value
 
 
@@ -119,6 +115,67 @@ def dispose(process: subprocess.Popen[bytes]) -> None:
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
+
+
+class ChildFailed(Exception):
+    """A child gave no answer, and is gone; the words follow its name. `starting`: it did not come up."""
+
+    def __init__(self, words: str, starting: bool = False) -> None:
+        super().__init__(words)
+        self.starting = starting
+
+
+class Child:
+    """One process at a time, which the first call starts, in a thread that must live as long. Another thread may call `kill`.
+
+    `first` is the first line that it gets, to which it answers `{"error": words}` if it can't be used.
+    """
+
+    def __init__(
+        self, module: str, env: Mapping[str, str], first: Mapping[str, Any], start_limit_s: float, call_limit_s: float
+    ) -> None:
+        self._module, self._env, self._first = module, env, first
+        self._start_limit_s, self._call_limit_s = start_limit_s, call_limit_s
+        self.process: subprocess.Popen[bytes] | None = None
+        self._over = False
+
+    def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one call. Raises ChildFailed: there is none."""
+        if self.process is None:
+            self.process = start(self._module, self._env)
+            if self._over:  # `kill` was called before the start
+                self.kill()
+            answer = self._exchange(self._first, self._start_limit_s, starting=True)
+            if "error" in answer:
+                self.end()
+                raise ChildFailed(answer["error"], starting=True)
+        return self._exchange(request, self._call_limit_s)
+
+    def _exchange(self, request: Mapping[str, Any], limit_s: float, starting: bool = False) -> dict[str, Any]:
+        assert self.process is not None
+        try:
+            return exchange(self.process, request, limit_s)
+        except TimeoutError:
+            words = f"gave no answer within {limit_s:g} s"
+        except BadAnswer as error:
+            words = str(error)
+        except (OSError, ChildClosed):
+            how = ending(self.process, EPITAPH_S)
+            words = "closed its pipe" if how is None else f"ended its process ({how})"
+        self.end()
+        raise ChildFailed("was stopped" if self._over else words, starting)
+
+    def kill(self) -> None:
+        """Kill the process with its children for good, even during a call."""
+        self._over = True
+        if (process := self.process) is not None:  # its own thread may end it meanwhile
+            kill_group(process)
+
+    def end(self) -> None:
+        """Kill the process with its children, and close its pipes; the next call starts another."""
+        process, self.process = self.process, None
+        if process is not None:
+            dispose(process)
 
 
 # --- inside the child

@@ -47,12 +47,10 @@ class ServingEngine(Protocol):
     @property
     def identity(self) -> EngineIdentity:
         """Backend, versions, device and dtype; hashed into every score."""
-        ...
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
         """Start to read and check a folder into host memory while the engine works. Returns at once and raises nothing; errors
         appear at `load`. Does nothing for more than the cache holds."""
-        ...
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
         """Load the weights in a folder of safetensors; names and shapes must equal the base model's.
@@ -62,23 +60,18 @@ class ServingEngine(Protocol):
             OSError: they can't be read.
             EngineFailed: loading into the model failed; the engine can't be used any more.
         """
-        ...
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text by the base model's tokenizer, without special tokens."""
-        ...
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         """Return the token ids of a conversation in the base model's template with generation prompt; None without a template."""
-        ...
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
         """Return one answer per prompt, in order."""
-        ...
 
     def close(self) -> None:
         """Free the memory."""
-        ...
 
 
 class Stream(Protocol):
@@ -88,12 +81,10 @@ class Stream(Protocol):
         """Add prompts, each with a key that is unique in the stream. Sampling depends only on the stream's seed and the key, as
         far as the engine can. Prompts of one conversation use keys of one block of CONVERSATION; this affects speed, not
         answers."""
-        ...
 
     def close(self) -> None:
         """Drop unanswered prompts; nothing is delivered after it returns. It waits for a delivery in progress, so don't call it
         under a lock that `deliver` takes."""
-        ...
 
 
 @runtime_checkable
@@ -107,4 +98,3 @@ class Streaming(Protocol):
             deliver: called by an engine thread with each key and its answer, in any order; if the engine fails, once with -1 and
                 an exception.
         """
-        ...

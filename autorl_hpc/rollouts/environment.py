@@ -30,15 +30,12 @@ class Environment(Protocol):
 
     def reset(self, goal: Mapping[str, Any], seed: int) -> str:
         """Begin an episode and return the first observation."""
-        ...
 
     def step(self, action: str) -> Step:
         """Perform one action of the model, as extracted by the dialogue."""
-        ...
 
     def close(self) -> None:
         """Release all resources."""
-        ...
 
 
 class Turn(NamedTuple):
@@ -68,11 +65,9 @@ class Dialogue(Protocol):
 
     def prompt(self, transcript: Transcript) -> str | Sequence[Mapping[str, str]]:
         """Return the prompt: plain text, or chat messages."""
-        ...
 
     def action(self, completion: str) -> str:
         """Return the action in the completion. Invalid actions are passed on unchanged, for the environment to refuse."""
-        ...
 
 
 # --- one episode: its state and its result
@@ -89,7 +84,7 @@ class Episode:
         reward: at the end, 0 to 1; None if the environment failed, which is the grader's fault and gives no score.
         done: the environment ended it; otherwise steps or context were used up.
         steps, tokens, truncated: the model's actions, tokens, and completions that the token limit cut off.
-        transcript: first observation and turns; `completions` are the model's texts for each turn.
+        completions: the model's texts for each turn of the transcript.
         problem: why there is no reward, or what ended the episode early.
     """
 
@@ -107,21 +102,14 @@ class Episode:
 
 @dataclass(eq=False)
 class Live:
-    """An episode in progress.
+    """An episode in progress."""
 
-    Attributes:
-        index: of its goal.
-        ticket: of the call that it waits for; 0 if it waits for the model.
-        key: of the pending prompt, or None.
-        beginnings: attempts that count against the limit; `attempts` counts all.
-    """
-
-    index: int
+    index: int  # of its goal
     slot: int
-    ticket: int = 0
-    key: int | None = None
-    beginnings: int = 1
-    attempts: int = 0
+    ticket: int = 0  # of the call that it waits for; 0 if it waits for the model
+    key: int | None = None  # of the pending prompt
+    beginnings: int = 1  # attempts that count against the limit
+    attempts: int = 0  # all of them
     begun: bool = False
     reward: float = 0.0
     done: bool = False

@@ -40,15 +40,12 @@ class Answers(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of plain text."""
-        ...
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         """Return the token ids of a conversation with generation prompt; None if the model has no template."""
-        ...
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int) -> list[Answer]:
         """Return one answer per prompt, in order."""
-        ...
 
 
 def run_episodes(
@@ -84,9 +81,8 @@ def run_episodes(
         raise ValueError(f"max_steps is {max_steps}: {CONVERSATION} at most")
     own = Pool(source, workers) if pool is None else None
     try:
-        run = _Run(engine, goals, pool or own or Pool(source), sampling)
-        run.all_or_none = all_or_none
-        run.max_steps, run.seed, run.gather_s, run.max_prompt_tokens = max_steps, seed, gather_s, max_prompt_tokens
+        where = pool or own or Pool(source)
+        run = _Run(engine, goals, where, sampling, max_steps, seed, gather_s, max_prompt_tokens, all_or_none)
         return run.play(in_flight)
     finally:
         if own is not None:
@@ -99,11 +95,11 @@ class _Run:
     goals: Sequence[Mapping[str, Any]]
     pool: Pool
     sampling: Sampling
-    max_steps: int = 1
-    seed: int = 0
-    gather_s: float = GATHER_S
-    max_prompt_tokens: int | None = None
-    all_or_none: bool = False
+    max_steps: int
+    seed: int
+    gather_s: float
+    max_prompt_tokens: int | None
+    all_or_none: bool
     _live: dict[int, Live] = field(default_factory=dict)  # by slot
     _waiting: dict[int, Live] = field(default_factory=dict)  # by ticket
     _asked: dict[int, Live] = field(default_factory=dict)  # by key
@@ -312,11 +308,7 @@ SPLITS = {
 
 
 class Encoder:
-    """Encodes plain text like a transformers tokenizer, without special tokens. Thread-safe.
-
-    Attributes:
-        by_pieces: whether texts are encoded piece by piece.
-    """
+    """Encodes plain text like a transformers tokenizer, without special tokens. Thread-safe."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

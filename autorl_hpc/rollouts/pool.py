@@ -10,34 +10,26 @@ import itertools
 import os
 import queue
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from autorl_hpc.rollouts.child import PACKAGE, ChildClosed, dispose, ending, exchange, kill_group, start
+from autorl_hpc.rollouts.child import PACKAGE, Child, ChildFailed
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 LEAD = 4
 """Episodes that the worker which knows a goal may have more than another one. Beginning without its cache costs about ten steps;
 waiting in a line of five costs more."""
 
-KNOWN_GOALS = 8192  # Goals whose workers are remembered
-
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 """Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
 
 class Reply(NamedTuple):
-    """A worker's answer to a call. If environment or dialogue failed, `error` replaces the rest.
-
-    Attributes:
-        action: the action that the dialogue extracted; "" at the beginning of an episode.
-        prompt: the next prompt, text or messages; None if the episode is over.
-        final: a retry would give the same error.
-    """
+    """A worker's answer to a call: the action that the dialogue extracted ("" at the beginning), the next prompt (None if the
+    episode is over), or the `error` of environment or dialogue; `final` if a retry would give it again."""
 
     ticket: int
     observation: str = ""
@@ -59,12 +51,7 @@ class Lost(NamedTuple):
 
 
 class Note(NamedTuple):
-    """An event from outside the pool's workers.
-
-    Attributes:
-        sender: who posted it, to recognise notes of an earlier run.
-        key, content: as posted.
-    """
+    """An event from outside the pool's workers; the sender tells notes of an earlier run from those of this one."""
 
     sender: object
     key: int
@@ -77,18 +64,13 @@ CALL_LIMIT_S = 120.0
 """Limit of one call. A step takes milliseconds, the slowest known reset (translating a game) seconds, on an idle machine."""
 
 START_LIMIT_S = 300.0  # Limit until a new worker is ready, with Python and libraries cold on a busy shared file system
-EPITAPH_S = 5.0  # An ending process closes its pipes first; on a busy node its exit status comes later
 CLOSING_S = 10.0  # Time for all threads together to end after their processes are killed
 
 
 @dataclass(eq=False)
 class _Seat:
-    """An episode's place in a worker.
-
-    Attributes:
-        slot: as counted by the caller.
-        place: as counted by the worker's process, which keeps one environment for each.
-    """
+    """An episode's place in a worker: its `slot` is counted by the caller, and its `place` by the worker's process, which keeps an
+    environment for each."""
 
     worker: EnvironmentProcess
     slot: int
@@ -113,7 +95,10 @@ class EnvironmentProcess(threading.Thread):
         super().__init__(name=f"environments-{number}", daemon=True)
         self.number, self._pool = number, pool
         self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self.process: subprocess.Popen[bytes] | None = None
+        source = pool.source
+        first = {**vars(source), "file": str(source.file), "data": str(source.data), "options": dict(source.options)}
+        env = _inherited(source.held_out)
+        self.child = Child(f"{PACKAGE}.worker", env, first, pool.start_limit_s, pool.call_limit_s)
         self.seats: set[_Seat] = set()
         self._free: list[int] = []  # places that once hosted an episode
         self._ended = False
@@ -139,59 +124,26 @@ class EnvironmentProcess(threading.Thread):
         return tuple(sorted(seat.slot for seat in lost))
 
     def run(self) -> None:
-        tell = self._pool.tell
         while (call := self.calls.get()) is not None and not self._ended:
             if not call.seat.open:
                 continue
+            event: Event
             try:
-                process = self.process or self._start()
-                tell(Reply(call.ticket, **exchange(process, call.request, self._pool.call_limit_s)))
-            except EnvironmentBroken as error:
-                self._kill()
-                self._pool.lose(self)
-                tell(error)
+                event = Reply(call.ticket, **self.child.call(call.request))
             except Exception as error:  # any error must be reported, or the caller would wait for ever
-                reason = self._epitaph(error, self._pool.call_limit_s)
-                self._kill()
-                tell(Lost(self.number, call.ticket, reason, self._pool.lose(self)))
-        self._kill()
+                self.child.end()
+                slots = self._pool.lose(self)
+                event = Lost(self.number, call.ticket, f"the environment {error}"[:500], slots)
+                if isinstance(error, ChildFailed) and error.starting:
+                    event = EnvironmentBroken(f"{self._pool.source.file} can't be used: {error}")
+            self._pool.tell(event)
+        self.child.end()
 
     def end(self) -> None:
         """Kill the process, even during a call; the thread ends then."""
         self._ended = True
-        process = self.process
-        if process is not None and process.poll() is None:
-            kill_group(process)
+        self.child.kill()
         self.calls.put(None)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        source, limit_s = self._pool.source, self._pool.start_limit_s
-        self.process = start(f"{PACKAGE}.worker", _inherited(source.held_out))
-        if self._ended:
-            raise ChildClosed("the pool was closed")
-        places = {"file": str(source.file), "data": str(source.data)}
-        first = {**places, "name": source.name, "held_out": source.held_out, "options": dict(source.options)}
-        try:
-            answer = exchange(self.process, first, limit_s)
-        except Exception as error:
-            if self._ended:
-                raise
-            raise EnvironmentBroken(f"{source.file} can't be loaded: {self._epitaph(error, limit_s)}") from error
-        if "error" in answer:
-            raise EnvironmentBroken(answer["error"])
-        return self.process
-
-    def _epitaph(self, error: Exception, limit_s: float) -> str:
-        if isinstance(error, TimeoutError):
-            return f"the environment gave no answer within {limit_s:g} s"
-        closed = isinstance(error, (ChildClosed, OSError))
-        end = ending(self.process, EPITAPH_S if closed else 0) if self.process is not None else None
-        return f"the environment's process: {error}"[:500] if end is None else f"the environment's process died ({end})"
-
-    def _kill(self) -> None:
-        process, self.process = self.process, None
-        if process is not None:
-            dispose(process)
 
 
 def _inherited(held_out: bool) -> dict[str, str]:
@@ -205,12 +157,8 @@ def _inherited(held_out: bool) -> dict[str, str]:
 
 
 class Pool:
-    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe.
-
-    Attributes:
-        size: maximum number of processes.
-        call_limit_s, start_limit_s: seconds for one call, and until a new worker is ready.
-    """
+    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe. The limits are seconds for one
+    call, and until a new worker is ready."""
 
     def __init__(
         self,
@@ -235,7 +183,7 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """Ids of the running processes."""
-        return [process.pid for worker in self._workers if (process := worker.process) is not None]
+        return [process.pid for worker in self._workers if (process := worker.child.process) is not None]
 
     def begin(self, slot: int, goal: Mapping[str, Any], seed: int) -> int:
         """Request the beginning of an episode in a slot; return the ticket, which the event repeats."""
@@ -269,11 +217,8 @@ class Pool:
         self._events.put(note)
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
-        """Return the next event of a worker, skipping notes; None if there was none in time.
-
-        Raises:
-            EnvironmentBroken: a worker could not create an environment.
-        """
+        """Return the next event of a worker, skipping notes; None if there was none in time. Raises EnvironmentBroken: a worker
+        could not create an environment."""
         while isinstance(event := self.hear(timeout_s), Note):
             pass
         return event
@@ -315,10 +260,8 @@ class Pool:
 
     def _worker_for(self, goal: str) -> EnvironmentProcess:
         idlest = min(self._workers, key=lambda worker: len(worker.seats))
-        worker = self._knows.pop(goal, idlest)
+        worker = self._knows.get(goal, idlest)
         if len(worker.seats) > len(idlest.seats) + LEAD:
             worker = idlest
         self._knows[goal] = worker
-        if len(self._knows) > KNOWN_GOALS:
-            del self._knows[next(iter(self._knows))]
         return worker

@@ -22,12 +22,8 @@ class EnvironmentBroken(Exception):
 
 @dataclass(frozen=True)
 class Source:
-    """An environment's file, the class in it (the dialogue is `Dialogue` in the same file), and the arguments of both.
-
-    Attributes:
-        data: folder with the task's data: training data for agents, the vault for graders (`held_out`).
-        options: the recipe's.
-    """
+    """An environment's file, the class in it (the dialogue is `Dialogue` in the same file), and the arguments of both: the folder
+    of training data for agents, the vault for graders (`held_out`), and the recipe's options."""
 
     file: Path | str
     name: str

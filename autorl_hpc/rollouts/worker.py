@@ -111,16 +111,15 @@ class Host:
             made = self._dialogue.prompt(seat.transcript)
             if isinstance(made, str):
                 return _text(made, "a prompt", MAX_PROMPT_CHARS)
-            messages = [
-                {
-                    _text(name, "a message's field"): _text(text, "a message's text", MAX_PROMPT_CHARS)
-                    for name, text in message.items()
-                }
-                for message in made
-            ]
-            if not all({"role", "content"} <= message.keys() for message in messages):
+            if not all({"role", "content"} <= message.keys() for message in made):
                 raise InvalidStep("a message has a role and a content")
-            return messages
+            return [
+                {
+                    _text(name, "a field"): _text(text, "a message's text", MAX_PROMPT_CHARS)
+                    for name, text in each.items()
+                }
+                for each in made
+            ]
 
     def _fresh(self, slot: int) -> _Seat:
         if slot not in self._seats:

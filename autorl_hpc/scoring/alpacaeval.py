@@ -7,7 +7,8 @@ with a reminder. Items that stay unread count nowhere; more than 1 % of them is 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any, Final
 
 from autorl_hpc.scoring import length_control, stats
@@ -98,12 +99,8 @@ class AlpacaEval:
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return all figures of items from their facts, of one split or several.
-
-    Returns:
-        `score` and `lc_win_rate` (the same), `win_rate`, `lc_c` (see `length_control.Fit`), `average_length` of the answers in
-        characters, `judge_unread`.
-    """
+    """Return all figures of items from their facts, of one split or several: `score` and `lc_win_rate` (the same), `win_rate`,
+    `lc_c` (the penalty), `average_length` of the answers in characters, `judge_unread`."""
     pairs = pairs_of(facts)
     fit = length_control.length_controlled(pairs)
     return {
@@ -127,11 +124,7 @@ def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
 
 
 def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[JudgedPair]:
-    """Return the judged pairs from the facts in an items file, without unread ones.
-
-    Raises:
-        ValueError: the facts are another scorer's.
-    """
+    """Return the judged pairs from the facts in an items file, without unread ones. ValueError for another scorer's facts."""
     try:
         return [
             JudgedPair(
@@ -148,12 +141,9 @@ def pairs_of(facts: Sequence[Mapping[str, Any]]) -> list[JudgedPair]:
         raise ValueError(f"these are no facts of a judged pair: {error}") from None
 
 
-def _gamed(facts: Mapping[str, Any]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    while f"gamed_{len(found)}_y" in facts:
-        number = len(found)
-        found.append((float(facts[f"gamed_{number}_delta"]), float(facts[f"gamed_{number}_y"])))
-    return found
+def _gamed(facts: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    for number in takewhile(lambda number: f"gamed_{number}_y" in facts, count()):
+        yield float(facts[f"gamed_{number}_delta"]), float(facts[f"gamed_{number}_y"])
 
 
 def _facts(item: ItemLike, text: str) -> dict[str, Fact]:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from autorl_hpc.rollouts.search.matching import SET, SINGLE, Counts, compare
 from autorl_hpc.scoring.gsm8k import without_closed_thinking
-from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict
+from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict, mean
 
 # --- parsing of verdicts: JSON with a truth value per expected item, and a list of excessive answers
 # `read` repairs common damage: code fences, surrounding prose, trailing commas, single quotes, unescaped quotes in the
@@ -57,12 +57,7 @@ class Unreadable(ValueError):
 
 @dataclass(frozen=True)
 class ParsedVerdict:
-    """A verdict.
-
-    Attributes:
-        details: for each expected item, whether the answer gives it.
-        excessive: what the answer gives in addition.
-    """
+    """A verdict: for each expected item, whether the answer gives it (`details`), and what it gives in addition."""
 
     details: dict[str, bool]
     excessive: tuple[str, ...]
@@ -92,11 +87,7 @@ def read(text: str) -> ParsedVerdict:
 
 def read_official(text: str) -> ParsedVerdict:
     """Parse the verdict by the official starter code's rule: a ```json block or the whole text, plain JSON, keys spelled exactly;
-    missing or malformed excessive answers count as none.
-
-    Raises:
-        Unreadable: the rule gives 0.
-    """
+    missing or malformed excessive answers count as none. Unreadable where the rule gives 0."""
     body = text.strip()
     start = body.find("```json")
     if start >= 0:
@@ -159,11 +150,7 @@ def _objects(text: str) -> tuple[list[_Found], bool]:
 
 
 def _nothing_beside(text: str, verdicts: list[_Found], unread: bool) -> None:
-    """Check that the text holds nothing but the verdict; otherwise it may be a quoted one next to the real one.
-
-    Raises:
-        Unreadable: it holds something else.
-    """
+    """Raise Unreadable if the text holds something beside the verdict, which may be a quoted one next to the real one."""
     if unread:
         raise Unreadable("something else in it is cut off or broken")
     for name in _NAMES:
@@ -239,11 +226,7 @@ def _plain(node: ast.expr) -> Any:
 
 
 def _reading(value: Any, depth: int) -> ParsedVerdict | None:
-    """Return the verdict in an object or nested in it; None if there is none.
-
-    Raises:
-        Unreadable: it has a verdict's keys, but no valid content.
-    """
+    """Return the verdict in an object or nested in it; None without a verdict's keys, Unreadable without valid content."""
     if isinstance(value, list) and depth:
         return next((found for each in value if (found := _reading(each, depth - 1)) is not None), None)
     if not isinstance(value, _Object):
@@ -334,12 +317,7 @@ OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_
 
 
 class EpisodeAnswer(NamedTuple):
-    """The end of an episode.
-
-    Attributes:
-        text: the answer, or "".
-        steps: number of actions; 1 for an answer without an episode.
-    """
+    """The end of an episode: its answer, or "", and the number of actions, which is 1 without an episode."""
 
     text: str
     steps: int
@@ -385,8 +363,8 @@ class DeepSearchQA:
             readings = [found[place, answer.text] for answer in drawn if answer.text]
             sizes = [len(reading.details) for reading in readings if reading]
             facts = {
-                "judge_unread": _mean([reading is None for reading in readings]),
-                "items_differ": _mean([size != _expected(items[place]) for size in sizes]),
+                "judge_unread": mean([reading is None for reading in readings]),
+                "items_differ": mean([size != _expected(items[place]) for size in sizes]),
             }
             outcomes[place] = Outcome(outcome.value, {**outcome.facts, **facts})
         return outcomes
@@ -395,7 +373,7 @@ class DeepSearchQA:
         """Return `figures`, and in percent: `judge_unread` (unreadable replies, counted as 0) and `items_differ` (the judge
         counted other expected items than the commas give; a judge that omits missed items would find everything)."""
         facts = [outcome.facts for outcome in outcomes]
-        more = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in ("judge_unread", "items_differ")}
+        more = {name: 100.0 * mean([float(each[name]) for each in facts]) for name in ("judge_unread", "items_differ")}
         return {**figures(facts), **more}
 
 
@@ -418,16 +396,13 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
     `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
     """
-    found = {name: 100.0 * _mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
-    return {**found, "mean_steps": _mean([float(each["steps"]) for each in facts])}
+    found = {name: 100.0 * mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
+    return {**found, "mean_steps": mean([float(each["steps"]) for each in facts])}
 
 
 def conversation(template: str, values: Mapping[str, str], reminder: str = "") -> list[dict[str, str]]:
-    """Return the judge's prompt as one user turn. Doubled braces in the template become single ones, as in `str.format`.
-
-    Raises:
-        ValueError: the template has no field for the answer or for the expected items.
-    """
+    """Return the judge's prompt as one user turn. Doubled braces in the template become single ones, as in `str.format`. ValueError
+    if it has no field for the answer or for the expected items."""
     fields = set(_FIELD.findall(template))
     if not {"response", "correct_answer"} <= fields:
         raise ValueError("a judge's prompt holds {correct_answer} and {response}")
@@ -501,12 +476,8 @@ def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str
     outcomes = []
     for place, drawn in enumerate(given):
         counts = [rate(place, answer.text) for answer in drawn]
-        facts: dict[str, Fact] = {name: _mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
-        facts["answered"] = _mean([bool(answer.text) for answer in drawn])
-        facts["steps"] = _mean([answer.steps for answer in drawn])
+        facts: dict[str, Fact] = {name: mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
+        facts["answered"] = mean([bool(answer.text) for answer in drawn])
+        facts["steps"] = mean([answer.steps for answer in drawn])
         outcomes.append(Outcome(float(facts["fully_correct"]), facts))
     return outcomes
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

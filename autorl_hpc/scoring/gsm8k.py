@@ -201,11 +201,8 @@ def read_answer(text: str) -> Fraction | None:
 
 
 def read_gold(answer: str) -> Fraction:
-    """Return the gold answer from a row's `answer` (after its last `#### `) or from a bare number.
-
-    Raises:
-        ValueError: it is not a number; the task's data are at fault, never the model.
-    """
+    """Return the gold answer from a row's `answer` (after its last `#### `) or from a bare number. ValueError if it is not a number:
+    the task's data are at fault, never the model."""
     number = answer.rsplit("#### ", 1)[-1].strip().replace(",", "")
     if not re.fullmatch(r"-?[0-9]+(?:\.[0-9]+)?", number) or len(number) > MAX_NUMBER_CHARS:
         raise ValueError(f"gold answer is not a number: {number[:80]!r}; check the task's data")
@@ -217,9 +214,7 @@ def score_item(text: str, gold: str) -> bool:
     return read_answer(text) == read_gold(gold)
 
 
-def gsm8k() -> ByItem:
-    """Return the scorer `gsm8k`."""
-    return ByItem(VERSION, lambda text, answer: float(score_item(text, answer)))
+GSM8K: Final = ByItem(VERSION, lambda text, answer: float(score_item(text, answer)))
 
 
 def without_thinking(text: str) -> str:
@@ -446,9 +441,7 @@ def score_marked(text: str, gold: str) -> bool:
     return read_marked(text) == read_gold(gold)
 
 
-def gsm8k_marked() -> ByItem:
-    """Return the scorer `gsm8k-marked`."""
-    return ByItem(MARKED_VERSION, lambda text, answer: float(score_marked(text, answer)))
+GSM8K_MARKED: Final = ByItem(MARKED_VERSION, lambda text, answer: float(score_marked(text, answer)))
 
 
 # --- scorer `gsm8k-opencompass`: OpenCompass's extraction, bit for bit with its faults, to compare with published scores
@@ -479,11 +472,8 @@ def opencompass_extract(text: str) -> str:
 def opencompass_correct(pred: str, gold_answer: str) -> bool:
     """Return whether OpenCompass counts an extracted answer as right; `gold_answer` is the row's `answer`.
 
-    Equal strings, or floats within 1e-6 of the integer. Source: as for `opencompass_extract` (`gsm8k_dataset_postprocess` and
-    `Gsm8kEvaluator.is_equal`).
-
-    Raises:
-        ValueError: the gold answer has no `#### `.
+    Equal strings, or floats within 1e-6 of the integer; ValueError without a `#### `. Source: as for `opencompass_extract`
+    (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`).
     """
     parts = gold_answer.split("#### ")
     if len(parts) < 2:
@@ -495,8 +485,6 @@ def opencompass_correct(pred: str, gold_answer: str) -> bool:
         return False
 
 
-def gsm8k_opencompass() -> ByItem:
-    """Return the scorer `gsm8k-opencompass`."""
-    return ByItem(
-        OPENCOMPASS_VERSION, lambda text, answer: float(opencompass_correct(opencompass_extract(text), answer))
-    )
+GSM8K_OPENCOMPASS: Final = ByItem(
+    OPENCOMPASS_VERSION, lambda text, answer: float(opencompass_correct(opencompass_extract(text), answer))
+)

@@ -255,14 +255,10 @@ class HumanEval:
         return Program(prompt + self.extract(answer, entry_point), test, entry_point, helpers=prompt)
 
 
-def humaneval() -> HumanEval:
-    """Return the scorer `humaneval`."""
-    return HumanEval(VERSION, completion, ProgramLimits())
-
-
-def humaneval_opencompass() -> HumanEval:
-    """Return the scorer `humaneval-opencompass`: OpenCompass's extraction with this suite's way of running programs."""
-    return HumanEval(OPENCOMPASS_VERSION, lambda answer, _: opencompass_completion(answer), OPENCOMPASS_LIMITS)
+HUMANEVAL: Final = HumanEval(VERSION, completion, ProgramLimits())
+HUMANEVAL_OPENCOMPASS: Final = HumanEval(
+    OPENCOMPASS_VERSION, lambda answer, _: opencompass_completion(answer), OPENCOMPASS_LIMITS
+)
 
 
 def _outcome(verdicts: Sequence[ProgramVerdict]) -> Outcome:

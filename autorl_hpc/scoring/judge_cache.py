@@ -11,11 +11,12 @@ import json
 import logging
 import math
 import re
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+
+from pydantic import TypeAdapter
 
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import canonical_json
@@ -25,18 +26,12 @@ from autorl_hpc.scoring.outcome import Verdict
 log = logging.getLogger("autorl_hpc.judge")
 
 FORMAT: Final = 2  # Format version of the files; other versions are ignored
-PAUSE_S: Final = 60.0  # Pause after a failed write, because each attempt costs seconds of retries
 
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """An endpoint's reply to one request.
-
-    Attributes:
-        logprobs: of the first token: log probability by text of the likeliest tokens; empty if not requested.
-        prompt_tokens, completion_tokens: as counted by the endpoint; 0 if unknown.
-        finish: the endpoint's finish reason, `stop` or `length`; "" if unknown.
-    """
+    """An endpoint's reply to one request, with the log probabilities of the first token's likeliest candidates if requested, tokens
+    as the endpoint counts them (0: unknown), and its finish reason (`stop`, `length`, "" if unknown)."""
 
     text: str
     logprobs: Mapping[str, float] = field(default_factory=dict)
@@ -46,7 +41,6 @@ class JudgeReply:
 
     @property
     def cut_off(self) -> bool:
-        """Whether the token limit cut it off."""
         return self.finish == "length"
 
     @property
@@ -66,41 +60,28 @@ class JudgeCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._not_before = 0.0
+        self._writable = True
 
     def get(self, key: str) -> JudgeReply | None:
         """Return the reply for a key; None if there is none or its file is damaged."""
         try:
             value = json.loads(reading.read_bytes(self._path(key)))
-            if value["format"] != FORMAT or value["key"] != key:
+            if (value.pop("format"), value.pop("key")) != (FORMAT, key):
                 return None
-            logprobs = {str(token): float(number) for token, number in value["logprobs"].items()}
-            tokens = int(value["prompt_tokens"]), int(value["completion_tokens"])
-            answer = JudgeReply(str(value["text"]), logprobs, tokens[0], tokens[1], str(value["finish"]))
+            return TypeAdapter(JudgeReply).validate_python(value)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
-        return answer if all(math.isfinite(number) for number in logprobs.values()) else None
 
     def put(self, key: str, answer: JudgeReply) -> None:
-        """Store a reply. If the folder can't be written, this logs it and pauses for a minute; it is not an error."""
-        if time.monotonic() < self._not_before:
-            return
+        """Store a reply. If the folder can't be written, this is logged, and nothing more is stored; it is not an error."""
         path = self._path(key)
-        value = {
-            "format": FORMAT,
-            "key": key,
-            "text": answer.text,
-            "logprobs": dict(answer.logprobs),
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-            "finish": answer.finish,
-        }
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.parent.mkdir(mode=0o700, exist_ok=True)
-            atomic.write_json(path, value, mode=0o600)
+            if self._writable:
+                self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                atomic.write_json(path, {"format": FORMAT, "key": key, **asdict(answer)}, mode=0o600)
         except OSError as error:
-            self._not_before = time.monotonic() + PAUSE_S
+            self._writable = False
             log.warning("the judge's answers can't be kept in %s: %s", self.folder, error)
 
     def forget(self, key: str) -> None:
@@ -129,11 +110,7 @@ _FIELD = re.compile(r"\{(instruction|output_1|output_2|mark)\}")
 
 
 class JudgedPairText(NamedTuple):
-    """A pair in the form in which a judge sees it.
-
-    Attributes:
-        swapped: the model's answer comes first.
-    """
+    """A pair in the form in which a judge sees it; `swapped` if the model's answer comes first."""
 
     instruction: str
     reference: str
@@ -147,14 +124,8 @@ def is_swapped(instruction: str, seed: int) -> bool:
 
 
 def conversation(template: str, pair: JudgedPairText, *, remind: tuple[str, str] | None = None) -> Conversation:
-    """Return the turns of the judge's prompt.
-
-    Args:
-        remind: the allowed replies, if an earlier reply was unreadable.
-
-    Raises:
-        ValueError: the template has no user turn with both outputs.
-    """
+    """Return the turns of the judge's prompt, with a reminder of the allowed replies if an earlier one was unreadable. ValueError if
+    the template has no user turn with both outputs."""
     turns = [(role, text) for role, text in _TURN.findall(template)]
     if not turns or turns[-1][0] != "user" or not {"output_1", "output_2"} <= set(_FIELD.findall(turns[-1][1])):
         raise ValueError("a judge's prompt ends with a user's turn that holds {output_1} and {output_2}")

@@ -1,28 +1,24 @@
 """Judge models: requests to an OpenAI-compatible endpoint with retries, the built-in judge, and `make_judge`.
 
-Requests run in parallel threads; temporary failures are retried with growing pauses. Replies are cached (judge_cache.py). If
-the endpoint fails, `JudgeFailed` says why; this is never a loss or a win. The API key is read from a file and sent in the
-request's header, and is stored nowhere else.
+Temporary failures are retried with growing pauses, and replies are cached (judge_cache.py). If the endpoint fails, `JudgeFailed`
+says why; this is never a loss or a win. The API key is read from a file, sent in the header, and stored nowhere else.
 """
 
 from __future__ import annotations
 
+import asyncio
 import email.utils
-import http.client
 import json
 import math
 import random
 import re
-import ssl
-import threading
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import urlsplit
 
 from autorl_hpc import __version__
@@ -35,28 +31,27 @@ from autorl_hpc.scoring.judge_cache import JudgeCache, JudgeReply, request_key
 from autorl_hpc.scoring.outcome import Judge, JudgeFailed, Verdict
 from autorl_hpc.states import Fault
 
-# --- one request to `/chat/completions`, with the standard library
-# The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for localhost. Redirects are not followed,
-# because they would carry the key to another address.
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+JUDGE_MODEL: Final = "judge_model"
+"""Recipe option with the judge's name; filled in at launch, or set by a task that has its own judge."""
+JUDGE_REVISION: Final = "judge_revision"  # Recipe option with the experiment's `judge.revision`; filled in at launch
 
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024  # Limit of one response; an answer of a few tokens has some hundred bytes
 MAX_QUOTE_CHARS: Final = 200  # Limit of an endpoint's text quoted in an error
-
 PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
 """Status codes after which the same request may succeed."""
-
 REFUSALS: Final = frozenset((400, 413, 422))
 """Status codes that may concern only this conversation: too long, or filtered."""
-
 LOOPBACK: Final = frozenset(("localhost", "127.0.0.1", "::1"))
+FIRST_PAUSE_S: Final = 1.0  # Pause after the first failure; it doubles with each further one
+MAX_PAUSE_S: Final = 120.0  # Longest pause before a retry, even if the endpoint asks for a longer one
+MAX_REFUSALS: Final = 10  # If this many conversations were refused and none answered, the request itself is wrong
 
 
 class RetryRequest(Exception):
-    """The same request may succeed later.
-
-    Args:
-        after_s: the wait that the endpoint asks for, if any.
-    """
+    """The same request may succeed later; `after_s` is the wait that the endpoint asks for, if any."""
 
     def __init__(self, what: str, after_s: float | None = None) -> None:
         super().__init__(what)
@@ -65,171 +60,6 @@ class RetryRequest(Exception):
 
 class RequestRefused(Exception):
     """The endpoint refuses this conversation, but may answer others."""
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """An OpenAI-compatible endpoint.
-
-    Attributes:
-        url: without `/chat/completions`; may have a query.
-        key: sent as a bearer token and shown nowhere; None for none.
-        timeout_s: for one exchange, from connecting to the last byte.
-        answers_as: names that replies may give for the model, exactly or as a prefix (a dated snapshot).
-    """
-
-    url: str
-    key: str | None
-    timeout_s: float
-    answers_as: tuple[str, ...]
-
-    @property
-    def shown(self) -> str:
-        """The address without its query, for messages."""
-        return self.url.partition("?")[0]
-
-    def ask(self, body: Mapping[str, Any]) -> JudgeReply:
-        """Send one request and return the reply.
-
-        Raises:
-            RetryRequest: a temporary problem: busy, broken, late, or a malformed reply.
-            RequestRefused: the endpoint refuses this conversation.
-            JudgeFailed: no such request can succeed: the address, key, model or a parameter is wrong.
-        """
-        data = json.dumps(dict(body), ensure_ascii=False).encode("utf-8", "replace")
-        return self._read(self._exchange(data), body)
-
-    def _exchange(self, data: bytes) -> bytes:
-        address, question, query = self.url.partition("?")
-        request = urllib.request.Request(f"{address}/chat/completions{question}{query}", data=data, method="POST")
-        request.add_header("Content-Type", "application/json")
-        request.add_header("User-Agent", f"autorl-hpc/{__version__}")
-        if self.key is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {self.key}")
-        deadline = time.monotonic() + self.timeout_s
-        try:
-            with self._opener().open(request, timeout=self.timeout_s) as response:
-                return _body(response, deadline)
-        except urllib.error.HTTPError as error:
-            with error:
-                raise self._by_status(error, deadline) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                raise JudgeFailed(
-                    f"{self.shown} shows a certificate that is not trusted: {reason.verify_message}"
-                ) from None
-            what = f"{type(reason).__name__}: {reason}" if isinstance(reason, Exception) else str(reason)
-            raise RetryRequest(f"{self.shown} can't be reached or broke off ({self._quoted(what)})") from None
-
-    def _opener(self) -> urllib.request.OpenerDirector:
-        here = urlsplit(self.url).hostname in LOOPBACK
-        proxies = urllib.request.ProxyHandler({}) if here else urllib.request.ProxyHandler()
-        return urllib.request.build_opener(proxies, _NoRedirect())
-
-    def _by_status(self, error: urllib.error.HTTPError, deadline: float) -> Exception:
-        try:
-            said = self._message(_body(error, deadline))
-        except (OSError, http.client.HTTPException, RetryRequest):
-            said = ""
-        what = f"{self.shown} answered {error.code}" + (f": {said}" if said else "")
-        if error.code in PASSING:
-            return RetryRequest(what, _retry_after_s(error.headers.get("Retry-After")))
-        if error.code in REFUSALS:
-            return RequestRefused(what)
-        return JudgeFailed(what)
-
-    def _read(self, data: bytes, body: Mapping[str, Any]) -> JudgeReply:
-        try:
-            value = json.loads(data)
-            choice = value["choices"][0]
-            text = choice["message"]["content"]
-            finish = choice.get("finish_reason")
-            named = value.get("model")
-            usage = value.get("usage") or {}
-            prompt, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
-            raise RetryRequest(
-                f"{self.shown} gave no chat completion: {self._message(data) or 'an empty body'}"
-            ) from None
-        if not isinstance(text, str | None):
-            raise RetryRequest(f"{self.shown} gave a message whose content is not a text")
-        if isinstance(named, str) and not any(named.startswith(name) for name in self.answers_as):
-            raise JudgeFailed(
-                f"{self.shown} answered as model `{self._quoted(named)}`, asked was `{body['model']}`; if that is the same one, "
-                "name it in `judge.answers_as`"
-            )
-        logprobs = _first_token(choice) if body.get("logprobs") else {}
-        if body.get("logprobs") and not logprobs:
-            raise JudgeFailed(
-                f"{self.shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
-            )
-        return JudgeReply(text or "", logprobs, prompt, written, finish if isinstance(finish, str) else "")
-
-    def _message(self, data: bytes) -> str:
-        try:
-            value = json.loads(data)
-            error = value.get("error", value) if isinstance(value, dict) else value
-            said = error.get("message", error) if isinstance(error, dict) else error
-            return self._quoted(said if isinstance(said, str) else json.dumps(said))
-        except (ValueError, RecursionError):
-            return self._quoted(data[: 4 * MAX_QUOTE_CHARS].decode("utf-8", "replace"))
-
-    def _quoted(self, text: str) -> str:
-        """Return some plain characters of a text without the key, which a server may quote."""
-        text = " ".join(text.split())
-        return printable(text.replace(self.key, "***") if self.key else text)[:MAX_QUOTE_CHARS]
-
-
-def _body(response: Any, deadline: float) -> bytes:
-    """Read a response piece by piece with a deadline for the whole: each piece may be in time and all of them take for ever."""
-    parts, size = [], 0
-    while part := response.read1(65536):
-        parts.append(part)
-        size += len(part)
-        if size > MAX_ANSWER_BYTES:
-            raise RetryRequest(f"a response of more than {MAX_ANSWER_BYTES} bytes")
-        if time.monotonic() > deadline:
-            raise TimeoutError("the response took too long")
-    return b"".join(parts)
-
-
-def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
-    """Return log probabilities of the first token's likeliest candidates; empty if missing or not numbers."""
-    try:
-        candidates = choice["logprobs"]["content"][0]["top_logprobs"]
-        found = [(str(each["token"]), float(each["logprob"])) for each in candidates]
-    except (TypeError, KeyError, IndexError, ValueError, AttributeError):
-        return {}
-    return {token: value for token, value in reversed(found) if math.isfinite(value)}
-
-
-def _retry_after_s(value: str | None) -> float | None:
-    """Return the seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3)."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
-
-
-JUDGE_MODEL: Final = "judge_model"
-"""Recipe option with the judge's name; filled in at launch, or set by a task that has its own judge."""
-JUDGE_REVISION: Final = "judge_revision"  # Recipe option with the experiment's `judge.revision`; filled in at launch
-FIRST_PAUSE_S: Final = 1.0  # Pause after the first failure; it doubles with each further one
-MAX_PAUSE_S: Final = 120.0  # Longest pause before a retry, even if the endpoint asks for a longer one
-MAX_REFUSALS: Final = 10  # If this many conversations were refused and none answered, the request itself is wrong
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -258,22 +88,13 @@ class MeteredJudge(Judge, Protocol):
 
 
 def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | None = None) -> MeteredJudge:
-    """Create the judge that a run's recipe names.
-
-    Args:
-        spec: the experiment's judge; not needed for the built-in one.
-        cache: folder of stored replies.
-        revision: the recipe's `judge_revision`.
-
-    Raises:
-        AutorlError: the experiment's judge has changed, or its key can't be read.
-    """
+    """Create the judge that a run's recipe names, with its revision. `spec` is the experiment's judge, not needed for the built-in
+    one, and `cache` the folder of stored replies. AutorlError if the experiment's judge has changed, or its key can't be read."""
     if name == JudgeSpec.BUILTIN:
         return LengthAndWords()
     if spec is None or spec.name != name:
         raise AutorlError(
-            f"field `judge`: this run's recipe asks the judge {name}, the experiment's is "
-            + ("none" if spec is None else spec.name),
+            f"field `judge`: this run's recipe asks the judge {name}, the experiment's is {spec.name if spec else 'none'}",
             fault=Fault.CLUSTER,
             next_step=f"launch again with `judge.model: {name}`",
         )
@@ -297,6 +118,9 @@ def read_key(spec: JudgeSpec) -> str | None:
 class HttpJudge:
     """A judge behind an OpenAI-compatible endpoint.
 
+    The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for localhost. Redirects are not followed, because
+    they would carry the key to another address.
+
     Args:
         cache: None to store nothing.
         first_pause_s: see `FIRST_PAUSE_S`.
@@ -306,10 +130,12 @@ class HttpJudge:
         self.spec = spec
         self.cache = cache
         self.first_pause_s = first_pause_s
-        names = (spec.name, *((spec.answers_as,) if spec.answers_as else ()))
-        self._endpoint = Endpoint(spec.url, read_key(spec), spec.timeout_s, names)
-        self._lock = threading.Lock()
-        self._not_before = 0.0  # the endpoint asked for a pause, which holds for all threads
+        self._key = read_key(spec)
+        self._shown = spec.url.partition("?")[0]  # for messages, without a query
+        address = urlsplit(spec.url)
+        direct = address.hostname in LOOPBACK or urllib.request.proxy_bypass(address.hostname or "")
+        self._proxy = None if direct else urllib.request.getproxies().get(address.scheme)
+        self._not_before = 0.0  # the endpoint asked for a pause, which holds for all requests
         self._counts: Counter[str] = Counter()
 
     @property
@@ -319,15 +145,10 @@ class HttpJudge:
     @property
     def usage(self) -> JudgeUsage:
         """Usage so far."""
-        with self._lock:
-            counts, prices = dict(self._counts), (self.spec.price_in, self.spec.price_out)
+        counts, prices = dict(self._counts), (self.spec.price_in, self.spec.price_out)
         tokens = counts.get("prompt_tokens", 0), counts.get("completion_tokens", 0)
         cost = sum(count * (price or 0.0) for count, price in zip(tokens, prices, strict=True)) / 1e6
         return JudgeUsage(**counts, cost=None if prices == (None, None) else cost)
-
-    def _count(self, **counts: int) -> None:
-        with self._lock:
-            self._counts.update(counts)
 
     def ask(
         self, conversations: Sequence[Sequence[Mapping[str, str]]], *, max_tokens: int, logprobs: int = 0
@@ -337,24 +158,17 @@ class HttpJudge:
         keys = [request_key(body, self.spec.url, self.spec.revision) for body in bodies]
         wanted = dict(zip(keys, bodies, strict=True))  # the same request is sent once
         found: dict[str, JudgeReply] = {}
+        refused: dict[str, str] = {}
         for key in wanted:
             known = self.cache.get(key) if self.cache else None
             if known is not None and (known.logprobs or not logprobs):
                 found[key] = known
-        self._count(cached=len(found))
-        missing = [key for key in wanted if key not in found]
-        batch = _Batch(answered=bool(found))
-        refused: dict[str, str] = {}
-
-        def work(key: str) -> None:
+        self._counts["cached"] += len(found)
+        if missing := {key: body for key, body in wanted.items() if key not in found}:
             try:
-                found[key] = self._patiently(wanted[key], key, batch)
-            except RequestRefused as error:
-                refused[key] = str(error)
-                if len(refused) >= MAX_REFUSALS and not batch.answered:
-                    raise JudgeFailed(str(error)) from None
-
-        batch.run(work, missing, self.spec.concurrency)
+                asyncio.run(self._ask_all(missing, found, refused))
+            except asyncio.CancelledError:
+                raise GivenUp("the judge's answers are no longer waited for") from None
         return [
             Verdict("", refused=refused[key])
             if key in refused
@@ -377,13 +191,60 @@ class HttpJudge:
         body |= {"model": self.spec.name, "messages": messages}
         return {**body, "logprobs": True, "top_logprobs": logprobs} if logprobs else body
 
-    def _patiently(self, body: Mapping[str, Any], key: str, batch: _Batch) -> JudgeReply:
-        """Return the reply to one request, with the experiment's retries. Raises RequestRefused, JudgeFailed, _Ended."""
-        for attempt in range(self.spec.retries + 1):
-            batch.wait(self._not_before - time.monotonic())
-            self._count_request()
+    async def _ask_all(
+        self, missing: Mapping[str, Mapping[str, Any]], found: dict[str, JudgeReply], refused: dict[str, str]
+    ) -> None:
+        """Send all requests, `concurrency` at a time, until all are answered or one fails for good."""
+        from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+        loop, free = asyncio.get_running_loop(), asyncio.Semaphore(self.spec.concurrency)
+        headers = {"User-Agent": f"autorl-hpc/{__version__}"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+
+        async def work(key: str) -> None:
+            async with free:
+                try:
+                    found[key] = await self._patiently(session, missing[key])
+                except RequestRefused as error:
+                    refused[key] = str(error)
+                    if len(refused) >= MAX_REFUSALS and not found:
+                        raise JudgeFailed(str(error)) from None
+                    return
+            if self.cache and found[key].lasting:
+                await asyncio.to_thread(self.cache.put, key, found[key])
+
+        async with ClientSession(
+            headers=headers,
+            timeout=ClientTimeout(total=self.spec.timeout_s),
+            connector=TCPConnector(limit=0, force_close=True),
+        ) as session:
+            tasks = [loop.create_task(work(key)) for key in missing]
+            everything = asyncio.gather(*tasks)
+
+            def stop() -> None:
+                loop.call_soon_threadsafe(everything.cancel)
+
             try:
-                answer = self._endpoint.ask(body)
+                with ended_by(stop):
+                    await everything
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _patiently(self, session: ClientSession, body: Mapping[str, Any]) -> JudgeReply:
+        """Return the reply to one request, with the experiment's retries. Raises RequestRefused, JudgeFailed."""
+        for attempt in range(self.spec.retries + 1):
+            await asyncio.sleep(self._not_before - time.monotonic())
+            limit = self.spec.max_requests
+            if limit is not None and self._counts["requests"] >= limit:
+                raise JudgeFailed(
+                    f"this grader has sent the judge {limit} requests, all that `judge.max_requests` allows"
+                )
+            self._counts["requests"] += 1
+            try:
+                answer = self._read(await self._exchange(session, body), body)
             except RetryRequest as error:
                 if attempt == self.spec.retries:
                     raise JudgeFailed(f"{error}, tried {attempt + 1} times") from None
@@ -391,74 +252,102 @@ class HttpJudge:
                 if error.after_s is not None:
                     pause_s = min(MAX_PAUSE_S, max(error.after_s, pause_s))
                     self._not_before = max(self._not_before, time.monotonic() + pause_s)
-                batch.wait(pause_s)
+                await asyncio.sleep(pause_s)
                 continue
-            batch.answered = True
-            if not batch.ending.is_set():  # otherwise it would count for the next evaluation
-                self._count(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
-            if self.cache and answer.lasting:
-                self.cache.put(key, answer)
+            self._counts.update(prompt_tokens=answer.prompt_tokens, completion_tokens=answer.completion_tokens)
             return answer
         raise AssertionError("the last try answers or raises")
 
-    def _count_request(self) -> None:
-        with self._lock:
-            limit = self.spec.max_requests
-            if limit is not None and self._counts["requests"] >= limit:
-                raise JudgeFailed(
-                    f"this grader has sent the judge {limit} requests, all that `judge.max_requests` allows"
-                )
-            self._counts["requests"] += 1
+    async def _exchange(self, session: ClientSession, body: Mapping[str, Any]) -> bytes:
+        """Return a successful response's body. Raises RetryRequest, RequestRefused, or JudgeFailed where no retry can help."""
+        from aiohttp import ClientConnectorCertificateError, ClientError
 
-
-class _Ended(Exception):
-    """Another thread's failure has ended the batch."""
-
-
-@dataclass
-class _Batch:
-    answered: bool
-    ending: threading.Event = field(default_factory=threading.Event)
-    failure: BaseException | None = None
-
-    def wait(self, seconds: float) -> None:
-        """Pause; raises _Ended if another thread fails meanwhile."""
-        if self.ending.wait(max(0.0, seconds)):
-            raise _Ended
-
-    def fail(self, error: BaseException) -> None:
-        """End the batch; the first failure is reported."""
-        self.failure = self.failure or error
-        self.ending.set()
-
-    def run(self, work: Callable[[str], None], keys: Sequence[str], at_once: int) -> None:
-        """Do all the work in threads until it is done or one fails, whose exception is then raised.
-
-        Daemon threads, unlike those of an executor: a grader that is asked to stop must not wait for a pending reply.
-        """
-        waiting = list(reversed(keys))
-
-        def run() -> None:
-            try:
-                while not self.ending.is_set():
-                    work(waiting.pop())
-            except (IndexError, _Ended):
-                return
-            except BaseException as error:
-                self.fail(error)
-
-        threads = [threading.Thread(target=run, name="judge", daemon=True) for _ in range(min(at_once, len(keys)))]
+        address, question, query = self.spec.url.partition("?")
+        url = f"{address}/chat/completions{question}{query}"
         try:
-            with ended_by(lambda: self.fail(GivenUp("the judge's answers are no longer waited for"))):
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    while thread.is_alive() and not self.ending.is_set():
-                        thread.join(_LOOK_S)
-        finally:
-            self.ending.set()
-        if self.failure is not None:
-            raise self.failure
+            async with session.post(url, json=body, proxy=self._proxy, allow_redirects=False) as response:
+                data = b""
+                async for part in response.content.iter_any():
+                    data += part
+                    if len(data) > MAX_ANSWER_BYTES:
+                        raise RetryRequest(f"a response of more than {MAX_ANSWER_BYTES} bytes")
+        except ClientConnectorCertificateError as error:
+            why = self._quoted(str(error.certificate_error))
+            raise JudgeFailed(f"{self._shown} shows a certificate that is not trusted: {why}") from None
+        except (OSError, ClientError, asyncio.TimeoutError) as error:
+            what = str(getattr(error, "os_error", error)) or "timed out"
+            raise RetryRequest(
+                f"{self._shown} can't be reached or broke off ({self._quoted(f'{type(error).__name__}: {what}')})"
+            ) from None
+        if response.status == 200:
+            return data
+        said = self._message(data) if data else ""
+        what = f"{self._shown} answered {response.status}{': ' if said else ''}{said}"
+        if response.status in PASSING:
+            raise RetryRequest(what, _retry_after_s(response.headers.get("Retry-After")))
+        raise RequestRefused(what) if response.status in REFUSALS else JudgeFailed(what)
+
+    def _read(self, data: bytes, body: Mapping[str, Any]) -> JudgeReply:
+        try:
+            value = json.loads(data)
+            choice = value["choices"][0]
+            text, finish, named = choice["message"]["content"], choice.get("finish_reason"), value.get("model")
+            usage = value.get("usage") or {}
+            prompt, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError):
+            raise RetryRequest(
+                f"{self._shown} gave no chat completion: {self._message(data) or 'an empty body'}"
+            ) from None
+        if not isinstance(text, str | None):
+            raise RetryRequest(f"{self._shown} gave a message whose content is not a text")
+        names = (self.spec.name, *((self.spec.answers_as,) if self.spec.answers_as else ()))
+        if isinstance(named, str) and not named.startswith(names):  # a prefix: a dated snapshot is the same model
+            raise JudgeFailed(
+                f"{self._shown} answered as model `{self._quoted(named)}`, asked was `{body['model']}`; if that is the same one, "
+                "name it in `judge.answers_as`"
+            )
+        logprobs = _first_token(choice) if body.get("logprobs") else {}
+        if body.get("logprobs") and not logprobs:
+            raise JudgeFailed(
+                f"{self._shown} gives no log probabilities, which this recipe needs; use one whose judge is discrete"
+            )
+        return JudgeReply(text or "", logprobs, prompt, written, finish if isinstance(finish, str) else "")
+
+    def _message(self, data: bytes) -> str:
+        try:
+            value = json.loads(data)
+            error = value.get("error", value) if isinstance(value, dict) else value
+            said = error.get("message", error) if isinstance(error, dict) else error
+            return self._quoted(said if isinstance(said, str) else json.dumps(said))
+        except (ValueError, RecursionError):
+            return self._quoted(data[: 4 * MAX_QUOTE_CHARS].decode("utf-8", "replace"))
+
+    def _quoted(self, text: str) -> str:
+        """Return some plain characters of a text without the key, which a server may quote."""
+        text = " ".join(text.split())
+        return printable(text.replace(self._key, "***") if self._key else text)[:MAX_QUOTE_CHARS]
+
+
+def _first_token(choice: Mapping[str, Any]) -> dict[str, float]:
+    """Return log probabilities of the first token's likeliest candidates; empty if missing or not numbers."""
+    try:
+        candidates = choice["logprobs"]["content"][0]["top_logprobs"]
+        found = [(str(each["token"]), float(each["logprob"])) for each in candidates]
+    except (TypeError, KeyError, IndexError, ValueError, AttributeError):
+        return {}
+    return {token: value for token, value in reversed(found) if math.isfinite(value)}
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Return the seconds of a Retry-After header, which holds seconds or a date (RFC 9110, 10.2.3)."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        try:
+            seconds = email.utils.parsedate_to_datetime(value or "").timestamp() - time.time()
+        except (ValueError, TypeError, OverflowError):
+            return None
+    return max(0.0, seconds) if math.isfinite(seconds) else None
 
 
 # --- built-in judge for trials: no model, no network; its preferences mean nothing

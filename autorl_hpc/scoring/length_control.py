@@ -41,14 +41,8 @@ _CONVERGED, _LONG_STEP = 1e-8, 0.5
 
 
 class JudgedPair(NamedTuple):
-    """One judged item.
-
-    Attributes:
-        y: preference for the model's answer, 0 to 1.
-        len_1, len_2: characters of the reference and of the model's answer.
-        difficulty: of the instruction, as published or recovered; 0 where nothing is known.
-        gamed: standardised length difference and preference of each gamed row of this instruction.
-    """
+    """One judged item: the preference `y` for the model's answer, the characters of reference and answer, the instruction's
+    difficulty (0 where nothing is known), and standardised length difference and preference of each of its gamed rows."""
 
     y: float
     len_1: float
@@ -58,13 +52,8 @@ class JudgedPair(NamedTuple):
 
 
 class LengthControlledRate(NamedTuple):
-    """A length-controlled win rate.
-
-    Attributes:
-        score: 0 to 100.
-        c: inverse strength of the penalty that cross validation chose; refits keep it.
-        weights: of tanh(s), difficulty and not_gamed; zeros where nothing was fitted.
-    """
+    """A length-controlled win rate from 0 to 100, the inverse strength `c` of the penalty that cross validation chose, which
+    refits keep, and the weights of tanh(s), difficulty and not_gamed: zeros where nothing was fitted."""
 
     score: float
     c: float
@@ -88,20 +77,14 @@ def win_rate(preferences: Sequence[float]) -> float:
 
 
 def length_controlled(pairs: Sequence[JudgedPair], c: float | None = None) -> LengthControlledRate:
-    """The length-controlled win rate of n pairs.
+    """Return the length-controlled win rate of n pairs; the penalty's inverse strength `c` is None for cross validation.
 
-    Args:
-        c: inverse strength of the penalty; None: by cross validation.
-
-    Raises:
-        ValueError: no pairs, a preference outside 0 to 1, or a number that is not finite.
+    ValueError for no pairs, a preference outside 0 to 1, or a number that is not finite.
     """
-    import numpy as np
 
     rows = _rows(pairs)
-    own = rows.y[: len(pairs)]
-    if np.all(own == own[0]) and own[0] in (0.0, 1.0):
-        return LengthControlledRate(100.0 * float(own[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
+    if _are_alike(rows.y[: len(pairs)]):
+        return LengthControlledRate(100.0 * float(rows.y[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
     strength = _cross_validated(rows) if c is None else c
     weights = _liblinear(rows.x, rows.y, rows.weight, strength)
     score = 100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean())
@@ -109,16 +92,10 @@ def length_controlled(pairs: Sequence[JudgedPair], c: float | None = None) -> Le
 
 
 def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:
-    """Length-controlled win rates of resampled items at a fixed penalty, by Newton's method for all of them at once.
+    """Return length-controlled win rates (0 to 100) of resampled items at a fixed penalty, by Newton's method for all at once.
 
     An item's gamed rows go with it. The scale of the length difference stays that of all items: it is a unit, not an
-    estimate. With counts of 1 this is `length_controlled(pairs, c)`, to the tolerance of liblinear.
-
-    Args:
-        counts: of shape (resamples, n): how often each pair was drawn; each row has at least one.
-
-    Returns:
-        Scores from 0 to 100, of shape (resamples,).
+    estimate. `counts`, of shape (resamples, n), says how often each pair was drawn; each row has at least one.
     """
     import numpy as np
 
@@ -142,21 +119,17 @@ def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:
 
 
 def influences(pairs: Sequence[JudgedPair], c: float) -> Array:
-    """By how much each pair moves the length-controlled win rate at a fixed penalty: the derivative to its weight, over n.
+    """Return by how many points each pair moves the win rate at a fixed penalty: the derivative to its weight, over n.
 
     The root of the sum of their squares is the standard error (infinitesimal jackknife: L. B. Jaeckel, Bell Laboratories
     memorandum 72-1215-11, 1972); for two models on the same items, that of the differences is the error of the difference.
     All 0 where preferences are all alike.
-
-    Returns:
-        Of shape (n,), in points.
     """
     import numpy as np
 
     rows = _rows(pairs)
     n = len(pairs)
-    own = rows.y[:n]
-    if np.all(own == own[0]) and own[0] in (0.0, 1.0):
+    if _are_alike(rows.y[:n]):
         return np.zeros(n)
     (weights,) = _newton(rows, rows.weight[None, :], c, np.zeros(3))
     used = np.flatnonzero(weights)  # what the penalty holds at 0 stays there
@@ -171,6 +144,10 @@ def influences(pairs: Sequence[JudgedPair], c: float) -> Array:
     lever = (predicted * (1 - predicted)) @ level[:, used] / n
     found: Array = 100.0 * ((predicted - predicted.mean()) / n + lever @ moved)
     return found
+
+
+def _are_alike(y: Array) -> bool:
+    return y[0] in (0.0, 1.0) and bool((y == y[0]).all())
 
 
 def _rows(pairs: Sequence[JudgedPair]) -> _Rows:
@@ -249,15 +226,8 @@ def _liblinear(x: Array, y: Array, weight: Array, c: float) -> Array:
 
 
 def _newton(rows: _Rows, weight: Array, c: float, start: Array) -> Array:
-    """Minimisers of |b| + c sum weight loss, one for each row of `weight`, by Newton steps that keep the penalty as it is.
-
-    Args:
-        weight: of shape (resamples, rows).
-        start: of shape (3,).
-
-    Returns:
-        Of shape (resamples, 3).
-    """
+    """Minimisers of |b| + c sum weight loss, of shape (resamples, 3), one for each row of `weight`, by Newton steps that keep the
+    penalty as it is."""
     import numpy as np
 
     x, y = rows.x, np.clip(rows.y, _SURE, 1 - _SURE)

@@ -11,12 +11,8 @@ Fact = float | int | str | bool
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one item.
-
-    Attributes:
-        value: 0 to 1.
-        facts: numbers and short words for the statistics. They go into the items file, so no texts and no gold answers.
-    """
+    """The outcome of one item, from 0 to 1, with facts for the statistics. They go into the items file, so no texts and no gold
+    answers."""
 
     value: float
     facts: Mapping[str, Fact] = field(default_factory=dict)
@@ -36,11 +32,7 @@ class ItemLike(Protocol):
 
 
 class Judge(Protocol):
-    """A judge model. `ask` answers all conversations in order; scoring/judges.py has the one over HTTP.
-
-    Raises:
-        JudgeFailed: after retries; never a loss or a win.
-    """
+    """A judge model. `ask` answers all conversations in order, or raises JudgeFailed after retries."""
 
     @property
     def model(self) -> str: ...
@@ -51,26 +43,19 @@ class Judge(Protocol):
 
     def forget(self, verdicts: Sequence[Verdict]) -> None:
         """Drop cached replies of these unreadable verdicts, so that the next evaluation asks again."""
-        ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A judge's reply.
-
-    Attributes:
-        text: the reply.
-        logprobs: of the first token: log probability by text of the likeliest tokens, if requested.
-        refused: why this conversation was refused (too long, filtered); then there is no text.
-        cut_off: the token limit ended it.
-        key: the judge's cache key.
-    """
+    """A judge's reply."""
 
     text: str
-    logprobs: Mapping[str, float] = field(default_factory=dict)
-    refused: str = ""
-    cut_off: bool = False
-    key: str = field(default="", compare=False)
+    logprobs: Mapping[str, float] = field(
+        default_factory=dict
+    )  # of the first token's likeliest candidates, if requested
+    refused: str = ""  # why this conversation was refused (too long, filtered); then there is no text
+    cut_off: bool = False  # by the token limit
+    key: str = field(default="", compare=False)  # in the judge's cache
 
 
 UNREAD_SHARE: Final = 0.01
@@ -84,23 +69,14 @@ class JudgeFailed(Exception):
 
 @dataclass(frozen=True)
 class Context:
-    """What a scorer may use besides items and answers.
+    """What a scorer may use besides items and answers."""
 
-    Attributes:
-        options: the recipe's options.
-        workers: maximum of parallel processes or threads.
-        seed: the run's seed.
-        judge: set if the recipe needs one.
-        judge_mode: the recipe's field `judge`.
-        judge_prompt: text of the file in the recipe's option `judge_prompt`.
-    """
-
-    options: Mapping[str, Fact] = field(default_factory=dict)
-    workers: int = 2
-    seed: int = 0
-    judge: Judge | None = None
-    judge_mode: str = "none"
-    judge_prompt: str = ""
+    options: Mapping[str, Fact] = field(default_factory=dict)  # the recipe's
+    workers: int = 2  # parallel processes or threads at most
+    seed: int = 0  # the run's
+    judge: Judge | None = None  # set if the recipe needs one
+    judge_mode: str = "none"  # the recipe's field `judge`
+    judge_prompt: str = ""  # text of the file in the recipe's option `judge_prompt`
 
 
 class Scorer(Protocol):
@@ -114,12 +90,10 @@ class Scorer(Protocol):
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return one outcome per item, in order. `answers` holds the recipe's number of samples per item."""
-        ...
 
     def metrics(self, items: Sequence[ItemLike], outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Return figures over all items. `score` (0 to 100) replaces 100 x the mean outcome, and `standard_error` (points) its
         standard error, if present."""
-        ...
 
 
 @runtime_checkable
@@ -128,7 +102,11 @@ class Clocked(Protocol):
 
     def longest_s(self, calls: int, context: Context) -> float:
         """Return the seconds that this many ratings may take if each uses its full limit."""
-        ...
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 for no values."""
+    return sum(values) / len(values) if values else 0.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.processes import ended_by
 from autorl_hpc.files.redact import without_secrets
-from autorl_hpc.rollouts.child import BadAnswer, ChildClosed, dispose, ending, exchange, kill_group, start
+from autorl_hpc.rollouts.child import Child, ChildFailed
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.scoring.own_child import POSITIONAL
 from autorl_hpc.states import Fault
@@ -55,28 +54,16 @@ class ChildLimits:
         )
 
 
-@dataclass(frozen=True)
-class _Call:
-    item: str
-    request: Mapping[str, Any]
-
-
-class _Bad(Exception):
-    """What went wrong in one call, in words that follow `evaluate`."""
+_Call = tuple[str, Mapping[str, Any]]
+"""An item's id, and the request."""
 
 
 class OwnScorer:
-    """The scorer of one task folder.
-
-    Args:
-        folder: the task's; the recipe's options say which of its files holds `evaluate`.
-        version: the recipe's `scorer_version`; the task's author raises it with any change that can change a verdict.
-    """
+    """The scorer of one task folder; the recipe's options say which of its files holds `evaluate`. `version` is the recipe's
+    `scorer_version`, which the task's author raises with any change that can change a verdict."""
 
     def __init__(self, task: str, folder: Path, version: str) -> None:
-        self.task = task
-        self.folder = folder
-        self.version = version
+        self.task, self.folder, self.version = task, folder, version
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return one outcome per item; of several samples the mean.
@@ -85,8 +72,15 @@ class OwnScorer:
             EvaluateFailed: a call raised, hung, or returned something other than a number from 0 to 1.
             AutorlError: the file is not the one pinned in the recipe.
         """
-        file = scorer_file(self.folder, context.options)
-        self._check(context.options)
+        file, pinned = scorer_file(self.folder, context.options), context.options.get(SCORER_SHA256)
+        if pinned is not None and scorer_sha256(self.folder) != pinned:
+            raise AutorlError(
+                f"the scorer of task {self.task} is not the one that this run was launched with",
+                where=self.folder,
+                fault=Fault.CLUSTER,
+                next_step="put the task's folder back as it was, or launch under another name",
+                exit_code=Exit.FAILED,
+            )
         calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
@@ -98,24 +92,18 @@ class OwnScorer:
         limits = ChildLimits.of(context.options)
         return limits.start_s + math.ceil(calls / _children(calls, context)) * limits.call_s
 
-    def _check(self, options: Mapping[str, Fact]) -> None:
-        pinned = options.get(SCORER_SHA256)
-        if pinned is not None and scorer_sha256(self.folder) != pinned:
-            raise AutorlError(
-                f"the scorer of task {self.task} is not the one that this run was launched with",
-                where=self.folder,
-                fault=Fault.CLUSTER,
-                next_step="put the task's folder back as it was, or launch under another name",
-                exit_code=Exit.FAILED,
-            )
-
     def _run(self, file: Path, calls: Sequence[_Call], limits: ChildLimits, children: int) -> list[float]:
         """Return the value of each call. The first failure ends all; of several, the one with the lowest index is raised."""
         values, failures = [0.0] * len(calls), dict[int, Exception]()
         todo, lock = iter(range(len(calls))), threading.Lock()
-        lanes = [_Lane(file, limits) for _ in range(children)]
+        # No secrets, because the code reads a model's texts; no GPUs, because they belong to the engine.
+        env = {**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""}
+        first = {"file": str(file), "folder": str(file.parent), "memory_bytes": limits.memory_bytes}
+        lanes = [
+            Child("autorl_hpc.scoring.own_child", env, first, limits.start_s, limits.call_s) for _ in range(children)
+        ]
 
-        def work(lane: _Lane) -> None:
+        def work(lane: Child) -> None:
             try:
                 while not failures:
                     with lock:
@@ -123,7 +111,10 @@ class OwnScorer:
                     if index is None:
                         return
                     try:
-                        values[index] = lane.call(calls[index].request)
+                        answer = lane.call(calls[index][1])
+                        if "error" in answer:
+                            raise ChildFailed(answer["error"])
+                        values[index] = float(answer["value"])
                     except Exception as error:
                         failures[index] = error
             finally:
@@ -145,10 +136,12 @@ class OwnScorer:
         finally:  # a signal to the grader ends them during a call
             kill()
         if failures:
-            first = min(failures)
-            if not isinstance(failures[first], _Bad):
-                raise failures[first]
-            raise self._failed(file, calls[first].item, str(failures[first]), limits)
+            index = min(failures)
+            error = failures[index]
+            if not isinstance(error, ChildFailed):
+                raise error
+            words = f"can't be used: {error}" if error.starting else str(error)
+            raise self._failed(file, calls[index][0], words, limits)
         return values
 
     def _failed(self, file: Path, item: str, words: str, limits: ChildLimits) -> EvaluateFailed:
@@ -176,62 +169,4 @@ def _call(item: ItemLike, text: str) -> _Call:
     """Return a call with question and reference as in the row, because a task may store a table or a list there."""
     row = {"id": item.id, "question": item.question, "answer": item.answer, **getattr(item, "raw", {})}
     further = {name: value for name, value in item.data.items() if name not in POSITIONAL}
-    return _Call(item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}})
-
-
-class _Lane:
-    """One child process at a time, used by one thread; another thread may call `kill`."""
-
-    def __init__(self, file: Path, limits: ChildLimits) -> None:
-        self._file = file
-        self._limits = limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._over = False
-
-    def call(self, request: Mapping[str, Any]) -> float:
-        """Return the value of one call. Raises _Bad: there is none; a child that hung or died is gone."""
-        process = self._process or self._start()
-        answer = self._ask(process, request, self._limits.call_s)
-        if "error" in answer:
-            raise _Bad(answer["error"])
-        return float(answer["value"])
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # No secrets, because the code reads a model's texts; no GPUs, because they belong to the engine.
-        env = {**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""}
-        self._process = process = start("autorl_hpc.scoring.own_child", env)
-        if self._over:  # `kill` was called before the start
-            self.kill()
-        first = {"file": str(self._file), "folder": str(self._file.parent), "memory_bytes": self._limits.memory_bytes}
-        answer = self._ask(process, first, self._limits.start_s, "can't be used: its import gave")
-        if "error" in answer:
-            raise _Bad(f"can't be used: {answer['error']}")
-        return process
-
-    def _ask(
-        self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float, verb: str = "gave"
-    ) -> dict[str, Any]:
-        try:
-            return exchange(process, request, limit_s)
-        except TimeoutError:
-            problem = f"{verb} no answer within {limit_s:g} s"
-        except (OSError, ChildClosed, BadAnswer) as error:
-            end = None if isinstance(error, BadAnswer) else ending(process, 1.0)
-            problem = "broke the pipe to its process" if end is None else f"ended its process ({end})"
-        if self._over:
-            problem = "was stopped"
-        self.kill()
-        raise _Bad(problem)
-
-    def kill(self) -> None:
-        """Kill the process and its group at once."""
-        self._over = True
-        if (process := self._process) is not None:  # another thread may end it meanwhile
-            kill_group(process)
-
-    def end(self) -> None:
-        """End the process and close its pipes."""
-        self._over = True
-        if self._process is not None:
-            dispose(self._process)
-            self._process = None
+    return item.id, {"arguments": [row["question"], text, row["answer"]], "named": {"id": row["id"], **further}}

@@ -17,6 +17,7 @@ import resource
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,7 @@ def _answer(evaluate: Callable[..., Any], request: Mapping[str, Any], folder: Pa
 
 
 def as_score(value: Any) -> float:
-    """Return the result of `evaluate` as a number from 0 to 1. True and False are 1 and 0.
-
-    Raises:
-        InvalidScore: it is anything else; the message describes it.
-    """
+    """Return the result of `evaluate` as a number from 0 to 1; True and False are 1 and 0. InvalidScore for anything else."""
     if not isinstance(value, numbers.Real) and not is_bool(value):
         raise InvalidScore(f"returned {_shown(value)}, which is not a number")
     number = float(value)
@@ -130,11 +127,10 @@ def _words(error: BaseException, folder: Path) -> str:
     inside = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(folder)
     ]
+    what = ""
     where = f" ({Path(inside[-1].filename).name}, line {inside[-1].lineno})" if inside else ""
-    try:
+    with suppress(Exception):
         what = str(error)
-    except Exception:
-        what = ""
     return _printable(f"raised {type(error).__name__}{': ' if what else ''}{what}"[:MAX_WORDS] + where)
 
 

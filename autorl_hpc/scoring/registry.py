@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.task import Recipe
-from autorl_hpc.scoring.outcome import Context, ItemLike, Outcome, Scorer
+from autorl_hpc.scoring.outcome import Context, ItemLike, Outcome, Scorer, mean
 from autorl_hpc.tasks.folders import EVALUATE_FILE, OWN_SCORER, SCORER_SHA256
 
 SCORERS: dict[str, str] = {
@@ -19,13 +20,13 @@ SCORERS: dict[str, str] = {
     "deepsearchqa": "deepsearchqa:DeepSearchQA",
     "deepsearchqa-exact": "deepsearchqa:Exact",
     "episodes": "registry:Episodes",
-    "gsm8k": "gsm8k:gsm8k",
-    "gsm8k-marked": "gsm8k:gsm8k_marked",
-    "gsm8k-opencompass": "gsm8k:gsm8k_opencompass",
-    "humaneval": "humaneval:humaneval",
-    "humaneval-opencompass": "humaneval:humaneval_opencompass",
+    "gsm8k": "gsm8k:GSM8K",
+    "gsm8k-marked": "gsm8k:GSM8K_MARKED",
+    "gsm8k-opencompass": "gsm8k:GSM8K_OPENCOMPASS",
+    "humaneval": "humaneval:HUMANEVAL",
+    "humaneval-opencompass": "humaneval:HUMANEVAL_OPENCOMPASS",
 }
-"""By name: the module of this package, and what makes the scorer."""
+"""By name: the module of this package, and the scorer or its class."""
 
 READ_ANSWER = frozenset(
     ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
@@ -52,8 +53,9 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
         return own.OwnScorer(task, load_task(task).folder, version)
     found: Scorer | None = None
     if name in SCORERS:
-        module, _, maker = SCORERS[name].partition(":")
-        found = getattr(import_module(f"autorl_hpc.scoring.{module}"), maker)()
+        module, _, holder = SCORERS[name].partition(":")
+        held = getattr(import_module(f"autorl_hpc.scoring.{module}"), holder)
+        found = held() if isinstance(held, type) else held
     if found is None or found.version != version:
         raise AutorlError(
             f"this package has no scorer `{name}` version {version}"
@@ -65,73 +67,41 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
 
 # --- options of a recipe, checked before launch: a misspelt one would have no effect, an invalid one fail at the first checkpoint
 
-Value = str | int | float | bool
-
 MISSPELT_LIKENESS = 0.85
 """Options that look more like a scorer's option than this count as misspelt rather than as the environment's."""
 
-
-@dataclass(frozen=True)
-class Option:
-    """The allowed values of one option; `kind` is `number`, `whole number`, `text` or `yes or no`, and `above` exclusive."""
-
-    kind: str
-    above: float = -math.inf
-    most: float = math.inf
-    choices: tuple[str, ...] = ()
-
-    def problem(self, value: Value) -> str | None:
-        """Return what is wrong with a value, in words that follow its name, or None."""
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        right = {
-            "number": number,
-            "whole number": number and isinstance(value, int),
-            "text": isinstance(value, str),
-            "yes or no": isinstance(value, bool),
-        }[self.kind]
-        if not right:
-            return f"it is {value!r:.100}, expected is a {self.kind}"
-        if self.choices and value not in self.choices:
-            return f"it is {value!r:.100}, known: {self.choices[0]}"
-        if number and not self.above < float(value) <= self.most:
-            upper = f" and at most {self.most:g}" if math.isfinite(self.most) else ""
-            return f"it is {value!r}, expected is more than {self.above:g}{upper}"
-        return None
-
-
-TEXT, YES_NO = Option("text"), Option("yes or no")
-JUDGED: Mapping[str, Option] = {
-    "judge_model": TEXT,
-    "judge_revision": TEXT,
-    "judge_parameters": TEXT,
-    "judge_prompt": TEXT,
-    "judge_prompt_sha256": TEXT,
+JUDGED: Mapping[str, Any] = {
+    "judge_model": str,
+    "judge_revision": str,
+    "judge_parameters": str,
+    "judge_prompt": str,
+    "judge_prompt_sha256": str,
 }
-PLAYED: Mapping[str, Option] = {"max_prompt_tokens": Option("whole number", above=0)}
+PLAYED: Mapping[str, Any] = {"max_prompt_tokens": Annotated[int, Field(gt=0)]}
 """Options of any recipe with `max_steps`, in addition to its environment's."""
 
-KNOWN: Mapping[str, Mapping[str, Option]] = {
+KNOWN: Mapping[str, Mapping[str, Any]] = {
     OWN_SCORER: {
-        "evaluate_timeout_s": Option("number", above=0, most=3600),
-        "evaluate_memory_gib": Option("number", above=0.1, most=4096),  # an interpreter alone takes a tenth
-        EVALUATE_FILE: TEXT,
-        SCORER_SHA256: TEXT,
+        "evaluate_timeout_s": Annotated[float, Field(gt=0, le=3600)],
+        "evaluate_memory_gib": Annotated[float, Field(gt=0.1, le=4096)],  # an interpreter alone takes a tenth
+        EVALUATE_FILE: str,
+        SCORER_SHA256: str,
     },
-    "alpacaeval": {**JUDGED, "order_seed": Option("whole number", above=-1)},
+    "alpacaeval": {**JUDGED, "order_seed": Annotated[int, Field(gt=-1)]},
     "deepsearchqa": {
         **JUDGED,
-        "judge_rule": Option("text", choices=("official",)),
-        "judge_max_tokens": Option("whole number", above=0, most=32768),
+        "judge_rule": Literal["official"],
+        "judge_max_tokens": Annotated[int, Field(gt=0, le=32768)],
     },
     "deepsearchqa-exact": {},
-    "episodes": {"threshold": Option("number", above=0, most=1)},
+    "episodes": {"threshold": Annotated[float, Field(gt=0, le=1)]},
     "gsm8k": {},
     "gsm8k-marked": {},
     "gsm8k-opencompass": {},
-    "humaneval": {"unconfined": YES_NO},
-    "humaneval-opencompass": {"unconfined": YES_NO},
+    "humaneval": {"unconfined": bool},
+    "humaneval-opencompass": {"unconfined": bool},
 }
-"""Options by scorer."""
+"""The type of each option, by scorer."""
 
 
 def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
@@ -143,9 +113,10 @@ def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
     known = {**KNOWN.get(recipe.scorer, {}), **(PLAYED if played else {})}
     for name, value in recipe.options.items():
         if name in known:
-            problem = known[name].problem(value)
-            if problem:
-                return name, problem
+            try:
+                TypeAdapter(known[name]).validate_python(value, strict=True)
+            except ValidationError as error:
+                return name, f"it is {value!r:.100}: {error.errors()[0]['msg']}"
             continue
         near = get_close_matches(name, known, n=1, cutoff=MISSPELT_LIKENESS if played else 0.6)
         if played and not near:
@@ -157,11 +128,7 @@ def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
 
 # --- scorer `episodes`; an answer is an episode's outcome as JSON, written by the grader (`encode`)
 
-VERSION = "1"
-
 TOLERANCE = 1e-9  # Rewards are sums of fractions; 0.9999999999 means 1
-
-DEFAULT_THRESHOLD = 1.0
 
 
 def encode(reward: float, steps: int, done: bool, transcript_sha256: str, answer: str | None = None) -> str:
@@ -177,11 +144,11 @@ def encode(reward: float, steps: int, done: bool, transcript_sha256: str, answer
 class Episodes:
     """Counts an episode as won if its reward reaches the recipe's option `threshold` (default 1)."""
 
-    version = VERSION
+    version = "1"
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return 1 for a won episode, else 0; of several samples the mean. Facts: mean reward and steps."""
-        threshold = float(context.options.get("threshold", DEFAULT_THRESHOLD))
+        threshold = float(context.options.get("threshold", 1.0))
         outcomes = []
         for _, texts in zip(items, answers, strict=True):
             drawn = [json.loads(text) for text in texts]
@@ -195,12 +162,8 @@ class Episodes:
         """Return the average reward, percentages of episodes with full and at least half the reward, and mean steps."""
         rewards = [float(outcome.facts["reward"]) for outcome in outcomes]
         return {
-            "average_reward": _mean(rewards),
-            "success_at_1": 100.0 * _mean([float(reward >= 1.0 - TOLERANCE) for reward in rewards]),
-            "success_at_half": 100.0 * _mean([float(reward >= 0.5 - TOLERANCE) for reward in rewards]),
-            "mean_steps": _mean([float(outcome.facts["steps"]) for outcome in outcomes]),
+            "average_reward": mean(rewards),
+            "success_at_1": 100.0 * mean([float(reward >= 1.0 - TOLERANCE) for reward in rewards]),
+            "success_at_half": 100.0 * mean([float(reward >= 0.5 - TOLERANCE) for reward in rewards]),
+            "mean_steps": mean([float(outcome.facts["steps"]) for outcome in outcomes]),
         }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from statistics import NormalDist, fmean, stdev
 from typing import Final, Literal, NamedTuple
@@ -224,13 +224,6 @@ def _normal_quantile(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-def _bisect(is_above: Callable[[float], bool], low: float, high: float) -> float:
-    """Where `is_above` turns true between `low` and `high`, to the last bit."""
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (low, middle) if is_above(middle) else (middle, high)
-    return high
-
-
 def _tango_upper(b: float, c: float, n: float, z: float) -> float:
     """The upper limit; by symmetry, minus that of swapped counts is the lower one."""
     if b == n:
@@ -244,7 +237,10 @@ def _tango_upper(b: float, c: float, n: float, z: float) -> float:
         q = (root - linear) / (4 * n) if linear <= 0 else -2 * constant / (root + linear)
         return (b - c - n * d) ** 2 > z * z * n * max(0.0, 2 * q + d * (1 - d))
 
-    return _bisect(is_above, (b - c) / n, 1.0)
+    low, high = (b - c) / n, 1.0
+    while low < (middle := (low + high) / 2) < high:  # to the last bit
+        low, high = (low, middle) if is_above(middle) else (middle, high)
+    return high
 
 
 def _power(n: int, won: float, lost: float) -> float:

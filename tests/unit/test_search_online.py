@@ -85,10 +85,8 @@ def test_an_engine_is_asked_and_its_results_are_read(engine: tuple[type[Engine],
         ("error=No results.", b'{"error": "No results."}', True),
         ("error=No results.", b'{"error": "quota"}', False),
         ("search.total=0", b'{"search": {"total": 0}}', True),
-        ("search.total=0", b'{"search": {"total": 1}}', False),
         ("nothing", b'{"nothing": true}', True),
         ("nothing", b'{"nothing": false}', False),
-        ("nothing", b"[]", False),
     ],
 )
 def test_how_an_engine_says_that_it_found_nothing_is_an_option(
@@ -130,9 +128,7 @@ def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> Non
         ([(200, b"<html>")], 3, "no JSON"),
         ([(200, b"[" * 100_000)], 3, "no JSON"),
         ([(200, b'{"error": "quota"}')], 1, "holds `error`; .*`search_empty`"),
-        ([(200, b'{"errors": [1], "organic_results": []}')], 1, "holds `errors`"),
         ([(200, b'{"organic": []}')], 1, "no list at `organic_results`"),
-        ([(200, b"{}")], 1, "no list at `organic_results`"),
         ([(200, b'{"organic_results": [7]}')], 1, "is no object"),
         (
             [(200, b'{"organic_results": [{"title": "t", "link": "l", "snipet": "s"}]}')],
@@ -142,7 +138,6 @@ def test_passing_trouble_is_tried_again(engine: tuple[type[Engine], str]) -> Non
         ([(200, b'{"organic_results": [{"heading": "t", "link": "l", "snippet": "s"}]}')], 1, r"\(search_title\)"),
         ([(200, b'{"organic_results": []}')], 1, None),
         ([(200, b'{"error": null, "organic_results": []}')], 1, None),
-        ([(200, b'{"organic_results": {"a": 1}}')], 1, "no list at `organic_results`"),
         ([(200, b"[]")], 1, "no list at"),
         ([(200, b'"' + b"x" * 5_000_000 + b'"')], 1, "longer than"),
     ],

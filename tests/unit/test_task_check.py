@@ -133,12 +133,12 @@ WRONG: list[tuple[str, Damage, str, str]] = [
             f"field `recipes.default.options.{name}`: {words}",
         )
         for name, value, words in [
-            ("evaluate_timeout_s", "fast", "it is 'fast', expected is a number"),
-            ("evaluate_timeout_s", -1, "it is -1, expected is more than 0 and at most 3600"),
-            ("evaluate_timeout_s", True, "it is True, expected is a number"),
+            ("evaluate_timeout_s", "fast", "it is 'fast': Input should be a valid number"),
+            ("evaluate_timeout_s", -1, "it is -1: Input should be greater than 0"),
+            ("evaluate_timeout_s", True, "it is True: Input should be a valid number"),
             ("evaluate_timout_s", 5, "the scorer `task` has no such option; did you mean `evaluate_timeout_s`?"),
-            ("evaluate_memory_gib", 0, "it is 0, expected is more than 0.1"),
-            ("evaluate_file", 1, "it is 1, expected is a text"),
+            ("evaluate_memory_gib", 0, "it is 0: Input should be greater than 0.1"),
+            ("evaluate_file", 1, "it is 1: Input should be a valid string"),
             ("threshold", 0.5, "the scorer `task` has no such option; it knows evaluate_file, "),
         ]
     ),
@@ -156,7 +156,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
                 {"scorer": "humaneval", "scorer_version": "2"},
                 "unconfined",
                 "yes",
-                "it is 'yes', expected is a yes or no",
+                "it is 'yes': Input should be a valid boolean",
             ),
         ]
     ),
@@ -164,7 +164,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         "an episode's threshold",
         lambda f: f.played(options={"threshold": 1.5}),
         "task.yaml",
-        "field `recipes.default.options.threshold`: it is 1.5, expected is more than 0 and at most 1",
+        "field `recipes.default.options.threshold`: it is 1.5: Input should be less than or equal to 1",
     ),
     (
         "an episode's option, misspelt",

@@ -100,7 +100,7 @@ BROKEN = {
     "no reset": (("def reset", "def begin"), 1, "reset of goal g3: AttributeError: 'Environment' object has no attribute 'reset'"),
     "two": (("reward=1.0", "reward=2.0"), 1, "step('3') of goal g3: InvalidStep: a reward lies between 0 and 1, not 2.0"),
     "the dialogue raises": (("return transcript.first", "return transcript.frist"), 1, "has no attribute 'frist'"),
-    "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment's process died (exit code 3)"),
+    "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment ended its process (exit code 3)"),
     "anybody wins": (('return Step("No.")', 'return Step("No.", True, 1.0)'), 1, "empty ones 100  <- must be 100 and 0"),
     "nobody wins": (("reward=1.0", "reward=0.5"), 1, "perfect answers score 0, empty ones 0  <- must be 100 and 0"),
     "the oracle raises": (("return ['0'", "return [goal['x']"), 1, "oracle(g3) raised KeyError: 'x'"),

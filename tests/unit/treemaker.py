@@ -13,7 +13,7 @@ from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading.evaluate import ItemOutcome, write_items
+from autorl_hpc.grading.evaluate import ItemOutcome, items_bytes
 from autorl_hpc.records.entries import (
     CLUSTERS,
     AttemptEnded,
@@ -80,13 +80,18 @@ def evaluation(
 def save_items(path: Path, values: Sequence[float], clusters: Sequence[str] = ()) -> str:
     """An items file; returns its sha256."""
     facts = [{"cluster": name} for name in clusters] or [{} for _ in values]
-    return write_items(
-        path,
-        [
-            ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3, facts=facts[i])
-            for i, v in enumerate(values)
-        ],
-    )
+    rows = [
+        ItemOutcome(id=f"q{i}", outcome=v, output_sha256=sha(f"{i}"), tokens=3, facts=facts[i])
+        for i, v in enumerate(values)
+    ]
+    return write_items(path, rows)
+
+
+def write_items(path: Path, rows: Sequence[ItemOutcome]) -> str:
+    """The same of whole rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(items_bytes(rows))
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @dataclass

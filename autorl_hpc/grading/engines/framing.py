@@ -112,10 +112,6 @@ class Routes:
     to reuse its prefix cache. Not thread-safe."""
 
     def __init__(self, workers: int, answer_tokens: int) -> None:
-        """
-        Args:
-            answer_tokens: maximum tokens of an answer.
-        """
         self._answer_tokens = answer_tokens
         self._tokens = [0] * workers
         self._asked: list[dict[int, int]] = [{} for _ in range(workers)]  # per worker: pending tokens by key
@@ -169,11 +165,7 @@ def parameters(shapes: Shapes) -> int:
 
 
 def fitting(shapes: Shapes, cores: int, groups: int) -> int:
-    """Return how many workers suit one GPU, from the model's size and the cores that all workers share.
-
-    Args:
-        groups: GPUs that have workers.
-    """
+    """Return how many workers suit one of `groups` GPUs, from the model's size and the cores that all workers share."""
     size = parameters(shapes)
     wanted = next((count for limit, count in SIZES if size < limit), 1)
     return max(1, min(wanted, cores // (CORES_EACH * groups)))
@@ -183,10 +175,7 @@ def cache_bytes(share: int, shapes: Shapes, item: int) -> int:
     """Return the bytes for the KV cache of a worker that may use `share` bytes of a GPU; not positive if there is no room.
 
     This is what weights, sampler and activations leave. vLLM's own measurement at startup is not used, because it would count
-    the memory use of other workers on the GPU.
-
-    Args:
-        item: bytes of one number.
+    the memory use of other workers on the GPU. `item`: bytes of one number.
     """
     matrices = [shape for shape in shapes.values() if len(shape) == 2]
     rows, hidden = max(((shape[0], shape[1]) for shape in matrices), default=(0, 0))  # the embedding

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
-from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, WeightsCache, default_bytes
+from autorl_hpc.grading.engines.weights_cache import WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded
@@ -22,29 +23,17 @@ from autorl_hpc.rollouts.episodes import Encoder
 
 def cpu_name() -> str:
     """Return the processor's name from /proc/cpuinfo."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    named = re.search(r"^model name\s*:(.*)", text, re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 class BaseTokenizer:
-    """The base model's tokenizer.
-
-    Attributes:
-        config: the base model's config as transformers reads it.
-        ends: end tokens of the config, the tokenizer and the generation config, sorted.
-    """
+    """The base model's tokenizer, its config as transformers reads it, and the end tokens (`ends`) of config, tokenizer and
+    generation config, sorted."""
 
     def __init__(self, base: Path) -> None:
-        """
-        Raises:
-            EngineFailed: the base model defines no end token.
-        """
+        """Load it. Raises EngineFailed: the base model defines no end token."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from transformers import AutoConfig, AutoTokenizer
@@ -65,11 +54,7 @@ class BaseTokenizer:
         return self.encode(text)
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
-        """Return the answer, cut at the first end token and then at the first stop string.
-
-        Args:
-            tokens: generated tokens without the prompt; tokens after an end token are padding.
-        """
+        """Return the answer in the tokens after a prompt, cut at the first end token and then at the first stop string."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_set), None)
         kept = list(tokens if end is None else tokens[:end])
         text = self.tokenizer.decode(kept, skip_special_tokens=True)
@@ -112,6 +97,7 @@ class TransformersEngine:
         self._device = device
         self._batch_tokens = batch_tokens
         self._words = words
+        self.encode, self.chat = words.encode, words.chat
         self._model: Any = AutoModelForCausalLM.from_config(
             words.config, dtype=getattr(torch, dtype), trust_remote_code=False
         )
@@ -130,22 +116,12 @@ class TransformersEngine:
         self._model.generation_config = GenerationConfig(eos_token_id=words.ends, pad_token_id=self._pad)
         self._cache = WeightsCache(default_bytes() if cache_gib is None else int(cache_gib * 2**30), self._left_out)
         name = torch.cuda.get_device_name(0) if device == "cuda" else cpu_name()
-        self._identity = EngineIdentity(
+        self.identity = EngineIdentity(
             backend="transformers",
             versions={"torch": torch.__version__, "transformers": transformers.__version__},
             device=f"{device}: {name}",
             dtype=dtype,
         )
-
-    @property
-    def identity(self) -> EngineIdentity:
-        return self._identity
-
-    def encode(self, text: str) -> list[int]:
-        return self._words.encode(text)
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        return self._words.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
         self._cache.prefetch(weights, content_hash)
@@ -156,7 +132,7 @@ class TransformersEngine:
         checkpoint = self._cache.take(weights, content_hash)
         assert checkpoint is not None  # None is only returned after a timeout
         loaded = time.monotonic()
-        tensors = {name: value for name, value in _as_torch(checkpoint).items() if name not in self._left_out}
+        tensors = {tensor.name: tensor.as_torch() for tensor in checkpoint.tensors if tensor.name not in self._left_out}
         missing = {n for n in self._targets if n not in tensors} - self._tied
         unknown = set(tensors) - set(self._targets)
         if missing or unknown:
@@ -223,14 +199,3 @@ class TransformersEngine:
                 tied.add(name)
             seen.setdefault(value.data_ptr(), name)
         return tied
-
-
-def _as_torch(checkpoint: Checkpoint) -> dict[str, Any]:
-    import torch
-
-    return {
-        tensor.name: torch.frombuffer(tensor.data, dtype=getattr(torch, TORCH_NAMES[tensor.dtype])).reshape(
-            tensor.shape
-        )
-        for tensor in checkpoint.tensors
-    }

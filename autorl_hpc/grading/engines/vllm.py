@@ -49,11 +49,7 @@ def is_slice(entry: str) -> bool:
 
 
 def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | None = None) -> list[str]:
-    """Return the entries of the GPUs that this process may use.
-
-    Args:
-        count: counts the node's GPUs if the variable is not set.
-    """
+    """Return the entries of the GPUs that this process may use; `count` counts the node's if the variable is not set."""
     given = environ.get(VARIABLE)
     if given is None:
         return [str(number) for number in range((count or _on_this_node)())]
@@ -67,30 +63,24 @@ def visible(environ: Mapping[str, str] = os.environ, count: Callable[[], int] | 
 
 
 def shares(entries: Sequence[str], each: int) -> list[list[str]]:
-    """Split GPUs into groups of `each`, one per replica; a remainder is not used.
-
-    Raises:
-        AutorlError: there are too few GPUs, or slices would have to work together.
-    """
-    problem = advice = ""
-    if len(entries) < each:
-        problem = f"the grader has {len(entries)} GPUs, `tensor_parallel` needs {each}"
-        advice = "ask for more GPUs in `resources.grader.gpus`, or set `grader.tensor_parallel` lower"
-    elif each > 1 and any(map(is_slice, entries)):
-        problem = "slices of GPUs (MIG) can't hold one model together: NCCL doesn't reach from one to another"
-        advice = "set `grader.tensor_parallel: 1`, or ask for whole GPUs"
-    if problem:
-        where = f"{VARIABLE}={','.join(entries)}"
-        raise AutorlError(problem, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    """Split GPUs into groups of `each`, one per replica; a remainder is not used. AutorlError if there are too few GPUs, or slices
+    would have to work together."""
+    of_slices = each > 1 and any(map(is_slice, entries))
+    if len(entries) < each or of_slices:
+        raise AutorlError(
+            "slices of GPUs (MIG) can't hold one model together: NCCL doesn't reach from one to another"
+            if of_slices
+            else f"the grader has {len(entries)} GPUs, `tensor_parallel` needs {each}",
+            where=f"{VARIABLE}={','.join(entries)}",
+            fault=Fault.CLUSTER,
+            next_step="ask for more (whole) GPUs in `resources.grader.gpus`, or set `grader.tensor_parallel` lower",
+            exit_code=Exit.ENVIRONMENT,
+        )
     return [list(entries[at : at + each]) for at in range(0, len(entries) - each + 1, each)]
 
 
 def environment(share: Sequence[str], index_of: Callable[[str], int | None] | None = None) -> dict[str, str]:
-    """Return the environment variables that restrict a process to these GPUs.
-
-    Args:
-        index_of: returns a GPU's index by its UUID, or None if unknown; then the UUID is used.
-    """
+    """Return the environment variables that restrict a process to these GPUs; where `index_of` does not know a UUID, it is used."""
     indices = [(index_of or _index_of)(entry) if entry.startswith("GPU-") else None for entry in share]
     entries = (entry if index is None else str(index) for entry, index in zip(share, indices, strict=True))
     by_bus = any(index is not None for index in indices)
@@ -147,23 +137,20 @@ class VllmEngine:
         start_limit_s: float = START_LIMIT_S,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        """
-        Args:
-            command: replaces Python and the worker's module.
-            log: file for the first worker's output; other workers write beside it.
-
-        Raises:
-            EngineFailed, AutorlError: it does not start, or no program was found.
-        """
-        self._base = base
-        self._dtype = dtype
-        self.tokenizer = BaseTokenizer(base)
+        """Start the workers; EngineFailed or AutorlError if that fails. `command` replaces Python and the worker's module, and `log` is
+        the file for the first worker's output; other workers write beside it."""
+        self._base, self._dtype = base, dtype
+        self.tokenizer = words = BaseTokenizer(base)
+        self.encode, self.chat = words.encode, words.chat
         self.lock = threading.Condition()
         self._failure: EngineFailed | None = None
         self.open_stream: _VllmStream | None = None
         self._streams = self._loads = 0
         self._closed = False
-        self._checked = (0, 0)
+        self.checked = (
+            0,
+            0,
+        )  # tensors of the last swap that were compared on the device with the data read, and all tensors
         tensors, self._tied = own_tensors(base)
         self._shapes = {tensor.name: list(tensor.shape) for tensor in tensors}
         self._spec = spec
@@ -179,12 +166,16 @@ class VllmEngine:
         except BaseException:
             self.close()
             raise
-        self._identity = self._introduced()
+        self.identity = self._introduced()
 
     def _start_some(self) -> None:
-        """Start as many workers as configured. With `auto`, fall back to one per GPU if several don't start."""
-        wanted = self._spec.workers_per_gpu
-        self._copies = self._suitable_copies() if wanted == "auto" else wanted
+        """Start as many workers as configured. With `auto`, as many as suit the GPU, or one if these don't start; one on slices, whose
+        memory is unknown, and on CPUs, which gain nothing."""
+        wanted, share = self._spec.workers_per_gpu, self._shares[0]
+        if wanted != "auto":
+            self._copies = wanted
+        elif len(share) == 1 and not is_slice(share[0]):
+            self._copies = framing.fitting(self._shapes, usable_cores(), len(self._shares))
         try:
             self._start()
         except EngineFailed as error:
@@ -194,13 +185,6 @@ class VllmEngine:
             self._end_workers()
             self.parts, self._failure, self._copies = [], None, 1
             self._start()
-
-    def _suitable_copies(self) -> int:
-        """Return the number of workers per GPU; 1 for slices, whose memory is unknown, and for CPUs, which gain nothing."""
-        share = self._shares[0]
-        if len(share) != 1 or is_slice(share[0]):
-            return 1
-        return framing.fitting(self._shapes, usable_cores(), len(self._shares))
 
     def _start(self) -> None:
         spec, cores = self._spec, usable_cores()
@@ -238,24 +222,9 @@ class VllmEngine:
         self._wait(lambda: all(part.ready is not None for part in self.parts))
 
     @property
-    def identity(self) -> EngineIdentity:
-        return self._identity
-
-    @property
-    def checked(self) -> tuple[int, int]:
-        """Tensors of the last swap that were compared on the device with the data read, and the number of all tensors."""
-        return self._checked
-
-    @property
     def pids(self) -> list[int]:
         """Process ids of the workers."""
         return [part.replica.pid for part in self.parts if part.replica.pid is not None]
-
-    def encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
-
-    def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        return self.tokenizer.chat(messages)
 
     def prefetch(self, weights: Path, content_hash: str) -> None:
         for part in self.parts:
@@ -284,7 +253,7 @@ class VllmEngine:
                 raise EngineFailed(f"{weights}: {head['misfit']}")
             if "unread" in head:
                 raise OSError(head["errno"] or 0, head["unread"])
-        self._checked = (min(head["checked"] for head in told), min(head["tensors"] for head in told))
+        self.checked = (min(head["checked"] for head in told), min(head["tensors"] for head in told))
         swap_s = max(float(head["swap_s"]) for head in told)
         return Loaded(load_s=max(0.0, waited_s - swap_s), swap_s=swap_s)
 
@@ -404,10 +373,7 @@ class _VllmStream:
     ) -> None:
         self.number = number
         self.routes = Routes(workers, sampling.max_new_tokens)
-        self._sampling = sampling
-        self._seed = seed
-        self._engine = engine
-        self._deliver = deliver
+        self._sampling, self._seed, self._engine, self._deliver = sampling, seed, engine, deliver
         self._delivering = threading.RLock()  # a consumer may close the stream while it receives an answer
         self._open = True
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from autorl_hpc.files.checkpoint import HEAD_NAME
 from autorl_hpc.files.processes import deny_inspection, die_with_parent
-from autorl_hpc.grading.engines.weights_cache import TORCH_NAMES, Checkpoint, WeightsCache
+from autorl_hpc.grading.engines.weights_cache import Checkpoint, WeightsCache
 from autorl_hpc.rollouts.engine import WeightsChanged
 
 FUSED = {
@@ -144,14 +144,7 @@ def _named(checkpoint: Checkpoint, tied: frozenset[str]) -> Iterator[tuple[str, 
     """Yield names and tensors as vLLM's loaders expect them, without tied copies, which the embedding fills."""
     for tensor in checkpoint.tensors:
         if tensor.name not in tied:
-            yield tensor.name, _as_torch(tensor)
-
-
-def _as_torch(tensor: Any) -> Any:
-    import torch
-
-    flat = torch.frombuffer(tensor.data, dtype=getattr(torch, TORCH_NAMES[tensor.dtype]))
-    return flat.reshape(tensor.shape)
+            yield tensor.name, tensor.as_torch()
 
 
 def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[str, int]:
@@ -171,7 +164,7 @@ def _compare(model: Any, checkpoint: Checkpoint, tied: frozenset[str]) -> tuple[
     step = max(1, len(large) // CHECKED_LARGE)
     chosen = [*vectors, *large[::step], *large[-1:]]
     for name, parameter, first_row in chosen:
-        value = _as_torch(tensors[name])
+        value = tensors[name].as_torch()
         rows = value.shape[0]
         spans = [(0, rows)] if value.dim() < 2 else [(0, CHECKED_ROWS), (max(0, rows - CHECKED_ROWS), rows)]
         for begin, end in spans:

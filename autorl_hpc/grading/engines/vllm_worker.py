@@ -60,8 +60,7 @@ class Worker:
         self._sleep_after_s = 0.0
         self._asleep = False
         self._holds: tuple[str, str] | None = None  # folder and content hash
-        # The current sampling, and its parameters by token limit.
-        self._greedy: tuple[dict[str, Any], dict[int, Any]] = ({}, {})
+        self._greedy: dict[tuple[str, int], Any] = {}  # parameters by sampling and token limit
         self._steps = 0
         self._last_sent = self._last_work = time.monotonic()
 
@@ -160,10 +159,8 @@ class Worker:
             self._drop(head["stream"])
         elif head["op"] == "prefetch":
             self._rpc("autorl_prefetch", head["folder"], head["hash"])
-        elif head["op"] == "load":
-            self._send({"loaded": head["id"], **self._load(head["folder"], head["hash"])})
         else:
-            raise Broken(f"the daemon asks for {head['op']!r}")
+            self._send({"loaded": head["id"], **self._load(head["folder"], head["hash"])})
 
     def _load(self, folder: str, wanted: str) -> dict[str, Any]:
         """Return times and counts; {"changed": why}, {"misfit": why} or {"unread": why, "errno"} leave the model unchanged."""
@@ -214,33 +211,26 @@ class Worker:
             self._send({"answers": stream, "keys": too_long, "lengths": [0] * len(too_long)})
 
     def _params(self, sampling: dict[str, Any], seed: int, room: int) -> Any:
-        """Return the recipe's sampling parameters and nothing else. Greedy prompts share inner objects: vLLM copies only the
-        outermost one, and adds the same to the inner ones for all prompts."""
-        limit = min(sampling["max_new_tokens"], room)
-        if sampling["temperature"] > 0:
-            return self._new_params(sampling, seed, limit)
-        if self._greedy[0] != sampling:
-            self._greedy = (sampling, {})
-        made = self._greedy[1]
-        if limit not in made:
-            made[limit] = self._new_params(sampling, None, limit)
-        return made[limit]
-
-    def _new_params(self, sampling: dict[str, Any], seed: int | None, limit: int) -> Any:
+        """Return the recipe's sampling parameters and nothing else. Greedy prompts share one object's inner ones: vLLM copies only
+        the outermost, and adds the same to the inner ones for all prompts."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        return SamplingParams(
+        limit, is_greedy = min(sampling["max_new_tokens"], room), sampling["temperature"] <= 0
+        known = (repr(sampling), limit)
+        if is_greedy and known in self._greedy:
+            return self._greedy[known]
+        made = SamplingParams(
             n=1,
             temperature=sampling["temperature"],
-            top_p=1.0 if seed is None else sampling["top_p"],
+            top_p=1.0 if is_greedy else sampling["top_p"],
             top_k=0,
             min_p=0.0,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             repetition_penalty=1.0,
             min_tokens=0,
-            seed=seed,
+            seed=None if is_greedy else seed,
             max_tokens=limit,
             stop=list(sampling["stop"]) or None,
             stop_token_ids=self._ends,
@@ -250,6 +240,9 @@ class Worker:
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
         )
+        if is_greedy:
+            self._greedy[known] = made
+        return made
 
     def _drop(self, stream: int | None) -> None:
         """Drop a stream's unanswered prompts; those of all streams if `stream` is None."""
@@ -297,11 +290,7 @@ class Worker:
 
 
 def _on_gpu(told: dict[str, Any]) -> dict[str, Any]:
-    """Return vLLM's arguments for a GPU; several workers on one GPU get fixed sizes, so that they don't measure each other.
-
-    Raises:
-        Broken: they don't fit.
-    """
+    """Return vLLM's arguments for a GPU; several workers on one GPU get fixed sizes, so that they don't measure each other."""
     arguments: dict[str, Any] = {"block_size": BLOCK}
     if told["copies"] > 1:
         import torch

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autorl_hpc.errors import Refused
 from autorl_hpc.files.checkpoint import TensorSpec, content_hash, read_header, weight_files
@@ -67,6 +67,12 @@ class LoadedTensor(NamedTuple):
     data: bytearray
     sha256: str
 
+    def as_torch(self) -> Any:
+        """Return it as a tensor of torch, which shares the bytes."""
+        import torch
+
+        return torch.frombuffer(self.data, dtype=getattr(torch, TORCH_NAMES[self.dtype])).reshape(self.shape)
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -83,56 +89,30 @@ def default_bytes() -> int:
 
 
 def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoint:
-    """Read and verify a folder of safetensors files.
-
-    Args:
-        wanted: the expected content hash.
-        tied: names that share another tensor's storage. As in intake, a copy equal to another tensor is not hashed.
-
-    Raises:
-        WeightsChanged: the hash differs.
-        OSError: the files can't be read.
-    """
-    tensors: list[LoadedTensor] = []
-    threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
+    """Read a folder of safetensors files; WeightsChanged if the content hash is not the `wanted` one. `tied` tensors share
+    another's storage: as in intake, a copy equal to another tensor is not hashed."""
     try:
-        with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
-            for name in weight_files(folder):
-                tensors += again(functools.partial(_read_file, folder / name, pool))
+        files = [again(functools.partial(_read_file, folder / name)) for name in weight_files(folder)]
     except Refused as error:
         raise WeightsChanged(f"{folder} can't be read as it could when it was accepted: {error}") from error
+    tensors = [tensor for file in files for tensor in file]
     others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
     parts = [(t.name, t.dtype, t.shape, t.sha256) for t in tensors if t.name not in tied or t.sha256 not in others]
     if content_hash(parts) != wanted:
-        if content_hash((t.name, t.dtype, t.shape, t.sha256) for t in tensors) == wanted:
-            raise WeightsChanged(
-                f"{folder} has the content {wanted} only with its tied head, which counts no more: stage it again"
-            )
         raise WeightsChanged(f"{folder} no longer has the content {wanted}")
     return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
 
 
-def _read_file(path: Path, pool: ThreadPoolExecutor) -> list[LoadedTensor]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        specs = sorted(read_header(fd, path.name), key=lambda spec: spec.begin)
-        futures = [pool.submit(_read_tensor, fd, spec, path) for spec in specs]
-        try:
-            return [future.result() for future in futures]
-        finally:
-            for future in futures:  # none may read after the descriptor is closed
-                if not future.cancel():
-                    future.exception()
-    finally:
-        os.close(fd)
+def _read_file(path: Path) -> list[LoadedTensor]:
+    threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
+    with open(path, "rb") as file, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        specs = sorted(read_header(file.fileno(), path.name), key=lambda spec: spec.begin)
+        return list(pool.map(functools.partial(_read_tensor, file.fileno(), path), specs))
 
 
-def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
+def _read_tensor(fd: int, path: Path, spec: TensorSpec) -> LoadedTensor:
     data = bytearray(spec.end - spec.begin)
-    view = memoryview(data)
-    digest = hashlib.sha256()
-    position = 0
+    view, digest, position = memoryview(data), hashlib.sha256(), 0
     while position < len(data):
         got = os.preadv(fd, [view[position : position + READ_BYTES]], spec.begin + position)
         if got <= 0:

@@ -54,7 +54,6 @@ LAST_WORDS_S = 60.0  # A send may fail before the thread knows how the worker en
 KILL_WAIT_S = 30.0
 LOG_TAIL_BYTES = 16 * 1024
 MAX_PROBLEM_CHARS = 500
-MAX_LOG_BYTES = 64 * 1024 * 1024  # Limit of a worker's log; older output is dropped at its next start
 
 MODULE = "autorl_hpc.grading.engines.vllm_worker"
 
@@ -74,22 +73,13 @@ class Replica:
         start_limit_s: float = START_LIMIT_S,
         silence_limit_s: float = SILENCE_LIMIT_S,
     ) -> None:
-        """
-        Args:
-            log: file for the worker's output.
-            first: the first frame that it gets.
-            heard: called with each frame except signs of life, in the replica's thread.
-            ended: called once, in the replica's thread, if the worker ends unexpectedly, after all its children are gone.
-        """
+        """Start a worker with its first frame; `log` is the file for its output. Both handlers are called in the replica's thread:
+        `heard` with each frame except signs of life, and `ended` once if the worker ends unexpectedly, when all its children are gone."""
         self.log = log
         self.pid: int | None = None
-        self._command = [*command]
-        self._env = dict(env)
-        self._first = dict(first)
-        self._heard = heard
-        self._ended = ended
-        self._start_limit_s = start_limit_s
-        self._silence_limit_s = silence_limit_s
+        self._command, self._env, self._first = [*command], dict(env), dict(first)
+        self._heard, self._ended = heard, ended
+        self._start_limit_s, self._silence_limit_s = start_limit_s, silence_limit_s
         self._process: subprocess.Popen[bytes] | None = None
         self._why = ""
         self._sock, self._theirs = socket.socketpair()
@@ -121,14 +111,11 @@ class Replica:
         self._note_children()  # after the worker's end, children in other sessions can't be found
         self._closing.set()
         if self._sending.acquire(timeout=1.0):  # a worker that hangs may not read the frame
-            try:
+            with suppress(OSError):
                 self._sock.settimeout(1.0)
                 framing.send(self._sock, {"op": "end"})
                 self._asked_to_end = True
-            except OSError:
-                pass
-            finally:
-                self._sending.release()
+            self._sending.release()
         if self._asked_to_end:
             self._thread.join(END_WAIT_S + 2 * TICK_S)
         if self._thread.is_alive():
@@ -171,37 +158,30 @@ class Replica:
             self._sock.close()
 
     def _start(self) -> None:
-        with self._theirs as theirs:
-            fresh = not self.log.exists() or self.log.stat().st_size > MAX_LOG_BYTES
-            with open(self.log, "wb" if fresh else "ab") as output:
-                os.chmod(self.log, 0o600)
-                self._log_from = output.tell()
-                self._process = subprocess.Popen(
-                    [*self._command, str(theirs.fileno()), str(os.getpid())],
-                    env=self._env,
-                    cwd="/",
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
+        with self._theirs as theirs, open(self.log, "ab") as output:
+            os.chmod(self.log, 0o600)
+            self._log_from = output.tell()
+            self._process = subprocess.Popen(
+                [*self._command, str(theirs.fileno()), str(os.getpid())],
+                env=self._env,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
         self.pid = self._process.pid
         threading.Thread(target=self._introduce, name="engine-start", daemon=True).start()
 
     def _introduce(self) -> None:
         """Send the first frame in a thread: it may exceed the socket buffer, and the time limits must still count."""
-        try:
-            with self._sending:
-                framing.send(self._sock, self._first)
-        except OSError:
-            return  # the worker is gone; the listener reports how
+        with suppress(OSError), self._sending:  # where the worker is gone, the listener reports how
+            framing.send(self._sock, self._first)
 
     def _hang_up(self) -> None:
-        try:
+        with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def _listen(self) -> str:
         silent_s, limit_s, closing_s = 0.0, self._start_limit_s, 0.0
@@ -280,12 +260,9 @@ def _started(pid: int) -> int | None:
 
 def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
     """Return `<the grader's log>.vllm-<pid>.log` if stderr is a file; otherwise a file in a private folder."""
-    try:
-        ours = Path(os.readlink("/proc/self/fd/2"))
-        if ours.is_absolute() and ours.is_file():
-            return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
-    except OSError:
-        pass
+    ours = Path("/proc/self/fd/2").resolve()
+    if ours.is_file():
+        return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
     return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"
 
 
@@ -362,10 +339,7 @@ def name_program(profile: ClusterProfile | None) -> None:
 def interpreter() -> str:
     """Return the Python for the engine: beside `$AUTORL_VLLM`, else this one if it has vLLM, else beside `vllm` on PATH.
 
-    If the named program has no Python beside it (it may be a script), this Python is used if it has vLLM.
-
-    Raises:
-        AutorlError: there is none.
+    If the named program has no Python beside it (it may be a script), this Python is used if it has vLLM. AutorlError if none.
     """
     wanted = os.environ.get(PROGRAM_VARIABLE)
     here = importlib.util.find_spec("vllm") is not None
@@ -377,9 +351,9 @@ def interpreter() -> str:
         if beside is not None or here:
             return beside or sys.executable
     raise AutorlError(
-        "no Python with vLLM is here, which `grader.engine: vllm` asks for"
-        if program is None
-        else f"there is no Python beside {program}",
+        f"there is no Python beside {program}"
+        if program
+        else "no Python with vLLM is here, as `grader.engine: vllm` needs",
         where=socket.gethostname(),
         fault=Fault.CLUSTER,
         next_step=INSTALL,
@@ -388,11 +362,8 @@ def interpreter() -> str:
 
 
 def environment(outer: Mapping[str, str], devices: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return a worker's environment: no secrets, offline, our code first, its own caches, and these GPUs.
-
-    Args:
-        threads: for vLLM's CPU build; 0 keeps its default.
-    """
+    """Return a worker's environment: no secrets, offline, our code first, its own caches, these GPUs, and so many threads for vLLM's
+    CPU build (0 keeps its default)."""
     env = {name: value for name, value in without_secrets(outer).items() if name not in NOT_PASSED_ON}
     path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
     env["PYTHONPATH"] = os.pathsep.join([str(code_folder()), *(part for part in path if Path(part) != HOME)])

@@ -39,20 +39,13 @@ class Result(NamedTuple):
 
 
 class SearchBackend(Protocol):
-    """Finds texts for a query."""
+    """Finds texts for a query. `identity` is kind, version, corpus or address, and never a key: results are recorded under it."""
 
     @property
-    def identity(self) -> str:
-        """Kind, version, corpus or address; never a key. Recorded results are stored under it."""
-        ...
+    def identity(self) -> str: ...
 
     def search(self, query: str, k: int) -> list[Result]:
-        """Return at most `k` results, best first; none if nothing fits.
-
-        Raises:
-            SearchFailed: the request failed. An empty list is never returned instead.
-        """
-        ...
+        """Return at most `k` results, best first. Raises SearchFailed if the request failed; never an empty list instead."""
 
 
 class SearchFailed(Unavailable):
@@ -68,12 +61,8 @@ class Setup(NamedTuple):
 
 
 def make_backend(setup: Setup) -> SearchBackend:
-    """Create the back end that the option `search` names (default bm25).
-
-    Raises:
-        ValueError: there is no such back end, or one of its options is missing or wrong.
-        OSError: its corpus or key can't be read.
-    """
+    """Create the back end that the option `search` names (default bm25). Raises ValueError if there is none, or one of its options
+    is missing or wrong, and OSError if its corpus or key can't be read."""
     name = str(setup.options.get("search", "bm25"))
     if name not in BACKENDS:
         raise ValueError(f"there is no search back end `{name}`; there are {', '.join(sorted(BACKENDS))}")
@@ -158,12 +147,7 @@ def _folded(text: str) -> str:
 
 
 def read_corpus(path: Path) -> Corpus:
-    """Read the corpus in a file or folder.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: a line is not a document, or there is none.
-    """
+    """Read the corpus in a file or folder. Raises ValueError if a line is not a document, or there is none."""
     files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
     digest = hashlib.sha256()
     documents: list[Document] = []
@@ -213,10 +197,8 @@ def snippet(text: str, query: str, chars: int) -> str:
         return text
     wanted = set(terms(query))
     # Folding may change a text's length, so words are folded one by one to keep their positions.
-    hits = [
-        (match.start(), match.end(), word) for match in _WORD.finditer(text) if (word := _folded(match[0])) in wanted
-    ]
-    start = max(0, _best_start(hits, chars) - chars // 4)
+    found = [(match.start(), match.end(), _folded(match[0])) for match in _WORD.finditer(text)]
+    start = max(0, _best_start([hit for hit in found if hit[2] in wanted], chars) - chars // 4)
     start = min(start, len(text) - chars)
     part = text[start : start + chars]
     if start > 0:
@@ -240,11 +222,7 @@ def _best_start(hits: Sequence[tuple[int, int, str]], chars: int) -> int:
 
 def bm25_from_setup(setup: Setup) -> Bm25:
     """Open the corpus that the options name: `corpus` (a file or folder below the data, default corpus.jsonl), `corpus_sha256`,
-    `snippet_chars`. Graders refuse a corpus other than the recipe's; an agent's may be a part of it.
-
-    Raises:
-        OSError, ValueError: see `read_corpus`; or the path leads out of the data, or it is not the recipe's corpus.
-    """
+    `snippet_chars`. Graders refuse a corpus other than the recipe's (ValueError); an agent's may be a part of it."""
     options, root = setup.options, Path(setup.data).resolve()
     path = (root / str(options.get("corpus", CORPUS))).resolve()
     if not path.is_relative_to(root):
@@ -303,11 +281,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def identity_of(options: Mapping[str, Any]) -> str:
-    """Return the identity under which results are recorded: address without the key, fields, date.
-
-    Raises:
-        ValueError: an option is missing or wrong.
-    """
+    """Return the identity under which results are recorded: address without the key, fields, date. Raises ValueError if an option
+    is missing or wrong."""
     address = str(options.get("search_url", ""))
     parts = urllib.parse.urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname or "{query}" not in address:
@@ -324,11 +299,7 @@ def identity_of(options: Mapping[str, Any]) -> str:
 
 
 class Online:
-    """A search engine at an address.
-
-    Args:
-        first_pause_s: see `FIRST_PAUSE_S`.
-    """
+    """A search engine at an address; `first_pause_s`: see `FIRST_PAUSE_S`."""
 
     def __init__(self, options: Mapping[str, Any], key: str = "", *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.identity = identity_of(options)
@@ -336,54 +307,44 @@ class Online:
         self._host = urllib.parse.urlsplit(self._address).hostname or ""
         self._fields = {name: str(options.get(name, default)) for name, default in FIELDS.items()}
         self._empty = str(options.get(EMPTY, ""))
-        self._header = str(options.get("search_key_header", ""))
-        self._key = key
-        self._first_pause_s = first_pause_s
-        if not key and (self._header or "{key}" in self._address):
+        self._key, self._first_pause_s = key, first_pause_s
+        header = str(options.get("search_key_header", ""))
+        self._headers = {"Accept": "application/json", "User-Agent": "autorl-hpc", **({header: key} if header else {})}
+        if not key and (header or "{key}" in self._address):
             raise ValueError("option `search_key_file` is missing: the address or a header wants a key")
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def search(self, query: str, k: int) -> list[Result]:
         values = {"query": query[:MAX_QUERY_CHARS], "results": str(k), "key": self._key}
-        address = _PLACE.sub(
-            lambda place: urllib.parse.quote(values[place[1]].encode("utf-8", "replace"), ""), self._address
-        )
-        answer = self._asked(address)
+        quoted = {name: urllib.parse.quote(value.encode("utf-8", "replace"), "") for name, value in values.items()}
+        answer = self._asked(_PLACE.sub(lambda place: quoted[place[1]], self._address))
         if self._empty and _says(answer, self._empty):
             return []
+        advice = "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
         for name in ERRORS:
             if isinstance(answer, dict) and answer.get(name):
-                raise SearchFailed(f"the answer of {self._host} holds `{name}`{self._advice()}")
+                raise SearchFailed(f"the answer of {self._host} holds `{name}`{advice}")
         rows = _at(answer, self._fields["search_list"])
         if not isinstance(rows, list):
-            raise SearchFailed(
-                f"the answer of {self._host} has no list at `{self._fields['search_list']}`{self._advice()}"
-            )
+            raise SearchFailed(f"the answer of {self._host} has no list at `{self._fields['search_list']}`{advice}")
         if any(not isinstance(row, dict) for row in rows):
             raise SearchFailed(f"a result of {self._host} is no object")
-        for option in ("search_title", "search_link", "search_snippet"):  # a field that all rows lack is misspelt
+        columns = ("search_title", "search_link", "search_snippet")
+        for option in columns:  # a field that all rows lack is misspelt
             if rows and not any(self._fields[option] in row for row in rows):
                 raise SearchFailed(f"no result of {self._host} has the field `{self._fields[option]}` ({option})")
-        return [self._result(row) for row in rows[:k]]
-
-    def _advice(self) -> str:
-        return "" if self._empty else f"; if that means nothing was found, say so in `{EMPTY}`"
-
-    def _result(self, row: Mapping[str, Any]) -> Result:
-        title, url, text = (str(row.get(self._fields[f"search_{name}"]) or "") for name in ("title", "link", "snippet"))
-        return Result(title, url, " ".join(text.split()))
+        texts = [[str(row.get(self._fields[option]) or "") for option in columns] for row in rows[:k]]
+        return [Result(title, url, " ".join(text.split())) for title, url, text in texts]
 
     def _asked(self, address: str) -> Any:
-        headers = {"Accept": "application/json", "User-Agent": "autorl-hpc"}
-        if self._header:
-            headers[self._header] = self._key
         problem = ""
         for number in range(TRIES):
             if number:
                 time.sleep(self._first_pause_s * 2 ** (number - 1))
             try:
                 # No message of urllib is passed on, because it may hold the address and with it the key.
-                with self._opener.open(urllib.request.Request(address, headers=headers), timeout=TIMEOUT_S) as answer:
+                request = urllib.request.Request(address, headers=self._headers)
+                with self._opener.open(request, timeout=TIMEOUT_S) as answer:
                     data = answer.read(MAX_ANSWER_BYTES + 1)
                 if len(data) > MAX_ANSWER_BYTES:
                     raise SearchFailed(f"the answer of {self._host} is longer than {MAX_ANSWER_BYTES} bytes")
@@ -465,15 +426,9 @@ class RecordedAnswers:
                 raise SearchFailed(f"the {name} is damaged or can't be read: {advice}")
             raise SearchFailed(f"no {name}: it was not asked before")
         found = self.backend.search(query, k)
-        value = {
-            "format": FORMAT,
-            "key": key,
-            "backend": self.identity,
-            "query": query,
-            "found": [[*row] for row in found],
-        }
+        value = {"format": FORMAT, "key": key, "backend": self.identity, "query": query}
         try:
-            self._record(path, value)
+            self._record(path, {**value, "found": [[*row] for row in found]})
         except OSError as error:
             raise SearchFailed(f"the results can't be recorded: {error.strerror}") from error
         # Another process may have recorded other results first; all use the recorded ones.

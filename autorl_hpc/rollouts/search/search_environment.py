@@ -137,10 +137,7 @@ class Environment:
         """Perform a search, or end the episode with the answer, which is then the last observation, for the scorer.
 
         The reward is the F1 of exactly matching items if the goal holds its `answer`, as training goals do. Held-out goals don't;
-        the recipe's scorer rates their answers.
-
-        Raises:
-            SearchFailed: the search request failed.
+        the recipe's scorer rates their answers. SearchFailed if the search request failed.
         """
         name, argument = parse(action)
         if name == "answer":

@@ -69,11 +69,7 @@ class Product:
         return frozenset(part.strip() for part in self.product_category.split(CATEGORY_SEPARATOR))
 
     def row(self, *, withheld: bool = False) -> dict[str, Any]:
-        """Return the product as a row of a catalogue.
-
-        Args:
-            withheld: leave out the fields that belong to goals: attributes, instruction and wanted attributes.
-        """
+        """Return the product as a row of a catalogue, perhaps without the fields that belong to goals."""
         left_out = {"rating", *(OF_GOALS if withheld else () if self.instruction is not None else OF_GOALS[1:])}
         row = {name: value for name, value in vars(self).items() if name in FIELDS and name not in left_out}
         # As pairs, because rows are written with sorted keys and options have the page's order.
@@ -124,11 +120,7 @@ def from_raw(raw: Mapping[str, Any], entry: Mapping[str, Any], nouns: Iterable[s
 
 
 def prices(text: str | None) -> tuple[float, ...]:
-    """Return the one or two prices in `$17.49 - $18.49`, in dollars; the default if there is none.
-
-    Raises:
-        ValueError: a price can't be read.
-    """
+    """Return the one or two prices in `$17.49 - $18.49`, in dollars; the default if there is none, ValueError if unreadable."""
     if not text:
         return (DEFAULT_PRICE,)
     found = [float("".join(c for c in part if c in "0123456789.")) for part in text.split("$")[1:]]
@@ -162,12 +154,7 @@ class Catalogue:
 
 
 def read(path: Path) -> Catalogue:
-    """Read a catalogue: one JSON object per line.
-
-    Raises:
-        OSError: it can't be read.
-        ValueError: it is damaged.
-    """
+    """Read a catalogue: one JSON object per line. Raises ValueError: it is damaged."""
     # Not splitlines(), because a title may hold a character that it takes for a line's end.
     data = path.read_bytes()
     rows = [json.loads(line) for line in data.split(b"\n") if line]

@@ -36,13 +36,8 @@ LIMIT_SALT = "webshop-limit-1"
 
 @dataclass(frozen=True)
 class Goal:
-    """What a customer wants.
-
-    Attributes:
-        product: id of the product that the goal was made from; other suitable products are accepted too.
-        wanted, options, price_upper: requested attributes, values by the option's name, and the limit in dollars.
-        session: the goal's position in the original's order; -1 if none.
-    """
+    """What a customer wants: attributes, option values by name, at most that many dollars. Other suitable products than the one
+    that the goal was made from are accepted too. `session` is its position in the original's order; -1 if none."""
 
     instruction: str
     product: str
@@ -247,14 +242,8 @@ def write_task(
     withheld: Collection[str],
     prefix: str,
 ) -> None:
-    """Write everything under `out`.
-
-    Args:
-        train: goals for agents.
-        held_out: goals by split; a goal may be in two.
-        withheld: ids of products whose attributes and instructions agents don't get.
-        prefix: of the goals' ids.
-    """
+    """Write everything under `out`. A held-out goal may be in two splits; agents don't get the attributes and instructions of
+    `withheld` products, and all ids of goals begin with `prefix`."""
     _write(out / "train" / CATALOGUE_NAME, (p.row(withheld=p.asin in withheld) for p in products))
     _write(out / "train" / GOALS_NAME, (goal.row(f"{prefix}-{goal.session:04d}") for goal in train))
     for split, goals in held_out.items():

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from autorl_hpc.rollouts.environment import Step, Transcript
 from autorl_hpc.rollouts.search.backends import TermIndex
-from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Catalogue, Product, read
+from autorl_hpc.rollouts.webshop.catalogue import CATALOGUE_NAME, Product, read
 from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
 
 # --- pages as visible texts and clickable items
@@ -35,12 +35,8 @@ Kind = Literal["search", "results", "item", "sub", "done"]
 
 @dataclass(frozen=True)
 class Page:
-    """A page.
-
-    Attributes:
-        links: product numbers by their clickable text.
-        options: the option's name by its clickable value; if two options share a value, the last one's.
-    """
+    """A page: `links` are product numbers by clickable text, `options` names of options by clickable value; if two share a value,
+    the last one's."""
 
     kind: Kind
     text: str
@@ -62,12 +58,7 @@ def search_page(instruction: str) -> Page:
 
 
 def results_page(instruction: str, found: Sequence[Product], number: int) -> Page:
-    """Return one page of results.
-
-    Args:
-        found: all results of the search.
-        number: of the page, from 1. As in the original, pages after the last one are empty.
-    """
+    """Return a page of all the results found, numbered from 1. As in the original, pages after the last one are empty."""
     shown = found[(number - 1) * PRODUCTS_A_PAGE : number * PRODUCTS_A_PAGE]
     buttons = (BACK_TO_SEARCH, *([PREVIOUS] if number > 1 else []), NEXT)
     texts = ["Instruction:", instruction, BACK_TO_SEARCH, f"Page {number} (Total results: {len(found)})", *buttons[1:]]
@@ -200,19 +191,16 @@ PINNED = "catalogue"  # Recipe option with the hash of the catalogue, which deci
 class Shop:
     """A catalogue with its search index. Immutable, so all environments of a process share one."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
-        self.catalogue = catalogue
-        self._index = ShopIndex({asin: product.document for asin, product in catalogue.products.items()})
+    def __init__(self, path: Path) -> None:
+        self.catalogue = read(path)
+        self._index = ShopIndex({asin: product.document for asin, product in self.catalogue.products.items()})
 
     def search(self, query: str) -> list[Product]:
         """Return the best products, best first."""
         return [self.catalogue[asin] for asin in self._index.search(query)]
 
 
-@functools.lru_cache(maxsize=4)
-def open_shop(path: Path) -> Shop:
-    """Open the shop of a catalogue file, once per process; errors as for `catalogue.read`."""
-    return Shop(read(path))
+open_shop = functools.lru_cache(maxsize=4)(Shop)
 
 
 class Environment:
@@ -223,16 +211,8 @@ class Environment:
     """
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
-        """Open the shop in `data`.
-
-        Args:
-            data: a folder with catalogue.jsonl: an agent's training data, or the vault for graders.
-            held_out: for held-out goals, which a catalogue with withheld attributes would score wrongly.
-            options: the recipe's; `catalogue` is the sha256 of the file for scoring held-out goals.
-
-        Raises:
-            OSError, ValueError: the catalogue is missing, damaged, or not the expected one.
-        """
+        """Open the shop whose catalogue.jsonl is in `data`: an agent's training data, or the vault for graders. Held-out goals are
+        scored with the catalogue that the option `catalogue` pins, and with none that withholds attributes (ValueError)."""
         path = Path(data).resolve() / CATALOGUE_NAME
         self.shop = open_shop(path)
         pinned = (options or {}).get(PINNED)
@@ -247,11 +227,8 @@ class Environment:
         self.page = search_page("")
 
     def reset(self, goal: Mapping[str, Any], seed: int = 0) -> str:
-        """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random.
-
-        Raises:
-            KeyError: the goal lacks a field, or its product is not in the catalogue.
-        """
+        """Begin an episode; `goal` is a row of goals.jsonl or items.jsonl. `seed` is not used, because nothing is random. KeyError if
+        the goal lacks a field, or its product is not in the catalogue."""
         del seed
         self._goal = from_row(goal)
         self._wanted = self.shop.catalogue[self._goal.product]
