@@ -43,10 +43,8 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
     env = {**without_scheduler(os.environ), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     answer = ask(argv, env=env, limit_s=timeout_s)
     if answer.missing:
-        what, advice = (
-            f"there is no {argv[0]} on this host",
-            "run this on a login node of the cluster, or use `--cluster local`",
-        )
+        what = f"there is no {argv[0]} on this host"
+        advice = "run this on a login node of the cluster, or use `--cluster local`"
         raise SchedulerError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     if answer.code != 0:
         raise failed(argv[0], answer.err or answer.out)
@@ -111,20 +109,15 @@ def jobs(names: Iterable[str]) -> list[SeenJob]:
     wanted = sorted(set(names))
     found: list[SeenJob] = []
     for start in range(0, len(wanted), PER_CALL):
-        argv = [
-            *("squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"),
-            *(f"--name={','.join(wanted[start : start + PER_CALL])}", f"--format={SEPARATOR.join(FIELDS)}"),
-        ]
-        found += [job for line in run(argv).splitlines() if (job := _from_squeue(line)) is not None]
+        argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"]
+        argv += [f"--name={','.join(wanted[start : start + PER_CALL])}", f"--format={SEPARATOR.join(FIELDS)}"]
+        for line in run(argv).splitlines():
+            parts = [part.strip() for part in line.split(SEPARATOR)]
+            if len(parts) == len(FIELDS):
+                job_id, name, state, reason, nodes, said, submitted = parts
+                known = None if reason in ("", "None") else reason
+                found.append(_seen(job_id, name, state, said, nodes, submitted, reason=known))
     return sorted(found, key=lambda job: (job.number or 0, job.index or 0, job.submitted_at or ""))
-
-
-def _from_squeue(line: str) -> SeenJob | None:
-    parts = [part.strip() for part in line.split(SEPARATOR)]
-    if len(parts) != len(FIELDS):
-        return None
-    job_id, name, state, reason, nodes, said, submitted = parts
-    return _seen(job_id, name, state, said, nodes, submitted, reason=None if reason in ("", "None") else reason)
 
 
 def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: str, **more: Any) -> SeenJob:
@@ -151,25 +144,22 @@ def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
     for words in map(key_values, text.splitlines()):
         index = words.get("ArrayTaskId", "")
         known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
-    return [_completed(job, known.get(job.job_id, {})) for job in seen]
+    found = []
+    for job in seen:
+        words = known.get(job.job_id, {})
+        update: dict[str, Any] = {}
+        if words.get("JobName") == job.name:  # else the id was reused
+            restarts, reason = words.get("Restarts", ""), words.get("Reason")
+            update = {"exit_code": words.get("ExitCode"), "restarts": int(restarts) if restarts.isdigit() else 0}
+            update["reason"] = job.reason if reason in (None, "None", "") else reason
+        found.append(job.model_copy(update=update))
+    return found
 
 
 def key_values(line: str) -> dict[str, str]:
     """Parse the `Key=value` pairs of a scontrol line; a value ends where the next key begins."""
     pairs = re.finditer(r"(?:^|\s)([A-Za-z][\w:/&*]*)=(.*?)(?=\s[A-Za-z][\w:/&*]*=|$)", line)
     return {match[1]: match[2].strip() for match in pairs}
-
-
-def _completed(job: SeenJob, words: Mapping[str, str]) -> SeenJob:
-    if words.get("JobName") != job.name:
-        return job  # the id was reused
-    restarts, reason = words.get("Restarts", ""), words.get("Reason")
-    update: dict[str, Any] = {
-        "exit_code": words.get("ExitCode"),
-        "restarts": int(restarts) if restarts.isdigit() else 0,
-        "reason": job.reason if reason in (None, "None", "") else reason,
-    }
-    return job.model_copy(update=update)
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:

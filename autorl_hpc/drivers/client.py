@@ -108,9 +108,8 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 def _passed_by(host: str, port: int | None, rule: str) -> bool:
     """Return whether NO_PROXY names the host: `*`, a name with its subdomains, an address, or a network."""
     entries = [entry.strip().lower() for entry in rule.split(",")]
-    named = urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]  # typeshed lacks it
-        host if port is None else f"{host}:{port}", {"no": rule}
-    )
+    place = host if port is None else f"{host}:{port}"
+    named = urllib.request.proxy_bypass_environment(place, {"no": rule})  # type: ignore[attr-defined]  # typeshed lacks it
     return "*" in entries or bool(named) or any(_within(host, entry) for entry in entries)
 
 

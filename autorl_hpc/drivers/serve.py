@@ -162,9 +162,8 @@ def program(profile: ClusterProfile | None) -> str:
 
 def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) -> list[str]:
     """Return the program's arguments. They do not contain the key."""
-    parallel = spec.tensor_parallel or max(1, gpus)
     found = ["serve", str(model), f"--served-model-name={spec.model}", f"--host={host}", f"--port={port}"]
-    found.append(f"--tensor-parallel-size={parallel}")
+    found.append(f"--tensor-parallel-size={spec.tensor_parallel or max(1, gpus)}")
     if spec.context_tokens is not None:
         found.append(f"--max-model-len={spec.context_tokens}")
     return [*found, *spec.args]
@@ -173,23 +172,23 @@ def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) ->
 def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
     """Return the server's variables: this job's, plus key and offline mode, without the folder `code` of our frozen code (it may be
     another Python's). At `inner_port` the server's processes meet; None for a port that the kernel chooses."""
-    env = dict(outer)
-    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
-    env["PYTHONPATH"] = os.pathsep.join(path)
-    if not path:
-        del env["PYTHONPATH"]
-    env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
-    env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
-    # All its processes are on this node; by itself it would choose an outward address, or none.
-    env["VLLM_HOST_IP"] = LOOPBACK
+    env = {
+        "PYTHONFAULTHANDLER": "1",  # if the server hangs and is aborted, its stacks go into the log
+        # nvcc would compile FlashInfer's sampler at the first start: a minute, and nodes without nvcc fail. vLLM's own works.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        **outer,
+        KEY_VARIABLE: key,
+        **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_HOST_IP": LOOPBACK,  # all its processes are on this node; by itself it would choose an outward address, or none
+    }
+    path = [part for part in env.pop("PYTHONPATH", "").split(os.pathsep) if part and part != code]
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(path)
     if inner_port is not None:
         env["VLLM_PORT"] = str(inner_port)
     # We set it for the frozen code; vLLM is imported three times a start and would be compiled each time.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    # If the server hangs and is aborted, its stacks go into the log.
-    env.setdefault("PYTHONFAULTHANDLER", "1")
-    # nvcc would compile FlashInfer's sampler at the first start: a minute, and nodes without nvcc fail. vLLM's own works.
-    env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return env
 
 
@@ -350,14 +349,13 @@ class DriverJob:
         log.info("driver %s: %s", self.name, argv)
         env = environment(os.environ, key, self.code, inner_port(self.spec))
         self._starts += 1
-        said = self.experiment.driver_log(self.name)
         try:
-            server = Server(argv, env, said, port, self.spec.model, key, self.experiment.jobs)
+            folder, said = self.experiment.jobs, self.experiment.driver_log(self.name)
+            server = Server(argv, env, said, port, self.spec.model, key, folder)
         except OSError as error:
             return False, f"its server can't be started: {error}"
-        url = f"http://{name}:{port}/v1"
         try:
-            return self._watch(server, url)
+            return self._watch(server, f"http://{name}:{port}/v1")
         finally:
             server.stop()
 
@@ -386,22 +384,18 @@ class DriverJob:
 
     def _reason_to_end(self) -> str | None:
         """Return why this job should end; a reason, once found, stays."""
-        if self._why is None:
-            try:
-                self._why = self._look()
-            except (AutorlError, OSError) as error:
-                log.warning("the experiment's folder can't be read: %s", error)
+        try:
+            self._why = self._why or self._look()
+        except (AutorlError, OSError) as error:
+            log.warning("the experiment's folder can't be read: %s", error)
         return self._why
 
     def _look(self) -> str | None:
+        now = time.monotonic()
         if self._asked_to_end:
             return f"signal {self._asked_to_end}"
         if newest_generation(self.experiment.drivers, self.name) > self.generation:
             return "a newer job has the driver"
-        return self._no_user()
-
-    def _no_user(self) -> str | None:
-        now = time.monotonic()
         if now < self._next_look:
             return None
         self._next_look = now + self.timing.users_s

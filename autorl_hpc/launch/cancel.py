@@ -24,8 +24,6 @@ from autorl_hpc.launch.plan import only_one
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import JobState
 
-# --- cancelling on Slurm: waiting jobs are cancelled, running jobs are asked to end, and in the end none is left
-
 LOOK_S = 2.0
 END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 
@@ -37,13 +35,6 @@ def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> li
         return []
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
     return [task for task in table.alive() if runs is None or task.run_id in runs]
-
-
-def _cancel_waiting(experiment: ExperimentDir, runs: Iterable[str]) -> set[str]:
-    """Cancel the tasks of these runs that do not run yet; return the runs with a running task."""
-    tasks = _alive(experiment, set(runs))
-    slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
-    return {task.run_id for task in tasks if task.state is JobState.RUNNING and task.run_id}
 
 
 def _cancel_and_wait(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[str]:
@@ -131,7 +122,9 @@ def _cancel_on_cluster(
         running = [task for task in _alive(experiment) if task.state is JobState.RUNNING]
         return _not_closed(experiment, wanted) if any(t.submitted.role.startswith(role) for t in running) else []
 
-    running = _cancel_waiting(experiment, wanted)
+    tasks = _alive(experiment, wanted)
+    slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
+    running = {task.run_id for task in tasks if task.state is JobState.RUNNING}
     _seal_here(experiment, record, [run for run in wanted if run not in running])
     open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
     if open_runs:

@@ -7,7 +7,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,23 +39,15 @@ def check_search(recipe: Recipe, task: str, where: Path) -> None:
     """Check that the recipe fully names its search engine and that its key can be read. Raises AutorlError: it does not.
     No connection is tried, because this machine may have no network."""
     kind = recipe.options.get("search")
-    if kind not in ("online", "replay"):
-        return
     try:
-        backends.identity_of(recipe.options)
+        if kind in ("online", "replay"):
+            backends.identity_of(recipe.options)
         if kind == "online" and "search_key_file" in recipe.options:
             backends.read_key(Path(str(recipe.options["search_key_file"])).expanduser())
-    except OSError as error:
-        problem = f"the search engine's key can't be read: {error.strerror} ({recipe.options['search_key_file']})"
-    except ValueError as error:
-        problem = str(error)
-    else:
-        return
-    raise AutorlError(
-        f"field `matrix.task`: {task}, recipe {recipe.name}: {problem}",
-        where=where,
-        next_step="correct the option in the recipe, or the file with the key",
-    )
+    except (OSError, ValueError) as error:
+        what = f"field `matrix.task`: {task}, recipe {recipe.name}: search engine: {error}"
+        advice = "correct the option in the recipe, or the file with the key"
+        raise AutorlError(what, where=where, next_step=advice) from None
 
 
 def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
@@ -110,17 +101,7 @@ class Cell:
 
 def read_spec(path: Path) -> ExperimentSpec:
     """Read the experiment in `path`. Raises AutorlError: names the file, the field and the next step."""
-    value = read_yaml(path)
-    if not isinstance(value, dict):
-        raise AutorlError(
-            "an experiment is a table of fields", where=path, next_step="see jobs/quickstart.yaml for an example"
-        )
-    matrix = value.get("matrix")
-    for axis, entries in matrix.items() if isinstance(matrix, dict) else ():
-        if entries is None or entries == []:
-            what = f"field `matrix.{axis}` is empty: there is nothing to run"
-            raise AutorlError(what, where=path, next_step="give at least one value")
-    return parse_record(ExperimentSpec, value, path, next_step="see docs/experiments.md for every field")
+    return parse_record(ExperimentSpec, read_yaml(path), path, next_step="see docs/experiments.md for every field")
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
@@ -173,12 +154,9 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         )
         cell = Cell(science, task_hashes[values["task"]], agent_hashes[values["agent"]], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:
-            raise AutorlError(
-                f"field `matrix`: the run id {cell.run_id} has {len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} "
-                "fit into file names",
-                where=where,
-                next_step="stage the base model under a shorter name",
-            )
+            length = f"{len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} fit into file names"
+            what = f"field `matrix`: the run id {cell.run_id} has {length}"
+            raise AutorlError(what, where=where, next_step="stage the base model under a shorter name")
         cells.append(cell)
     return cells
 
@@ -217,35 +195,30 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
         if twice := [value for value, count in Counter(values).items() if count > 1]:
             what = f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice"
             raise AutorlError(what, where=where, next_step="remove one")
-    rules = [
-        {axis: given if isinstance(given, list) else [given] for axis, given in rule.items()} for rule in spec.exclude
-    ]
-    for rule in rules:
-        if (unknown := sorted(set(rule) - set(AXES))) or not rule:
-            what = f"field `exclude`: {unknown[0] if unknown else 'an empty rule'!r} is no axis of the matrix"
-            raise AutorlError(what, where=where, next_step=f"axes are {', '.join(AXES)}")
-        for axis, value in ((axis, value) for axis, given in rule.items() for value in given):
-            if value not in axes[axis]:
-                near = get_close_matches(str(value), [str(v) for v in axes[axis]], n=1)
-                hint = f"; did you mean `{near[0]}`?" if near else ""
-                what = f"field `exclude`: {value!r} is not a value of matrix.{axis}{hint}"
-                raise AutorlError(what, where=where, next_step="correct the rule, or remove it")
     cells = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*axes.values())]
-    kept = [cell for cell in cells if not any(all(cell[axis] in rule[axis] for axis in rule) for rule in rules)]
-    if not kept:
+    for rule in spec.exclude:
+        wrong = [axis for axis in rule if axis not in AXES] or ([] if rule else ["an empty rule"])
+        if wrong:
+            what = f"field `exclude`: {wrong[0]!r} is no axis of the matrix"
+            raise AutorlError(what, where=where, next_step=f"axes are {', '.join(AXES)}")
+        given = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
+        for axis, value in ((axis, value) for axis, values in given.items() for value in values):
+            if value not in axes[axis]:
+                what = f"field `exclude`: {value!r} is not a value of matrix.{axis}"
+                advice = f"its values are {', '.join(map(str, axes[axis]))}; correct the rule, or remove it"
+                raise AutorlError(what, where=where, next_step=advice)
+        cells = [cell for cell in cells if not all(cell[axis] in values for axis, values in given.items())]
+    if not cells:
         raise AutorlError("field `exclude` leaves no run of the matrix", where=where, next_step="exclude less")
-    return kept
+    return cells
 
 
 def _check_task_needs(task: Task) -> None:
-    missing = [module for module in task.file.needs if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := [module for module in task.file.needs if importlib.util.find_spec(module) is None]:
         package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
         what = f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here"
-        advice = f"pip install {package}"
-        raise AutorlError(
-            what, where=task.folder / "task.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-        )
+        where, advice, code = task.folder / "task.yaml", f"pip install {package}", Exit.ENVIRONMENT
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)
 
 
 def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin]:
@@ -268,10 +241,10 @@ def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
     """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
-        path, field = root.task_vault(task.name) / name, f"field `recipe.{task.name}`"
-        if not path.is_file():
-            what = f"{field}: recipe {recipe.name} needs {name}, which was not staged"
-            raise AutorlError(what, where=path, next_step=again)
-        if file_sha256(path) != digest:
-            what, fault = f"{field}: {name} is not the file that recipe {recipe.name} pins", Fault.CLUSTER
-            raise AutorlError(what, where=path, fault=fault, next_step=again, exit_code=Exit.FAILED)
+        path = root.task_vault(task.name) / name
+        missing = not path.is_file()
+        if missing or file_sha256(path) != digest:
+            what = f"field `recipe.{task.name}`: recipe {recipe.name} needs {name}, "
+            what += "which was not staged" if missing else "and what is staged is not the file that it pins"
+            fault, code = (None, Exit.USAGE) if missing else (Fault.CLUSTER, Exit.FAILED)
+            raise AutorlError(what, where=path, fault=fault, next_step=again, exit_code=code)

@@ -79,10 +79,10 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         say(f"{out.name}: packing {len(ordered)} files, {in_words(total)}")
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "wb") as raw:
             sink = Hashed(raw)
-            with progress(out.name, say) as shown, writing(sink, suffix_of(out)) as archive:
+            with writing(sink, suffix_of(out)) as archive:
                 head = readable_json(manifest.model_dump(mode="json"))
                 add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
-                done = 0
+                done, shown = 0, progress(out.name, say)
                 for row, path in ordered:
                     _add_file(archive, row, path)
                     done += row.size_bytes
@@ -186,8 +186,8 @@ def unpack(
             )
             say(f"{bundle.name}: unpacking {', '.join(map(_shown, parts))}, {in_words(total)}")
             reading.bound.allowed = sum(f.size_bytes + ROW_BYTES for f in manifest.files) + MAX_HEAD_BYTES
-            with reading.damage(), progress(bundle.name, say) as shown:
-                done = 0
+            with reading.damage():
+                done, shown = 0, progress(bundle.name, say)
                 missing = {file.path: file for file in manifest.files}
                 for name, size_bytes, data in files:
                     row = missing.pop(name, None)
@@ -307,33 +307,31 @@ def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
 
 def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again: bool, say: Say) -> list[StoreManifest]:
     """Install a checked part, unless the same content is installed already."""
-    origin = f"bundle {bundle.name}"
+    name = part.name
     if part.kind == "environment":
-        work = place.environments / part.name
         install = install_image if part.environment and part.environment.kind == "image" else build_environment
-        return [install(root, part.name, work, origin, expected=part.content_hash, say=say)]
-    folders = [(place.model(part.name), root.model(part.name), False)]
-    if part.kind == "task":
-        folders = [
-            (place.task_store(part.name), root.task_store(part.name), False),
-            (place.task_vault(part.name), root.task_vault(part.name), True),
-        ]
+        work, origin = place.environments / name, f"bundle {bundle.name}"
+        return [install(root, name, work, origin, expected=part.content_hash, say=say)]
+    if part.kind == "model":
+        folders = [(place.model(name), root.model(name))]
+    else:
+        folders = [(place.task_store(name), root.task_store(name)), (place.task_vault(name), root.task_vault(name))]
     staged, kept = [], False
-    for fresh, target, private in folders:
+    for fresh, target in folders:
         manifest = _manifest(fresh, part)
         staged.append(manifest)
-        if not again and (target / MANIFEST_NAME).exists():
-            if _manifest(target, part).files != manifest.files:
-                what = f"{part.name} is staged already, with other content than in {bundle.name}"
-                raise AutorlError(what, where=target, next_step="add --again to put the bundle's in its place")
+        if again or not (target / MANIFEST_NAME).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_folder(fresh, target, private=manifest.kind == "vault")
+            say(f"{name}: installed {len(manifest.files)} files")
+        elif _manifest(target, part).files != manifest.files:
+            what = f"{name} is staged already, with other content than in {bundle.name}"
+            raise AutorlError(what, where=target, next_step="add --again to put the bundle's in its place")
+        else:
             kept = True
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_folder(fresh, target, private=private)
-        say(f"{part.name}: installed {len(manifest.files)} {'held-out files' if private else 'files'}")
     if kept:
-        say(f"{part.name}: staged already; verifying")
-        verify_model(root, part.name) if part.kind == "model" else verify_staged_task(root, load_task(part.name))
+        say(f"{name}: staged already; verifying")
+        verify_model(root, name) if part.kind == "model" else verify_staged_task(root, load_task(name))
     return staged
 
 

@@ -56,38 +56,31 @@ def stage_environment(
     if not is_name(name):
         what = f"{name!r} is not a name of an environment: letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose another name")
-    if not again and present_hash(root, name) is not None:
+    present = present_hash(root, name)
+    if not again and present is not None:
         say(f"{PREFIX}{name}: staged already; verifying (--again makes it anew)")
         return verify_environment(root, name)
     try:
         with work_folder(root.environments, name) as work:
             if source is not None and source.is_file():
                 return _stage_image(root, name, source, work, requirements, say)
-            present = present_hash(root, name)
-            if requirements is None and source is None and present is not None:
-                own = root.environment(name, present)
-                _gather(name, work, _requirements(name, own / LOCK, None), own / WHEELS, say)
-                return build_environment(root, name, work, "its own wheels", expected=present, say=say)
-            _gather(name, work, _requirements(name, requirements, source), source, say)
-            return build_environment(root, name, work, _origin(requirements, source), say=say)
+            expected = None
+            # Not the requirements' text, which may contain an index's password.
+            origin = "the package index" if source is None else str(source)
+            if requirements is not None:
+                origin = f"{requirements.name} ({file_sha256(requirements)[:12]}), from {origin}"
+            elif source is not None:
+                requirements = source / LOCK
+            elif present is not None:
+                source, origin, expected = root.environment(name, present) / WHEELS, "its own wheels", present
+                requirements = source.parent / LOCK
+            else:
+                advice = f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif"
+                raise AutorlError(f"what environment {name} is made of is not known", next_step=advice)
+            _gather(name, work, requirements, source, say)
+            return build_environment(root, name, work, origin, expected=expected, say=say)
     except OSError as error:
         raise from_os_error(error, f"staging {PREFIX}{name}", error.filename or root.environments) from error
-
-
-def _requirements(name: str, given: Path | None, source: Path | None) -> Path:
-    path = given or (source / LOCK if source is not None else None)
-    if path is None:
-        advice = f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif"
-        raise AutorlError(f"what environment {name} is made of is not known", next_step=advice)
-    if not path.is_file():
-        raise AutorlError("there is no such requirements file", where=path, next_step="give it: --requirements FILE")
-    return path
-
-
-def _origin(requirements: Path | None, source: Path | None) -> str:
-    # Not the requirements' text, which may contain an index's password.
-    index = "the package index" if source is None else str(source)
-    return index if requirements is None else f"{requirements.name} ({file_sha256(requirements)[:12]}), from {index}"
 
 
 def python_tag() -> str:
@@ -99,9 +92,7 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
     with open(image, "rb") as file:
         head = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))
     if head[SIF_MAGIC_AT:] != SIF_MAGIC or requirements is not None:
-        what = (
-            f"{image.name} is no apptainer image (SIF)" if requirements is None else "an image needs no --requirements"
-        )
+        what = f"{image.name} is no apptainer image (SIF), or it was given with --requirements, which an image doesn't need"
         advice = "make one: apptainer build IMAGE.sif docker://...; for a venv give --from the folder of its wheels"
         raise AutorlError(what, where=image, next_step=advice)
     check_space(work, image.stat().st_size, f"the image {image.name}")
@@ -162,7 +153,10 @@ def build_environment(
     wheels = sorted((work / WHEELS).iterdir())
     digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
     _check_expected(name, digest, expected)
-    unpacked = sum(info.file_size for wheel in wheels for info in _members(wheel))
+    try:
+        unpacked = sum(info.file_size for wheel in wheels for info in zipfile.ZipFile(wheel).infolist())
+    except zipfile.BadZipFile as error:
+        raise AutorlError(f"a wheel is damaged: {error}", where=work, next_step="get the wheels again") from None
     check_space(work, int(COMPILED_SHARE * unpacked), f"the venv of {PREFIX}{name}")
     with _alone(root, name):
         folder = root.environment(name, digest)
@@ -206,14 +200,6 @@ def _make_venv(name: str, folder: Path) -> None:
         where=folder / LOCK,
         fault=None,
     )
-
-
-def _members(wheel: Path) -> list[zipfile.ZipInfo]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.infolist()
-    except zipfile.BadZipFile:
-        raise AutorlError(f"{wheel.name} is not a wheel", where=wheel, next_step="get it again") from None
 
 
 def _alone(root: Root, name: str) -> AbstractContextManager[None]:

@@ -78,9 +78,7 @@ def test_the_users_own_stand_before_those_that_ship(tmp_path: Path, monkeypatch:
 
 
 def test_one_that_is_not_there() -> None:
-    with pytest.raises(
-        AutorlError, match="there is no cluster profile `slurm-sandbx`; did you mean `slurm-sandbox`"
-    ) as error:
+    with pytest.raises(AutorlError, match="there is no cluster profile `slurm-sandbx`") as error:
         load_profile("slurm-sandbx")
     assert "local" in (error.value.next_step or "") and PATH_VARIABLE in (error.value.next_step or "")
     with pytest.raises(AutorlError, match=r"there is no cluster profile `zzz`\n"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from patients import Fake, by_name, profile, state
 
 from autorl_hpc.doctor import scheduler, trial_jobs, visibility
-from autorl_hpc.doctor.finding import Finding
 from autorl_hpc.doctor.scheduler import Request, script
 
 fake = patients.fake
@@ -46,20 +44,20 @@ def test_accounting(fake: Fake) -> None:
 @pytest.mark.parametrize(
     ("look", "change", "expected"),
     [
-        (scheduler.min_job_age, {"MinJobAge": "2 sec"}, "note"),
-        (scheduler.min_job_age, {"MinJobAge": "0 sec"}, "ok"),
-        (scheduler.min_job_age, {"MinJobAge": "soon"}, "unknown"),
-        (scheduler.kill_wait, {"KillWait": "5 sec"}, "note"),
-        (scheduler.kill_wait, {"KillWait": ""}, "unknown"),
-        (scheduler.version, {"SLURM_VERSION": "19.05.2"}, "warning"),
-        (scheduler.version, {"SLURM_VERSION": "?"}, "unknown"),
-        (scheduler.version, {}, "ok"),
-        (scheduler.preemption, {}, "ok"),
-        (scheduler.preemption, {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
+        ("MinJobAge", {"MinJobAge": "2 sec"}, "note"),
+        ("MinJobAge", {"MinJobAge": "0 sec"}, "ok"),
+        ("MinJobAge", {"MinJobAge": "soon"}, "unknown"),
+        ("KillWait", {"KillWait": "5 sec"}, "note"),
+        ("KillWait", {"KillWait": ""}, "unknown"),
+        ("version", {"SLURM_VERSION": "19.05.2"}, "warning"),
+        ("version", {"SLURM_VERSION": "?"}, "unknown"),
+        ("version", {}, "ok"),
+        ("preemption", {}, "ok"),
+        ("preemption", {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
     ],
 )
-def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dict[str, str], expected: str) -> None:
-    assert state(look({**CONFIG, **change})) == expected
+def test_values_of_the_configuration(look: str, change: dict[str, str], expected: str) -> None:
+    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, None))[look]) == expected
 
 
 def test_memory_of_jobs() -> None:
