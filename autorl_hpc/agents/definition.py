@@ -46,10 +46,6 @@ def _one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-def _no_driver(value: Any) -> Any:
-    return None if value == "none" else value
-
-
 Value = Annotated[str, BeforeValidator(_text), StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 
@@ -83,7 +79,7 @@ class AgentFile(Record):
     prompt: bool = Field(
         False, description="The suite writes `prompt.md` into the workspace and gives it to `start` on standard input."
     )
-    driver: Annotated[AgentDriver | None, BeforeValidator(_no_driver)] = Field(
+    driver: Annotated[AgentDriver | None, BeforeValidator(lambda value: None if value == "none" else value)] = Field(
         None, description="How it uses its driver; null or `none`: it calls none."
     )
     program: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_one_or_more)] = (

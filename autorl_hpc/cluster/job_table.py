@@ -160,7 +160,9 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
         if seen.state.rstrip().endswith(" by 0") and os.geteuid() != 0:
             return _cluster(f"{what}: the administrators cancelled it")
         return OrphanEnding(EndedBy.CANCELLED, None, f"{what}: cancelled by scancel")
-    if word == "OUT_OF_MEMORY" or (word == "FAILED" and (by_signal == "125" or _mentions_memory(log))):
+    of_slurm = "\n".join(line for line in log.splitlines() if line.strip().startswith(SLURM_SPEAKS))
+    out_of_memory = by_signal == "125" or any(words in of_slurm for words in MEMORY_WORDS)
+    if word == "OUT_OF_MEMORY" or (word == "FAILED" and out_of_memory):
         reason = f"{what}: the job's memory was used up"
         if shared:
             return _cluster(f"{reason}, which agent and grader shared")
@@ -183,11 +185,6 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
         return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand")
     node = f" on {seen.nodes}" if seen.nodes else ""
     return _cluster(f"{what}{node}{'' if began else ' before the agent began'}; see its log")
-
-
-def _mentions_memory(log: str) -> bool:
-    lines = [line.strip() for line in log.splitlines()]
-    return any(words in line for line in lines if line.startswith(SLURM_SPEAKS) for words in MEMORY_WORDS)
 
 
 def _cluster(reason: str) -> OrphanEnding:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,13 +145,22 @@ def with_variables(text: str) -> str:
     return f'"{quoted}"'
 
 
-def gpu_options(profile: ClusterProfile | None, kind: JobKind) -> dict[str, str]:
+def python_command(profile: ClusterProfile, folders: Iterable[str]) -> str:
+    """Return the Python of jobs as bash words; a container's with these folders bound. $VARS in the profile's image and Python are
+    expanded in the job; everything else is quoted."""
+    if profile.container is None:
+        return with_variables(profile.python) if profile.python else shlex.quote(sys.executable)
+    container = profile.container
+    options = shlex.join([*container.options, *(f"--bind={folder}" for folder in folders)])
+    return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
+
+
+def gpu_options(profile: ClusterProfile, kind: JobKind) -> dict[str, str]:
     """Return the sbatch option for a job's GPUs with its value; empty if it has none."""
-    wording = profile.gpu_wording if profile else "gres"
+    wording = profile.gpu_wording
     if not kind.gpus or wording == "none":
         return {}
-    name = kind.gpu_type or (profile.gpu_type if profile else None)
-    typed = ":".join(part for part in (name, str(kind.gpus)) if part)
+    typed = ":".join(part for part in (kind.gpu_type or profile.gpu_type, str(kind.gpus)) if part)
     return {"gres": f"gpu:{typed}"} if wording == "gres" else {wording: typed}
 
 

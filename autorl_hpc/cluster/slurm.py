@@ -95,7 +95,6 @@ SEPARATOR = "\x1f"  # a character that no job name, comment or reason contains
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
 _NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
-PER_CALL = 200  # names per squeue call, because a command line has a length limit
 
 
 def comment(uid: str, number: int) -> str:
@@ -106,17 +105,15 @@ def comment(uid: str, number: int) -> str:
 def jobs(names: Iterable[str]) -> list[SeenJob]:
     """Return our jobs with these names, arrays task by task, the newest sbatch call last. Raises SchedulerError if the scheduler
     does not answer."""
-    wanted = sorted(set(names))
-    found: list[SeenJob] = []
-    for start in range(0, len(wanted), PER_CALL):
-        argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"]
-        argv += [f"--name={','.join(wanted[start : start + PER_CALL])}", f"--format={SEPARATOR.join(FIELDS)}"]
-        for line in run(argv).splitlines():
-            parts = [part.strip() for part in line.split(SEPARATOR)]
-            if len(parts) == len(FIELDS):
-                job_id, name, state, reason, nodes, said, submitted = parts
-                known = None if reason in ("", "None") else reason
-                found.append(_seen(job_id, name, state, said, nodes, submitted, reason=known))
+    wanted, found = sorted(set(names)), []
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"]
+    argv += [f"--name={','.join(wanted)}", f"--format={SEPARATOR.join(FIELDS)}"]
+    for line in run(argv).splitlines() if wanted else ():
+        parts = [part.strip() for part in line.split(SEPARATOR)]
+        if len(parts) == len(FIELDS):
+            job_id, name, state, reason, nodes, said, submitted = parts
+            known = None if reason in ("", "None") else reason
+            found.append(_seen(job_id, name, state, said, nodes, submitted, reason=known))
     return sorted(found, key=lambda job: (job.number or 0, job.index or 0, job.submitted_at or ""))
 
 
@@ -192,12 +189,12 @@ def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
 def cancel(job_ids: Sequence[str]) -> None:
     """Cancel these jobs by scancel; jobs that have ended already are no error. Raises SchedulerError if the scheduler does not
     answer."""
-    for start in range(0, len(job_ids), PER_CALL):
-        try:
-            run(["scancel", *job_ids[start : start + PER_CALL]])
-        except SchedulerError as error:
-            if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
-                raise
+    try:
+        if job_ids:
+            run(["scancel", *job_ids])
+    except SchedulerError as error:
+        if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
+            raise
 
 
 def own_job() -> tuple[str, float | None] | None:

@@ -35,11 +35,11 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         jobs: whether jobs may be submitted.
         say: takes a line about what is waited for.
     """
-    profile = load_profile(cluster) if cluster else None
+    profile = load_profile(cluster) if cluster else scheduler.UNNAMED
     with trial_jobs.handling(trial_jobs.end):
         place, scratch, wrong = storage.existing(root), None, []
         try:
-            scratch = scratch_folder(profile, profile.name) if profile else None
+            scratch = scratch_folder(profile, profile.name)
         except AutorlError as error:
             lost = problem("scratch", error.what, "workspaces have no place", error.next_step or "")
             wrong = in_group(SCRATCH_GROUP, lost)
@@ -58,8 +58,8 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 
-def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
-    if profile is not None and profile.scheduler == "local":
+def _slurm(profile: ClusterProfile) -> tuple[list[Finding], bool]:
+    if profile.scheduler == "local":
         value = f"not looked at: the profile `{profile.name}` is of this machine alone"
         return in_group("Slurm", note("Slurm", value, "no job is queued")), False
     there = scheduler.clients()
@@ -73,7 +73,7 @@ def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
         silent = problem("controller", error.what, so_what, error.next_step or "try again later")
         return in_group("Slurm", there, silent), False
     found = in_group("Slurm", there, scheduler.answered(config, time.monotonic() - began))
-    if profile is None:
+    if profile is scheduler.UNNAMED:
         so_what = "the default partition is looked at, without GPUs"
         found += in_group("Slurm", note("profile", "none named", so_what, "--cluster NAME"))
     for group, look, limit_s in (

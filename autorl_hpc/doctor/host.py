@@ -94,11 +94,10 @@ LIMITS = {
 
 def limit(name: str) -> Finding:
     number, so_what, advice = LIMITS[name]
-    soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in resource.getrlimit(number))
-    value = f"{soft} (may be raised to {hard})"
-    if soft != "unlimited" and int(soft) < LEAST_LIMIT:
-        return warning(name, value, so_what, advice.format(hard))
-    return ok(name, value)
+    soft, hard = resource.getrlimit(number)
+    shown, most = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in (soft, hard))
+    value = f"{shown} (may be raised to {most})"
+    return warning(name, value, so_what, advice.format(most)) if 0 <= soft < LEAST_LIMIT else ok(name, value)
 
 
 def memory() -> Finding:
@@ -292,8 +291,9 @@ NOT_IN_JOBS = ("level of runs", "processes of yours")
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
     """Return the checks of this host, by group; see `visible` for `asked`."""
     env = os.environ
+    places = {"$TMPDIR": env.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
     return {
-        "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
+        "Temporary folders": [Check(name, partial(storage.temporary, name, place)) for name, place in places.items()],
         "GPUs of this host": [Check("GPUs", lambda: [cards(), visible(env, asked)], 40.0)],
         "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
         "Offline": [Check("offline variables", lambda: offline(env))],

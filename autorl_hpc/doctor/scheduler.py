@@ -7,14 +7,13 @@ import pwd
 import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.cluster import slurm
-from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_variables
+from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_command
 from autorl_hpc.cluster.slurm import duration_s
 from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.doctor.finding import Finding, note, ok, problem, span, unknown, warning
@@ -23,7 +22,10 @@ from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
 Config = Mapping[str, str]  # `scontrol show config`: names and values as Slurm prints them
-Profile = ClusterProfile | None
+UNNAMED = ClusterProfile.model_validate(
+    {"name": "unnamed", **{kind: {"gpus": 0, "cpus": 1} for kind in ("agent", "grader", "report")}}
+)
+"""Stands for no profile: the default partition, without GPUs."""
 
 ASK_S = 15.0
 SLOW_S = 5.0  # the watcher asks every half minute; a controller that takes longer than this is overloaded
@@ -101,12 +103,12 @@ def short_time(config: Config, name: str) -> Finding:
     return note(name, f"{seconds} s", so_what, advice) if 0 < seconds < least else ok(name, f"{seconds} s")
 
 
-def max_array_size(config: Config, profile: Profile) -> Finding:
+def max_array_size(config: Config, profile: ClusterProfile) -> Finding:
     text, name = config.get("MaxArraySize", ""), "MaxArraySize"
     if not text.isdigit():
         return unknown(name, text or "not told", "arrays are kept below 1001 then")
     count = int(text)
-    own = profile.limits.max_array_size if profile else None
+    own = profile.limits.max_array_size
     if own and own > count:
         so_what, value = "sbatch refuses an array that is larger", f"{count}, and the profile says {own}"
         return problem(name, value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
@@ -115,9 +117,9 @@ def max_array_size(config: Config, profile: Profile) -> Finding:
     return ok(name, f"{count}; larger experiments are split")
 
 
-def requeue(config: Config, profile: Profile) -> Finding:
+def requeue(config: Config, profile: ClusterProfile) -> Finding:
     value = "on by default" if config.get("JobRequeue") == "1" else "off by default; each job asks for it"
-    if profile is None or profile.requeue:
+    if profile.requeue:
         return ok("JobRequeue", value)
     so_what = "a run whose node dies stays interrupted"
     return note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
@@ -135,9 +137,9 @@ def preemption(config: Config) -> Finding:
     return note("preemption", value, so_what, "" if told else "agents lose what they have not saved")
 
 
-def memory_default(config: Config, profile: Profile) -> Finding:
+def memory_default(config: Config, profile: ClusterProfile) -> Finding:
     label, advice = "memory of jobs", "`memory: 64G` under agent and grader in the profile"
-    if profile is not None and profile.agent.memory and profile.grader.memory:
+    if profile.agent.memory and profile.grader.memory:
         return ok(label, "the profile names it")
     name = next((n for n in ("DefMemPerGPU", "DefMemPerCPU", "DefMemPerNode") if config.get(n, "").isdigit()), None)
     if name is None:
@@ -145,14 +147,14 @@ def memory_default(config: Config, profile: Profile) -> Finding:
         return note(label, "no default", so_what, advice)
     each = int(config[name])
     value = f"{each} MB per {name.removeprefix('DefMemPer')} for a job that names none"
-    whole = each * ((profile and profile.agent.cpus) or 1) if name == "DefMemPerCPU" else each
+    whole = each * (profile.agent.cpus or 1) if name == "DefMemPerCPU" else each
     if name != "DefMemPerGPU" and whole < LITTLE_MEMORY_MIB:
         so_what = "an import of torch takes some GB: such jobs end OUT_OF_MEMORY, or FAILED"
         return warning(label, value, so_what, advice)
     return ok(label, value)
 
 
-def check_configuration(config: Config, profile: Profile) -> list[Finding]:
+def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding]:
     return [
         version(config),
         accounting(config),
@@ -178,7 +180,7 @@ OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begi
 class Request:
     """What a job asks for; `kind` is one of the profile's jobs, with its GPUs, CPUs and memory."""
 
-    profile: Profile
+    profile: ClusterProfile
     kind: JobKind
     minutes: int = SHORT_MINUTES
     exclude: str | None = None
@@ -191,13 +193,13 @@ class Request:
             **{"cpus-per-task": kind.cpus, "mem": kind.memory, "exclude": self.exclude},
             **gpu_options(profile, kind),
         }
-        given = {**(profile.sbatch if profile else {}), **kind.sbatch}
+        given = {**profile.sbatch, **kind.sbatch}
         named |= {name: value for name, value in given.items() if name not in OURS}
         options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items() if value]
         return [f"--time={self.minutes}", "--no-requeue", "--open-mode=append", *options]
 
     def _value(self, option: str) -> str | None:
-        return getattr(self.kind, option) or getattr(self.profile, option, None) or habit(option)
+        return getattr(self.kind, option) or getattr(self.profile, option) or habit(option)
 
     def describe(self) -> str:
         """Return words such as `1 GPU, 1 CPU, 8 min in gpu`."""
@@ -218,31 +220,23 @@ def sbatch(script: str, options: Sequence[str]) -> str:
     return answer.err.strip()
 
 
-def script(profile: Profile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
+def script(profile: ClusterProfile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
     """Return the job of one side: a real job's modules, setup and Python, then the pair beside what the node shows."""
     place = shlex.quote(str(folder))
     code = shlex.quote(str(PACKAGE.parent))
-    if profile is not None and profile.container is None and (profile.modules or profile.setup):
+    if profile.container is None and (profile.modules or profile.setup):
         code += "${PYTHONPATH:+:$PYTHONPATH}"
     seen = [folder.parent, *folders]
     lines = [
-        *("#!/bin/bash", *module_lines(profile), *(profile.setup if profile is not None else ())),
+        *("#!/bin/bash", *module_lines(profile), *profile.setup),
         *(f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"),
-        f'run() {{ {_python(profile, seen)} "$@"; }}',
+        f'run() {{ {python_command(profile, map(str, seen))} "$@"; }}',
         f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
         f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(map(str, seen))} >node-{side}.log 2>&1 &",
         f"run pair.py {place} {side}",
         "wait",
     ]
     return "\n".join([*lines, ""])
-
-
-def _python(profile: Profile, folders: Sequence[Path]) -> str:
-    container = None if profile is None else profile.container
-    if container is not None:
-        options = shlex.join([*container.options, *(f"--bind={folder}" for folder in folders)])
-        return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
-    return with_variables(profile.python) if profile is not None and profile.python else shlex.quote(sys.executable)
 
 
 # Partitions, their GPUs, and whether the profile's jobs would be taken, by the scheduler's own mouth.
@@ -300,7 +294,7 @@ def gres(text: str) -> dict[str, int]:
     return found
 
 
-def check_partitions(config: Config, profile: Profile) -> list[Finding]:
+def check_partitions(config: Config, profile: ClusterProfile) -> list[Finding]:
     try:
         known = read(
             slurm.run(["scontrol", "--oneliner", "show", "partition"], timeout_s=ASK_S),
@@ -312,9 +306,9 @@ def check_partitions(config: Config, profile: Profile) -> list[Finding]:
     return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile)]
 
 
-def wanted(profile: Profile, known: dict[str, Partition]) -> list[str]:
+def wanted(profile: ClusterProfile, known: dict[str, Partition]) -> list[str]:
     default = habit("partition") or next((p.name for p in known.values() if p.default), "")
-    named = [default] if profile is None else [k.partition or profile.partition or default for k in _kinds(profile)]
+    named = [kind.partition or profile.partition or default for kind in _kinds(profile)]
     return list(dict.fromkeys(part for name in named for part in name.split(",") if part))
 
 
@@ -322,7 +316,7 @@ def _kinds(profile: ClusterProfile) -> list[JobKind]:
     return [profile.agent, profile.grader, profile.report]
 
 
-def lines(known: dict[str, Partition], profile: Profile, preempts: bool) -> list[Finding]:
+def lines(known: dict[str, Partition], profile: ClusterProfile, preempts: bool) -> list[Finding]:
     """Judge each partition that jobs would go to, and the others too where there are few."""
     if not known:
         return [problem("partitions", "none that you may see", "no job can be submitted", "ask the site")]
@@ -355,7 +349,7 @@ def _line(partition: Partition, ours: bool, preempts: bool) -> Finding:
     return ok(name, value)
 
 
-def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
+def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
     """Compare the types that Slurm knows with what the profile asks for."""
     name = "GPUs as Slurm names them"
     types: dict[str, int] = {}
@@ -363,11 +357,9 @@ def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
         for kind, count in place.gpus.items():
             types[kind] = max(types.get(kind, 0), count)
     value = ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in types.items()) or "none"
-    if profile is None or (profile.gpu_wording == "none" and not types):
-        return ok(name, value)
     if profile.gpu_wording == "none":
-        so_what = "jobs see GPUs only where a node is theirs alone"
-        return note(name, f"{value}; the profile asks for none", so_what, "`gpu_wording: gres` in the profile")
+        so_what, told = "jobs see GPUs only where a node is theirs alone", f"{value}; the profile asks for none"
+        return note(name, told, so_what, "`gpu_wording: gres` in the profile") if types else ok(name, value)
     asks = {(kind.gpu_type or profile.gpu_type or "", kind.gpus or 0) for kind in (profile.agent, profile.grader)}
     for asked, count in sorted(asks):
         if count > (types.get(asked, 0) if asked else max(types.values(), default=0)):
@@ -380,10 +372,8 @@ def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
     return ok(name, value)
 
 
-def dry(profile: Profile) -> list[Finding]:
+def dry(profile: ClusterProfile) -> list[Finding]:
     """Let `sbatch --test-only` judge each kind of job; nothing is submitted."""
-    if profile is None:
-        return [_dry("a job of 1 CPU", Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES))]
     return [
         _dry(f"{name} job", Request(profile, kind, max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES))
         for name, kind in zip(("agent", "grader", "report"), _kinds(profile), strict=True)
@@ -426,7 +416,7 @@ def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
     return [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
 
 
-def check_limits(config: Config, profile: Profile) -> list[Finding]:
+def check_limits(config: Config, profile: ClusterProfile) -> list[Finding]:
     name = "limits of accounts"
     if config.get("AccountingStorageType", "").endswith("none"):
         return [ok(name, "none: there is no accounting")]
@@ -440,7 +430,7 @@ def check_limits(config: Config, profile: Profile) -> list[Finding]:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
     of_all = [row for row in shared if not row["User"] and any(row[field] for field in row if field.startswith("Grp"))]
     enforced = config.get("AccountingStorageEnforce", "none")
-    gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0) if profile else 0
+    gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0)
     found = [_accounts(mine, profile, enforced)]
     for row in [*mine, *of_all]:
         place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
@@ -453,12 +443,11 @@ def check_limits(config: Config, profile: Profile) -> list[Finding]:
     return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
 
 
-def _named(profile: Profile, option: str) -> set[str]:
-    given = [profile, *_kinds(profile)] if profile else []
-    return {value for each in given if (value := getattr(each, option))}
+def _named(profile: ClusterProfile, option: str) -> set[str]:
+    return {value for each in (profile, *_kinds(profile)) if (value := getattr(each, option))}
 
 
-def _accounts(mine: Sequence[Row], profile: Profile, enforced: str) -> Finding:
+def _accounts(mine: Sequence[Row], profile: ClusterProfile, enforced: str) -> Finding:
     names, wanted = {row["Account"] for row in mine if row["Account"]}, _named(profile, "account")
     value = ", ".join(sorted(names)) or "none"
     strict = any(word in enforced for word in ("associations", "limits", "safe"))

@@ -7,7 +7,7 @@ import os
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,11 +125,6 @@ def temporary(name: str, folder: str | None, proc: Path = PROC) -> Finding:
         so_what += "; NCCL and data loaders need more than that"
     advice = "keep checkpoints and caches out of it; agents get a $TMPDIR in their workspace"
     return note(name, f"{value}; a RAM disk", so_what, advice)
-
-
-def temporaries(environment: Mapping[str, str]) -> list[Finding]:
-    places = {"$TMPDIR": environment.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
-    return [temporary(name, folder) for name, folder in places.items()]
 
 
 # What the suite does with files, tried in a folder

@@ -22,7 +22,7 @@ from autorl_hpc.doctor import pair, visibility
 from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
 from autorl_hpc.doctor.scheduler import Request, sbatch, script
 from autorl_hpc.files import reading
-from autorl_hpc.records.cluster import ClusterProfile, JobKind, SeenJob
+from autorl_hpc.records.cluster import ClusterProfile, SeenJob
 from autorl_hpc.states import JobState, job_state
 
 GONE_S = 15.0  # jobs that are cancelled end within KillWait; the folder is theirs until then
@@ -121,7 +121,7 @@ def handling(handler: signal._HANDLER, *further: signal.Signals) -> Iterator[Non
             signal.signal(number, old)
 
 
-def examine_with_jobs(place: Path, profile: ClusterProfile | None, folders: Sequence[Path], say: Say) -> list[Finding]:
+def examine_with_jobs(place: Path, profile: ClusterProfile, folders: Sequence[Path], say: Say) -> list[Finding]:
     """Return every finding that needs jobs, and leave no job and no folder.
 
     Args:
@@ -138,10 +138,8 @@ def examine_with_jobs(place: Path, profile: ClusterProfile | None, folders: Sequ
         return in_group(FIRST_GROUP, unknown(TIME_TO_RUN, value, so_what))
 
 
-def requests(profile: ClusterProfile | None) -> list[Request]:
+def requests(profile: ClusterProfile) -> list[Request]:
     """Return an agents' job with one GPU at most, then those that may be used for the second node."""
-    if profile is None:
-        return [Request(None, JobKind(gpus=0, cpus=1))] * 2
     small = {"cpus": 1, "memory": "1G"}
     agent = profile.agent.model_copy(update={**small, "gpus": min(1, profile.agent.gpus or 0)})
     report = profile.report.model_copy(update={**small, "gpus": 0})
@@ -153,7 +151,7 @@ class TrialRun:
     """One trial, with the jobs that it has submitted."""
 
     folder: Path
-    profile: ClusterProfile | None
+    profile: ClusterProfile
     folders: Sequence[Path]
     say: Say
     jobs: list[TrialJob] = field(default_factory=list)

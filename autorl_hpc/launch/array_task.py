@@ -1,8 +1,7 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
 
-Signals: USR2 before the time limit (`--signal`), USR2 or TERM before a preemption, TERM at a scancel. Each stops the agent
-cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the next link of the
-chain may start; before a preemption it waits to be killed, because only a killed job is requeued; if nothing happens, it goes on.
+USR2 or TERM stops the agent cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the
+next link may start; before a preemption it waits to be killed, because only a killed job is requeued; else it goes on.
 """
 
 from __future__ import annotations

@@ -24,31 +24,25 @@ from autorl_hpc.tasks.loader import load_task
 
 
 def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
-    """Return for each split: items, clusters (null: independent or unknown), the equivalent number of independent items, and
+    """Return for each split: items, clusters (null: independent or unknown here), the equivalent number of independent items, and
     the smallest visible gain in points (null: no gain is visible)."""
-    found = {}
+    task, found = load_task(science.task).file, {}
     for split in map(Split, science.splits):
-        sizes, asked = _cluster_sizes(root, science, split), science.asked(split)
-        counted = visible_of_clusters(sizes) if sizes else asked
+        try:
+            items = asked_items(root, science, split, task) if task.cluster_field else []
+        except AutorlError:
+            items = []
+        named = Counter(str(item.data.get(str(task.cluster_field), f"item {item.id}")) for item in items)
+        sizes = list(named.values()) if len(named) < len(items) else []
+        counted = visible_of_clusters(sizes) if sizes else science.asked(split)
         gain = smallest_visible_gain(counted)
         found[str(split)] = {
-            "items": asked,
+            "items": science.asked(split),
             "clusters": len(sizes) or None,
             "independent_items": counted,
             "points": None if gain is None else round(gain, 1),
         }
     return found
-
-
-def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
-    """Return the cluster sizes; empty if items are independent or can't be read here."""
-    task = load_task(science.task).file
-    try:
-        items = asked_items(root, science, split, task) if task.cluster_field else []
-    except AutorlError:
-        return []
-    named = Counter(str(item.data.get(str(task.cluster_field), f"item {item.id}")) for item in items)
-    return list(named.values()) if len(named) < len(items) else []
 
 
 def visible_line(task: str, splits: dict[str, dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from autorl_hpc.agents import Agent, load_agent
+from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
@@ -51,35 +51,28 @@ def check_search(recipe: Recipe, task: str, where: Path) -> None:
 
 
 def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
-    """Return one sentence for each task that needs more than this package and its staged files."""
-    recipes = {cell.science.task: cell.science.recipe for cell in cells}
-    named = [(task, words) for task, recipe in recipes.items() for words in (_judge(recipe, spec), _search(recipe))]
-    return [f"{task}: {words}" for task, words in named if words]
+    """Return a sentence for each thing beyond this package and its staged files that graders of a task need."""
+    found = []
+    for task, recipe in {cell.science.task: cell.science.recipe for cell in cells}.items():
+        judge, kind = str(recipe.options.get(JUDGE_MODEL, "")), recipe.options.get("search")
+        date = recipe.options.get("search_date", "no date")
+        if recipe.judge != "none" and judge == JudgeSpec.BUILTIN:
+            found.append(f"{task}: {judge} is a toy, no judge: these are no real scores")
+        elif recipe.judge != "none":
+            host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
+            found.append(f"{task}: graders ask the judge {judge} at {host}; {UNREACHED}")
+        if kind == "online":
+            engine = urlsplit(str(recipe.options.get("search_url", ""))).hostname
+            words = f"{UNREACHED}; no real score is possible offline"
+            found.append(f"{task}: graders ask the search engine at {engine} ({date}); {words}")
+        elif kind == "replay":
+            found.append(
+                f"{task}: searches are replayed ({date}): a model that asks what was not recorded gets no score"
+            )
+    return found
 
 
 UNREACHED = "where a node can't reach it nothing is scored, and submissions wait"
-
-
-def _judge(recipe: Recipe, spec: ExperimentSpec) -> str:
-    name = str(recipe.options.get(JUDGE_MODEL, ""))
-    if recipe.judge == "none":
-        return ""
-    if name == JudgeSpec.BUILTIN:
-        return f"{name} is a toy, no judge: these are no real scores"
-    host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
-    return f"graders ask the judge {name} at {host}; {UNREACHED}"
-
-
-def _search(recipe: Recipe) -> str:
-    kind, date = recipe.options.get("search"), recipe.options.get("search_date", "no date")
-    if kind == "online":
-        host = urlsplit(str(recipe.options.get("search_url", ""))).hostname
-        return f"graders ask the search engine at {host} ({date}); {UNREACHED}; no real score is possible offline"
-    if kind == "replay":
-        return f"searches are replayed ({date}): a model that asks what was not recorded gets no score"
-    return ""
-
-
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
 MAX_RUN_ID_CHARS = 200  # a file name has at most 255 bytes, and queue, claims and temporary names add to the run id
 Checked = TypeVar("Checked")
@@ -123,7 +116,15 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         raise AutorlError(what, where=where, next_step="correct the name")
     combinations = _combinations(spec, where)
     for values in combinations:
-        _check_driver(agents[values["agent"]], values["driver"], where)
+        use, name = agents[values["agent"]].file.driver, values["agent"]
+        if values["driver"] == NO_DRIVER and use is not None and use.required:
+            what = (
+                f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
+            )
+            advice = (
+                f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
+            )
+            raise AutorlError(what, where=where, next_step=advice)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     of_task: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
@@ -159,14 +160,6 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             raise AutorlError(what, where=where, next_step="stage the base model under a shorter name")
         cells.append(cell)
     return cells
-
-
-def _check_driver(agent: Agent, driver: str, where: Path) -> None:
-    use, name = agent.file.driver, agent.name
-    if driver == NO_DRIVER and use is not None and use.required:
-        what = f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
-        advice = f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
-        raise AutorlError(what, where=where, next_step=advice)
 
 
 def _located(

@@ -1,10 +1,5 @@
-"""Plan which Slurm jobs an experiment needs and what each depends on. Nothing is queried or submitted here.
-
-* The first link of a grader's chain depends on nothing; later links on the one before (singleton) and on an agent's start.
-* Agents are arrays, split by the site's largest array, with the throttle shared among them; they wait for a grader's start.
-  If a budget needs several jobs, each link's task waits for the same task of the link before.
-* A driver served here is a chain like a grader's; agents also wait for its first job to start.
-* The report waits for the graders, or for the agents in `placement: step`.
+"""Plan which Slurm jobs an experiment needs and what each depends on: chains of graders and of drivers served here, arrays of agents
+that wait for both to start (each link's task for the same task of the link before), and the report, which waits for the graders.
 """
 
 from __future__ import annotations
@@ -296,7 +291,10 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     experiment's agents name."""
     outer = without_scheduler(os.environ)
     env = without_secrets(outer)  # other processes of the user can read a job's environment
-    env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
+    frozen = experiment.code / record.code_hash / "templates" / "agents"
+    folders = [frozen] if frozen.is_dir() else None  # a dry run has no frozen code yet
+    for agent in record.spec.matrix.agent:
+        env |= {name: outer[name] for name in load_agent(agent, folders).file.secrets if name in outer}
     for name in HABITS.values():
         if name in os.environ:  # sbatch gives it precedence over the script, so the script sets it
             env[f"AUTORL_{name}"] = os.environ[name]
@@ -311,9 +309,3 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     if record.cluster is None:  # on a cluster the scheduler assigns the GPUs
         env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env
-
-
-def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
-    frozen = experiment.code / record.code_hash / "templates" / "agents"
-    folders = [frozen] if frozen.is_dir() else None  # a dry run has no frozen code yet
-    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, folders).file.secrets}

@@ -1,7 +1,7 @@
 """Jobs on this machine: submit them through submitit's local executor, run arrays, grader chains and drivers, stop them.
 
-submitit starts, logs and stops the jobs; the payload is always `python -m autorl_hpc job ...`, so nothing is pickled
-and a job can be restarted by hand. The jobs have a session of their own: closing the terminal or ctrl-C does not end them.
+The payload is always `python -m autorl_hpc job ...`, so nothing is pickled. The jobs have a session of their own: closing the terminal
+or ctrl-C does not end them.
 """
 
 from __future__ import annotations
@@ -82,11 +82,8 @@ CRASHES_BEFORE_LEAVING = 10
 
 
 def run_array(experiment: ExperimentDir) -> int:
-    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code.
-
-    The supervisor itself counts attempts and seals a run with too many. One that fails before it begins an attempt (a full
-    disk, a damaged run.json) is retried with growing pauses, then left for the next launch.
-    """
+    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code. One that
+    fails before it begins an attempt (a full disk) is retried with growing pauses, then left for the next launch."""
     stopping = Stopping()
     running: dict[str, subprocess.Popen[bytes]] = {}
     done: set[str] = set()

@@ -224,8 +224,12 @@ def prepare(
         for cell in planned.cells:
             _write_run(experiment, record, cell, frozen)
         atomic.write_json(experiment.resolved, record.model_dump(mode="json"))
-        for cell in planned.cells:
-            _queue_baselines(experiment, cell)
+        for cell in (cell for cell in planned.cells if cell.run_id not in planned.finished):
+            known = cell.science.model_dump(include={"task", "base_model"}) | {
+                "recipe_hash": cell.science.recipe.hash()
+            }
+            for split in (Split.REPORT,) if planned.spec.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
+                put(experiment.queue, QueueEntry(kind=QueueKind.BASELINE, split=split, **known))
     except OSError as error:
         raise from_os_error(error, "preparing the experiment", error.filename or experiment.path) from error
     return planned, record
@@ -319,21 +323,6 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
         versions=record.versions,
     )
     atomic.write_json(run.record, body.model_dump(mode="json"))
-
-
-def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
-    science = cell.science
-    if cell.run_id in reading.list_names(experiment.finished):
-        return
-    for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
-        entry = QueueEntry(
-            kind=QueueKind.BASELINE,
-            task=science.task,
-            base_model=science.base_model,
-            recipe_hash=science.recipe.hash(),
-            split=split,
-        )
-        put(experiment.queue, entry)
 
 
 # --- lock: one launch or cancel at a time, across login nodes, because two would each submit all jobs

@@ -7,7 +7,6 @@ import re
 import secrets
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import Any
 from autorl_hpc.cluster import profile as sites
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, names_of, read_submitted, write_submitted
-from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_variables
+from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_command
 from autorl_hpc.cluster.slurm import SchedulerError, comment
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
@@ -60,17 +59,9 @@ class Scripts:
             words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
         else:
             words = ["job", "finish" if role == "report" else "grader", path]
-        # $VARS in the profile's image and Python are expanded in the job; everything else is quoted.
-        return " ".join(["exec", *self._python(), "-m", "autorl_hpc", *map(shlex.quote, words)])
-
-    def _python(self) -> list[str]:
-        container = self.profile.container
-        if container is None:
-            return [with_variables(self.profile.python) if self.profile.python else shlex.quote(sys.executable)]
         folders = {self.record.root, str(self.experiment.path.resolve()), *filter(None, [self.record.scratch])}
-        binds = [f"--bind={folder}" for folder in sorted(folders)]
-        options = [shlex.quote(word) for word in (*container.options, *binds)]
-        return [container.runtime, "exec", *options, with_variables(container.image), shlex.quote(container.python)]
+        python = python_command(self.profile, sorted(folders))
+        return " ".join(["exec", python, "-m", "autorl_hpc", *map(shlex.quote, words)])
 
     def _executor(self, job: JobPlan, numbers: Mapping[str, str]) -> Any:
         import submitit

@@ -1,7 +1,6 @@
-"""Bundles: pack staged tasks, models and environments into one file for a cluster without network, and unpack them.
+"""Bundles: pack staged tasks, models and environments into one tar archive for a cluster without network, and unpack them.
 
-A bundle is a tar archive of plain files. The first, BUNDLE.json, lists all files with size and sha256; the others follow
-sorted by name: `store/models/...`, `store/tasks/...`, `vault/...`, `store/envs/NAME/...`.
+The first file, BUNDLE.json, lists all files with size and sha256; the others follow sorted by name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import tarfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -40,7 +38,6 @@ from autorl_hpc.stage.environments import PREFIX, build_environment, install_ima
 from autorl_hpc.stage.models import check_unpacked, full_name
 from autorl_hpc.stage.sources import Say, check_space, in_words, progress, work_folder
 from autorl_hpc.stage.tasks import replace_folder
-from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
@@ -84,7 +81,14 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
                 add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
                 done, shown = 0, progress(out.name, say)
                 for row, path in ordered:
-                    _add_file(archive, row, path)
+                    mode = VAULT_MODE if row.path.startswith("vault/") else STORE_MODE
+                    with open(path, "rb") as file:
+                        data = Hashed(file)
+                        if os.fstat(file.fileno()).st_size == row.size_bytes:
+                            add(archive, row.path, row.size_bytes, mode, data)
+                    if data.digest() != row.sha256:
+                        what, again = "this file was changed while it was packed", "run the same command again"
+                        raise AutorlError(what, where=path, next_step=again, exit_code=Exit.FAILED)
                     done += row.size_bytes
                     shown(done, total)
             raw.flush()
@@ -99,16 +103,6 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         say(f"{out.name} holds held-out items: keep it where no agent can read it")
     say(f"{out.name}: {in_words(sink.size_bytes)}, sha256 {sink.digest()}")
     return {"kind": "bundle", "path": str(out), "sha256": sink.digest(), "size_bytes": sink.size_bytes}
-
-
-def _add_file(archive: tarfile.TarFile, row: StoreFile, path: Path) -> None:
-    with open(path, "rb") as file:
-        source = Hashed(file)
-        if os.fstat(file.fileno()).st_size == row.size_bytes:
-            add(archive, row.path, row.size_bytes, VAULT_MODE if row.path.startswith("vault/") else STORE_MODE, source)
-    if source.digest() != row.sha256:
-        what, again = "this file was changed while it was packed", "run the same command again"
-        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=again, exit_code=Exit.FAILED)
 
 
 def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tuple[StoreFile, Path]]]:

@@ -1,7 +1,5 @@
-"""Stage the environment that agents train in: a venv with its wheels, or a container image.
-
-A venv is built in its final place, only from wheels and without network, and is then read-only; no code of a package runs
-except what pip itself runs. Packages without a wheel must be built beforehand, because their builds are not reproducible.
+"""Stage the environment that agents train in: a container image, or a venv that is built in its final place from wheels alone, without
+network, and is then read-only. Packages without a wheel must be built beforehand, because their builds are not reproducible.
 """
 
 from __future__ import annotations
@@ -106,7 +104,6 @@ def install_image(
 ) -> StoreManifest:
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
-    _check_expected(name, digest, expected)
     manifest = StoreManifest(
         name=name,
         kind="environment",
@@ -115,7 +112,7 @@ def install_image(
         environment=EnvironmentFacts(kind="image"),
         files=describe_environment(work),
     )
-    with _alone(root, name):
+    with _lock(root, name, digest, expected):
         folder = root.environment(name, digest)
         if _stands(root, name, digest) is None:
             remove_folder(folder)
@@ -152,13 +149,12 @@ def build_environment(
     not the `expected` one, or pip failed."""
     wheels = sorted((work / WHEELS).iterdir())
     digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
-    _check_expected(name, digest, expected)
     try:
         unpacked = sum(info.file_size for wheel in wheels for info in zipfile.ZipFile(wheel).infolist())
     except zipfile.BadZipFile as error:
         raise AutorlError(f"a wheel is damaged: {error}", where=work, next_step="get the wheels again") from None
     check_space(work, int(COMPILED_SHARE * unpacked), f"the venv of {PREFIX}{name}")
-    with _alone(root, name):
+    with _lock(root, name, digest, expected):
         folder = root.environment(name, digest)
         if (there := _stands(root, name, digest)) is not None:
             say(f"{PREFIX}{name}: the same content is there already")
@@ -202,10 +198,6 @@ def _make_venv(name: str, folder: Path) -> None:
     )
 
 
-def _alone(root: Root, name: str) -> AbstractContextManager[None]:
-    return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
-
-
 def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
     try:
         return verify_environment(root, name, digest)
@@ -213,10 +205,13 @@ def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
         return None
 
 
-def _check_expected(name: str, digest: str, expected: str | None) -> None:
+def _lock(root: Root, name: str, digest: str, expected: str | None) -> AbstractContextManager[None]:
+    """Return the lock for making an environment of this content. Raises AutorlError if another was `expected`."""
     if expected not in (None, digest):
         what = f"environment {name} would have content {digest[:12]} here, expected is {str(expected)[:12]}: this Python is {python_tag()}"
-        raise AutorlError(what, next_step="stage it with the Python that it was made for", exit_code=Exit.ENVIRONMENT)
+        advice = "stage it with the Python that it was made for"
+        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
 
 
 def _take_write_bits(folder: Path) -> None:

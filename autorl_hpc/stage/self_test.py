@@ -1,7 +1,6 @@
 """Self-tests of a staged task: perfect answers must score 100 and empty ones 0; a task's environment must start and be playable.
 
-Perfect play is a list of actions per goal: an item's field `oracle` or `walkthrough`, or the result of the function
-`oracle(goal)` in the environment's file. The actions go directly to the environment, not through the dialogue.
+Perfect play is a list of actions per goal: an item's `oracle` or `walkthrough`, or what `oracle(goal)` in the environment's file returns.
 """
 
 from __future__ import annotations

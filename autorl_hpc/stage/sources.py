@@ -1,7 +1,6 @@
-"""Sources for staging: download addresses, the Hugging Face Hub and its token; progress display, disk space, work folders, lock.
+"""Sources for staging: addresses, the Hugging Face Hub and its token; progress, disk space, work folders, lock.
 
-`hf://[datasets/]ORG/NAME@REVISION/PATH` is a file on the Hub; `https://...` is used as it is, except that a GitHub page of a file
-(`/blob/`) means the file. Other text, such as `https://... (through a script)`, is only for people.
+`hf://[datasets/]ORG/NAME@REVISION/PATH` is a file on the Hub; a GitHub page of a file (`/blob/`) means the file.
 """
 
 from __future__ import annotations
@@ -169,7 +168,11 @@ def address_of(text: str) -> HttpSource | None:
     """Return the address that `text` means, or None if it is only for people. Raises AutorlError if it looks like an address but
     is invalid."""
     if text.startswith("hf://"):
-        return _hub_address(text)
+        form = HUB_FORM.fullmatch(text)
+        if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
+            advice = "write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH"
+            raise AutorlError(f"{text[:200]} is no address of a file on the Hub", next_step=advice)
+        return hub_file(f"{form['kind'] or ''}{form['repo']}", form["revision"], form["path"])
     if not re.fullmatch(r"https?://[!-~]+", text):
         return None
     parts = urlsplit(text)
@@ -182,14 +185,6 @@ def address_of(text: str) -> HttpSource | None:
         raise AutorlError(what, next_step="give https://HOST/PATH without user and password")
     base = urlsplit(hub_url())
     return HttpSource(text, hub=(parts.scheme, parts.netloc) == (base.scheme, base.netloc))
-
-
-def _hub_address(text: str) -> HttpSource:
-    form = HUB_FORM.fullmatch(text)
-    if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
-        advice = "write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH"
-        raise AutorlError(f"{text[:200]} is no address of a file on the Hub", next_step=advice)
-    return hub_file(f"{form['kind'] or ''}{form['repo']}", form["revision"], form["path"])
 
 
 def hub_url() -> str:

@@ -1,8 +1,5 @@
-"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash.
-
-Training files go to store/, held-out items to vault/ with mode 0700. A folder gets its manifest last and its name by
-rename, so a killed staging leaves nothing that looks staged.
-"""
+"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash. A folder gets
+its manifest last and its name by rename, so a killed staging leaves nothing that looks staged."""
 
 from __future__ import annotations
 

@@ -261,7 +261,7 @@ def test_what_an_environment_is_made_of_must_be_said(root: Root, tmp_path: Path)
     with pytest.raises(AutorlError, match="what environment x is made of is not known") as caught:
         stage(root, ["env:x"])
     assert "--requirements FILE" in (caught.value.next_step or "")
-    with pytest.raises(AutorlError, match="no such requirements file"):
+    with pytest.raises(AutorlError, match="No such file"):
         stage(root, ["env:x"], requirements=tmp_path / "none.txt")
     with pytest.raises(AutorlError, match="--requirements is for environments"):
         stage(root, ["tiny"], requirements=tmp_path / "none.txt")

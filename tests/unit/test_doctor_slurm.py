@@ -57,11 +57,11 @@ def test_accounting(fake: Fake) -> None:
     ],
 )
 def test_values_of_the_configuration(look: str, change: dict[str, str], expected: str) -> None:
-    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, None))[look]) == expected
+    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, scheduler.UNNAMED))[look]) == expected
 
 
 def test_memory_of_jobs() -> None:
-    assert state(scheduler.memory_default(CONFIG, None)) == "note"
+    assert state(scheduler.memory_default(CONFIG, scheduler.UNNAMED)) == "note"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
     named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
@@ -148,7 +148,7 @@ def test_partitions_as_told() -> None:
     assert state(lines["partition cpu"]) == "warning" and "0 of 2 nodes" in lines["partition cpu"].value
     assert state(lines["partition old"]) == "note"
     assert state(by_name(scheduler.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
-    assert state(scheduler.lines({}, None, True)[0]) == "problem"
+    assert state(scheduler.lines({}, profile(), True)[0]) == "problem"
     assert cpu.max_time_s == 1800
 
 
@@ -173,7 +173,7 @@ def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
     found = scheduler.dry(profile(account="lab"))
     assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
     fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
-    refused = scheduler.dry(None)[0]
+    refused = scheduler.dry(scheduler.UNNAMED)[0]
     assert state(refused) == "problem" and "account" in refused.do_this
 
 
