@@ -6,6 +6,7 @@ import json
 import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -187,8 +188,9 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
     path = next(filter(Path.is_file, files), None)
     if path is None:
         advice = f"choose one of: {', '.join(agent_names())}; or name your own folder with --agents or ${PATH_VARIABLE}"
-        where = share("templates") / "agents"
-        raise AutorlError(f"there is no agent `{name}`", where=where, next_step=advice)
+        near = get_close_matches(name, agent_names(), n=1)
+        what = f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
+        raise AutorlError(what, where=share("templates") / "agents", next_step=advice)
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)
     _check_complete(agent)

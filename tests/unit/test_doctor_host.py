@@ -16,7 +16,6 @@ import warm
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, profile, state
 
-from autorl_hpc.cluster import slurm
 from autorl_hpc.doctor import doctor, host, scheduler, storage, trial_jobs
 from autorl_hpc.doctor.finding import Check, Finding, State, examine, ok, problem, unknown
 from autorl_hpc.errors import Exit
@@ -149,8 +148,6 @@ def test_a_scheduler_that_is_down(tmp_path: Path, fake: Fake) -> None:
     found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
     assert done.returncode == 1 and found["controller"]["state"] == "problem"
     assert "time from submit to run" not in found
-    with pytest.raises(slurm.SchedulerError):
-        slurm.run(["scontrol"])
 
 
 # --- GPUs of a host ---
