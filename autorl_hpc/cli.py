@@ -494,11 +494,6 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
 
             seal_what_is_lost(experiment)
             _finish(experiment)
-        case "submit-slurm":
-            from autorl_hpc.launch import sbatch
-
-            done = sbatch.submit_here(experiment)
-            print_json({"submitted": [submitted.model_dump(mode="json") for submitted in done]})
         case _:
             return _local_job(what, experiment, name, while_alive, after)
     return Exit.OK

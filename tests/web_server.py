@@ -154,7 +154,7 @@ def hangs(data: bytes, after: int) -> Answer:
     return answer
 
 
-QUICK = Patience(tries=3, timeout_s=PATIENCE_S, first_pause_s=0.01, longest_pause_s=0.02, longest_wait_s=1.5)
+QUICK = Patience(tries=3, timeout_s=PATIENCE_S, pause_s=0.01, longest_wait_s=1.5)
 """It waits for an answer as long as a busy machine may need for one, and not between two tries."""
 
 

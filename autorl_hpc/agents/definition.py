@@ -47,10 +47,6 @@ def _one_or_more(value: Any) -> Any:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
 
 
-def _no_driver(value: Any) -> Any:
-    return None if value == "none" else value
-
-
 Value = Annotated[str, BeforeValidator(_text), StringConstraints(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 
@@ -84,7 +80,7 @@ class AgentFile(Record):
     prompt: bool = Field(
         False, description="The suite writes `prompt.md` into the workspace and gives it to `start` on standard input."
     )
-    driver: Annotated[AgentDriver | None, BeforeValidator(_no_driver)] = Field(
+    driver: Annotated[AgentDriver | None, BeforeValidator(lambda value: None if value == "none" else value)] = Field(
         None, description="How it uses its driver; null or `none`: it calls none."
     )
     program: Annotated[tuple[Annotated[str, StringConstraints(min_length=1)], ...], BeforeValidator(_one_or_more)] = (
@@ -113,21 +109,19 @@ CONFIG = "config.yaml"
 
 def read_config(path: Path) -> AgentFile:
     """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`. There an agent is
-    identified by its folder; `name` is a title. Whether it needs a driver is not in the file. Raises AutorlError if it is not a
-    table, or a field has another type."""
+    identified by its folder; `name` is a title. Whether it needs a driver is not in the file. Raises AutorlError if a field has
+    another type."""
     value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
         raise AutorlError(
             "config.yaml is not a table of fields", where=path, next_step="compare it with another agent's"
         )
     start, env = value.get("start") or "start.sh", value.get("env_vars") or {}  # a bare `env_vars:` is null
-    if isinstance(env, dict):
-        env = {name: "" if each is None else each for name, each in env.items()}
     known: dict[str, Any] = {
         "name": path.parent.name,
         "description": str(value.get("description") or value.get("name") or path.parent.name),
         "start": start.removeprefix("./") if isinstance(start, str) else start,
-        "env": env,
+        "env": {name: "" if each is None else each for name, each in env.items()} if isinstance(env, dict) else env,
         "driver": {"dialect": "any", "required": False, "set_by": "its start script"},
     }
     return parse_record(AgentFile, known, path)
@@ -193,9 +187,9 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
     files = (place / name / file for place in places for file in (DEFINITION, CONFIG))
     path = next(filter(Path.is_file, files), None)
     if path is None:
+        advice = f"choose one of: {', '.join(agent_names())}; or name your own folder with --agents or ${PATH_VARIABLE}"
         near = get_close_matches(name, agent_names(), n=1)
         what = f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
-        advice = f"choose one of: {', '.join(agent_names())}; or name your own folder with --agents or ${PATH_VARIABLE}"
         raise AutorlError(what, where=share("templates") / "agents", next_step=advice)
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)

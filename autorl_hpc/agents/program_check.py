@@ -91,7 +91,8 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
         program: absolute path.
     """
     paths = _links(program)
-    paths += _links(interpreter) if (interpreter := _interpreter(paths[-1])) is not None else []
+    if (interpreter := _interpreter(paths[-1])) is not None:
+        paths += _links(interpreter)
     return next((p for p in paths if shown is not None and not any(below(p, folder) for folder in shown)), None)
 
 

@@ -155,9 +155,14 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
     told = "" if seen.exit_code in (None, "0:0") else f" {seen.exit_code}"
     what = f"job {seen.job_id} ended {seen.state}{told}"
     if word == "CANCELLED":
-        return _cancelled(what, seen.state, seen.reason)
-    out_of_memory = word == "OUT_OF_MEMORY" or (word == "FAILED" and (by_signal == "125" or _mentions_memory(log)))
-    if out_of_memory:
+        if seen.reason == "DependencyNeverSatisfied":
+            return _cluster(f"{what}: what it waited for can't come any more")
+        if seen.state.rstrip().endswith(" by 0") and os.geteuid() != 0:
+            return _cluster(f"{what}: the administrators cancelled it")
+        return OrphanEnding(EndedBy.CANCELLED, None, f"{what}: cancelled by scancel")
+    of_slurm = "\n".join(line for line in log.splitlines() if line.strip().startswith(SLURM_SPEAKS))
+    out_of_memory = by_signal == "125" or any(words in of_slurm for words in MEMORY_WORDS)
+    if word == "OUT_OF_MEMORY" or (word == "FAILED" and out_of_memory):
         reason = f"{what}: the job's memory was used up"
         if shared:
             return _cluster(f"{reason}, which agent and grader shared")
@@ -179,20 +184,7 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
     if by_signal == "9":
         return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand")
     node = f" on {seen.nodes}" if seen.nodes else ""
-    return _cluster(f"{what}{node}; see its log" if began else f"{what}{node} before the agent began; see its log")
-
-
-def _cancelled(what: str, word: str, reason: str | None) -> OrphanEnding:
-    if reason == "DependencyNeverSatisfied":
-        return _cluster(f"{what}: what it waited for can't come any more")
-    if word.rstrip().endswith(" by 0") and os.geteuid() != 0:
-        return _cluster(f"{what}: the administrators cancelled it")
-    return OrphanEnding(EndedBy.CANCELLED, None, f"{what}: cancelled by scancel")
-
-
-def _mentions_memory(log: str) -> bool:
-    lines = [line.strip() for line in log.splitlines()]
-    return any(words in line for line in lines if line.startswith(SLURM_SPEAKS) for words in MEMORY_WORDS)
+    return _cluster(f"{what}{node}{'' if began else ' before the agent began'}; see its log")
 
 
 def _cluster(reason: str) -> OrphanEnding:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from dataclasses import dataclass
-from difflib import get_close_matches
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.cluster import slurm
@@ -39,11 +40,9 @@ def profile_path(name: str) -> Path:
         return Path(name).absolute()
     path = next((f / f"{name}{SUFFIX}" for f in profile_folders() if (f / f"{name}{SUFFIX}").is_file()), None)
     if path is None:
-        names = profile_names()
-        near = get_close_matches(name, names, n=1)
-        what = f"there is no cluster profile `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
-        advice = f"choose one of: {', '.join(names)}; or put yours into jobs/clusters/ or ${PATH_VARIABLE}"
-        raise AutorlError(what, where=share("jobs") / "clusters", next_step=advice)
+        advice = f"choose one of: {', '.join(profile_names())}; or put yours into jobs/clusters/ or ${PATH_VARIABLE}"
+        where = share("jobs") / "clusters"
+        raise AutorlError(f"there is no cluster profile `{name}`", where=where, next_step=advice)
     return path
 
 
@@ -80,9 +79,9 @@ HABITS = {"account": "SBATCH_ACCOUNT", "partition": "SBATCH_PARTITION", "qos": "
 """The user's sbatch defaults, used where the profile sets nothing. (sbatch itself gives them precedence over the script.)"""
 
 
-def habit(field: str) -> str | None:
+def habit(option: str) -> str | None:
     """Return the user's default of a field; the submitting process has it under another name."""
-    name = HABITS.get(field, "")
+    name = HABITS.get(option, "")
     value = os.environ.get(f"AUTORL_{name}") or os.environ.get(name)
     return value if value and value.isprintable() else None  # it becomes part of one script line
 
@@ -92,22 +91,20 @@ class Site:
     """Limits of a site for planning jobs."""
 
     max_array_size: int = DEFAULT_MAX_ARRAY_SIZE  # one more than the highest index
-    max_time_s: dict[str | None, float] | None = None
+    max_time_s: dict[str | None, float] = field(default_factory=dict)
     """Of one job, by partition name (None for the default partition); absent if no limit is known."""
 
     def limit_s(self, partition: str | None) -> float | None:
         """Return the longest job of a partition; of several (`a,b`) the shortest limit; None if unknown."""
-        times = self.max_time_s or {}
-        found = [times[name] for name in (partition or "").split(",") if name in times] if partition else []
-        if partition is None and None in times:
-            found = [times[None]]
-        return min(found, default=None)
+        names = partition.split(",") if partition else [None]
+        return min((self.max_time_s[name] for name in names if name in self.max_time_s), default=None)
 
 
 def ask(profile: ClusterProfile) -> Site:
     """Query the scheduler's limits; the profile's own limits take precedence. Raises SchedulerError if it does not answer;
     AutorlError: the profile names an unknown partition."""
-    size = profile.limits.max_array_size or max_array_size()
+    told = config().get("MaxArraySize", "")
+    size = profile.limits.max_array_size or (int(told) if told.isdigit() else 0) or DEFAULT_MAX_ARRAY_SIZE
     known = partitions()
     named = [kind.partition or profile.partition or "" for kind in (profile.agent, profile.grader, profile.report)]
     unknown = [name for part in named for name in part.split(",") if name and known and name not in known]
@@ -115,26 +112,18 @@ def ask(profile: ClusterProfile) -> Site:
         what, advice = f"this cluster has no partition `{unknown[0]}`", f"choose one of: {', '.join(known)}"
         raise AutorlError(f"field `partition`: {what}", where=profile.name, fault=Fault.CLUSTER, next_step=advice)
     times: dict[str | None, float] = {}
-    for name, (limit_s, default) in known.items():
+    for name, (limit_s, _) in known.items():
         bounds = [bound for bound in (limit_s, profile.limits.max_time) if bound is not None]
-        if bounds:
-            times |= dict.fromkeys([name, None] if default else [name], min(bounds))
-    if own := habit("partition"):  # jobs go there if the profile names none
-        times.pop(None, None)
-        own_limit_s = Site(size, times).limit_s(own)
-        times |= {} if own_limit_s is None else {None: own_limit_s}
-    return Site(size, times)
+        times |= {name: min(bounds)} if bounds else {}
+    default = habit("partition") or ",".join(name for name, (_, default) in known.items() if default)
+    limit_s = Site(size, times).limit_s(default) if default else None  # jobs go there if the profile names none
+    return Site(size, times if limit_s is None else {**times, None: limit_s})
 
 
 def config() -> dict[str, str]:
     """Return the fields of `scontrol show config`."""
     pairs = (line.partition("=") for line in slurm.run(["scontrol", "show", "config"]).splitlines())
     return {key.strip(): value.strip() for key, sign, value in pairs if sign}
-
-
-def max_array_size() -> int:
-    value = config().get("MaxArraySize", "")
-    return int(value) if value.isdigit() and int(value) > 0 else DEFAULT_MAX_ARRAY_SIZE
 
 
 def partitions() -> dict[str, tuple[float | None, bool]]:
@@ -156,13 +145,22 @@ def with_variables(text: str) -> str:
     return f'"{quoted}"'
 
 
-def gpu_options(profile: ClusterProfile | None, kind: JobKind) -> dict[str, str]:
+def python_command(profile: ClusterProfile, folders: Iterable[str]) -> str:
+    """Return the Python of jobs as bash words; a container's with these folders bound. $VARS in the profile's image and Python are
+    expanded in the job; everything else is quoted."""
+    if profile.container is None:
+        return with_variables(profile.python) if profile.python else shlex.quote(sys.executable)
+    container = profile.container
+    options = shlex.join([*container.options, *(f"--bind={folder}" for folder in folders)])
+    return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
+
+
+def gpu_options(profile: ClusterProfile, kind: JobKind) -> dict[str, str]:
     """Return the sbatch option for a job's GPUs with its value; empty if it has none."""
-    wording = profile.gpu_wording if profile else "gres"
+    wording = profile.gpu_wording
     if not kind.gpus or wording == "none":
         return {}
-    name = kind.gpu_type or (profile.gpu_type if profile else None)
-    typed = ":".join(part for part in (name, str(kind.gpus)) if part)
+    typed = ":".join(part for part in (kind.gpu_type or profile.gpu_type, str(kind.gpus)) if part)
     return {"gres": f"gpu:{typed}"} if wording == "gres" else {wording: typed}
 
 

@@ -43,10 +43,8 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
     env = {**without_scheduler(os.environ), "LC_ALL": "C", "SLURM_TIME_FORMAT": "%Y-%m-%dT%H:%M:%S"}
     answer = ask(argv, env=env, limit_s=timeout_s)
     if answer.missing:
-        what, advice = (
-            f"there is no {argv[0]} on this host",
-            "run this on a login node of the cluster, or use `--cluster local`",
-        )
+        what = f"there is no {argv[0]} on this host"
+        advice = "run this on a login node of the cluster, or use `--cluster local`"
         raise SchedulerError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     if answer.code != 0:
         raise failed(argv[0], answer.err or answer.out)
@@ -97,7 +95,6 @@ SEPARATOR = "\x1f"  # a character that no job name, comment or reason contains
 FIELDS = ("%i", "%j", "%T", "%r", "%N", "%k", "%V")
 COMMENT = re.compile(r"autorl-hpc \S+ number (\d+)")
 _NO_ACCOUNTING = ("accounting storage is disabled", "there is no sacct")
-PER_CALL = 200  # names per squeue call, because a command line has a length limit
 
 
 def comment(uid: str, number: int) -> str:
@@ -108,23 +105,16 @@ def comment(uid: str, number: int) -> str:
 def jobs(names: Iterable[str]) -> list[SeenJob]:
     """Return our jobs with these names, arrays task by task, the newest sbatch call last. Raises SchedulerError if the scheduler
     does not answer."""
-    wanted = sorted(set(names))
-    found: list[SeenJob] = []
-    for start in range(0, len(wanted), PER_CALL):
-        argv = [
-            *("squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"),
-            *(f"--name={','.join(wanted[start : start + PER_CALL])}", f"--format={SEPARATOR.join(FIELDS)}"),
-        ]
-        found += [job for line in run(argv).splitlines() if (job := _from_squeue(line)) is not None]
+    wanted, found = sorted(set(names)), []
+    argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"]
+    argv += [f"--name={','.join(wanted)}", f"--format={SEPARATOR.join(FIELDS)}"]
+    for line in run(argv).splitlines() if wanted else ():
+        parts = [part.strip() for part in line.split(SEPARATOR)]
+        if len(parts) == len(FIELDS):
+            job_id, name, state, reason, nodes, said, submitted = parts
+            known = None if reason in ("", "None") else reason
+            found.append(_seen(job_id, name, state, said, nodes, submitted, reason=known))
     return sorted(found, key=lambda job: (job.number or 0, job.index or 0, job.submitted_at or ""))
-
-
-def _from_squeue(line: str) -> SeenJob | None:
-    parts = [part.strip() for part in line.split(SEPARATOR)]
-    if len(parts) != len(FIELDS):
-        return None
-    job_id, name, state, reason, nodes, said, submitted = parts
-    return _seen(job_id, name, state, said, nodes, submitted, reason=None if reason in ("", "None") else reason)
 
 
 def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: str, **more: Any) -> SeenJob:
@@ -151,25 +141,22 @@ def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
     for words in map(key_values, text.splitlines()):
         index = words.get("ArrayTaskId", "")
         known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
-    return [_completed(job, known.get(job.job_id, {})) for job in seen]
+    found = []
+    for job in seen:
+        words = known.get(job.job_id, {})
+        update: dict[str, Any] = {}
+        if words.get("JobName") == job.name:  # else the id was reused
+            restarts, reason = words.get("Restarts", ""), words.get("Reason")
+            update = {"exit_code": words.get("ExitCode"), "restarts": int(restarts) if restarts.isdigit() else 0}
+            update["reason"] = job.reason if reason in (None, "None", "") else reason
+        found.append(job.model_copy(update=update))
+    return found
 
 
 def key_values(line: str) -> dict[str, str]:
     """Parse the `Key=value` pairs of a scontrol line; a value ends where the next key begins."""
     pairs = re.finditer(r"(?:^|\s)([A-Za-z][\w:/&*]*)=(.*?)(?=\s[A-Za-z][\w:/&*]*=|$)", line)
     return {match[1]: match[2].strip() for match in pairs}
-
-
-def _completed(job: SeenJob, words: Mapping[str, str]) -> SeenJob:
-    if words.get("JobName") != job.name:
-        return job  # the id was reused
-    restarts, reason = words.get("Restarts", ""), words.get("Reason")
-    update: dict[str, Any] = {
-        "exit_code": words.get("ExitCode"),
-        "restarts": int(restarts) if restarts.isdigit() else 0,
-        "reason": job.reason if reason in (None, "None", "") else reason,
-    }
-    return job.model_copy(update=update)
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
@@ -202,12 +189,12 @@ def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
 def cancel(job_ids: Sequence[str]) -> None:
     """Cancel these jobs by scancel; jobs that have ended already are no error. Raises SchedulerError if the scheduler does not
     answer."""
-    for start in range(0, len(job_ids), PER_CALL):
-        try:
-            run(["scancel", *job_ids[start : start + PER_CALL]])
-        except SchedulerError as error:
-            if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
-                raise
+    try:
+        if job_ids:
+            run(["scancel", *job_ids])
+    except SchedulerError as error:
+        if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
+            raise
 
 
 def own_job() -> tuple[str, float | None] | None:

@@ -77,15 +77,6 @@ def python_beside(program: str) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class VllmReply:
-    """Whether a Python has vLLM; `has` is None if it did not answer, for the reason in `words`."""
-
-    python: str
-    has: bool | None
-    words: str = ""
-
-
 def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> VllmOnHost:
     """Return whether graders would find a Python with vLLM, by the rules of grading/engines/worker_process.py. `environ` is that of
     jobs, after the profile's modules and setup; `doubt` says what could not be found out about it."""
@@ -93,34 +84,32 @@ def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], 
         return VllmOnHost("note", "vLLM must be in the image that jobs run in, which is not looked into")
     named = environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)
     given = profile.python if profile is not None else None
-    wanted, own = (_filled_in(each, environ) for each in (named or "vllm", given or sys.executable))
+    places = (named or "vllm", given or sys.executable)
+    wanted, own = (Template(os.path.expanduser(place)).safe_substitute(environ) for place in places)
     if unknown := next((each for each in (wanted, own) if "$" in each), None):
         return VllmOnHost("note", f"{unknown} is known in jobs alone, so vLLM is not looked for", TRY)
-    asked = [] if named else [_ask(own, environ)]
-    program = None if asked and asked[0].has else shutil.which(wanted, path=environ.get("PATH", os.defpath))
-    beside = None if program is None else python_beside(program)
-    if program is not None and (beside or own) not in {each.python for each in asked}:
-        asked.append(_ask(beside or own, environ))
-    if asked and asked[-1].has:
-        return VllmOnHost("ok", asked[-1].python)
-    if silent := next((each for each in asked if each.has is None), None):
-        return VllmOnHost("note", f"{silent.python} does not say whether it has vLLM: {silent.words}", TRY)
+    asked: dict[str, ProgramAnswer] = {}
+
+    def has_vllm(python: str) -> bool:
+        command, env = [python, "-c", ASKED], without_secrets(environ)
+        asked[python] = asked.get(python) or ask(command, env=env, limit_s=PYTHON_LIMIT_S, folder="/")
+        return asked[python].code == 0
+
+    if not named and has_vllm(own):
+        return VllmOnHost("ok", own)
+    if (program := shutil.which(wanted, path=environ.get("PATH", os.defpath))) is not None:
+        python = python_beside(program) or own
+        if has_vllm(python):
+            return VllmOnHost("ok", python)
+    for each, answer in asked.items():
+        if answer.code != ABSENT:
+            said = answer.last_words(WORDS_CHARS) or f"exit code {answer.code}"
+            return VllmOnHost("note", f"{each} does not say whether it has vLLM: {said}", TRY)
     if program is not None:
-        words = f"{asked[-1].python}, {'beside' if beside else 'with no other beside'} {program}, has no vLLM"
+        words = f"{python}, which is the Python of {program}, has no vLLM"
     else:
         words = f"`{wanted}` is not here" if named else "no Python with vLLM is on the PATH of jobs"
     if profile is not None and (profile.modules or profile.setup):
         why = doubt or "the profile's `modules` and `setup` may bring one on the nodes"
         return VllmOnHost("note", f"{words}; {why}", f"{TRY}; {INSTALL}")
     return VllmOnHost("problem", words, INSTALL)
-
-
-def _filled_in(path: str, environ: Mapping[str, str]) -> str:
-    return Template(os.path.expanduser(path)).safe_substitute(environ)
-
-
-def _ask(python: str, environ: Mapping[str, str]) -> VllmReply:
-    answer = ask([python, "-c", ASKED], env=without_secrets(environ), limit_s=PYTHON_LIMIT_S, folder="/")
-    if answer.code in (0, ABSENT):
-        return VllmReply(python, answer.code == 0)
-    return VllmReply(python, None, answer.last_words(WORDS_CHARS) or f"exit code {answer.code}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from textwrap import wrap
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.cluster import profile as site
@@ -34,35 +35,31 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         jobs: whether jobs may be submitted.
         say: takes a line about what is waited for.
     """
-    profile = load_profile(cluster) if cluster else None
+    profile = load_profile(cluster) if cluster else scheduler.UNNAMED
     with trial_jobs.handling(trial_jobs.end):
-        return _everything(root, profile, jobs=jobs, say=say)
+        place, scratch, wrong = storage.existing(root), None, []
+        try:
+            scratch = scratch_folder(profile, profile.name)
+        except AutorlError as error:
+            lost = problem("scratch", error.what, "workspaces have no place", error.next_step or "")
+            wrong = in_group(SCRATCH_GROUP, lost)
+        found, answers = _slurm(profile)
+        if answers and not jobs:
+            found += in_group(trial_jobs.FIRST_GROUP, unknown(trial_jobs.TIME_TO_RUN, "not measured: --no-jobs"))
+        elif answers:
+            say("doctor: submitting a small job, and a second one to another node")
+            more = [scratch] if scratch and scratch.is_dir() else []
+            found += trial_jobs.examine_with_jobs(place, profile, more, say)
+        found += _files("Files of the root", root)
+        if scratch is not None:
+            found += _files(SCRATCH_GROUP, scratch, like=place)
+        found += [*wrong, *examine("Home", _kind_and_space(storage.existing(Path.home()), like=place))]
+        found += host.check_agents(profile) + host.check_engine(profile)
+        return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 
-def _everything(root: Path, profile: ClusterProfile | None, *, jobs: bool, say: Say) -> list[Finding]:
-    place, scratch, wrong = storage.existing(root), None, []
-    try:
-        scratch = scratch_folder(profile, profile.name) if profile else None
-    except AutorlError as error:
-        lost = problem("scratch", error.what, "workspaces have no place", error.next_step or "")
-        wrong = in_group(SCRATCH_GROUP, lost)
-    found, answers = _slurm(profile)
-    if answers and not jobs:
-        found += in_group(trial_jobs.FIRST_GROUP, unknown(trial_jobs.TIME_TO_RUN, "not measured: --no-jobs"))
-    elif answers:
-        say("doctor: submitting a small job, and a second one to another node")
-        found += trial_jobs.examine_with_jobs(place, profile, [scratch] if scratch and scratch.is_dir() else [], say)
-    found += _files("Files of the root", root)
-    if scratch is not None:
-        found += _files(SCRATCH_GROUP, scratch, like=place)
-    found += wrong
-    found += examine("Home", _kind_and_space(storage.existing(Path.home()), like=place))  # caches are there
-    found += host.check_agents(profile) + host.check_engine(profile)
-    return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
-
-
-def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
-    if profile is not None and profile.scheduler == "local":
+def _slurm(profile: ClusterProfile) -> tuple[list[Finding], bool]:
+    if profile.scheduler == "local":
         value = f"not looked at: the profile `{profile.name}` is of this machine alone"
         return in_group("Slurm", note("Slurm", value, "no job is queued")), False
     there = scheduler.clients()
@@ -76,17 +73,20 @@ def _slurm(profile: ClusterProfile | None) -> tuple[list[Finding], bool]:
         silent = problem("controller", error.what, so_what, error.next_step or "try again later")
         return in_group("Slurm", there, silent), False
     found = in_group("Slurm", there, scheduler.answered(config, time.monotonic() - began))
-    if profile is None:
+    if profile is scheduler.UNNAMED:
         so_what = "the default partition is looked at, without GPUs"
         found += in_group("Slurm", note("profile", "none named", so_what, "--cluster NAME"))
-    found += examine("Slurm", [Check("Slurm", lambda: scheduler.check_configuration(config, profile), 60.0)])
-    found += examine("Limits", [Check("limits of accounts", lambda: scheduler.check_limits(config, profile), 60.0)])
-    found += examine("Partitions", [Check("partitions", lambda: scheduler.check_partitions(config, profile), 240.0)])
+    for group, look, limit_s in (
+        ("Slurm", scheduler.check_configuration, 60.0),
+        ("Limits", scheduler.check_limits, 60.0),
+        ("Partitions", scheduler.check_partitions, 240.0),
+    ):
+        found += examine(group, [Check(group, partial(look, config, profile), limit_s)])
     return found, there.state is State.OK
 
 
 def _kind_and_space(place: Path, like: Path | None) -> list[Check]:
-    if like is not None and place.stat().st_dev == like.stat().st_dev:
+    if _one_device(place, like):
         return [Check("file system", lambda: ok("file system", "the root's"))]
     return [
         Check("file system", lambda: storage.kind(place)),
@@ -100,14 +100,16 @@ def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
     there = ok("folder", str(folder))
     if place != folder:
         there = note("folder", f"{folder} is not there yet", f"looked at {place} in its place")
-    checks = [Check("folder", lambda: there), Check("write access", lambda: storage.writable(place))]
-    checks += _kind_and_space(place, like)
-    found = examine(group, checks)
-    writable = any(finding.check == "write access" and finding.state is State.OK for finding in found)
-    if not writable or (like is not None and place.stat().st_dev == like.stat().st_dev):
+    access = storage.writable(place)
+    found = in_group(group, there, access) + examine(group, _kind_and_space(place, like))
+    if access.state is not State.OK or _one_device(place, like):
         return found
     with trial_jobs.probe_folder(place) as tried:  # by this thread: ctrl-C reaches it
         return found + examine(group, [Check("tried by doing", lambda: storage.probes(tried), 60.0)])
+
+
+def _one_device(place: Path, like: Path | None) -> bool:
+    return like is not None and place.stat().st_dev == like.stat().st_dev
 
 
 def exit_code(findings: Sequence[Finding]) -> Exit:
@@ -128,33 +130,28 @@ def as_json(findings: Sequence[Finding]) -> dict[str, Any]:
 # The page on a terminal: one line a finding, and what follows from those that are not ok
 
 STYLES = dict(zip(State, ("green", "cyan", "yellow", "bold red", "magenta"), strict=True))
-STATE_WIDTH = 8
-CHECK_WIDTH = 26
-LEAST_WIDTH = 60
+STATE_WIDTH, CHECK_WIDTH, LEAST_WIDTH = 8, 25, 60
 
 
 def show(findings: Sequence[Finding], console: Console) -> None:
     """Print the groups in their order, and a count at the end."""
     from rich.text import Text
 
-    width = max(console.width, LEAST_WIDTH) - STATE_WIDTH
     group = None
-
-    def show_lines(mark: str, style: str, text: str, indent: int) -> None:
-        rows = wrap(text, width + STATE_WIDTH - len(mark), subsequent_indent=" " * indent, break_on_hyphens=False)
-        for number, row in enumerate(rows or [""]):
-            first = (mark, style) if number == 0 else " " * len(mark)
-            console.print(Text.assemble(first, row.rstrip()), soft_wrap=True)
-
     for finding in findings:
         if finding.group != group:
             console.print(Text(finding.group if group is None else f"\n{finding.group}", style="bold"), soft_wrap=True)
             group = finding.group
-        name = f"{finding.check:<{CHECK_WIDTH - 1}} {finding.value}"  # a long name pushes its value to the right
-        show_lines(f"{finding.state:<{STATE_WIDTH}}", STYLES[finding.state], name, CHECK_WIDTH)
-        for label, words in (("so what: ", finding.so_what), ("do this: ", finding.do_this)):
-            if words and finding.state is not State.OK:
-                show_lines(" " * STATE_WIDTH + label, "dim", words, 0)
+        rows = [(f"{finding.state:<{STATE_WIDTH}}{finding.check:<{CHECK_WIDTH}} {finding.value}", CHECK_WIDTH + 1)]
+        if finding.state is not State.OK:
+            told = (("so what", finding.so_what), ("do this", finding.do_this))
+            rows += [(f"{'':{STATE_WIDTH}}{label}: {words}", 9) for label, words in told if words]
+        for text, indent in rows:
+            hanging = " " * (STATE_WIDTH + indent)
+            lines = fill(text, max(console.width, LEAST_WIDTH), subsequent_indent=hanging, break_on_hyphens=False)
+            shown = Text(lines)
+            shown.stylize(STYLES[finding.state], 0, STATE_WIDTH)
+            console.print(shown, soft_wrap=True)
     numbers = Counter(finding.state for finding in findings)
     plural = {State.NOTE, State.WARNING, State.PROBLEM}
     counts = [f"{numbers[each]} {each}{'s' if each in plural and numbers[each] != 1 else ''}" for each in State]

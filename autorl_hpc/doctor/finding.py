@@ -40,11 +40,9 @@ class Finding:
     def __post_init__(self) -> None:
         # What other programs print must not steer the terminal.
         line = " ".join("".join(char if char.isprintable() else " " for char in self.value).split())
-        short = line if len(line) <= MAX_VALUE_CHARS else line[: MAX_VALUE_CHARS - 3] + "..."
-        object.__setattr__(self, "value", short)
+        object.__setattr__(self, "value", line[:MAX_VALUE_CHARS])
 
     def as_json(self) -> dict[str, str]:
-        """Return the fields with the state as a plain string."""
         return {**asdict(self), "state": str(self.state)}
 
 
@@ -94,22 +92,21 @@ def examine(group: str, checks: Iterable[Check]) -> list[Finding]:
 
 def _run(check: Check) -> list[Finding]:
     """Run a check in its own thread: a call that the kernel doesn't answer can't be ended, only left behind."""
-    done: list[list[Finding]] = []
+    value, so_what = f"no answer within {check.limit_s:.0f} s", "what hangs here will hang in a job too"
+    found = [unknown(check.name, value, so_what, "try the same by hand; tell the site's people if it hangs")]
 
     def look() -> None:
+        nonlocal found
         try:
             seen = check.look()
-            done.append([seen] if isinstance(seen, Finding) else list(seen))
+            found = [seen] if isinstance(seen, Finding) else list(seen)
         except Exception as error:
-            done.append([unknown(check.name, f"the check failed: {type(error).__name__}: {error}".rstrip(": "))])
+            found = [unknown(check.name, f"the check failed: {type(error).__name__}: {error}")]
 
-    thread = threading.Thread(target=look, daemon=True, name=f"doctor {check.name}")
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(check.limit_s)
-    if done:
-        return done[0]
-    value, so_what = f"no answer within {check.limit_s:.0f} s", "what hangs here will hang in a job too"
-    return [unknown(check.name, value, so_what, "try the same by hand; tell the site's people if it hangs")]
+    return found
 
 
 def ask(*argv: str, limit_s: float = TOOL_LIMIT_S) -> ProgramAnswer:
@@ -125,16 +122,16 @@ def span(seconds: float) -> str:
     """Format a time: 12 ms, 1.4 s, 90 s, 12 min, 8 h, 3 days."""
     if seconds < 0.9995:
         return f"{1000 * seconds:.0f} ms"
-    for unit, size, above in (("days", 86400, 2 * 86400), ("h", 3600, 2 * 3600), ("min", 60, 120)):
-        if seconds >= above:
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
 def size(count: float) -> str:
     """Format a number of bytes: 5 B, 2.0 KiB, 50 GiB."""
-    units = ["B", "KiB", "MiB", "GiB", "TiB"]
-    while count >= 1024 and len(units) > 1:
-        count /= 1024
-        del units[0]
-    return f"{count:.0f} {units[0]}" if count >= 10 or units[0] == "B" else f"{count:.1f} {units[0]}"
+    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while count >= 1024 and unit != "TiB":
+        count, unit = count / 1024, next(units)
+    return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"

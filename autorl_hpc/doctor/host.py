@@ -21,8 +21,16 @@ from pathlib import Path
 
 from autorl_hpc import __version__
 from autorl_hpc.agents import agent_names, load_agent
-from autorl_hpc.agents.program_check import PROGRAM_LIMIT_S, SETUP_LIMIT_S, Where, has_checks, look, where_agents_run
-from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, look_for_engine
+from autorl_hpc.agents.program_check import (
+    PROGRAM_LIMIT_S,
+    SETUP_LIMIT_S,
+    Looked,
+    Where,
+    has_checks,
+    look,
+    where_agents_run,
+)
+from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, VllmOnHost, look_for_engine
 from autorl_hpc.doctor import storage
 from autorl_hpc.doctor.finding import (
     Check,
@@ -56,20 +64,14 @@ def python() -> Finding:
 
 def imports() -> Finding:
     """Import what jobs need, and measure the time: a shared file system may be slow with small files."""
-    missing = []
     began = time.monotonic()
-    for name in MODULES:
-        try:
+    try:
+        for name in MODULES:
             importlib.import_module(name)
-        except Exception as error:
-            missing.append(f"{name} ({error})")
+    except ImportError as error:
+        advice = "set `python` in the cluster's profile to one with autorl-hpc installed, on a file system nodes see"
+        return problem("packages", f"{sys.executable}: {error}", "jobs end at their first line", advice)
     took = time.monotonic() - began
-    if missing:
-        value = f"missing in {sys.executable}: {', '.join(missing)}"
-        advice = (
-            "set `python` in the cluster's profile to one that has autorl-hpc installed, on a file system nodes see"
-        )
-        return problem("packages", value, "jobs end at their first line", advice)
     value = f"all there, imported in {took:.1f} s"
     if took > SLOW_IMPORT_S:
         return warning("packages", value, "every job starts that late", "put the environment on a faster file system")
@@ -92,19 +94,15 @@ LIMITS = {
 
 def limit(name: str) -> Finding:
     number, so_what, advice = LIMITS[name]
-    soft, hard = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in resource.getrlimit(number))
-    value = f"{soft} (may be raised to {hard})"
-    if soft != "unlimited" and int(soft) < LEAST_LIMIT:
-        return warning(name, value, so_what, advice.format(hard))
-    return ok(name, value)
+    soft, hard = resource.getrlimit(number)
+    shown, most = ("unlimited" if n == resource.RLIM_INFINITY else str(n) for n in (soft, hard))
+    value = f"{shown} (may be raised to {most})"
+    return warning(name, value, so_what, advice.format(most)) if 0 <= soft < LEAST_LIMIT else ok(name, value)
 
 
-def memory(proc: Path = Path("/proc")) -> Finding:
-    match = re.search(r"(?m)^MemTotal:\s+(\d+)", (proc / "meminfo").read_text(encoding="ascii", errors="replace"))
-    if match is None:
-        return unknown("memory and CPUs", "/proc/meminfo doesn't tell")
-    cpus = len(os.sched_getaffinity(0))
-    return ok("memory and CPUs", f"{size(int(match[1]) * 1024)}, {cpus} CPUs for this process")
+def memory() -> Finding:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return ok("memory and CPUs", f"{size(total)}, {len(os.sched_getaffinity(0))} CPUs for this process")
 
 
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE")
@@ -134,13 +132,11 @@ def cards() -> Finding:
     answer = ask("nvidia-smi", "-L", limit_s=SMI_LIMIT_S)
     if answer.missing:
         return ok("cards", "no nvidia-smi on this host")
-    if answer.code != 0:
-        so_what = "programs here will find no GPU"
-        return unknown("cards", f"nvidia-smi fails: {said(answer)}", so_what, "none is needed on a login node")
     names = Counter(re.findall(r"(?m)^GPU \d+: (.+?) \(UUID: \S+\)", answer.out))
     slices = Counter(re.findall(r"(?m)^\s+MIG (\S+)", answer.out))
-    if not names:
-        return ok("cards", "none") if not answer.out.strip() else unknown("cards", f"nvidia-smi says: {said(answer)}")
+    if answer.code != 0 or not names:
+        so_what = "programs here will find no GPU"
+        return unknown("cards", f"nvidia-smi says: {said(answer)}", so_what, "none is needed on a login node")
     value = ", ".join(f"{count} x {name}" for name, count in names.items())
     if not slices:
         return ok("cards", value)
@@ -172,9 +168,8 @@ def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding
 
 
 def _form(part: str) -> str:
-    if part.startswith("MIG-"):
-        return "MIG slice"
-    return "index" if part.isdigit() else "UUID" if part.startswith("GPU-") else "unknown name"
+    forms = {"MIG-": "MIG slice", "GPU-": "UUID"}
+    return "index" if part.isdigit() else forms.get(part[:4], "unknown name")
 
 
 # Which sandbox levels work here, by doing what an agent might: see sandbox/prove.py
@@ -204,10 +199,11 @@ def _level(level: Level, plan: SandboxPlan) -> Finding:
         link.symlink_to(plan.placed[0][0])
     try:
         result = probe(level, plan, env, secret=[f"{plan.hidden[0]}/items"], programs=plan.masked)
+        failures = "; ".join(result.failures)
     except (OSError, subprocess.SubprocessError) as error:
-        return note(level.name, f"can't be tried: {error}", "this level is not used here")
-    if result.failures:
-        return note(level.name, "; ".join(result.failures)[:400], "this level is not used here")
+        failures = f"can't be tried: {error}"
+    if failures:
+        return note(level.name, failures, "this level is not used here")
     start = "" if result.start_s is None else f", {1000 * result.start_s:.0f} ms to start a program"
     stops = "stops all that was tried" if not result.holes else "does not stop: " + "; ".join(result.holes)
     return ok(level.name, f"works{start}; {stops}")
@@ -269,25 +265,24 @@ def _agent(name: str, where: Where) -> list[Finding]:
         agent = load_agent(name)
     except AutorlError as error:
         return [warning(name, error.what, "an experiment with it can't be launched", error.next_step or "")]
-    so_what = {"note": "it may work", "problem": "an experiment with it is refused"}
-    return [
-        ok(name, seen.value) if seen.state == "ok" else note(name, seen.value, so_what[seen.state], seen.do_this)
-        for seen in (look(agent, where) if has_checks(agent.file) else [])
-    ]
+    seen = look(agent, where) if has_checks(agent.file) else []
+    return [_judged(name, each, "an experiment with it is refused", "it may work") for each in seen]
+
+
+def _judged(name: str, seen: Looked | VllmOnHost, refused: str, else_: str) -> Finding:
+    if seen.state == "ok":
+        return ok(name, seen.value)
+    return note(name, seen.value, refused if seen.state == "problem" else else_, seen.do_this)
 
 
 def check_engine(profile: ClusterProfile | None) -> list[Finding]:
-    limit_s = SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5
-    return examine("Graders", [Check("vLLM", partial(_engine, profile), limit_s)])
+    def engine() -> Finding:
+        where = where_agents_run(profile)
+        asked = "an experiment with `grader: {engine: vllm}`"
+        seen = look_for_engine(profile, where.environ, where.doubt)
+        return _judged("vLLM", seen, f"{asked} is refused", f"{asked} may find none")
 
-
-def _engine(profile: ClusterProfile | None) -> Finding:
-    where = where_agents_run(profile)
-    seen = look_for_engine(profile, where.environ, where.doubt)
-    if seen.state == "ok":
-        return ok("vLLM", seen.value)
-    what = "is refused" if seen.state == "problem" else "may find none"
-    return note("vLLM", seen.value, f"an experiment with `grader: {{engine: vllm}}` {what}", seen.do_this)
+    return examine("Graders", [Check("vLLM", engine, SETUP_LIMIT_S + 2 * PYTHON_LIMIT_S + 5)])
 
 
 NOT_IN_JOBS = ("level of runs", "processes of yours")
@@ -296,8 +291,9 @@ NOT_IN_JOBS = ("level of runs", "processes of yours")
 def checks(asked: int | None = None) -> dict[str, list[Check]]:
     """Return the checks of this host, by group; see `visible` for `asked`."""
     env = os.environ
+    places = {"$TMPDIR": env.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
     return {
-        "Temporary folders": [Check("temporary folders", lambda: storage.temporaries(env))],
+        "Temporary folders": [Check(name, partial(storage.temporary, name, place)) for name, place in places.items()],
         "GPUs of this host": [Check("GPUs", lambda: [cards(), visible(env, asked)], 40.0)],
         "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
         "Offline": [Check("offline variables", lambda: offline(env))],

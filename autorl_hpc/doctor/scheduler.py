@@ -7,14 +7,13 @@ import pwd
 import re
 import shlex
 import shutil
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autorl_hpc.cluster import slurm
-from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_variables
+from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_command
 from autorl_hpc.cluster.slurm import duration_s
 from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.doctor.finding import Finding, note, ok, problem, span, unknown, warning
@@ -23,14 +22,16 @@ from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
 Config = Mapping[str, str]  # `scontrol show config`: names and values as Slurm prints them
-Profile = ClusterProfile | None
+UNNAMED = ClusterProfile.model_validate(
+    {"name": "unnamed", **{kind: {"gpus": 0, "cpus": 1} for kind in ("agent", "grader", "report")}}
+)
+"""Stands for no profile: the default partition, without GPUs."""
 
 ASK_S = 15.0
 SLOW_S = 5.0  # the watcher asks every half minute; a controller that takes longer than this is overloaded
 OLDEST = (20, 11)  # states and options were read from the manuals of 20.11 to 25.05; tests run under 22.05
-SHORT_MEMORY_S = 120.0
-SHORT_KILL_S = 10.0
 LITTLE_MEMORY_MIB = 4096
+NO_PREEMPTION = ("none", "(null)", "not told")
 CLIENTS = ("sbatch", "squeue", "scancel", "scontrol", "sinfo")
 
 
@@ -54,10 +55,10 @@ def answered(config: Config, took_s: float) -> Finding:
 
 def version(config: Config) -> Finding:
     text = config.get("SLURM_VERSION", "")
-    match = re.match(r"(\d+)\.(\d+)", text)
-    if match is None:
+    numbers = [int(number) for number in re.findall(r"\d+", text)[:2]]
+    if len(numbers) < 2:
         return unknown("version", text or "not told")
-    if (int(match[1]), int(match[2])) < OLDEST:
+    if tuple(numbers) < OLDEST:
         so_what = "older than what this suite was made for: 20.11 and later"
         return warning("version", text, so_what, "try `launch` with one short run first")
     return ok("version", text)
@@ -78,31 +79,36 @@ def accounting(config: Config) -> Finding:
     return ok("accounting", f"{storage}, sacct answers in {span(time.monotonic() - began)}")
 
 
-def short_time(config: Config, name: str, least_s: float, so_what: str, advice: str) -> Finding:
+SHORT = {
+    "MinJobAge": (
+        120,
+        "the end of a job may be missed between two looks; without accounting its reason is lost then",
+        "nothing: the run is judged by its own files",
+    ),
+    "KillWait": (
+        10,
+        "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left",
+        "keep `signal_before_end` at a minute or more",
+    ),
+}
+"""Of a time in seconds: the least that is no note, what follows from a shorter one, what to do."""
+
+
+def short_time(config: Config, name: str) -> Finding:
     """Judge a time such as `300 sec`; of 0 seconds nothing is said."""
-    match = re.match(r"(\d+)\s*(sec|$)", config.get(name, ""))
+    match = re.match(r"\d+", config.get(name, ""))
     if match is None:
         return unknown(name, config.get(name, "not told"))
-    seconds = int(match[1])
-    return note(name, f"{seconds} s", so_what, advice) if 0 < seconds < least_s else ok(name, f"{seconds} s")
+    seconds, (least, so_what, advice) = int(match[0]), SHORT[name]
+    return note(name, f"{seconds} s", so_what, advice) if 0 < seconds < least else ok(name, f"{seconds} s")
 
 
-def min_job_age(config: Config) -> Finding:
-    so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
-    return short_time(config, "MinJobAge", SHORT_MEMORY_S, so_what, "nothing: the run is judged by its own files")
-
-
-def kill_wait(config: Config) -> Finding:
-    so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
-    return short_time(config, "KillWait", SHORT_KILL_S, so_what, "keep `signal_before_end` at a minute or more")
-
-
-def max_array_size(config: Config, profile: Profile) -> Finding:
+def max_array_size(config: Config, profile: ClusterProfile) -> Finding:
     text, name = config.get("MaxArraySize", ""), "MaxArraySize"
     if not text.isdigit():
         return unknown(name, text or "not told", "arrays are kept below 1001 then")
     count = int(text)
-    own = profile.limits.max_array_size if profile else None
+    own = profile.limits.max_array_size
     if own and own > count:
         so_what, value = "sbatch refuses an array that is larger", f"{count}, and the profile says {own}"
         return problem(name, value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
@@ -111,50 +117,54 @@ def max_array_size(config: Config, profile: Profile) -> Finding:
     return ok(name, f"{count}; larger experiments are split")
 
 
-def requeue(config: Config, profile: Profile) -> Finding:
-    on = config.get("JobRequeue") == "1"
-    if profile is None:
-        return ok("JobRequeue", "on" if on else "off by default; each job asks for it")
-    value = f"{'on' if on else 'off'} by default; the profile {'asks for it' if profile.requeue else 'forbids it'}"
+def requeue(config: Config, profile: ClusterProfile) -> Finding:
+    value = "on by default" if config.get("JobRequeue") == "1" else "off by default; each job asks for it"
     if profile.requeue:
         return ok("JobRequeue", value)
     so_what = "a run whose node dies stays interrupted"
-    return note("JobRequeue", value, so_what, "launch again: it goes on where it stopped")
+    return note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
 
 
 def preemption(config: Config) -> Finding:
     kind = config.get("PreemptType", "not told").removeprefix("preempt/")
-    if kind in ("none", "(null)", "not told"):
-        return ok("preemption", "none" if kind != "not told" else kind)
-    mode = config.get("PreemptMode", "?")
+    if kind in NO_PREEMPTION:
+        return ok("preemption", kind)
     told = "preempt_send_user_signal" in config.get("SlurmctldParameters", "")
+    mode = config.get("PreemptMode", "?")
     value = f"{kind}, {mode}; {'the job is warned first' if told else 'no signal of ours goes before TERM'}"
-    so_what = "a run that is preempted goes on in its next attempt; its clock stands still meanwhile"
-    if "CANCEL" in mode:
-        return note("preemption", value, so_what.replace("goes on", "must be launched again, and goes on"), "")
+    goes_on = "must be launched again, and goes on" if "CANCEL" in mode else "goes on"
+    so_what = f"a run that is preempted {goes_on} in its next attempt; its clock stands still meanwhile"
     return note("preemption", value, so_what, "" if told else "agents lose what they have not saved")
 
 
-def memory_default(config: Config, profile: Profile) -> Finding:
+def memory_default(config: Config, profile: ClusterProfile) -> Finding:
     label, advice = "memory of jobs", "`memory: 64G` under agent and grader in the profile"
-    if profile is not None and profile.agent.memory and profile.grader.memory:
+    if profile.agent.memory and profile.grader.memory:
         return ok(label, "the profile names it")
     name = next((n for n in ("DefMemPerGPU", "DefMemPerCPU", "DefMemPerNode") if config.get(n, "").isdigit()), None)
     if name is None:
         so_what = "a job that names no memory may take a whole node's, and wait for a whole node"
         return note(label, "no default", so_what, advice)
-    count, cpus = int(config[name]), (profile.agent.cpus or 1) if profile is not None else 1
-    value = f"{count} MB per {name.removeprefix('DefMemPer')} for a job that names none"
-    if name != "DefMemPerGPU" and count * (cpus if name == "DefMemPerCPU" else 1) < LITTLE_MEMORY_MIB:
+    each = int(config[name])
+    value = f"{each} MB per {name.removeprefix('DefMemPer')} for a job that names none"
+    whole = each * (profile.agent.cpus or 1) if name == "DefMemPerCPU" else each
+    if name != "DefMemPerGPU" and whole < LITTLE_MEMORY_MIB:
         so_what = "an import of torch takes some GB: such jobs end OUT_OF_MEMORY, or FAILED"
         return warning(label, value, so_what, advice)
     return ok(label, value)
 
 
-def check_configuration(config: Config, profile: Profile) -> list[Finding]:
-    alone = [look(config) for look in (version, accounting, min_job_age)]
-    later = [max_array_size(config, profile), kill_wait(config), requeue(config, profile), preemption(config)]
-    return [*alone, *later, memory_default(config, profile)]
+def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding]:
+    return [
+        version(config),
+        accounting(config),
+        short_time(config, "MinJobAge"),
+        max_array_size(config, profile),
+        short_time(config, "KillWait"),
+        requeue(config, profile),
+        preemption(config),
+        memory_default(config, profile),
+    ]
 
 
 # What the doctor's own jobs ask for and run, worded as the profile words real ones
@@ -170,7 +180,7 @@ OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begi
 class Request:
     """What a job asks for; `kind` is one of the profile's jobs, with its GPUs, CPUs and memory."""
 
-    profile: Profile
+    profile: ClusterProfile
     kind: JobKind
     minutes: int = SHORT_MINUTES
     exclude: str | None = None
@@ -178,19 +188,18 @@ class Request:
     def options(self) -> list[str]:
         """Return the options for sbatch, without name and output."""
         profile, kind = self.profile, self.kind
-        named = {
+        named: dict[str, object] = {
             **{option: self._value(option) for option in ("partition", "account", "qos", "constraint", "reservation")},
             **{"cpus-per-task": kind.cpus, "mem": kind.memory, "exclude": self.exclude},
             **gpu_options(profile, kind),
         }
-        given = {**(profile.sbatch if profile else {}), **kind.sbatch}
-        further = {name: value for name, value in given.items() if name not in OURS and value is not False}
-        options = [f"--{name}={value}" for name, value in named.items() if value]
-        options += [f"--{name}" if value is True else f"--{name}={value}" for name, value in further.items()]
+        given = {**profile.sbatch, **kind.sbatch}
+        named |= {name: value for name, value in given.items() if name not in OURS}
+        options = [f"--{name}" if value is True else f"--{name}={value}" for name, value in named.items() if value]
         return [f"--time={self.minutes}", "--no-requeue", "--open-mode=append", *options]
 
     def _value(self, option: str) -> str | None:
-        return getattr(self.kind, option) or getattr(self.profile, option, None) or habit(option)
+        return getattr(self.kind, option) or getattr(self.profile, option) or habit(option)
 
     def describe(self) -> str:
         """Return words such as `1 GPU, 1 CPU, 8 min in gpu`."""
@@ -211,31 +220,23 @@ def sbatch(script: str, options: Sequence[str]) -> str:
     return answer.err.strip()
 
 
-def script(profile: Profile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
+def script(profile: ClusterProfile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
     """Return the job of one side: a real job's modules, setup and Python, then the pair beside what the node shows."""
     place = shlex.quote(str(folder))
     code = shlex.quote(str(PACKAGE.parent))
-    if profile is not None and profile.container is None and (profile.modules or profile.setup):
+    if profile.container is None and (profile.modules or profile.setup):
         code += "${PYTHONPATH:+:$PYTHONPATH}"
     seen = [folder.parent, *folders]
     lines = [
-        *("#!/bin/bash", *module_lines(profile), *(profile.setup if profile is not None else ())),
+        *("#!/bin/bash", *module_lines(profile), *profile.setup),
         *(f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"),
-        f'run() {{ {_python(profile, seen)} "$@"; }}',
+        f'run() {{ {python_command(profile, map(str, seen))} "$@"; }}',
         f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
         f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(map(str, seen))} >node-{side}.log 2>&1 &",
         f"run pair.py {place} {side}",
         "wait",
     ]
     return "\n".join([*lines, ""])
-
-
-def _python(profile: Profile, folders: Sequence[Path]) -> str:
-    container = None if profile is None else profile.container
-    if container is not None:
-        options = shlex.join([*container.options, *(f"--bind={folder}" for folder in folders)])
-        return f"{container.runtime} exec {options} {with_variables(container.image)} {shlex.quote(container.python)}"
-    return with_variables(profile.python) if profile is not None and profile.python else shlex.quote(sys.executable)
 
 
 # Partitions, their GPUs, and whether the profile's jobs would be taken, by the scheduler's own mouth.
@@ -264,20 +265,20 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
     found: dict[str, Partition] = {}
     for words in map(slurm.key_values, scontrol.splitlines()):
         if name := words.get("PartitionName"):
-            default, up, grace = (
-                words.get("Default") == "YES",
-                words.get("State", "UP") == "UP",
-                words.get("GraceTime", ""),
+            found[name] = Partition(
+                name,
+                default=words.get("Default") == "YES",
+                up=words.get("State", "UP") == "UP",
+                max_time_s=duration_s(words.get("MaxTime", "")),
+                preempt=words.get("PreemptMode", "OFF"),
+                grace_s=duration_s(f"0:{words.get('GraceTime', '')}") or 0.0,
             )
-            longest_s, grace_s = duration_s(words.get("MaxTime", "")), float(grace) if grace.isdigit() else 0.0
-            found[name] = Partition(name, default, up, longest_s, words.get("PreemptMode", "OFF"), grace_s)
     for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
-        if name not in found:
-            continue
-        if counts := re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers):  # allocated/idle/other/total
+        counts = re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers)  # allocated/idle/other/total
+        if counts and name in found:
             found[name].usable += int(counts[1]) + int(counts[2])
             found[name].nodes += int(counts[3])
-        for kind, count in gres(told).items():
+        for kind, count in gres(told).items() if name in found else ():
             found[name].gpus[kind] = max(found[name].gpus.get(kind, 0), count)
     return found
 
@@ -293,7 +294,7 @@ def gres(text: str) -> dict[str, int]:
     return found
 
 
-def check_partitions(config: Config, profile: Profile) -> list[Finding]:
+def check_partitions(config: Config, profile: ClusterProfile) -> list[Finding]:
     try:
         known = read(
             slurm.run(["scontrol", "--oneliner", "show", "partition"], timeout_s=ASK_S),
@@ -301,13 +302,13 @@ def check_partitions(config: Config, profile: Profile) -> list[Finding]:
         )
     except slurm.SchedulerError as error:
         return [unknown("partitions", error.what)]
-    preempts = config.get("PreemptType", "preempt/none") not in ("preempt/none", "(null)", "")
-    return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile, known)]
+    preempts = config.get("PreemptType", "none").removeprefix("preempt/") not in NO_PREEMPTION
+    return [*lines(known, profile, preempts), gpu_names(known, profile), *dry(profile)]
 
 
-def wanted(profile: Profile, known: dict[str, Partition]) -> list[str]:
+def wanted(profile: ClusterProfile, known: dict[str, Partition]) -> list[str]:
     default = habit("partition") or next((p.name for p in known.values() if p.default), "")
-    named = [default] if profile is None else [k.partition or profile.partition or default for k in _kinds(profile)]
+    named = [kind.partition or profile.partition or default for kind in _kinds(profile)]
     return list(dict.fromkeys(part for name in named for part in name.split(",") if part))
 
 
@@ -315,7 +316,7 @@ def _kinds(profile: ClusterProfile) -> list[JobKind]:
     return [profile.agent, profile.grader, profile.report]
 
 
-def lines(known: dict[str, Partition], profile: Profile, preempts: bool) -> list[Finding]:
+def lines(known: dict[str, Partition], profile: ClusterProfile, preempts: bool) -> list[Finding]:
     """Judge each partition that jobs would go to, and the others too where there are few."""
     if not known:
         return [problem("partitions", "none that you may see", "no job can be submitted", "ask the site")]
@@ -348,7 +349,7 @@ def _line(partition: Partition, ours: bool, preempts: bool) -> Finding:
     return ok(name, value)
 
 
-def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
+def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
     """Compare the types that Slurm knows with what the profile asks for."""
     name = "GPUs as Slurm names them"
     types: dict[str, int] = {}
@@ -356,50 +357,35 @@ def gpu_names(known: dict[str, Partition], profile: Profile) -> Finding:
         for kind, count in place.gpus.items():
             types[kind] = max(types.get(kind, 0), count)
     value = ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in types.items()) or "none"
-    if profile is None:
-        return ok(name, value)
     if profile.gpu_wording == "none":
-        if not types:
-            return ok(name, value)
-        so_what = "jobs see GPUs only where a node is theirs alone"
-        return note(name, f"{value}; the profile asks for none", so_what, "`gpu_wording: gres` in the profile")
+        so_what, told = "jobs see GPUs only where a node is theirs alone", f"{value}; the profile asks for none"
+        return note(name, told, so_what, "`gpu_wording: gres` in the profile") if types else ok(name, value)
     asks = {(kind.gpu_type or profile.gpu_type or "", kind.gpus or 0) for kind in (profile.agent, profile.grader)}
     for asked, count in sorted(asks):
         if count > (types.get(asked, 0) if asked else max(types.values(), default=0)):
             wish = f"the profile asks for {count} {asked}".rstrip()
             advice = "set `gpu_type` and `gpus` to what is there; `gpu_wording: none` where Slurm doesn't count GPUs"
             return problem(name, value, f"{wish} on one node: sbatch refuses, or the job waits for ever", advice)
-    slices = [kind for kind in types if re.search(r"\dg\.\d+gb|^mig", kind, re.IGNORECASE)]
-    if any(count and not asked for asked, count in asks) and (slices or sum(map(bool, types)) > 1):
+    if len(types) > 1 and any(count and not asked for asked, count in asks):
         so_what = "runs get whichever is free, and are comparable only on one kind"
         return note(name, f"{value}; the profile names none", so_what, "name one with `gpu_type` in the profile")
     return ok(name, value)
 
 
-def dry(profile: Profile, known: dict[str, Partition] | None = None) -> list[Finding]:
+def dry(profile: ClusterProfile) -> list[Finding]:
     """Let `sbatch --test-only` judge each kind of job; nothing is submitted."""
-    if profile is None:
-        return [_dry("a job of 1 CPU", Request(None, JobKind(gpus=0, cpus=1), HOUR_MINUTES), known or {})]
-    found = []
-    for name, kind in zip(("agent", "grader", "report"), _kinds(profile), strict=True):
-        minutes = max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES
-        found.append(_dry(f"{name} job", Request(profile, kind, minutes), known or {}))
-    return found
+    return [
+        _dry(f"{name} job", Request(profile, kind, max(1, int(kind.time // 60)) if kind.time else HOUR_MINUTES))
+        for name, kind in zip(("agent", "grader", "report"), _kinds(profile), strict=True)
+    ]
 
 
-def _dry(name: str, request: Request, known: dict[str, Partition]) -> Finding:
+def _dry(name: str, request: Request) -> Finding:
     asked = request.describe()
     try:
         said = sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
     except slurm.SchedulerError as error:
-        if "no answer within" in error.what:
-            return unknown(name, error.what)
         told = f"--test-only says no: {error.what} ({asked})"
-        named = (request._value("partition") or "").split(",")
-        places = [known[n] for n in named if n in known] or [p for p in known.values() if p.default]
-        if places and not any(place.usable for place in places):  # sbatch itself takes the job and lets it wait
-            so_what = "no node of its partition is up: jobs would wait"
-            return warning(name, told, so_what, "wait, or choose another partition")
         return problem(name, told, "launch would be refused too", error.next_step or "")
     match, start = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said), ""
     if match is not None:
@@ -424,40 +410,44 @@ Row = Mapping[str, str]
 
 
 def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
-    """Return the lines of `sacctmgr show`; lines of another form are passed over. Raises SchedulerError if it doesn't answer, or
-    no line has the form."""
+    """Return the lines of `sacctmgr show`; lines of another form are passed over. Raises SchedulerError if it doesn't answer."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
-    lines = [line for line in slurm.run(argv, timeout_s=ASK_S).splitlines() if line.strip()]
-    found = [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
-    if lines and not found:
-        raise slurm.SchedulerError(f"sacctmgr says: {lines[0][:100]}")
-    return found
+    lines = slurm.run(argv, timeout_s=ASK_S).splitlines()
+    return [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
 
 
-def check_limits(config: Config, profile: Profile) -> list[Finding]:
+def check_limits(config: Config, profile: ClusterProfile) -> list[Finding]:
     name = "limits of accounts"
     if config.get("AccountingStorageType", "").endswith("none"):
         return [ok(name, "none: there is no accounting")]
     here = [f"cluster={config['ClusterName']}"] if config.get("ClusterName") else []
     try:
         mine = rows("assoc", ASSOCIATION, f"user={pwd.getpwuid(os.geteuid()).pw_name}", *here)
+        names = ",".join(sorted({row["Account"] for row in mine if row["Account"]}))
+        shared = rows("assoc", ASSOCIATION, f"account={names}", "user=", *here) if names else []
+        known = rows("qos", QOS)
     except slurm.SchedulerError as error:
         return [unknown(name, error.what, "sbatch may refuse what launch asks for", "see your site's pages")]
+    of_all = [row for row in shared if not row["User"] and any(row[field] for field in row if field.startswith("Grp"))]
     enforced = config.get("AccountingStorageEnforce", "none")
-    gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0) if profile else 0
+    gpus = (profile.agent.gpus or 0) + (profile.grader.gpus or 0)
     found = [_accounts(mine, profile, enforced)]
-    for row in [*mine, *_for_all_users(mine, here)]:
+    for row in [*mine, *of_all]:
         place = row["Account"] + (f", partition {row['Partition']}" if row["Partition"] else "")
         found.append(judge(f"account {place}{'' if row['User'] else ', all users'}", row, gpus, enforced))
-    return [*found, *_qos(mine, profile, gpus, enforced)]
+    own, wanted = {name for row in mine for name in row["QOS"].split(",") if name}, _named(profile, "qos")
+    for name in sorted(wanted - (own or {row["Name"] for row in known})):
+        so_what, advice = "sbatch refuses the jobs where QOS is enforced", f"choose one of: {', '.join(sorted(own))}"
+        found.append(warning(f"qos {name}", "not one of yours", so_what, advice))
+    shown = wanted & own or own
+    return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
 
 
-def _named(profile: Profile, option: str) -> set[str]:
-    given = [profile, *_kinds(profile)] if profile else []
-    return {value for each in given if (value := getattr(each, option))}
+def _named(profile: ClusterProfile, option: str) -> set[str]:
+    return {value for each in (profile, *_kinds(profile)) if (value := getattr(each, option))}
 
 
-def _accounts(mine: Sequence[Row], profile: Profile, enforced: str) -> Finding:
+def _accounts(mine: Sequence[Row], profile: ClusterProfile, enforced: str) -> Finding:
     names, wanted = {row["Account"] for row in mine if row["Account"]}, _named(profile, "account")
     value = ", ".join(sorted(names)) or "none"
     strict = any(word in enforced for word in ("associations", "limits", "safe"))
@@ -468,29 +458,6 @@ def _accounts(mine: Sequence[Row], profile: Profile, enforced: str) -> Finding:
     if not names and strict:
         return problem("your accounts", value, "sbatch refuses every job", "ask the site for an account")
     return ok("your accounts", value)
-
-
-def _for_all_users(mine: Sequence[Row], here: Sequence[str]) -> Sequence[Row]:
-    """Return the row of each account that counts for all of its users."""
-    names = ",".join(sorted({row["Account"] for row in mine if row["Account"]}))
-    try:
-        shared = rows("assoc", ASSOCIATION, f"account={names}", "user=", *here) if names else []
-    except slurm.SchedulerError:
-        return []
-    return [row for row in shared if not row["User"] and any(row[f] for f in ASSOCIATION if "Grp" in f)]
-
-
-def _qos(mine: Sequence[Row], profile: Profile, gpus: int, enforced: str) -> list[Finding]:
-    names, wanted = {name for row in mine for name in row["QOS"].split(",") if name}, _named(profile, "qos")
-    try:
-        known = rows("qos", QOS)
-    except slurm.SchedulerError as error:
-        return [unknown("limits of QOS", error.what)]
-    so_what, advice = "sbatch refuses the jobs where QOS is enforced", f"choose one of: {', '.join(sorted(names))}"
-    strange = sorted(wanted - (names or {row["Name"] for row in known}))
-    found = [warning(f"qos {name}", "not one of yours", so_what, advice) for name in strange]
-    shown = wanted & names or names
-    return found + [judge(f"qos {row['Name']}", row, gpus, enforced) for row in known if row["Name"] in shown]
 
 
 def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:

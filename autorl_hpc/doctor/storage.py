@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import re
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from autorl_hpc.doctor.finding import Finding, ask, note, ok, problem, said, size, unknown, warning
+from autorl_hpc.files import atomic
 
 GIB = 1024**3
 LOW_BYTES = 50 * GIB  # three checkpoints of a 7B model in bf16 are 45 GB
@@ -48,18 +47,15 @@ class Mount:
 
 def mounts(proc: Path = PROC) -> list[Mount]:
     """Return every mount that this process sees, later ones last. Raises OSError if /proc can't be read."""
-    found = []
-    for line in (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-        before, dash, after = line.partition(" - ")
-        place, what = before.split(" "), [*after.split(" "), ""]
-        if dash and len(place) >= 6 and len(what) >= 3:
-            options = dict.fromkeys(filter(None, [*place[5].split(","), *what[2].split(",")]))
-            found.append(Mount(_plain(place[4]), what[0], _plain(what[1]), tuple(options)))
-    return found
+    text = (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace")
+    rows = [[re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), part) for part in row] for row in MOUNT.findall(text)]
+    return [
+        Mount(point, kind, source, tuple(dict.fromkeys(f"{options},{more}".strip(",").split(","))))
+        for point, options, kind, source, more in rows
+    ]
 
 
-def _plain(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+MOUNT = re.compile(r"(?m)^\S+ \S+ \S+ \S+ (\S+) (\S+) .*?- (\S+) (\S+) ?(\S*)$")
 
 
 def mount_of(folder: Path, proc: Path = PROC) -> Mount | None:
@@ -81,21 +77,19 @@ def kind(folder: Path, proc: Path = PROC) -> Finding:
     name, mount = "file system", mount_of(folder, proc)
     if mount is None:
         return unknown(name, "/proc/self/mountinfo doesn't tell")
+    elsewhere = "give a folder on a disk (--root, or `scratch` in the cluster's profile)"
     if mount.kind in MEMORY_KINDS:
         so_what = "files there are gone after the next boot, and count as memory"
-        advice = "give a folder on a disk (--root, or `scratch` in the cluster's profile)"
-        return warning(name, f"{mount.told}: in memory", so_what, advice)
+        return warning(name, f"{mount.told}: in memory", so_what, elsewhere)
     if "noexec" in mount.options:
         so_what = "programs can't be started from there, agents' scripts and environments neither"
-        return warning(name, mount.told, so_what, "give a folder on another file system")
+        return warning(name, mount.told, so_what, elsewhere)
     if mount.kind in LOCAL_KINDS:
         value = f"{mount.told}: local to this machine, unless it is exported from here"
         advice = "see the checks by jobs; for a cluster, give a folder that all nodes share"
         return note(name, value, "jobs on other nodes may not see it", advice)
     if mount.kind.startswith("nfs") and not {"noac", "lookupcache=none", "lookupcache=pos"} & set(mount.options):
-        so_what = (
-            "a name that was missed once may stay missing for 30 s on that node; the suite lists and opens instead"
-        )
+        so_what = "a name that was missed once may stay missing for 30 s on that node; the suite lists instead"
         return note(name, mount.told, so_what, "let your own scripts list the folder too")
     return ok(name, mount.told)
 
@@ -104,16 +98,13 @@ def space(folder: Path) -> list[Finding]:
     told = os.statvfs(folder)
     free = told.f_bavail * told.f_frsize
     value = f"{size(free)} free of {size(told.f_blocks * told.f_frsize)}"
-    found = [ok("space", value)]
-    if free < LOW_BYTES:
-        so_what = "a checkpoint of a 7B model takes 15 GB, and each that is accepted is kept for a while"
-        found = [(problem if free < FULL_BYTES else warning)("space", value, so_what, FREE_SOME)]
-    if told.f_files == 0:
-        return [*found, ok("files left", "no limit is set")]
-    value = f"{told.f_favail:,} of {told.f_files:,}"
-    if told.f_favail < LOW_FILES:
-        so_what = "an environment for training has some 50,000 files"
-        return [*found, warning("files left", value, so_what, "remove old environments and caches")]
+    judged = problem if free < FULL_BYTES else warning
+    so_what = "a checkpoint of a 7B model takes 15 GB, and each that is accepted is kept for a while"
+    found = [judged("space", value, so_what, FREE_SOME) if free < LOW_BYTES else ok("space", value)]
+    value = f"{told.f_favail:,} of {told.f_files:,}" if told.f_files else "no limit is set"
+    if told.f_files and told.f_favail < LOW_FILES:
+        so_what, advice = "an environment for training has some 50,000 files", "remove old environments and caches"
+        return [*found, warning("files left", value, so_what, advice)]
     return [*found, ok("files left", value)]
 
 
@@ -122,30 +113,18 @@ def temporary(name: str, folder: str | None, proc: Path = PROC) -> Finding:
         return ok(name, "not set: programs use /tmp")
     path = Path(folder)
     if not path.is_dir():
-        if name != "$TMPDIR":
-            return note(name, "there is none", "programs that count on it fail")
-        so_what = "programs that make temporary files fail"
-        return warning(name, f"{folder}: no such folder", so_what, "make it, or unset TMPDIR")
+        judged = warning if name == "$TMPDIR" else note
+        return judged(name, f"{folder}: no such folder", "programs that count on it fail", "make it, or unset it")
     mount, told = mount_of(path, proc), os.statvfs(path)
     total = told.f_blocks * told.f_frsize
-    value = f"{folder}: {mount.kind if mount else 'unknown kind'}, "
-    value += f"{size(told.f_bavail * told.f_frsize)} free of {size(total)}"
-    if mount is None:
-        return unknown(name, value)
-    if mount.kind not in MEMORY_KINDS:
+    value = f"{folder}: {mount.kind if mount else 'unknown kind'}, {size(told.f_bavail * told.f_frsize)} free of {size(total)}"
+    if mount is None or mount.kind not in MEMORY_KINDS:
         return ok(name, value)
     so_what = "files there count against the job's memory"
     if name == "/dev/shm" and total < GIB:
         so_what += "; NCCL and data loaders need more than that"
-    value += "; shared memory" if name == "/dev/shm" else "; a RAM disk"
-    return note(name, value, so_what, "keep checkpoints and caches out of it; agents get a $TMPDIR in their workspace")
-
-
-def temporaries(environment: Mapping[str, str]) -> list[Finding]:
-    places = {"$TMPDIR": environment.get("TMPDIR"), "/tmp": "/tmp", "/dev/shm": "/dev/shm"}
-    if places["$TMPDIR"] == "/tmp":
-        del places["/tmp"]
-    return [temporary(name, folder) for name, folder in places.items()]
+    advice = "keep checkpoints and caches out of it; agents get a $TMPDIR in their workspace"
+    return note(name, f"{value}; a RAM disk", so_what, advice)
 
 
 # What the suite does with files, tried in a folder
@@ -178,19 +157,13 @@ def probes(folder: Path) -> list[Finding]:
 
 
 def rename_over(name: str, folder: Path) -> Finding:
-    """Replace a record, and measure how long it takes: write, fsync, rename, fsync of the folder."""
-    path, times = folder / "record", []
+    """Replace a record as the suite does, and measure how long it takes."""
+    times = []
     for number in range(5):
         began = time.monotonic()
-        temporary = folder / f"record.{number}"
-        with open(temporary, "wb") as file:
-            file.write(b"%d" % number)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        fsync_folder(name, folder)
+        atomic.write_bytes(folder / "record", b"%d" % number)
         times.append(time.monotonic() - began)
-        if path.read_bytes() != b"%d" % number:
+        if (folder / "record").read_bytes() != b"%d" % number:
             return problem(name, "the old content was still there", "records would be lost", OTHER)
     value = f"replaces; a record takes {1000 * statistics.median(times):.1f} ms"
     if statistics.median(times) > SLOW_WRITE_S:
@@ -235,9 +208,8 @@ def reflink(name: str, folder: Path) -> Finding:
         try:
             fcntl.ioctl(new.fileno(), FICLONE, original.fileno())
         except OSError as error:
-            known = error.errno in (errno.EOPNOTSUPP, errno.ENOTTY, errno.EINVAL, errno.EXDEV, errno.ENOSYS)
-            value = "not here" if known else f"not here ({error.strerror})"
-            return note(name, value, "an accepted checkpoint is copied byte by byte and takes its size")
+            so_what = "an accepted checkpoint is copied byte by byte and takes its size"
+            return note(name, f"not here ({error.strerror})", so_what)
     return ok(name, "a copy takes no space and no time")
 
 
@@ -248,14 +220,9 @@ def modes(name: str, folder: Path) -> Finding:
     if os.stat(script).st_mode & 0o777 != 0o700:
         so_what = "the held-out items are kept from other users by permissions alone"
         return warning(name, "chmod changes nothing", so_what, OTHER)
-    try:
-        code = subprocess.run([str(script)], check=False, timeout=10, stdin=subprocess.DEVNULL).returncode
-    except PermissionError:
-        return warning(name, "hold, but no program starts (noexec)", "agents' scripts can't run", OTHER)
-    except subprocess.TimeoutExpired:
-        code = -1
-    if code != 7:
-        return warning(name, "hold, but a program did not start", "agents' scripts can't run", OTHER)
+    answer = ask(str(script))
+    if answer.code != 7:
+        return warning(name, f"hold, but no program starts: {said(answer)}", "agents' scripts can't run", OTHER)
     return ok(name, "hold, and programs start")
 
 
@@ -281,15 +248,10 @@ def quota(folder: Path, proc: Path = PROC) -> list[Finding]:
     lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), mount.point)
     tool, *options = lustre if mount.kind == "lustre" else ("quota", "-w", "-p")
     answer = ask(tool, *options)
-    if answer.missing:
-        return [unknown("quota", f"there is no `{tool}` on this host", NO_QUOTA, ASK_SITE)]
-    every = parse_quota(answer.out)
-    rows = [row for row in every if row.place in (mount.source, mount.point)]
-    if rows:
-        return [judged for row in rows for judged in _judge(row)]
-    if answer.code is None or (answer.out.strip() and "none" not in answer.out.lower() and not every):
-        return [unknown("quota", f"{tool} says: {said(answer)}", NO_QUOTA, ASK_SITE)]
-    return [ok("quota", f"none of yours there, says {tool}")]
+    if answer.code is None or (answer.code and not parse_quota(answer.out)):
+        return [unknown("quota", f"`{tool}` on this host: {said(answer)}", NO_QUOTA, ASK_SITE)]
+    rows = [row for row in parse_quota(answer.out) if row.place in (mount.source, mount.point)]
+    return [each for row in rows for each in _judge(row)] or [ok("quota", f"none of yours there, says {tool}")]
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,9 @@ from types import FrameType
 from autorl_hpc.cluster import slurm
 from autorl_hpc.doctor import pair, visibility
 from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
-from autorl_hpc.doctor.pair import Post, listing, ping
 from autorl_hpc.doctor.scheduler import Request, sbatch, script
 from autorl_hpc.files import reading
-from autorl_hpc.records.cluster import ClusterProfile, JobKind, SeenJob
+from autorl_hpc.records.cluster import ClusterProfile, SeenJob
 from autorl_hpc.states import JobState, job_state
 
 GONE_S = 15.0  # jobs that are cancelled end within KillWait; the folder is theirs until then
@@ -32,8 +31,7 @@ SECOND_WAIT_S = 60.0  # the first job holds its node meanwhile, perhaps with a G
 HELLO_S = 45.0  # from a job's start to its first message: Python from a cold shared file system
 PAIR_S = 100.0
 NODE_S = 45.0  # for what a node shows, after the pair is done
-LOOK_S = 0.3
-LOOKS_S = 2.0  # between questions to the scheduler: at first, and after ten seconds
+LOOK_S = 0.5
 PREFIX = "autorl-doctor-"
 PASSING = {"Priority", "Resources", "None", "Prolog", "BeginTime", "no reason told"}
 """Reasons to wait that pass by themselves."""
@@ -71,13 +69,6 @@ class TrialJob:
     @property
     def reason(self) -> str:
         return (self.seen.reason if self.seen else None) or "no reason told"
-
-    @property
-    def end(self) -> str:
-        if self.seen is None:
-            return "unknown to the scheduler"
-        told = slurm.with_exit_codes([self.seen], self.seen.job_id)[0]
-        return f"{told.state}, exit code {told.exit_code or 'not told'}"
 
 
 @contextmanager
@@ -121,13 +112,8 @@ def end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handling(handler: signal._HANDLER, *further: signal.Signals) -> Iterator[None]:
-    """Handle a kill, a closed terminal and further signals in this way for a while."""
-    before = {}
-    for number in (signal.SIGTERM, signal.SIGHUP, *further):
-        try:
-            before[number] = signal.signal(number, handler)
-        except ValueError:  # not the main thread
-            continue
+    """Handle a kill, a closed terminal and further signals in this way for a while. For the main thread alone."""
+    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP, *further)}
     try:
         yield
     finally:
@@ -135,7 +121,7 @@ def handling(handler: signal._HANDLER, *further: signal.Signals) -> Iterator[Non
             signal.signal(number, old)
 
 
-def examine_with_jobs(place: Path, profile: ClusterProfile | None, folders: Sequence[Path], say: Say) -> list[Finding]:
+def examine_with_jobs(place: Path, profile: ClusterProfile, folders: Sequence[Path], say: Say) -> list[Finding]:
     """Return every finding that needs jobs, and leave no job and no folder.
 
     Args:
@@ -152,10 +138,8 @@ def examine_with_jobs(place: Path, profile: ClusterProfile | None, folders: Sequ
         return in_group(FIRST_GROUP, unknown(TIME_TO_RUN, value, so_what))
 
 
-def requests(profile: ClusterProfile | None) -> list[Request]:
+def requests(profile: ClusterProfile) -> list[Request]:
     """Return an agents' job with one GPU at most, then those that may be used for the second node."""
-    if profile is None:
-        return [Request(None, JobKind(gpus=0, cpus=1))] * 2
     small = {"cpus": 1, "memory": "1G"}
     agent = profile.agent.model_copy(update={**small, "gpus": min(1, profile.agent.gpus or 0)})
     report = profile.report.model_copy(update={**small, "gpus": 0})
@@ -167,7 +151,7 @@ class TrialRun:
     """One trial, with the jobs that it has submitted."""
 
     folder: Path
-    profile: ClusterProfile | None
+    profile: ClusterProfile
     folders: Sequence[Path]
     say: Say
     jobs: list[TrialJob] = field(default_factory=list)
@@ -176,22 +160,38 @@ class TrialRun:
     def run(self) -> list[Finding]:
         first, *others = requests(self.profile)
         job = TrialJob("a", first)
+        found, why = self._first(job)
+        if why:
+            return in_group(FIRST_GROUP, found) + in_group(TWO_GROUP, unknown("the pair", why))
+        rounds = pair.ping(pair.Post(self.folder, "login", "a"))
+        clocks = visibility.clocks(f"clocks, here to {job.node}", rounds)
+        two = self._pair(job, [replace(request, exclude=job.node) for request in others])
+        return [*in_group(FIRST_GROUP, found, clocks), *self._nodes(), *in_group(TWO_GROUP, *two)]
+
+    def _first(self, job: TrialJob) -> tuple[Finding, str]:
+        """Submit the first job; return what is found, and why there can be no pair."""
+        asked = job.request.describe()
         if refused := self._submit(job):
             found = problem(TIME_TO_RUN, f"refused: {refused.what}", "no run starts", refused.next_step or "")
-            return [*in_group(FIRST_GROUP, found), *self._no_pair("no job could be submitted")]
+            return found, "no job could be submitted"
         waited = self._starts(job, FIRST_WAIT_S)
-        found = self._time_to_run(job, waited)
         if waited is None:
-            return [*in_group(FIRST_GROUP, found), *self._no_pair("the first job did not start")]
-        if silent := self._hears(job):
-            return [*in_group(FIRST_GROUP, found, silent), *self._no_pair("the first job is silent")]
-        rounds = ping(Post(str(self.folder), "login", "a"), "login")
-        clocks = visibility.clocks(f"clocks, here to {job.node}", rounds)
-        pair = self._pair(job, [replace(request, exclude=job.node) for request in others])
-        return [*in_group(FIRST_GROUP, found, clocks), *self._nodes(), *in_group(TWO_GROUP, *pair)]
-
-    def _no_pair(self, why: str) -> list[Finding]:
-        return in_group(TWO_GROUP, unknown("the pair", why))
+            value = f"still waiting after {span(FIRST_WAIT_S)}: {job.reason} ({asked}){_expected_start(job.name)}"
+            why = "the first job did not start"
+            if job.reason in PASSING:
+                so_what = "the cluster is full: runs wait too, and longer ones longer. What needs a job is not known"
+                return note(TIME_TO_RUN, value, so_what, "the same command again, later"), why
+            advice = "look the reason up in `man squeue`; change the cluster's profile"
+            return warning(TIME_TO_RUN, value, "this may never start, and no run would", advice), why
+        if self._messages("hello", "a", job, HELLO_S):
+            return ok(TIME_TO_RUN, f"{span(waited)} ({asked})"), ""
+        value = f"started on {job.node} after {span(waited)}, and nothing of it is seen here"
+        value += f" ({job.seen.state})" if job.seen else ""
+        if said := self._tail("a.out") or self._tail("python-a.log"):
+            value += f"; it said: {said}"
+        so_what = f"jobs don't see {self.folder.parent}, or don't get to their first line"
+        advice = "give a folder that all nodes share (--root); check modules and setup of the cluster's profile"
+        return problem("files of a job", value, so_what, advice), "the first job is silent"
 
     def _submit(self, job: TrialJob) -> slurm.SchedulerError | None:
         self.jobs.append(job)  # before sbatch is called: a reply that is lost leaves a job too
@@ -205,52 +205,22 @@ class TrialRun:
 
     def _starts(self, job: TrialJob, limit_s: float) -> float | None:
         """Return the seconds until it ran, or had run; None: it still waits."""
-        began, told, asked = time.monotonic(), False, job.request.describe()
+        self.say(f"doctor: {job.name} waits for {job.request.describe()}, {limit_s:.0f} s at most")
+        began = time.monotonic()
         while (passed := time.monotonic() - began) < limit_s:
             state = job.look()
             if state is JobState.RUNNING or state.over:
                 self.ran.append(job)
                 return passed
-            if not told and passed > 3:
-                self.say(f"doctor: {job.name} waits for {asked} ({job.reason}), {limit_s:.0f} s at most")
-                told = True
-            time.sleep(LOOK_S if passed < 10 else LOOKS_S)
+            time.sleep(LOOK_S)
         return None
 
-    def _time_to_run(self, job: TrialJob, waited: float | None) -> Finding:
-        asked = job.request.describe()
-        if waited is not None:
-            return ok(TIME_TO_RUN, f"{span(waited)} ({asked})")
-        value = f"still waiting after {span(FIRST_WAIT_S)}: {job.reason} ({asked}){_expected_start(job.name)}"
-        if job.reason in PASSING:
-            so_what = "the cluster is full: runs wait too, and longer ones longer. What needs a job is not known"
-            return note(TIME_TO_RUN, value, so_what, "the same command again, later")
-        so_what = "this may never start, and no run would"
-        return warning(TIME_TO_RUN, value, so_what, "look the reason up in `man squeue`; change the cluster's profile")
-
-    def _hears(self, job: TrialJob) -> Finding | None:
-        """Wait until the job has said hello in the folder; return what is wrong if it doesn't."""
-        if self._messages("hello", job.side, job, HELLO_S):
-            return None
-        value = f"started on {job.node}, and nothing of it is seen here ({job.end})"
-        if said := self._tail(f"{job.side}.out") or self._tail(f"python-{job.side}.log"):
-            value += f"; it said: {said}"
-        so_what = f"jobs don't see {self.folder.parent}, or don't get to their first line"
-        advice = "give a folder that all nodes share (--root); check modules and setup of the cluster's profile"
-        return problem("files of a job", value, so_what, advice)
-
     def _tail(self, name: str) -> str:
-        try:
-            text = (self.folder / name).read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            return ""
-        return text.split("\n")[-1].strip()[:200]
+        return (reading.tail(self.folder / name, 4096) or "").strip().split("\n")[-1].strip()[:200]
 
     def _pair(self, first: TrialJob, requested: list[Request]) -> list[Finding]:
         words, so_what = "no request", "how nodes see each other's files is not known"
-        for number, request in enumerate(requested):
-            if request.options() in [earlier.options() for earlier in requested[:number]]:
-                continue
+        for request in requested:
             second = TrialJob("b", request)
             if refused := self._submit(second):
                 words = refused.what
@@ -267,9 +237,9 @@ class TrialRun:
         """Wait for a message of each side, 3 s longer than a job that ends before it says hello; tell whether they came."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if all(name in listing(str(self.folder / side)) for side in sides):
+            if all(name in pair.listing(self.folder / side) for side in sides):
                 return True
-            if "hello" not in listing(str(self.folder / job.side)) and job.look().over:
+            if "hello" not in pair.listing(self.folder / job.side) and job.look().over:
                 deadline = min(deadline, time.monotonic() + 3)
             time.sleep(LOOK_S)
         return False
@@ -281,7 +251,7 @@ class TrialRun:
         for job in self.ran:
             while (rows := self._shown(job)) is None and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
-            fallback = f"fallback-{job.side}" in listing(str(self.folder))
+            fallback = f"fallback-{job.side}" in pair.listing(self.folder)
             known, news = {_gist(finding) for finding in found}, []
             if rows is None or fallback:
                 said = self._tail(f"{'python' if fallback else 'node'}-{job.side}.log") or "nothing"

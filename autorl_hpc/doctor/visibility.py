@@ -23,20 +23,16 @@ def judge(a: Raw | None, b: Raw | None) -> list[Finding]:
     """Return every finding of a pair of nodes, as far as it came; `a` and `b` are the messages `result` of the sides, or None."""
     if a is None or b is None:
         return [unknown("the pair", f"side {'a' if a is None else 'b'} left no result")]
-    found = [_where(a, b)]
-    if stopped := a.get("stopped") or b.get("stopped"):
+    nodes = f"{a['node']} and {b['node']}"
+    found = [ok("the two nodes", nodes)]
+    if a["boot"] == b["boot"]:
+        so_what = "they share one cache and one clock: what is measured between them says nothing of two machines"
+        advice = "name a partition with several machines in the cluster's profile, if there is one"
+        found = [note("the two nodes", f"{nodes} are one machine (same boot id)", so_what, advice)]
+    if stopped := a["stopped"] or b["stopped"]:
         so_what = "files that one side made did not reach the other, or hang"
         found.append(problem("the pair", f"it stopped: {stopped}", so_what, SHARED))
     return [*found, clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b), _race(a, b), _lock(a, b)]
-
-
-def _where(a: Raw, b: Raw) -> Finding:
-    nodes = f"{a.get('node')} and {b.get('node')}"
-    if not a.get("boot") or a["boot"] != b.get("boot"):
-        return ok("the two nodes", nodes)
-    so_what = "they share one cache and one clock: what is measured between them says nothing of two machines"
-    advice = "name a partition with several machines in the cluster's profile, if there is one"
-    return note("the two nodes", f"{nodes} are one machine (same boot id)", so_what, advice)
 
 
 def clocks(name: str, rounds: list[list[float]]) -> Finding:
@@ -98,12 +94,13 @@ def _lock(a: Raw, b: Raw) -> Finding:
         return unknown("flock", NOT_SO_FAR)
     if (held, tried, again) == ("granted", "refused", "granted"):
         return ok("flock", "excludes between nodes")
-    so_what = "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do"
-    if (held, tried) == ("granted", "granted"):
-        so_what = f"it excludes nobody; {so_what}, and may damage their caches"
-        advice = "give each job caches of its own, or ask for a mount with locks (lustre: -o flock)"
-        return note("flock", "granted to both nodes", so_what, advice)
+    so_what = (
+        "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do, and may damage their caches"
+    )
     value = f"refused while held ({tried}), then {again}"
-    if held != "granted":
+    if (held, tried) == ("granted", "granted"):
+        value = "granted to both nodes"
+    elif held != "granted":
         value = "refused to everybody" if held == "refused" else f"not there: {held}"
-    return note("flock", value, so_what, "keep their caches on another file system")
+    advice = "give each job caches of its own, or ask for a mount with locks (lustre: -o flock)"
+    return note("flock", value, so_what, advice)

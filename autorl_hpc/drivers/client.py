@@ -18,7 +18,6 @@ from autorl_hpc.states import Fault
 log = logging.getLogger("autorl_hpc.drivers")
 
 LOOK_S = 1.0
-TELL_S = 60.0
 AFTER_FAILURE_S = 300.0
 """After a driver's job gave up, the next job of its chain may still come; this is how long to wait for it."""
 
@@ -35,7 +34,8 @@ def wait_ready(
     """Return the endpoint of a driver of kind `vllm` once it answers; None if `stop` becomes true first. Raises AutorlError if it
     does not come up within its `patience_s`, or its job gave up; the cluster's fault."""
     watch = EndpointWatch(experiment.driver_endpoint(name), STALE_AFTER_S)
-    started = next_word = failed_at = time.monotonic()
+    log.info("waiting for the driver %s; the agent's clock has not started", name)
+    started = failed_at = time.monotonic()
     failed: tuple[int, int] | None = None
     while not stop():
         if (ready := watch.ready()) is not None:
@@ -48,19 +48,8 @@ def wait_ready(
             raise _not_there(name, "its job gave up", last, experiment)
         if now - started > spec.patience_s:
             raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
-        if now >= next_word:
-            next_word = now + TELL_S
-            log.info("waiting for the driver %s; the agent's clock has not started; %s", name, _state(last))
         time.sleep(look_s)
     return None
-
-
-def _state(last: DriverEndpoint | None) -> str:
-    """Return what its job last reported, in a few words."""
-    if last is None:
-        return "its job has not begun"
-    said = last.said or last.problem
-    return f"its job on {last.host} says: {last.state}, start {last.starts}" + (f": {said}" if said else "")
 
 
 def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
@@ -108,9 +97,8 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
 def _passed_by(host: str, port: int | None, rule: str) -> bool:
     """Return whether NO_PROXY names the host: `*`, a name with its subdomains, an address, or a network."""
     entries = [entry.strip().lower() for entry in rule.split(",")]
-    named = urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]  # typeshed lacks it
-        host if port is None else f"{host}:{port}", {"no": rule}
-    )
+    place = host if port is None else f"{host}:{port}"
+    named = urllib.request.proxy_bypass_environment(place, {"no": rule})  # type: ignore[attr-defined]  # typeshed lacks it
     return "*" in entries or bool(named) or any(_within(host, entry) for entry in entries)
 
 

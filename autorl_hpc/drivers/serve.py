@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -50,12 +49,6 @@ FOLLOWS = ("Engine core initialization failed", "See root cause above", "WorkerP
 """Errors of vLLM that only report an error of another process."""
 
 
-def _in_the_child() -> None:
-    """End the server when the job is killed, because it would hold the GPU; write no core dumps when it is aborted."""
-    die_with_parent(signal.SIGTERM)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 class Server:
     """A started server."""
 
@@ -79,7 +72,7 @@ class Server:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_in_the_child,  # noqa: PLW1509 - the job has no threads
+                preexec_fn=lambda: die_with_parent(signal.SIGTERM),  # noqa: PLW1509 - the job has no threads
             )
 
     @property
@@ -106,19 +99,13 @@ class Server:
         except (OSError, ValueError, http.client.HTTPException):  # a broken server may send anything
             return None
 
-    def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the server and every process it started, as an engine left behind would hold the GPU. By SIGABRT each of its
-        Python processes writes its stack into the log."""
-        if not self.died:
-            self._signal(number)
+    def stop(self) -> None:
+        """End the server and every process it started, as an engine left behind would hold the GPU."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_WAIT_S)
-        self._signal(signal.SIGKILL)
-        self.process.wait()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
 
     def last_words(self) -> str:
         """Return the last error line of this start that does not only follow another error; without one, the last line."""
@@ -141,8 +128,6 @@ class Server:
 KEY_VARIABLE = "VLLM_API_KEY"  # the variable for vLLM's key. On the command line every user of the node could read it.
 ANY_ADDRESS = "0.0.0.0"
 LOOPBACK = "127.0.0.1"
-SERVED_PORTS = range(20_000, 30_000)
-ANY_PORTS = range(1024, 65_536)
 PORT_TRIES = 100
 
 
@@ -162,9 +147,8 @@ def program(profile: ClusterProfile | None) -> str:
 
 def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) -> list[str]:
     """Return the program's arguments. They do not contain the key."""
-    parallel = spec.tensor_parallel or max(1, gpus)
     found = ["serve", str(model), f"--served-model-name={spec.model}", f"--host={host}", f"--port={port}"]
-    found.append(f"--tensor-parallel-size={parallel}")
+    found.append(f"--tensor-parallel-size={spec.tensor_parallel or max(1, gpus)}")
     if spec.context_tokens is not None:
         found.append(f"--max-model-len={spec.context_tokens}")
     return [*found, *spec.args]
@@ -173,23 +157,22 @@ def arguments(spec: DriverSpec, model: Path, gpus: int, host: str, port: int) ->
 def environment(outer: Mapping[str, str], key: str, code: str, inner_port: int | None = None) -> dict[str, str]:
     """Return the server's variables: this job's, plus key and offline mode, without the folder `code` of our frozen code (it may be
     another Python's). At `inner_port` the server's processes meet; None for a port that the kernel chooses."""
-    env = dict(outer)
-    path = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part and part != code]
-    env["PYTHONPATH"] = os.pathsep.join(path)
-    if not path:
-        del env["PYTHONPATH"]
-    env.update({KEY_VARIABLE: key, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
-    env.update({"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"})
-    # All its processes are on this node; by itself it would choose an outward address, or none.
-    env["VLLM_HOST_IP"] = LOOPBACK
+    env = {
+        # nvcc would compile FlashInfer's sampler at the first start: a minute, and nodes without nvcc fail. vLLM's own works.
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        **outer,
+        KEY_VARIABLE: key,
+        **{"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"},
+        "PYTHONUNBUFFERED": "1",
+        "VLLM_HOST_IP": LOOPBACK,  # all its processes are on this node; by itself it would choose an outward address, or none
+    }
+    path = [part for part in env.pop("PYTHONPATH", "").split(os.pathsep) if part and part != code]
+    if path:
+        env["PYTHONPATH"] = os.pathsep.join(path)
     if inner_port is not None:
         env["VLLM_PORT"] = str(inner_port)
     # We set it for the frozen code; vLLM is imported three times a start and would be compiled each time.
     env.pop("PYTHONDONTWRITEBYTECODE", None)
-    # If the server hangs and is aborted, its stacks go into the log.
-    env.setdefault("PYTHONFAULTHANDLER", "1")
-    # nvcc would compile FlashInfer's sampler at the first start: a minute, and nodes without nvcc fail. vLLM's own works.
-    env.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     return env
 
 
@@ -203,27 +186,12 @@ def free_port(host: str, handed: Container[int] | None = None) -> int:
     that agents at level landlock may connect to (`handed`: those that the kernel hands out) are avoided if possible, because some
     paths of the server need no key."""
     handed = handed_out() if handed is None else handed
-    for wanted in (SERVED_PORTS, ANY_PORTS):
-        ports = [port for port in wanted if port not in handed and port not in TORCH_PORTS]
-        for port in [*random.sample(ports, min(len(ports), PORT_TRIES)), *([0] if wanted is ANY_PORTS else [])]:
-            with contextlib.suppress(OSError), socket.socket() as probe:
-                probe.bind((host, port))
-                return int(probe.getsockname()[1])
+    ports = [port for port in range(1024, 65_536) if port not in handed and port not in TORCH_PORTS]
+    for port in [*random.sample(ports, min(len(ports), PORT_TRIES)), 0]:
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((host, port))
+            return int(probe.getsockname()[1])
     raise OSError("no free port")
-
-
-def reachable_name() -> str:
-    """Return the name by which other nodes reach this one: its host name if it resolves, else its outward address."""
-    name = socket.gethostname()
-    try:
-        socket.getaddrinfo(name, None, socket.AF_INET)
-        return name
-    except OSError:
-        pass
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):
-        probe.connect(("192.0.2.1", 9))  # no packet is sent
-        return str(probe.getsockname()[0])
-    return LOOPBACK
 
 
 # --- the runs that call a driver
@@ -342,7 +310,7 @@ class DriverJob:
 
     def _serve_once(self) -> tuple[bool, str | None]:
         """Run one server; return whether it ever answered, and what ended it (None if this job ends)."""
-        host, name = (LOOPBACK,) * 2 if self.profile is None else (ANY_ADDRESS, reachable_name())
+        host, name = (LOOPBACK,) * 2 if self.profile is None else (ANY_ADDRESS, socket.gethostname())
         port = free_port(host)
         key = read_key(self.experiment.driver_key(self.name))
         model = self.root.model(self.spec.model).resolve()
@@ -350,14 +318,13 @@ class DriverJob:
         log.info("driver %s: %s", self.name, argv)
         env = environment(os.environ, key, self.code, inner_port(self.spec))
         self._starts += 1
-        said = self.experiment.driver_log(self.name)
         try:
-            server = Server(argv, env, said, port, self.spec.model, key, self.experiment.jobs)
+            folder, said = self.experiment.jobs, self.experiment.driver_log(self.name)
+            server = Server(argv, env, said, port, self.spec.model, key, folder)
         except OSError as error:
             return False, f"its server can't be started: {error}"
-        url = f"http://{name}:{port}/v1"
         try:
-            return self._watch(server, url)
+            return self._watch(server, f"http://{name}:{port}/v1")
         finally:
             server.stop()
 
@@ -376,7 +343,6 @@ class DriverJob:
             said = None if answered else server.last_line()
             if now - last_good > (self.timing.hang_s if answered else self.timing.start_s):
                 words = server.last_line()
-                server.stop(signal.SIGABRT)
                 said = f": it last said: {words}" if words else ""
                 return answered, f"its server has not answered for {now - last_good:.0f} s{said}"
             # After a late answer the server is still there for requests.
@@ -386,22 +352,18 @@ class DriverJob:
 
     def _reason_to_end(self) -> str | None:
         """Return why this job should end; a reason, once found, stays."""
-        if self._why is None:
-            try:
-                self._why = self._look()
-            except (AutorlError, OSError) as error:
-                log.warning("the experiment's folder can't be read: %s", error)
+        try:
+            self._why = self._why or self._look()
+        except (AutorlError, OSError) as error:
+            log.warning("the experiment's folder can't be read: %s", error)
         return self._why
 
     def _look(self) -> str | None:
+        now = time.monotonic()
         if self._asked_to_end:
             return f"signal {self._asked_to_end}"
         if newest_generation(self.experiment.drivers, self.name) > self.generation:
             return "a newer job has the driver"
-        return self._no_user()
-
-    def _no_user(self) -> str | None:
-        now = time.monotonic()
         if now < self._next_look:
             return None
         self._next_look = now + self.timing.users_s

@@ -1,8 +1,7 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
 
-Signals: USR2 before the time limit (`--signal`), USR2 or TERM before a preemption, TERM at a scancel. Each stops the agent
-cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the next link of the
-chain may start; before a preemption it waits to be killed, because only a killed job is requeued; if nothing happens, it goes on.
+USR2 or TERM stops the agent cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the
+next link may start; before a preemption it waits to be killed, because only a killed job is requeued; else it goes on.
 """
 
 from __future__ import annotations
@@ -111,12 +110,9 @@ class ArrayTask:
 
     def _wait_for_closing(self) -> None:
         """In `placement: step`, wait until the sealed run is closed, by this grader or another one."""
-        next_look = 0.0
         while self._step and not self.stopping.asked and not self._served():
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + CRASH_PAUSE_S
-                self._keep_grader()
-            time.sleep(POLL_S)
+            self._keep_grader()
+            self.stopping.sleep(CRASH_PAUSE_S)
 
     def _keep_grader(self) -> None:
         """In `placement: step`, start the grader, or restart it if it ended."""
@@ -129,25 +125,21 @@ class ArrayTask:
         self._grader = self.stopping.start("grader", str(self.experiment.path), env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
-        if code == 0:
-            self._let_grader_finish()
-        self._end_grader()
-        return code
-
-    def _let_grader_finish(self) -> None:
-        """Let the grader clear the queue, which it does after closing a run. The last grader of an experiment ends by itself."""
+        """End the grader and return the code; after success let it clear the queue first, which it does after closing a run. The
+        last grader of an experiment ends by itself."""
         deadline = time.monotonic() + FINISH_S
-        while self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
+        while code == 0 and self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
             over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
             mine = any(queues.run_of(name) == self.run_id for name in queues.waiting(self.experiment.queue))
             if time.monotonic() > deadline or not (over or mine):
-                return
+                break
             time.sleep(POLL_S)
+        self._end_grader()
+        return code
 
     def _end_grader(self) -> None:
         if self._grader is not None:
-            if self._grader.poll() is None:
-                self._grader.send_signal(signal.SIGTERM)
+            self._grader.send_signal(signal.SIGTERM)
             self._grader.wait()
 
     def _is_over(self) -> bool:
@@ -176,10 +168,8 @@ class ArrayTask:
         mine = self.profile.agent.resources(self.record.spec.resources.agent).gpus or 0
         if not self._step or len(visible) <= mine:
             return {}, {}
-        return (
-            {"CUDA_VISIBLE_DEVICES": ",".join(visible[:mine])},
-            {"CUDA_VISIBLE_DEVICES": ",".join(visible[mine:])},
-        )
+        agent, grader = ({"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in (visible[:mine], visible[mine:]))
+        return agent, grader
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
@@ -187,17 +177,14 @@ def run_task(experiment: ExperimentDir, number: int) -> int:
     array."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
-    stopping.install()
     record = read_experiment(experiment)
     jobs = read_submitted(experiment)
     submitted = next((s for s in jobs.submitted if s.number == number), None) if jobs is not None else None
     index = os.environ.get("SLURM_ARRAY_TASK_ID", "")
     if submitted is None or record.cluster is None or not index.isdigit() or int(index) >= len(submitted.runs):
         what = f"no run belongs to task {index or '(none)'} of call {number}"
-        advice = "this is what `autorl-hpc launch` submits; it is not started by hand"
-        raise AutorlError(
-            what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-        )
+        advice, code = "this is what `autorl-hpc launch` submits; it is not started by hand", Exit.ENVIRONMENT
+        raise AutorlError(what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=code)
     if submitted.asked_back:
         log.info("the launch that submitted this job failed and is taking it back: nothing to do")
         return 0

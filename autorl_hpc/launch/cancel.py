@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 from autorl_hpc.cluster import slurm
@@ -24,8 +25,6 @@ from autorl_hpc.launch.plan import only_one
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import JobState
 
-# --- cancelling on Slurm: waiting jobs are cancelled, running jobs are asked to end, and in the end none is left
-
 LOOK_S = 2.0
 END_WAIT_S = 90.0  # a cancelled job gets TERM, and KILL after the site's KillWait (30 s by default)
 
@@ -37,13 +36,6 @@ def _alive(experiment: ExperimentDir, runs: Collection[str] | None = None) -> li
         return []
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
     return [task for task in table.alive() if runs is None or task.run_id in runs]
-
-
-def _cancel_waiting(experiment: ExperimentDir, runs: Iterable[str]) -> set[str]:
-    """Cancel the tasks of these runs that do not run yet; return the runs with a running task."""
-    tasks = _alive(experiment, set(runs))
-    slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
-    return {task.run_id for task in tasks if task.state is JobState.RUNNING and task.run_id}
 
 
 def _cancel_and_wait(experiment: ExperimentDir, runs: Collection[str] | None = None) -> list[str]:
@@ -87,11 +79,9 @@ def cancel_runs(
     for name in wanted:  # no mark for all: runs that a later launch adds are not cancelled
         (experiment.cancel / name).touch()
     say(f"cancelling {len(wanted)} runs: ending their agents (ctrl-C is safe: the marks are set)")
-    if record.cluster is None:
-        open_runs, left = _cancel_here(experiment, record, wanted, say, everything=not runs)
-    else:
-        with only_one(experiment, say):  # a launch that is still submitting would add jobs behind us
-            open_runs, left = _cancel_on_cluster(experiment, record, wanted, say, everything=not runs)
+    # A launch that is still submitting would add jobs behind us.
+    with nullcontext() if record.cluster is None else only_one(experiment, say):
+        open_runs, left = _cancel(experiment, record, wanted, say, everything=not runs)
     not_closed = _not_closed(experiment, wanted)
     text = f"{len(wanted)} runs cancelled, {len(wanted) - len(not_closed)} of them closed"
     if open_runs:
@@ -103,51 +93,49 @@ def cancel_runs(
     return {"cancelled": wanted, "not_sealed": open_runs, "jobs_left": left, "text": text}
 
 
-def _cancel_here(
+def _cancel(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
-    """Cancel on this machine; return the runs that are not sealed and the jobs that are left."""
-    _seal_here(experiment, record, wanted)
-    open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
-    if any(job.role.startswith("grader") for job in alive_jobs(experiment)) and not open_runs:
-        say(WAIT_WORDS)
-        _wait(CLOSE_WAIT_S, lambda: _not_closed(experiment, wanted) if alive_jobs(experiment) else [])
-    if not _not_closed(experiment, record.runs):  # jobs see that it is over; the last one writes the report
-        _wait(REPORT_WAIT_S, lambda: [job.role for job in alive_jobs(experiment)])
-    left = stop_all(experiment) if everything else []
-    return open_runs, [str(job.pid) for job in left]
-
-
-def _cancel_on_cluster(
-    experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
-) -> tuple[list[str], list[str]]:
-    """Cancel on Slurm: waiting tasks never start, running supervisors seal their runs, the others are cancelled and sealed here.
+    """Running supervisors seal their runs; those that wait for a job or lost it are sealed here, on Slurm after their job is cancelled.
     Return the runs that are not sealed and the jobs that are left."""
+    local, running = record.cluster is None, set[str | None]()
     # In `placement: step` graders are in the agents' jobs.
-    role = "agents" if record.grader.placement == "step" else "grader-"
+    role, poll_s = "agents" if record.grader.placement == "step" else "grader-", POLL_S if local else CLUSTER_POLL_S
+
+    def roles() -> list[str]:
+        """Return the roles of the jobs that run."""
+        if local:
+            return [job.role for job in alive_jobs(experiment)]
+        return [task.submitted.role for task in _alive(experiment) if task.state is JobState.RUNNING]
+
+    def unsealed() -> list[str]:
+        return [run for run in wanted if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
 
     def gradable() -> list[str]:
         """Return the runs that a running grader may still close."""
-        running = [task for task in _alive(experiment) if task.state is JobState.RUNNING]
-        return _not_closed(experiment, wanted) if any(t.submitted.role.startswith(role) for t in running) else []
+        return _not_closed(experiment, wanted) if any(each.startswith(role) for each in roles()) else []
 
-    running = _cancel_waiting(experiment, wanted)
-    _seal_here(experiment, record, [run for run in wanted if run not in running])
-    open_runs = _wait(SEAL_WAIT_S, lambda: [run for run in wanted if not _view(experiment, run).sealed])
-    if open_runs:
+    if not local:
+        tasks = _alive(experiment, wanted)
+        slurm.cancel(_ids(task for task in tasks if task.state is not JobState.RUNNING))
+        running = {task.run_id for task in tasks if task.state is JobState.RUNNING}
+    _seal_here(experiment, record, [run for run in unsealed() if run not in running])
+    open_runs = _wait(SEAL_WAIT_S, unsealed)
+    if open_runs and not local:
         _cancel_and_wait(experiment, open_runs)
         _seal_here(experiment, record, open_runs)
-        open_runs = [run for run in open_runs if not _view(experiment, run).sealed]
+        open_runs = unsealed()
     if not open_runs and gradable():
         say(WAIT_WORDS)
-        _wait(CLOSE_WAIT_S, gradable, poll_s=CLUSTER_POLL_S)
+        _wait(CLOSE_WAIT_S, gradable, poll_s)
     if not everything:
-        _cancel_and_wait(experiment, wanted)
+        if not local:
+            _cancel_and_wait(experiment, wanted)
         return open_runs, []
-    if not _not_closed(experiment, record.runs):  # the chain sees that it is over, and the report is written
-        _wait(REPORT_WAIT_S, lambda: [task.submitted.name for task in _alive(experiment)], poll_s=CLUSTER_POLL_S)
-    left = _cancel_and_wait(experiment)
-    for entry in claimed_entries(experiment.claims) if not left else ():
+    if not _not_closed(experiment, record.runs):  # jobs see that it is over, and the last one writes the report
+        _wait(REPORT_WAIT_S, roles if local else lambda: _ids(_alive(experiment)), poll_s)
+    left = [str(job.pid) for job in stop_all(experiment)] if local else _cancel_and_wait(experiment)
+    for entry in claimed_entries(experiment.claims) if not (left or local) else ():
         drop(experiment.claims, entry)  # which cancelled graders could not give back
     return open_runs, left
 
@@ -158,24 +146,16 @@ def _not_closed(experiment: ExperimentDir, runs: Iterable[str]) -> list[str]:
 
 
 def _seal_here(experiment: ExperimentDir, record: ExperimentRecord, runs: list[str]) -> None:
-    """Seal runs that wait for a job or lost their supervisor: a supervisor is started, sees the mark and seals.
-
-    Runs whose supervisor runs on this host are left to it.
-    """
+    """Seal runs without a supervisor: one is started, sees the mark and seals. Runs whose supervisor runs on this host are left to it."""
     here = supervisors(experiment)
-    for run in runs:
-        if run not in here and not _view(experiment, run).sealed:
-            command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(experiment.path.resolve()), run]
-            environment = job_environment(experiment, record)
-            subprocess.run(command, env=environment, cwd=experiment.jobs, capture_output=True, check=False)
-
-
-def _view(experiment: ExperimentDir, run: str) -> RunView:
-    return RunView.of(Ledger(experiment.run(run)).read())
+    for run in (run for run in runs if run not in here):
+        command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(experiment.path.resolve()), run]
+        environment = job_environment(experiment, record)
+        subprocess.run(command, env=environment, cwd=experiment.jobs, capture_output=True, check=False)
 
 
 def _wait(limit_s: float, due: Callable[[], list[str]], poll_s: float = POLL_S) -> list[str]:
     deadline = time.monotonic() + limit_s
     while (left := due()) and time.monotonic() < deadline:
         time.sleep(poll_s)
-    return list(left)
+    return left

@@ -60,10 +60,17 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
         elif driver.key_variable is not None and driver.key_variable in os.environ:
             _key_in_variable(name, driver.key_variable, where)
         elif (path := store.key_path(experiment, name, driver)) is not None:
+            field, advice = f"drivers.{name}.key_file", "correct it"
             try:
                 store.read_key(path)
+                continue
             except AutorlError as error:
-                raise _wrong_key(name, driver, error, where) from None
+                what, advice = f"{error.what} ({error.where})", error.next_step or advice
+            if driver.key_variable is not None:  # and no earlier launch had it
+                field, what = f"drivers.{name}.key_variable", f"${driver.key_variable} is not set"
+                advice = f"export {driver.key_variable}=..., then launch again; or use `key_file`"
+            what = f"field `{field}`: {what}"
+            raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
@@ -81,24 +88,11 @@ def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path)
             )
 
 
-def _wrong_key(name: str, driver: DriverSpec, error: AutorlError, where: Path) -> AutorlError:
-    if driver.key_variable is not None:  # and no earlier launch had it
-        what = f"field `drivers.{name}.key_variable`: ${driver.key_variable} is not set"
-        advice = f"export {driver.key_variable}=..., then launch again; or use `key_file`"
-        return AutorlError(what, where=where, next_step=advice, exit_code=Exit.ENVIRONMENT)
-    what = f"field `drivers.{name}.key_file`: {error.what} ({error.where})"
-    return AutorlError(what, where=where, next_step=error.next_step, exit_code=Exit.ENVIRONMENT)
-
-
 def _key_in_variable(name: str, variable: str, where: Path) -> str:
     try:
         return store.checked_key(os.environ[variable].encode(errors="replace"), f"${variable}")
     except AutorlError as error:
-        raise AutorlError(
-            f"field `drivers.{name}.key_variable`: {error.what} (${variable})",
-            where=where,
-            next_step="export the key alone",
-        ) from None
+        raise error.of_field(f"drivers.{name}.key_variable", where) from None
 
 
 def gpus_of(driver: DriverSpec, profile: ClusterProfile | None) -> int:
@@ -107,22 +101,15 @@ def gpus_of(driver: DriverSpec, profile: ClusterProfile | None) -> int:
 
 
 def _check_gpus(name: str, driver: DriverSpec, profile: ClusterProfile | None, where: Path) -> None:
-    gpus = gpus_of(driver, profile)
-    options = serve_options(driver.args)
-    parts = [int(value) for key in PARALLEL if (value := options.get(key) or "1").isdigit()]
+    gpus, options = gpus_of(driver, profile), serve_options(driver.args)
     needed = driver.tensor_parallel or max(1, gpus)
-    for part in parts:
-        needed *= part
+    for key in ("pipeline-parallel-size", "data-parallel-size"):  # of `vllm serve`: they multiply the GPUs
+        value = options.get(key) or "1"
+        needed *= int(value) if value.isdigit() else 1
     if gpus and needed > gpus:
-        raise AutorlError(
-            f"field `drivers.{name}.tensor_parallel`: the server would need {needed} GPUs, its job has {gpus}",
-            where=where,
-            next_step=f"give `drivers.{name}.gpus: {needed}`, or less parallelism",
-        )
-
-
-PARALLEL = ("pipeline-parallel-size", "data-parallel-size")
-"""Options of `vllm serve` that multiply the GPUs beyond `tensor_parallel`."""
+        what = f"field `drivers.{name}.tensor_parallel`: the server would need {needed} GPUs, its job has {gpus}"
+        advice = f"give `drivers.{name}.gpus: {needed}`, or less parallelism"
+        raise AutorlError(what, where=where, next_step=advice)
 
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
@@ -190,21 +177,19 @@ VERSIONED = re.compile(r"/(v\d+\w*|openai)$")  # how the addresses of known APIs
 
 def lines(found: Sequence[dict[str, Any]]) -> list[str]:
     """Return the rows of `facts` as lines for people."""
-    return [_line(row) for row in found]
-
-
-def _line(row: dict[str, Any]) -> str:
-    parts = []
-    if row["tokens_at_most"] is not None:
-        parts.append(f"at most {row['tokens_at_most']:,} tokens")
-    if row["cost_usd_at_most"] is not None:
-        parts.append(f"costs at most {row['cost_usd_at_most']:,.2f} US dollars")
-    elif row["kind"] == "api" and not row["priced"]:
-        parts.append("cost unknown: it needs both prices (`price_in`, `price_out`)")
-    elif row["kind"] == "api":
-        parts.append("cost without a limit: set `budget.cost_usd` or `budget.tokens`")
-    if row["gpus"] is not None:
-        parts.append(
-            f"its job has {row['gpus']} GPU{'' if row['gpus'] == 1 else 's'}, about {row['gpu_hours']} GPU-hours while agents run"
-        )
-    return f"driver {row['name']} ({row['kind']}, {row['model']}), {row['runs']} runs: " + "; ".join(parts)
+    told = []
+    for row in found:
+        parts = []
+        if row["tokens_at_most"] is not None:
+            parts.append(f"at most {row['tokens_at_most']:,} tokens")
+        if row["cost_usd_at_most"] is not None:
+            parts.append(f"costs at most {row['cost_usd_at_most']:,.2f} US dollars")
+        elif row["kind"] == "api" and not row["priced"]:
+            parts.append("cost unknown: it needs both prices (`price_in`, `price_out`)")
+        elif row["kind"] == "api":
+            parts.append("cost without a limit: set `budget.cost_usd` or `budget.tokens`")
+        if row["gpus"] is not None:
+            gpus = f"{row['gpus']} GPU{'' if row['gpus'] == 1 else 's'}"
+            parts.append(f"its job has {gpus}, about {row['gpu_hours']} GPU-hours while agents run")
+        told.append(f"driver {row['name']} ({row['kind']}, {row['model']}), {row['runs']} runs: {'; '.join(parts)}")
+    return told

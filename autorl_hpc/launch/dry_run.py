@@ -24,15 +24,20 @@ from autorl_hpc.tasks.loader import load_task
 
 
 def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
-    """Return for each split: items, clusters (null: independent or unknown), the equivalent number of independent items, and
+    """Return for each split: items, clusters (null: independent or unknown here), the equivalent number of independent items, and
     the smallest visible gain in points (null: no gain is visible)."""
-    found = {}
+    task, found = load_task(science.task).file, {}
     for split in map(Split, science.splits):
-        sizes, asked = _cluster_sizes(root, science, split), science.asked(split)
-        counted = visible_of_clusters(sizes) if sizes else asked
+        try:
+            items = asked_items(root, science, split, task) if task.cluster_field else []
+        except AutorlError:
+            items = []
+        named = Counter(str(item.data.get(str(task.cluster_field), f"item {item.id}")) for item in items)
+        sizes = list(named.values()) if len(named) < len(items) else []
+        counted = visible_of_clusters(sizes) if sizes else science.asked(split)
         gain = smallest_visible_gain(counted)
         found[str(split)] = {
-            "items": asked,
+            "items": science.asked(split),
             "clusters": len(sizes) or None,
             "independent_items": counted,
             "points": None if gain is None else round(gain, 1),
@@ -40,30 +45,15 @@ def visible_gains(root: Root, science: Science) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _cluster_sizes(root: Root, science: Science, split: Split) -> list[int]:
-    """Return the cluster sizes; empty if items are independent or can't be read here."""
-    task = load_task(science.task).file
-    try:
-        items = asked_items(root, science, split, task) if task.cluster_field else []
-    except AutorlError:
-        return []
-    named = Counter(str(item.data.get(str(task.cluster_field), f"item {item.id}")) for item in items)
-    return list(named.values()) if len(named) < len(items) else []
-
-
 def visible_line(task: str, splits: dict[str, dict[str, Any]]) -> str:
     """Return the visible gains of a task as a line for people."""
-    told = ", ".join(f"{split} {_words(facts)}" for split, facts in splits.items())
-    return f"smallest gain that one run on {task} can show (80 % power): {told}"
-
-
-def _words(facts: dict[str, Any]) -> str:
-    shown = "none (too few items)" if facts["points"] is None else f"{facts['points']} points"
-    if facts["clusters"] is None:
-        return shown
-    return (
-        f"{shown} ({facts['items']} items in {facts['clusters']} clusters show as much as {facts['independent_items']})"
-    )
+    told = []
+    for split, facts in splits.items():
+        shown = "none (too few items)" if facts["points"] is None else f"{facts['points']} points"
+        if facts["clusters"] is not None:
+            shown += f" ({facts['items']} items in {facts['clusters']} clusters show as much as {facts['independent_items']})"
+        told.append(f"{split} {shown}")
+    return f"smallest gain that one run on {task} can show (80 % power): {', '.join(told)}"
 
 
 ARTIFACTS_PER_RUN = 4
@@ -77,7 +67,10 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     """Return the plan as data for people and programs. `path`: the experiment's file."""
     spec = plan.spec
     root = Root(plan.experiment.path.parent.parent)
-    sizes = {name: _size_bytes(root, name) for name in spec.matrix.base_model}
+    folders = {name: root.model(name).iterdir() for name in spec.matrix.base_model}
+    sizes = {name: sum(path.stat().st_size for path in files if path.is_file()) for name, files in folders.items()}
+    gpus = None if plan.cluster is None else plan.cluster.agent.resources(spec.resources.agent).gpus or 0
+    states = {cell.run_id: "new" for cell in plan.new} | dict.fromkeys(plan.finished, "finished")
     hours = sum(cell.science.budget.wall_clock_s for cell in plan.cells) / 3600
     kept = min(ARTIFACTS_PER_RUN, spec.budget.max_submissions or ARTIFACTS_PER_RUN)
     visible = {
@@ -90,18 +83,12 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     return {
         "experiment": str(plan.experiment.path),
         "protocol": str(spec.protocol),
-        "runs": [
-            {
-                "run_id": cell.run_id,
-                "state": "finished" if cell.run_id in plan.finished else "new" if cell in plan.new else "to resume",
-            }
-            for cell in plan.cells
-        ],
+        "runs": [{"run_id": cell.run_id, "state": states.get(cell.run_id, "to resume")} for cell in plan.cells],
         "cluster": plan.cluster.name if plan.cluster else "local",
-        "jobs": _jobs(plan) if plan.cluster is None else _slurm_jobs(plan, path),
+        "jobs": _jobs(plan, path),
         "agent_hours": round(hours, 2),
         "wall_clock_hours_at_least": round(hours / min(spec.parallel, len(plan.cells)), 2),
-        "agent_gpu_hours": None if plan.cluster is None else round(hours * _agent_gpus(plan), 2),
+        "agent_gpu_hours": None if gpus is None else round(hours * gpus, 2),
         "drivers": drivers.facts(spec, plan.cluster, calls, least_hours),
         "driver_notes": drivers.notes(spec),
         "disk_peak_bytes_estimate": disk,
@@ -120,33 +107,20 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
     }
 
 
-def _agent_gpus(plan: Plan) -> int:
-    assert plan.cluster is not None
-    return plan.cluster.agent.resources(plan.spec.resources.agent).gpus or 0
+def _jobs(plan: Plan, path: Path) -> list[dict[str, Any]]:
+    """Return every script as sbatch will get it, except for job ids; on this machine the commands as submitit will start them."""
+    if plan.cluster is not None:
+        from autorl_hpc.launch.sbatch import dry_scripts
 
-
-def _size_bytes(root: Root, model: str) -> int:
-    folder = root.model(model)
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-
-
-def _jobs(plan: Plan) -> list[dict[str, Any]]:
-    """Return the commands of the local jobs, as submitit will start them."""
-    path, grader = plan.experiment.path, plan.spec.grader
-
-    def row(role: str, command: str, **more: int) -> dict[str, Any]:
-        return {"role": role, "command": f"python -m autorl_hpc job {command} {path}", **more}
-
-    graders = [row(f"grader-{i}", "chain", chain=grader.chain) for i in range(grader.count)]
-    return [row("agents", "array", at_once=plan.spec.parallel), *graders, row("report", "report")]
-
-
-def _slurm_jobs(plan: Plan, path: Path) -> list[dict[str, str]]:
-    """Return every script as sbatch will get it, except for job ids."""
-    from autorl_hpc.launch.sbatch import dry_scripts
-
-    assert plan.cluster is not None
-    return dry_scripts(plan.experiment, would_be(plan, path), plan.cluster)
+        return list(dry_scripts(plan.experiment, would_be(plan, path), plan.cluster))
+    grader = plan.spec.grader
+    rows: list[tuple[str, str, dict[str, int]]] = [
+        ("agents", "array", {"at_once": plan.spec.parallel}),
+        *((f"grader-{i}", "chain", {"chain": grader.chain}) for i in range(grader.count)),
+        ("report", "report", {}),
+    ]
+    start = "python -m autorl_hpc job"
+    return [{"role": role, "command": f"{start} {job} {plan.experiment.path}", **more} for role, job, more in rows]
 
 
 def as_text(facts: dict[str, Any]) -> str:

@@ -7,13 +7,12 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from autorl_hpc.agents import Agent, load_agent
+from autorl_hpc.agents import load_agent
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
@@ -40,55 +39,40 @@ def check_search(recipe: Recipe, task: str, where: Path) -> None:
     """Check that the recipe fully names its search engine and that its key can be read. Raises AutorlError: it does not.
     No connection is tried, because this machine may have no network."""
     kind = recipe.options.get("search")
-    if kind not in ("online", "replay"):
-        return
     try:
-        backends.identity_of(recipe.options)
+        if kind in ("online", "replay"):
+            backends.identity_of(recipe.options)
         if kind == "online" and "search_key_file" in recipe.options:
             backends.read_key(Path(str(recipe.options["search_key_file"])).expanduser())
-    except OSError as error:
-        problem = f"the search engine's key can't be read: {error.strerror} ({recipe.options['search_key_file']})"
-    except ValueError as error:
-        problem = str(error)
-    else:
-        return
-    raise AutorlError(
-        f"field `matrix.task`: {task}, recipe {recipe.name}: {problem}",
-        where=where,
-        next_step="correct the option in the recipe, or the file with the key",
-    )
+    except (OSError, ValueError) as error:
+        what = f"field `matrix.task`: {task}, recipe {recipe.name}: search engine: {error}"
+        advice = "correct the option in the recipe, or the file with the key"
+        raise AutorlError(what, where=where, next_step=advice) from None
 
 
 def lines(spec: ExperimentSpec, cells: Sequence[Cell]) -> list[str]:
-    """Return one sentence for each task that needs more than this package and its staged files."""
-    recipes = {cell.science.task: cell.science.recipe for cell in cells}
-    named = [(task, words) for task, recipe in recipes.items() for words in (_judge(recipe, spec), _search(recipe))]
-    return [f"{task}: {words}" for task, words in named if words]
+    """Return a sentence for each thing beyond this package and its staged files that graders of a task need."""
+    found = []
+    for task, recipe in {cell.science.task: cell.science.recipe for cell in cells}.items():
+        judge, kind = str(recipe.options.get(JUDGE_MODEL, "")), recipe.options.get("search")
+        date = recipe.options.get("search_date", "no date")
+        if recipe.judge != "none" and judge == JudgeSpec.BUILTIN:
+            found.append(f"{task}: {judge} is a toy, no judge: these are no real scores")
+        elif recipe.judge != "none":
+            host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
+            found.append(f"{task}: graders ask the judge {judge} at {host}; {UNREACHED}")
+        if kind == "online":
+            engine = urlsplit(str(recipe.options.get("search_url", ""))).hostname
+            words = f"{UNREACHED}; no real score is possible offline"
+            found.append(f"{task}: graders ask the search engine at {engine} ({date}); {words}")
+        elif kind == "replay":
+            found.append(
+                f"{task}: searches are replayed ({date}): a model that asks what was not recorded gets no score"
+            )
+    return found
 
 
 UNREACHED = "where a node can't reach it nothing is scored, and submissions wait"
-
-
-def _judge(recipe: Recipe, spec: ExperimentSpec) -> str:
-    name = str(recipe.options.get(JUDGE_MODEL, ""))
-    if recipe.judge == "none":
-        return ""
-    if name == JudgeSpec.BUILTIN:
-        return f"{name} is a toy, no judge: these are no real scores"
-    host = "its endpoint" if spec.judge is None else urlsplit(spec.judge.url).netloc
-    return f"graders ask the judge {name} at {host}; {UNREACHED}"
-
-
-def _search(recipe: Recipe) -> str:
-    kind, date = recipe.options.get("search"), recipe.options.get("search_date", "no date")
-    if kind == "online":
-        host = urlsplit(str(recipe.options.get("search_url", ""))).hostname
-        return f"graders ask the search engine at {host} ({date}); {UNREACHED}; no real score is possible offline"
-    if kind == "replay":
-        return f"searches are replayed ({date}): a model that asks what was not recorded gets no score"
-    return ""
-
-
 AXES = ("task", "agent", "base_model", "driver", "mode", "seed")
 MAX_RUN_ID_CHARS = 200  # a file name has at most 255 bytes, and queue, claims and temporary names add to the run id
 Checked = TypeVar("Checked")
@@ -110,17 +94,7 @@ class Cell:
 
 def read_spec(path: Path) -> ExperimentSpec:
     """Read the experiment in `path`. Raises AutorlError: names the file, the field and the next step."""
-    value = read_yaml(path)
-    if not isinstance(value, dict):
-        raise AutorlError(
-            "an experiment is a table of fields", where=path, next_step="see jobs/quickstart.yaml for an example"
-        )
-    matrix = value.get("matrix")
-    for axis, entries in matrix.items() if isinstance(matrix, dict) else ():
-        if entries is None or entries == []:
-            what = f"field `matrix.{axis}` is empty: there is nothing to run"
-            raise AutorlError(what, where=path, next_step="give at least one value")
-    return parse_record(ExperimentSpec, value, path, next_step="see docs/experiments.md for every field")
+    return parse_record(ExperimentSpec, read_yaml(path), path, next_step="see docs/experiments.md for every field")
 
 
 def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
@@ -142,7 +116,15 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         raise AutorlError(what, where=where, next_step="correct the name")
     combinations = _combinations(spec, where)
     for values in combinations:
-        _check_driver(agents[values["agent"]], values["driver"], where)
+        use, name = agents[values["agent"]].file.driver, values["agent"]
+        if values["driver"] == NO_DRIVER and use is not None and use.required:
+            what = (
+                f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
+            )
+            advice = (
+                f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
+            )
+            raise AutorlError(what, where=where, next_step=advice)
     tasks = {name: _in_field(partial(with_pins, root, task), "matrix.task") for name, task in tasks.items()}
     of_task: dict[str, dict[str, Any]] = {}
     for name, task in tasks.items():
@@ -173,22 +155,11 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         )
         cell = Cell(science, task_hashes[values["task"]], agent_hashes[values["agent"]], environment)
         if len(cell.run_id) > MAX_RUN_ID_CHARS:
-            raise AutorlError(
-                f"field `matrix`: the run id {cell.run_id} has {len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} "
-                "fit into file names",
-                where=where,
-                next_step="stage the base model under a shorter name",
-            )
+            length = f"{len(cell.run_id)} characters, at most {MAX_RUN_ID_CHARS} fit into file names"
+            what = f"field `matrix`: the run id {cell.run_id} has {length}"
+            raise AutorlError(what, where=where, next_step="stage the base model under a shorter name")
         cells.append(cell)
     return cells
-
-
-def _check_driver(agent: Agent, driver: str, where: Path) -> None:
-    use, name = agent.file.driver, agent.name
-    if driver == NO_DRIVER and use is not None and use.required:
-        what = f"field `matrix`: agent {name} calls a driver (by {use.dialect}), and the matrix pairs it with `none`"
-        advice = f"name a driver in `drivers` and in `matrix.driver`; or `exclude: [{{agent: {name}, driver: none}}]`"
-        raise AutorlError(what, where=where, next_step=advice)
 
 
 def _located(
@@ -217,35 +188,30 @@ def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
         if twice := [value for value, count in Counter(values).items() if count > 1]:
             what = f"field `matrix.{axis}`: {twice[0]!r} stands twice: the same run would be made twice"
             raise AutorlError(what, where=where, next_step="remove one")
-    rules = [
-        {axis: given if isinstance(given, list) else [given] for axis, given in rule.items()} for rule in spec.exclude
-    ]
-    for rule in rules:
-        if (unknown := sorted(set(rule) - set(AXES))) or not rule:
-            what = f"field `exclude`: {unknown[0] if unknown else 'an empty rule'!r} is no axis of the matrix"
-            raise AutorlError(what, where=where, next_step=f"axes are {', '.join(AXES)}")
-        for axis, value in ((axis, value) for axis, given in rule.items() for value in given):
-            if value not in axes[axis]:
-                near = get_close_matches(str(value), [str(v) for v in axes[axis]], n=1)
-                hint = f"; did you mean `{near[0]}`?" if near else ""
-                what = f"field `exclude`: {value!r} is not a value of matrix.{axis}{hint}"
-                raise AutorlError(what, where=where, next_step="correct the rule, or remove it")
     cells = [dict(zip(AXES, values, strict=True)) for values in itertools.product(*axes.values())]
-    kept = [cell for cell in cells if not any(all(cell[axis] in rule[axis] for axis in rule) for rule in rules)]
-    if not kept:
+    for rule in spec.exclude:
+        wrong = [axis for axis in rule if axis not in AXES] or ([] if rule else ["an empty rule"])
+        if wrong:
+            what = f"field `exclude`: {wrong[0]!r} is no axis of the matrix"
+            raise AutorlError(what, where=where, next_step=f"axes are {', '.join(AXES)}")
+        given = {axis: values if isinstance(values, list) else [values] for axis, values in rule.items()}
+        for axis, value in ((axis, value) for axis, values in given.items() for value in values):
+            if value not in axes[axis]:
+                what = f"field `exclude`: {value!r} is not a value of matrix.{axis}"
+                advice = f"its values are {', '.join(map(str, axes[axis]))}; correct the rule, or remove it"
+                raise AutorlError(what, where=where, next_step=advice)
+        cells = [cell for cell in cells if not all(cell[axis] in values for axis, values in given.items())]
+    if not cells:
         raise AutorlError("field `exclude` leaves no run of the matrix", where=where, next_step="exclude less")
-    return kept
+    return cells
 
 
 def _check_task_needs(task: Task) -> None:
-    missing = [module for module in task.file.needs if importlib.util.find_spec(module) is None]
-    if missing:
+    if missing := [module for module in task.file.needs if importlib.util.find_spec(module) is None]:
         package = {"sklearn": "scikit-learn"}.get(missing[0], missing[0])
         what = f"field `matrix.task`: graders of task {task.name} need the Python package {package}, which is not installed here"
-        advice = f"pip install {package}"
-        raise AutorlError(
-            what, where=task.folder / "task.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-        )
+        where, advice, code = task.folder / "task.yaml", f"pip install {package}", Exit.ENVIRONMENT
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)
 
 
 def _task_pins(root: Root, task: Task, protocol: Protocol) -> dict[str, SplitPin]:
@@ -268,10 +234,10 @@ def _check_recipe_files(root: Root, task: Task, recipe: Recipe) -> None:
     """Check that the recipe's extra files (worked examples, a judge's prompt) are staged and match their pins."""
     again = f"put it beside the source files and run: autorl-hpc stage {task.name} --from DIR --again"
     for name, digest in recipe_files(recipe).items():
-        path, field = root.task_vault(task.name) / name, f"field `recipe.{task.name}`"
-        if not path.is_file():
-            what = f"{field}: recipe {recipe.name} needs {name}, which was not staged"
-            raise AutorlError(what, where=path, next_step=again)
-        if file_sha256(path) != digest:
-            what, fault = f"{field}: {name} is not the file that recipe {recipe.name} pins", Fault.CLUSTER
-            raise AutorlError(what, where=path, fault=fault, next_step=again, exit_code=Exit.FAILED)
+        path = root.task_vault(task.name) / name
+        missing = not path.is_file()
+        if missing or file_sha256(path) != digest:
+            what = f"field `recipe.{task.name}`: recipe {recipe.name} needs {name}, "
+            what += "which was not staged" if missing else "and what is staged is not the file that it pins"
+            fault, code = (None, Exit.USAGE) if missing else (Fault.CLUSTER, Exit.FAILED)
+            raise AutorlError(what, where=path, fault=fault, next_step=again, exit_code=code)

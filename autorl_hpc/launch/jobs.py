@@ -1,10 +1,5 @@
-"""Plan which Slurm jobs an experiment needs and what each depends on. Nothing is queried or submitted here.
-
-* The first link of a grader's chain depends on nothing; later links on the one before (singleton) and on an agent's start.
-* Agents are arrays, split by the site's largest array, with the throttle shared among them; they wait for a grader's start.
-  If a budget needs several jobs, each link's task waits for the same task of the link before.
-* A driver served here is a chain like a grader's; agents also wait for its first job to start.
-* The report waits for the graders, or for the agents in `placement: step`.
+"""Plan which Slurm jobs an experiment needs and what each depends on: chains of graders and of drivers served here, arrays of agents
+that wait for both to start (each link's task for the same task of the link before), and the report, which waits for the graders.
 """
 
 from __future__ import annotations
@@ -76,18 +71,14 @@ def agent_links(
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
     minutes = _minutes(work_s + around_s + min(SPARE_S, budget.wall_clock_s * SPARE_SHARE))
-    if limit_s is None:
-        return Links(1, minutes)
-    limit_minutes = _floor_minutes(limit_s)  # Slurm counts in whole minutes
-    if _minutes(work_s + around_s) <= limit_minutes:
+    limit_minutes = minutes if limit_s is None else _floor_minutes(limit_s)  # Slurm counts in whole minutes
+    if limit_s is None or _minutes(work_s + around_s) <= limit_minutes:
         return Links(1, min(limit_minutes, minutes))
     use_s = limit_minutes * 60 - around_s
     if use_s < LEAST_USE_S:
-        what = (
-            f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: "
-        )
+        what = f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: nothing is left"
         advice = "use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile"
-        raise _impossible(f"{what}nothing is left for the agent", where, advice)
+        raise _impossible(what, where, advice)
     count = math.ceil(work_s / use_s) + 1
     if count > MAX_LINKS:
         what = f"field `budget`: {budget.wall_clock_s:.0f} s would need {count} jobs of {limit_s:.0f} s in a row"
@@ -103,31 +94,23 @@ def chain_links(
     asked_s: float | None,
     least: int,
     *,
-    signal_s: float = 0.0,
+    least_s: float = 0.0,
     where: str = "",
     what: str = "grader.time",
 ) -> Links:
     """Return the jobs of a grader or driver: enough to last from the first agent to the last, without queueing, but at
-    least `least`. `limit_s`: the longest possible job; None for no limit; `asked_s`: job length from the experiment or
-    profile; None if unset; `what`: the field that sets it."""
-    rounds = math.ceil(runs / spec.parallel) if runs else 0
-    long_s = rounds * agent.count * agent.minutes * 60 + CLOSING_S
+    least `least`. `limit_s`: the longest possible job; `asked_s`: job length from the field `what` of experiment or profile; None if
+    unset; `least_s`: the shortest useful job."""
+    long_s = math.ceil(runs / spec.parallel) * agent.count * agent.minutes * 60 + CLOSING_S
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
     if limit_s is not None:
         minutes = min(minutes, _floor_minutes(limit_s))
-    least_s = signal_s + EARLY_S + LEAST_USE_S
     if minutes * 60 < least_s:
         wrong = (
             f"field `{what}`: a job of {minutes} min would be told to end before it starts; {least_s:.0f} s at least"
         )
         raise _impossible(wrong, where, "give it more time, or shorten `signal_before_end` in the cluster's profile")
     return Links(min(MAX_LINKS, max(least, math.ceil(long_s / (minutes * 60)) + 1)), minutes)
-
-
-def report_minutes(limit_s: float | None, asked_s: float | None) -> int:
-    """Return the time limit of the report's job, in minutes."""
-    minutes = REPORT_MINUTES if asked_s is None else _floor_minutes(asked_s)
-    return minutes if limit_s is None else min(minutes, _floor_minutes(limit_s))
 
 
 DRIVER_ROLE = "driver-"  # prefix of a driver job's role, before the driver's name
@@ -172,7 +155,6 @@ class Planner:
     """Plan the jobs of one launch."""
 
     def __init__(self, record: ExperimentRecord, profile: ClusterProfile, site: Site, uid: str, first: int) -> None:
-        self.record = record
         self.spec = record.spec
         self.profile = profile
         self.site = site
@@ -188,50 +170,40 @@ class Planner:
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
-        numbers = [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]
-        chain = self._chain(self.grader, needs, links, self.spec.grader.chain, "grader.time")
-        graders = {f"grader-{i}": (self.grader, chain) for i in numbers}
-        drivers = {}
+
+        def chain(kind: JobKind, least: int, what: str) -> tuple[JobKind, Links]:
+            least_s, where = self.profile.signal_before_end_s + EARLY_S + LEAST_USE_S, self.profile.name
+            given = (len(needs.runs), links, self._limit_s(kind), kind.time, least)
+            return kind, chain_links(self.spec, *given, least_s=least_s, where=where, what=what)
+
+        graders, drivers = {}, {}
+        for number in [] if self.step else [i for i, lacks in enumerate(needs.graders) if lacks]:
+            graders[f"grader-{number}"] = chain(self.grader, self.spec.grader.chain, "grader.time")
         for name in (name for name, lacks in needs.drivers.items() if lacks):
-            kind = self._driver_kind(name)
-            chain = self._chain(kind, needs, links, DRIVER_CHAIN, f"drivers.{name}.time")
-            drivers[f"{DRIVER_ROLE}{name}"] = (kind, chain)
-        first = [self._link(role, *of, 1, "singleton") for role, of in graders.items()]
+            driver = self.spec.drivers[name]
+            kind = self.profile.driver.resources(driver.resources)
+            kind = kind if driver.time is None else kind.model_copy(update={"time": driver.time})
+            drivers[f"{DRIVER_ROLE}{name}"] = chain(kind, DRIVER_CHAIN, f"drivers.{name}.time")
+        first = self._links(graders, 1, "singleton")
         starters = [*(() if self.step else needs.present), *(f"{{{job.key}}}" for job in first)]
-        driving = {role: self._link(role, *of, 1, "singleton") for role, of in drivers.items()}
+        driving = self._links(drivers, 1, "singleton")
         arrays = self._arrays(needs, links, self._start(starters, needs, driving))
         waits = f"singleton,after:{{{arrays[0].key}}}_0" if arrays else "singleton"
-        later, driven = self._later(graders, waits), self._later(drivers, waits)
-        ordered = [*first, *driving.values(), *arrays, *later, *driven]
+        later = [job for link in range(2, MAX_LINKS + 1) for job in self._links(graders, link, waits)]
+        driven = [job for link in range(2, MAX_LINKS + 1) for job in self._links(drivers, link, waits)]
+        ordered = [*first, *driving, *arrays, *later, *driven]
         if needs.report:
             before = [f"{{{job.key}}}" for job in (arrays if self.step else [*first, *later])] + list(needs.present)
             kind = self.profile.report
-            minutes = report_minutes(self._limit_s(kind), kind.time)
+            bounds = [REPORT_MINUTES * 60 if kind.time is None else kind.time, self._limit_s(kind)]
+            minutes = min(_floor_minutes(bound) for bound in bounds if bound is not None)
             ordered.append(self._job("report", kind, minutes, ":".join(["afterany", *before]) if before else ""))
         return ordered
 
-    def _chain(self, kind: JobKind, needs: Needs, agent: Links, least: int, what: str) -> Links:
-        return chain_links(
-            self.spec,
-            len(needs.runs),
-            agent,
-            self._limit_s(kind),
-            kind.time,
-            least,
-            signal_s=self.profile.signal_before_end_s,
-            where=self.profile.name,
-            what=what,
-        )
-
-    def _link(self, role: str, kind: JobKind, chain: Links, link: int, depends: str) -> JobPlan:
-        return self._job(role, kind, chain.minutes, depends, link=link, last_link=link == chain.count)
-
-    def _later(self, chains: Mapping[str, tuple[JobKind, Links]], depends: str) -> list[JobPlan]:
-        """Return the second and later links, all second ones first."""
-        most = max((chain.count for _, chain in chains.values()), default=0)
+    def _links(self, chains: Mapping[str, tuple[JobKind, Links]], link: int, depends: str) -> list[JobPlan]:
+        """Return the jobs of each chain's link of this number."""
         return [
-            self._link(role, kind, chain, link, depends)
-            for link in range(2, most + 1)
+            self._job(role, kind, chain.minutes, depends, link=link, last_link=link == chain.count)
             for role, (kind, chain) in chains.items()
             if link <= chain.count
         ]
@@ -261,19 +233,14 @@ class Planner:
         return jobs
 
     @staticmethod
-    def _start(starters: Sequence[str], needs: Needs, driving: Mapping[str, JobPlan]) -> str:
+    def _start(starters: Sequence[str], needs: Needs, driving: Sequence[JobPlan]) -> str:
         """Return what agents wait for: any grader, and every driver. Slurm allows only one kind of separator, so with drivers it
         is the first grader. An existing driver job comes before a planned one, which would wait for its end."""
-        planned = {role.removeprefix(DRIVER_ROLE): f"{{{job.key}}}" for role, job in driving.items()}
+        planned = {job.submitted.role.removeprefix(DRIVER_ROLE): f"{{{job.key}}}" for job in driving}
         drivers = [job for name in needs.drivers if (job := needs.driving.get(name) or planned.get(name))]
         if not drivers:
             return "?".join(f"after:{job}" for job in starters)
         return ",".join(f"after:{job}" for job in [*starters[:1], *drivers])
-
-    def _driver_kind(self, name: str) -> JobKind:
-        driver = self.spec.drivers[name]
-        kind = self.profile.driver.resources(driver.resources)
-        return kind if driver.time is None else kind.model_copy(update={"time": driver.time})
 
     def _job(self, role: str, kind: JobKind, minutes: int, depends: str, throttle: int = 0, **fields: Any) -> JobPlan:
         number = self._number
@@ -284,13 +251,14 @@ class Planner:
 
     def _with_grader(self) -> JobKind:
         """Return the resources of an agent's job that includes its grader."""
-        memory = [_mebibytes(kind.memory) for kind in (self.agent, self.grader) if kind.memory]
-        cpus = [kind.cpus for kind in (self.agent, self.grader) if kind.cpus]
+        both = (self.agent, self.grader)
+        units = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
+        memory = sum(math.ceil(int(kind.memory[:-1]) * units[kind.memory[-1]]) for kind in both if kind.memory)
         return self.agent.model_copy(
             update={
-                "gpus": (self.agent.gpus or 0) + (self.grader.gpus or 0),
-                "cpus": sum(cpus) or None,
-                "memory": f"{sum(memory)}M" if memory else None,
+                "gpus": sum(kind.gpus or 0 for kind in both),
+                "cpus": sum(kind.cpus or 0 for kind in both) or None,
+                "memory": f"{memory}M" if memory else None,
             }
         )
 
@@ -312,11 +280,6 @@ def split(runs: Sequence[str], max_array_size: int, parallel: int) -> list[tuple
     return [(part, min(len(part), max(1, share + (place < more)))) for place, part in enumerate(parts)]
 
 
-def _mebibytes(memory: str) -> int:
-    """Convert Slurm's memory text, such as 64G, to MiB."""
-    return math.ceil(int(memory[:-1]) * {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}[memory[-1]])
-
-
 # --- environment in which jobs are submitted and start
 
 OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK", "TMPDIR")
@@ -328,7 +291,10 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     experiment's agents name."""
     outer = without_scheduler(os.environ)
     env = without_secrets(outer)  # other processes of the user can read a job's environment
-    env.update({name: outer[name] for name in _named_secrets(experiment, record) if name in outer})
+    frozen = experiment.code / record.code_hash / "templates" / "agents"
+    folders = [frozen] if frozen.is_dir() else None  # a dry run has no frozen code yet
+    for agent in record.spec.matrix.agent:
+        env |= {name: outer[name] for name in load_agent(agent, folders).file.secrets if name in outer}
     for name in HABITS.values():
         if name in os.environ:  # sbatch gives it precedence over the script, so the script sets it
             env[f"AUTORL_{name}"] = os.environ[name]
@@ -343,9 +309,3 @@ def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict
     if record.cluster is None:  # on a cluster the scheduler assigns the GPUs
         env["AUTORL_CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "unset")
     return env
-
-
-def _named_secrets(experiment: ExperimentDir, record: ExperimentRecord) -> set[str]:
-    frozen = experiment.code / record.code_hash / "templates" / "agents"
-    folders = [frozen] if frozen.is_dir() else None  # a dry run has no frozen code yet
-    return {name for agent in record.spec.matrix.agent for name in load_agent(agent, folders).file.secrets}

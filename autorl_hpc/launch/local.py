@@ -1,7 +1,7 @@
 """Jobs on this machine: submit them through submitit's local executor, run arrays, grader chains and drivers, stop them.
 
-submitit starts, logs and stops the jobs; the payload is always `python -m autorl_hpc job ...`, so nothing is pickled
-and a job can be restarted by hand. The jobs have a session of their own: closing the terminal or ctrl-C does not end them.
+The payload is always `python -m autorl_hpc job ...`, so nothing is pickled. The jobs have a session of their own: closing the terminal
+or ctrl-C does not end them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 
 from autorl_hpc.drivers.serve import Users
@@ -43,18 +44,14 @@ class Stopping:
     asked: int = 0
     children: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def install(self) -> None:
-        """Install the signal handlers."""
+    def __post_init__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGUSR2] if self.usr2 else [])):
             signal.signal(number, self._on_signal)
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start `python -m autorl_hpc job ...` as a child that gets TERM when this process is asked to stop."""
-        child = subprocess.Popen(
-            [sys.executable, "-m", "autorl_hpc", "job", *arguments],
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **(env or {})},
-        )
+        command = [sys.executable, "-m", "autorl_hpc", "job", *arguments]
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})})
         self.children.append(child)
         if self.asked:  # the signal came before the child was in the list
             child.send_signal(signal.SIGTERM)
@@ -69,8 +66,7 @@ class Stopping:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.asked = number
         for child in self.children:
-            if child.poll() is None:
-                child.send_signal(signal.SIGTERM)
+            child.send_signal(signal.SIGTERM)  # does nothing to one that has ended
 
 
 # --- payloads of local jobs: throttled array, grader chain, waiting. On Slurm the scheduler does this.
@@ -86,13 +82,9 @@ CRASHES_BEFORE_LEAVING = 10
 
 
 def run_array(experiment: ExperimentDir) -> int:
-    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code.
-
-    The supervisor itself counts attempts and seals a run with too many. One that fails before it begins an attempt (a full
-    disk, a damaged run.json) is retried with growing pauses, then left for the next launch.
-    """
+    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code. One that
+    fails before it begins an attempt (a full disk) is retried with growing pauses, then left for the next launch."""
     stopping = Stopping()
-    stopping.install()
     running: dict[str, subprocess.Popen[bytes]] = {}
     done: set[str] = set()
     not_before: dict[str, float] = {}
@@ -133,22 +125,19 @@ def run_array(experiment: ExperimentDir) -> int:
     return 130
 
 
+MAX_COMMAND_BYTES = 1 << 20
+
+
 def processes(experiment: ExperimentDir) -> dict[int, list[str]]:
     """Return, by pid, the arguments after `job` of every process on this host that works on this experiment.
 
     They are found by command line, so even if the process that started them was killed.
     """
-    path = os.fsencode(experiment.path.resolve())
-    found: dict[int, list[str]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid():
-            try:
-                with open(f"/proc/{name}/cmdline", "rb") as file:
-                    words = file.read().split(b"\0")
-            except OSError:
-                continue
-            if path in words and b"job" in words and b"autorl_hpc" in words:
-                found[int(name)] = [os.fsdecode(word) for word in words[words.index(b"job") + 1 :] if word]
+    path, found = str(experiment.path.resolve()), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        words = (reading.tail(folder / "cmdline", MAX_COMMAND_BYTES) or "").split("\0")
+        if int(folder.name) != os.getpid() and {path, "job", "autorl_hpc"} <= set(words):
+            found[int(folder.name)] = [word for word in words[words.index("job") + 1 :] if word]
     return found
 
 
@@ -161,9 +150,8 @@ def supervisors(experiment: ExperimentDir) -> dict[str, int]:
 def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
     """Run graders one after another: start the next if one died, or ended idle and there is new work. Return the exit code."""
     stopping = Stopping()
-    stopping.install()
     left = read_experiment(experiment).grader.chain
-    alive = agents_alive(experiment, while_alive)
+    alive = still_alive(experiment, while_alive)
     while not stopping.asked and left > 0:
         if _over(experiment):
             return 0
@@ -188,8 +176,7 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
 def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]) -> int:
     """Run a driver's job while agents may call it, and restart it if it ends. Return the exit code."""
     stopping = Stopping()
-    stopping.install()
-    alive, failures = agents_alive(experiment, while_alive), 0
+    alive, failures = still_alive(experiment, while_alive), 0
     users = Users(experiment, name)
     while not stopping.asked and alive() and not _over(experiment):
         if not users.open():  # a later launch may add runs
@@ -204,22 +191,27 @@ def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]
     return 130 if stopping.asked else 0
 
 
-def watcher(pids: Sequence[int]) -> Callable[[], bool]:
-    """Return a function that says whether any of these processes, identified now, is still alive."""
+def still_alive(
+    experiment: ExperimentDir,
+    pids: Sequence[int],
+    counts: Callable[[LocalJob], bool] = lambda job: job.role == "agents",
+) -> Callable[[], bool]:
+    """Return a function that says whether any of these processes, identified now, is still alive, or any job that `counts`, such as
+    an array that a later launch started."""
     starts = {pid: process_start(pid) for pid in pids}
-    return lambda: any(start is not None and process_start(pid) == start for pid, start in starts.items())
 
+    def alive() -> bool:
+        if any(start is not None and process_start(pid) == start for pid, start in starts.items()):
+            return True
+        return any(map(counts, alive_jobs(experiment)))
 
-def agents_alive(experiment: ExperimentDir, pids: Sequence[int]) -> Callable[[], bool]:
-    """Return a function that says whether any of these, or an array that a later launch started, is still alive."""
-    first = watcher(pids)
-    return lambda: first() or any(job.role == "agents" for job in alive_jobs(experiment))
+    return alive
 
 
 def wait_for_end(experiment: ExperimentDir, after: Sequence[int]) -> None:
     """Wait until the experiment is over or all jobs that work on it have ended, those of a later launch too."""
-    first = watcher(after)
-    while not _over(experiment) and (first() or any(job.role != "report" for job in alive_jobs(experiment))):
+    alive = still_alive(experiment, after, lambda job: job.role != "report")
+    while not _over(experiment) and alive():
         time.sleep(POLL_S)
 
 
@@ -238,26 +230,25 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
     no job and start all twice. Raises AutorlError if they can't be started.
     """
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-local", str(experiment.path.resolve())]
-    # A file and not a pipe: the jobs inherit it, and reading a pipe would last until the last job ends.
-    said = experiment.jobs / "submit.log"
+    # A file and not a pipe: the jobs inherit it, and reading a pipe would last until the last job ends. In the folder jobs/, because
+    # `python -m` searches the current one first; in a checkout it would find the wrong code.
+    said, place = experiment.jobs / "submit.log", experiment.jobs
+    env = job_environment(experiment, record)
     with only_one(experiment, say), open(said, "wb") as log:
         done = subprocess.run(
             command,
-            env=job_environment(experiment, record),
-            cwd=experiment.jobs,  # `python -m` searches it first; in a checkout it would find the wrong code
+            env=env,
+            cwd=place,
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=subprocess.STDOUT,
+            stderr=log,
             start_new_session=True,
             check=False,
         )
     if done.returncode:
         last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"])[-1]
-        what = f"the jobs could not be started: {last}"
-        advice = "see the message; launching again submits what is missing"
-        raise AutorlError(
-            what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-        )
+        what, advice = f"the jobs could not be started: {last}", "launching again submits what is missing"
+        raise AutorlError(what, where=place, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
     return alive_jobs(experiment)
 
 

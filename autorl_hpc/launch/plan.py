@@ -13,7 +13,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,27 +132,27 @@ def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> Vllm
 
 def refuse_problems(agents: Sequence[Looked], engine: VllmOnHost | None, where: Path) -> None:
     """Raise AutorlError for the first problem among the findings."""
-    found: list[tuple[Looked | VllmOnHost, str, Path]] = [
-        (looked, f"agent {looked.agent} can't run", load_agent(looked.agent).folder) for looked in agents
-    ]
-    if engine is not None:
-        found.append((engine, "field `grader.engine`: `vllm` can't start", where))
-    for seen, what, place in found:
+    for name, seen in _named(agents, engine):
         if seen.state == "problem":
-            problem = f"{what}: {seen.value}"
             advice = f"{seen.do_this}; or add --unchecked, if it is on the nodes and not here"
-            raise AutorlError(problem, where=place, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+            place, what = where, f"field `grader.engine`: `vllm` can't start: {seen.value}"
+            if isinstance(seen, Looked):
+                place, what = load_agent(seen.agent).folder, f"{name} can't run: {seen.value}"
+            raise AutorlError(what, where=place, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def finding_lines(agents: Sequence[Looked], engine: VllmOnHost | None) -> list[str]:
     """Return the findings as lines for people."""
-    named: list[tuple[str, Looked | VllmOnHost]] = [(f"agent {looked.agent}", looked) for looked in agents]
-    named += [] if engine is None else [("engine vllm", engine)]
     return [
         f"{name}: {'PROBLEM' if seen.state == 'problem' else seen.state}: {seen.value}"
         + (f" ({seen.do_this})" if seen.do_this else "")
-        for name, seen in named
+        for name, seen in _named(agents, engine)
     ]
+
+
+def _named(agents: Sequence[Looked], engine: VllmOnHost | None) -> list[tuple[str, Looked | VllmOnHost]]:
+    of_engine = [] if engine is None else [("engine vllm", engine)]
+    return [*((f"agent {looked.agent}", looked) for looked in agents), *of_engine]
 
 
 @dataclass(frozen=True)
@@ -181,17 +181,10 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
     check_drivers(spec, experiment, profile, path)
     cells = expand(spec, root, path, frozen)
     check_agents_secrets(spec, frozen, path)
-    done = set(reading.list_names(experiment.finished))
-    known = set(reading.list_names(experiment.path))
-    return Plan(
-        spec,
-        cells,
-        experiment,
-        [cell for cell in cells if cell.run_id not in known],
-        [cell.run_id for cell in cells if cell.run_id in done],
-        profile,
-        scratch,
-    )
+    done, known = (set(reading.list_names(folder)) for folder in (experiment.finished, experiment.path))
+    new = [cell for cell in cells if cell.run_id not in known]
+    finished = [cell.run_id for cell in cells if cell.run_id in done]
+    return Plan(spec, cells, experiment, new, finished, profile, scratch)
 
 
 def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[ClusterProfile | None, Path | None]:
@@ -201,13 +194,10 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
     except AutorlError as error:
         if name is not None or error.what.startswith("field"):
             raise
-        raise AutorlError(f"field `cluster`: {error.what}", where=path, next_step=error.next_step) from None
+        raise error.of_field("cluster", path) from None
     if profile.scheduler == "local" and spec.grader.placement == "step":
-        raise AutorlError(
-            "field `grader.placement`: `step` is for jobs on a cluster; here all share one machine",
-            where=path,
-            next_step="use `job`, or a Slurm cluster",
-        )
+        what = "field `grader.placement`: `step` is for jobs on a cluster; here all share one machine"
+        raise AutorlError(what, where=path, next_step="use `job`, or a Slurm cluster")
     scratch = scratch_folder(profile, profile_path(name or spec.cluster))
     return (None if profile.scheduler == "local" else profile), scratch
 
@@ -234,8 +224,12 @@ def prepare(
         for cell in planned.cells:
             _write_run(experiment, record, cell, frozen)
         atomic.write_json(experiment.resolved, record.model_dump(mode="json"))
-        for cell in planned.cells:
-            _queue_baselines(experiment, cell)
+        for cell in (cell for cell in planned.cells if cell.run_id not in planned.finished):
+            known = cell.science.model_dump(include={"task", "base_model"}) | {
+                "recipe_hash": cell.science.recipe.hash()
+            }
+            for split in (Split.REPORT,) if planned.spec.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
+                put(experiment.queue, QueueEntry(kind=QueueKind.BASELINE, split=split, **known))
     except OSError as error:
         raise from_os_error(error, "preparing the experiment", error.filename or experiment.path) from error
     return planned, record
@@ -260,20 +254,20 @@ def _own_folders(planned: Plan) -> dict[str, Path]:
 
 
 def _frozen_code(experiment: ExperimentDir, before: ExperimentRecord | None, planned: Plan, keep_frozen: bool) -> str:
+    now = parts(_own_folders(planned))
     if before is None:
-        return freeze(experiment, parts(_own_folders(planned)))
+        return freeze(experiment, now)
     if not frozen_is_whole(experiment, before.code_hash):
-        what = "the frozen code of this experiment was changed or is incomplete"
+        what, where = (
+            "the frozen code of this experiment was changed or is incomplete",
+            experiment.code / before.code_hash,
+        )
         advice = "launch under another name: its scores would not be those of the code that is named"
-        raise AutorlError(
-            what, where=experiment.code / before.code_hash, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED
-        )
-    if not keep_frozen and before.code_hash != code_hash(parts(_own_folders(planned))):
-        raise AutorlError(
-            "the package, a task or a template changed since this experiment was launched",
-            where=experiment.resolved,
-            next_step="add --keep-frozen to go on with the code as it was launched, or give the experiment another name",
-        )
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
+    if not keep_frozen and before.code_hash != code_hash(now):
+        what = "the package, a task or a template changed since this experiment was launched"
+        advice = "add --keep-frozen to go on with the code as it was launched, or give the experiment another name"
+        raise AutorlError(what, where=experiment.resolved, next_step=advice)
     return before.code_hash
 
 
@@ -303,10 +297,8 @@ def _versions() -> dict[str, str]:
 
     found = {"autorl-hpc": __version__, "python": platform.python_version()}
     for name in ("torch", "transformers", "trl", "accelerate", "pydantic", "submitit", "numpy"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 
@@ -331,21 +323,6 @@ def _write_run(experiment: ExperimentDir, record: ExperimentRecord, cell: Cell, 
         versions=record.versions,
     )
     atomic.write_json(run.record, body.model_dump(mode="json"))
-
-
-def _queue_baselines(experiment: ExperimentDir, cell: Cell) -> None:
-    science = cell.science
-    if cell.run_id in reading.list_names(experiment.finished):
-        return
-    for split in (Split.REPORT,) if science.protocol is Protocol.PAPER else (Split.FEEDBACK, Split.REPORT):
-        entry = QueueEntry(
-            kind=QueueKind.BASELINE,
-            task=science.task,
-            base_model=science.base_model,
-            recipe_hash=science.recipe.hash(),
-            split=split,
-        )
-        put(experiment.queue, entry)
 
 
 # --- lock: one launch or cancel at a time, across login nodes, because two would each submit all jobs
@@ -379,7 +356,7 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
             if ending.wait(BEAT_S):
                 return
 
-    thread = threading.Thread(target=beat, name="lock", daemon=True)
+    thread = threading.Thread(target=beat, daemon=True)
     thread.start()
     started, said = time.monotonic(), False
     try:
@@ -389,8 +366,10 @@ def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[
                 say("waiting for another launch or cancel of this experiment (half a minute, if it was killed)")
                 said = True
             if waited_s > WAIT_S:
-                what = "another launch of this experiment is still submitting its jobs"
-                advice = "wait for it, then launch again"
+                what, advice = (
+                    "another launch of this experiment is still submitting its jobs",
+                    "wait, then launch again",
+                )
                 raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.ENVIRONMENT)
             time.sleep(0.3)
         yield

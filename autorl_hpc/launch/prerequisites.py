@@ -30,36 +30,27 @@ TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTI
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
     """Return the recipe with its judge: the experiment's, else the one that the task names. Raises AutorlError: it needs a
     judge and there is none, or the judge's key can't be read."""
+    judge = spec.judge
     if recipe.judge == "none":
         return recipe
-    judge = spec.judge
-    toy = JUDGE_MODEL in recipe.options and recipe.options[JUDGE_MODEL] == JudgeSpec.BUILTIN
-    if recipe.judge == "json" and (judge.url == JudgeSpec.BUILTIN if judge else toy):
-        raise AutorlError(
-            f"field `judge`: {JudgeSpec.BUILTIN} writes no JSON, and task {task} needs a judge that does (recipe {recipe.name})",
-            where=where,
-            next_step=f"name a judge model: {ENDPOINT}",
-        )
+    toy = recipe.options.get(JUDGE_MODEL) == JudgeSpec.BUILTIN if judge is None else judge.url == JudgeSpec.BUILTIN
+    if recipe.judge == "json" and toy:
+        what = f"field `judge`: {JudgeSpec.BUILTIN} writes no JSON, and task {task} needs a judge that does (recipe {recipe.name})"
+        raise AutorlError(what, where=where, next_step=f"name a judge model: {ENDPOINT}")
     if judge is None:
         if JUDGE_MODEL in recipe.options:
             return recipe
-        raise AutorlError(
-            f"field `judge` is missing: task {task} asks a judge model (recipe {recipe.name}, {recipe.judge})",
-            where=where,
-            next_step=f"add {ENDPOINT}" + ("" if recipe.judge == "json" else TOY),
-        )
+        what = f"field `judge` is missing: task {task} asks a judge model (recipe {recipe.name}, {recipe.judge})"
+        raise AutorlError(what, where=where, next_step=f"add {ENDPOINT}" + ("" if recipe.judge == "json" else TOY))
     try:
         read_key(judge)
     except AutorlError as error:
         raise AutorlError(f"{error.what} ({error.where})", where=where, next_step=error.next_step) from None
-    filled_in = (JUDGE_PARAMETERS, JUDGE_REVISION)
-    options = {name: value for name, value in recipe.options.items() if name not in filled_in}
-    options[JUDGE_MODEL] = judge.name
-    if judge.revision is not None:
-        options[JUDGE_REVISION] = judge.revision
-    if judge.parameters:
-        options[JUDGE_PARAMETERS] = canonical_json(judge.parameters).decode()
-    return recipe.model_copy(update={"options": options})
+    parameters = canonical_json(judge.parameters).decode() if judge.parameters else None
+    own = {JUDGE_MODEL: judge.name, JUDGE_REVISION: judge.revision, JUDGE_PARAMETERS: parameters}
+    others = {name: value for name, value in recipe.options.items() if name not in own}
+    named = {name: value for name, value in own.items() if value is not None}
+    return recipe.model_copy(update={"options": others | named})
 
 
 # --- environment in which agents train
@@ -82,11 +73,9 @@ def run_environment(root: Root, name: str | None, where: Path, level: str = "aut
     facts = manifest.environment
     assert facts is not None and manifest.content_hash is not None  # checked by `find_environment`
     if facts.kind == "image" and level not in ("auto", SandboxLevel.APPTAINER):
-        raise AutorlError(
-            f"field `sandbox.level`: {name} is an image, which runs at level apptainer and not at {level}",
-            where=where,
-            next_step="leave `sandbox.level` out, or use an environment made of wheels",
-        )
+        what = f"field `sandbox.level`: {name} is an image, which runs at level apptainer and not at {level}"
+        advice = "leave `sandbox.level` out, or use an environment made of wheels"
+        raise AutorlError(what, where=where, next_step=advice)
     return RunEnvironment(name=name, kind=facts.kind, content_hash=manifest.content_hash)
 
 
@@ -104,29 +93,19 @@ def check_needs(agent: Agent, root: Root, environment: RunEnvironment | None) ->
         advice = f"add it to the requirements: autorl-hpc stage env:{environment.name} --requirements FILE --again"
     if missing:
         what = f"agent {agent.name} needs the Python package {missing[0]}, {place}"
-        raise AutorlError(
-            what, where=agent.folder / "agent.yaml", fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-        )
+        where, code = agent.folder / "agent.yaml", Exit.ENVIRONMENT
+        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)
 
 
 def _missing_in(venv: Path, modules: list[str]) -> list[str]:
     """Return the modules that the venv's own Python does not find."""
     python = venv / "bin" / "python"
+    command = [str(python), "-I", "-c", LOOK, *modules]
     try:
-        done = subprocess.run(
-            [str(python), "-I", "-c", LOOK, *modules],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=LOOK_TIMEOUT_S,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LOOK_TIMEOUT_S)
         return [str(name) for name in json.loads(done.stdout)]
     except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise AutorlError(
-            f"field `environment`: its Python doesn't start: {error}",
-            where=python,
-            fault=Fault.CLUSTER,
-            next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
-            "Python on the shared file system",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what = f"field `environment`: its Python doesn't start: {error}"
+        advice = "it is a link to the Python that made it, which must be on every node: stage the environment anew with a Python on the shared file system"
+        code = Exit.ENVIRONMENT
+        raise AutorlError(what, where=python, fault=Fault.CLUSTER, next_step=advice, exit_code=code) from None

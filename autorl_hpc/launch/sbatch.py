@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import secrets
 import shlex
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from autorl_hpc.cluster import profile as sites
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, names_of, read_submitted, write_submitted
-from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, with_variables
+from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_command
 from autorl_hpc.cluster.slurm import SchedulerError, comment
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
-from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.run_view import RunView
@@ -61,17 +59,9 @@ class Scripts:
             words = ["job", "driver", path, role.removeprefix(DRIVER_ROLE)]
         else:
             words = ["job", "finish" if role == "report" else "grader", path]
-        # $VARS in the profile's image and Python are expanded in the job; everything else is quoted.
-        return " ".join(["exec", *self._python(), "-m", "autorl_hpc", *map(shlex.quote, words)])
-
-    def _python(self) -> list[str]:
-        container = self.profile.container
-        if container is None:
-            return [with_variables(self.profile.python) if self.profile.python else shlex.quote(sys.executable)]
         folders = {self.record.root, str(self.experiment.path.resolve()), *filter(None, [self.record.scratch])}
-        binds = [f"--bind={folder}" for folder in sorted(folders)]
-        options = [shlex.quote(word) for word in (*container.options, *binds)]
-        return [container.runtime, "exec", *options, with_variables(container.image), shlex.quote(container.python)]
+        python = python_command(self.profile, sorted(folders))
+        return " ".join(["exec", python, "-m", "autorl_hpc", *map(shlex.quote, words)])
 
     def _executor(self, job: JobPlan, numbers: Mapping[str, str]) -> Any:
         import submitit
@@ -139,42 +129,22 @@ GONE_WAIT_S = 60.0  # a cancelled job gets TERM, and KILL after the site's KillW
 LOOK_S = 1.0
 
 
-def take_back(experiment: ExperimentDir, before: SlurmJobs, made: Sequence[Submitted]) -> bool:
-    """Cancel the jobs of a failed launch; return whether the scheduler confirms that none is left.
-
-    They are marked before they are cancelled, so that their end is not taken for a user's scancel. The last one may have been
-    accepted although sbatch failed (a time-out), so they are looked up by name.
-    """
-    asked = [submitted.model_copy(update={"asked_back": True}) for submitted in made]
-    jobs = before.model_copy(update={"submitted": (*before.submitted, *asked)})
-    write_submitted(experiment, jobs)
-    try:
-        finish_taking_back(experiment, jobs)
-    except SchedulerError:
-        return False
-    return True
-
-
 def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
     """Cancel the jobs that are marked but not gone yet, and record that they are gone. Raises SchedulerError: the
     scheduler does not answer, or a job does not end."""
     if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
         return jobs
     deadline = time.monotonic() + GONE_WAIT_S
-    cancelled: set[str] = set()
     while True:
-        board = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
-        left = [t.seen.job_id for t in board.alive() if t.submitted.asked_back and t.seen is not None]
+        table = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
+        left = [t.seen.job_id for t in table.alive() if t.submitted.asked_back and t.seen is not None]
         if not left:
             break
-        slurm.cancel([job_id for job_id in left if job_id not in cancelled])
-        cancelled |= set(left)
+        slurm.cancel(left)
         if time.monotonic() > deadline:
             what = f"jobs of a launch that failed don't end: {', '.join(left)}"
             advice = "see squeue; then launch again"
-            raise SchedulerError(
-                what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT
-            )
+            raise slurm.SchedulerError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
         time.sleep(LOOK_S)
     gone = [s.model_copy(update={"taken_back": True}) if s.asked_back else s for s in jobs.submitted]
     jobs = jobs.model_copy(update={"submitted": tuple(gone)})
@@ -182,30 +152,6 @@ def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
     return jobs
 
 
-_NAME = re.compile(r"#SBATCH --job-name='?(\S+\.(?:agents|grader-\d+|report)(?:-\d+)?\.([0-9a-f]{12}))'?")
-_NUMBER = re.compile(r"number (\d+)")
-
-
-def recovered(experiment: ExperimentDir, cluster: str) -> SlurmJobs | None:
-    """Recover the experiment's uid and highest job number from the scripts in jobs/ if slurm.json is gone; None without
-    scripts. Raises AutorlError: jobs of the experiment are alive, and their runs are no longer known."""
-    files = [name for name in reading.list_names(experiment.jobs) if name.endswith("_submission.sh")]
-    texts = [(experiment.jobs / name).read_text(encoding="utf-8", errors="replace") for name in files]
-    found = [(name, number) for text in texts if (name := _NAME.search(text)) and (number := _NUMBER.search(text))]
-    if not found:
-        return None
-    names = sorted({name[1] for name, _ in found})
-    if alive := slurm.alive(slurm.jobs(names)):
-        what = f"slurm.json is gone, and {len(alive)} jobs of this experiment are in the queue: launching would submit them again"
-        advice = f"end them: scancel --name={','.join(names)}; then launch again"
-        where = experiment.path
-        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
-    uid, highest = found[0][0][2], max(int(number[1]) for _, number in found)
-    past = Submitted(name=f"lost.{uid}", role="report", number=highest, taken_back=True)  # numbers go on from here
-    return SlurmJobs(uid=uid, cluster=cluster, submitted=(past,))
-
-
-SUBMIT_LIMIT_S = 900.0
 NO_UID = "0" * 12  # for the scripts of a dry run, when the experiment has no jobs yet
 
 
@@ -227,89 +173,51 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
-    """Submit what is missing and return every job of this launch.
-
-    sbatch is called by a process whose environment has nothing from a surrounding job. Raises AutorlError: the scheduler
-    refused, in its words; the jobs of this launch were taken back; KeyboardInterrupt: the same; but if all jobs had been
-    submitted, they go on and a message says so."""
-    _refuse_patterns(experiment)
-    command = [sys.executable, "-m", "autorl_hpc", "job", "submit-slurm", str(experiment.path.resolve()), "--json"]
-    with only_one(experiment, say):
-        process = subprocess.Popen(
-            command,
-            env=job_environment(experiment, record),
-            cwd=experiment.path,  # also the jobs' working folder
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # ctrl-C reaches only this process, which passes it on once
-        )
-        try:
-            output, errors = process.communicate(timeout=SUBMIT_LIMIT_S)
-        except KeyboardInterrupt:
-            say("interrupted: taking back what was submitted")
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            if process.returncode == 0:  # it had just finished
-                say(f"all jobs had been submitted and go on; to end them: autorl-hpc cancel {experiment.path}")
-            raise
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            process.communicate()
-            raise _not_submitted(f"not done within {SUBMIT_LIMIT_S:.0f} s", experiment) from None
-        finally:
-            for left in experiment.jobs.glob(".submission_file_*.sh"):
-                left.unlink(missing_ok=True)
-    try:
-        told = json.loads(output)
-    except ValueError:
-        killed = "the submitting process was killed" if process.returncode < 0 else None
-        raise _not_submitted(killed or (errors.strip().splitlines() or ["no message"])[-1], experiment) from None
-    if process.returncode or "error" in told:
-        what = str(told.get("error", "the jobs could not be submitted"))
-        advice = told.get("next")
-        raise AutorlError(
-            what,
-            where=told.get("where") or experiment.jobs,
-            fault=Fault(told.get("fault") or Fault.CLUSTER),
-            next_step=advice,
-            exit_code=Exit(told.get("exit_code", Exit.ENVIRONMENT)),
-        )
-    return [Submitted.model_validate(row) for row in told["submitted"]]
-
-
-def _not_submitted(why: str, experiment: ExperimentDir) -> AutorlError:
-    what = f"the jobs could not all be submitted: {why}"
-    advice = "launch again: every job was noted before it was submitted, so it submits what is missing"
-    return AutorlError(what, where=experiment.path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
-
-
-def submit_here(experiment: ExperimentDir) -> list[Submitted]:
-    """Submit the jobs that are missing. Runs in the submitting process. Raises AutorlError: see `submit`."""
-    record = read_experiment(experiment)
+    """Submit what is missing and return every job of this launch. Raises AutorlError: the scheduler refused, in its words; the
+    jobs of this launch were taken back; KeyboardInterrupt (also at TERM and HUP): the same."""
     assert record.cluster is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)  # like ctrl-C: submitted jobs are taken back
-    jobs = read_submitted(experiment) or recovered(experiment, record.cluster.name)
-    jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
-    jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
-    needs = _missing(experiment, record, jobs)
-    site = sites.ask(record.cluster)
-    first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
-    planned = Planner(record, record.cluster, site, jobs.uid, first).plan(needs)
-    return _submit_all(experiment, jobs, planned, Scripts(experiment, record, record.cluster, jobs.uid))
-
-
-def _refuse_patterns(experiment: ExperimentDir) -> None:
-    """Refuse a path that Slurm would change: it expands `%j` and drops backslashes in a log's path, and the job would fail."""
-    path = str(experiment.path.resolve())
-    if "%" in path or "\\" in path or "\n" in path:
-        raise AutorlError(
-            "the path of the experiment holds a character that Slurm takes for its own (%, backslash or a line's end)",
-            where=path,
-            next_step="use another folder: --root, or $AUTORL_ROOT",
+    experiment = ExperimentDir(experiment.path.resolve())
+    if re.search(r"[%\\\n]", str(experiment.path)):  # Slurm would change the path of the log, and the job would fail
+        what = (
+            "the path of the experiment holds a character that Slurm takes for its own (%, backslash or a line's end)"
         )
+        raise AutorlError(what, where=experiment.path, next_step="use another folder: --root, or $AUTORL_ROOT")
+    with only_one(experiment, say), _as_jobs_start(experiment, record):
+        jobs = read_submitted(experiment)
+        if jobs is None and any(experiment.jobs.glob("*_submission.sh")):
+            what = (
+                "slurm.json is gone, and jobs of this experiment may be in the queue: launching would submit them again"
+            )
+            advice = f"end them by scancel, then remove {experiment.jobs} and launch again"
+            raise AutorlError(what, where=experiment.path, next_step=advice, exit_code=Exit.FAILED)
+        jobs = jobs or SlurmJobs(uid=secrets.token_hex(6), cluster=record.cluster.name)
+        jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
+        first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
+        planner = Planner(record, record.cluster, sites.ask(record.cluster), jobs.uid, first)
+        planned = planner.plan(_missing(experiment, record, jobs))
+        return _submit_all(experiment, jobs, planned, Scripts(experiment, record, record.cluster, jobs.uid))
+
+
+@contextmanager
+def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Iterator[None]:
+    """Give this process the environment and the working folder of the jobs, which sbatch passes on; and end it by
+    KeyboardInterrupt at TERM and HUP, too."""
+    outer, folder = dict(os.environ), os.getcwd()
+    env = job_environment(experiment, record)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        os.environ.clear()
+        os.environ.update(env)
+        os.chdir(experiment.path)
+        yield
+    finally:
+        os.chdir(folder)
+        os.environ.clear()
+        os.environ.update(outer)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for left in experiment.jobs.glob(".submission_file_*.sh"):
+            left.unlink(missing_ok=True)
 
 
 def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
@@ -351,34 +259,36 @@ def _submit_all(
     """Submit the planned jobs in order. Each call is recorded first, so that a killed launch leaves no unknown job."""
     numbers: dict[str, str] = {}
     done: list[Submitted] = []
+
+    def note(*more: Submitted) -> SlurmJobs:
+        noted = jobs.model_copy(update={"submitted": (*jobs.submitted, *more)})
+        write_submitted(experiment, noted)
+        return noted
+
     for job in planned:
-        noted = job.submitted.model_copy(update={"submitted_at": now_text()})
+        this = job.submitted.model_copy(update={"submitted_at": now_text()})
         try:
-            write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done, noted)}))
+            note(*done, this)
             numbers[job.key] = scripts.submit(job, numbers)
         except BaseException as error:
-            back = take_back(experiment, jobs, [*done, noted])
+            # Marked before they are cancelled, so that their end is not taken for a user's scancel; and the last one may have been
+            # accepted although sbatch failed (a time-out), so they are looked up by name.
+            marked = note(*(each.model_copy(update={"asked_back": True}) for each in (*done, this)))
+            left = ""
+            try:
+                finish_taking_back(experiment, marked)
+            except SchedulerError:
+                left = "; it and those before it may be in the queue all the same, the scheduler could not be asked. The next launch, or `autorl-hpc cancel`, takes them back first"
             if not isinstance(error, Exception):  # ctrl-C, TERM
                 raise
-            raise _refused(job, error, experiment, len(done), back) from None
-        done.append(noted.model_copy(update={"job_id": numbers[job.key]}))
+            words = str(error).strip() or type(error).__name__
+            known = slurm.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))
+            role = f"{this.role} (link {this.link})" if this.link > 1 else this.role
+            after = left or (f"; the {len(done)} jobs submitted before it were taken back" if done else "")
+            what, advice = f"the job `{role}` was refused{after}. {known.what}", f"{known.next_step}; then launch again"
+            where, code = experiment.jobs, Exit.ENVIRONMENT
+            raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code) from None
+        done.append(this.model_copy(update={"job_id": numbers[job.key]}))
     if done:
-        write_submitted(experiment, jobs.model_copy(update={"submitted": (*jobs.submitted, *done)}))
+        note(*done)
     return done
-
-
-def _refused(job: JobPlan, error: Exception, experiment: ExperimentDir, before: int, back: bool) -> AutorlError:
-    """Return the refusal in the scheduler's words, and what happened to the jobs before it. `back`: whether the scheduler
-    confirmed that none of them is left."""
-    words = str(error).strip() or type(error).__name__
-    known = slurm.failed("sbatch", re.sub(r"(?m)^sbatch: (error: )?", "", words))
-    role = f"{job.submitted.role} (link {job.submitted.link})" if job.submitted.link > 1 else job.submitted.role
-    after = f"; the {before} jobs submitted before it were taken back" if before else ""
-    if not back:
-        after = (
-            f"; it may be in the queue all the same, and {before} jobs submitted before it may be: the scheduler could not be "
-            "asked. The next launch, or `autorl-hpc cancel`, takes them back first"
-        )
-    what = f"the job `{role}` was refused{after}. {known.what}"
-    advice = f"{known.next_step}; then launch again"
-    return AutorlError(what, where=experiment.jobs, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

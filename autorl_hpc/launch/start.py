@@ -27,13 +27,18 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
     else:
         done = sbatch.submit(planned.experiment, record, say)
         jobs = [f"{job.role}:{job.job_id}" for job in done]
-        count = Counter(_kind(job.role) for job in done)
-        said = ", ".join(f"{number} x {role}" for role, number in count.items())
-        finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
-        nothing = (
-            "all of them are finished: nothing is submitted" if finished else "its jobs are all in the queue already"
+        kinds = {"grader": "graders", "driver": "drivers"}
+        count = Counter(kinds.get(job.role.partition("-")[0], job.role) for job in done)
+        said = (
+            f"submitted to {record.cluster.name}: {', '.join(f'{number} x {role}' for role, number in count.items())}"
         )
-        said = f"submitted to {record.cluster.name}: {said}" if said else nothing
+        if not done:
+            finished = set(record.runs) <= set(reading.list_names(planned.experiment.finished))
+            said = (
+                "all of them are finished: nothing is submitted"
+                if finished
+                else "its jobs are all in the queue already"
+            )
     return {
         "experiment": str(planned.experiment.path),
         "cluster": record.cluster.name if record.cluster else "local",
@@ -47,28 +52,19 @@ def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -
     }
 
 
-def _kind(role: str) -> str:
-    return "graders" if role.startswith("grader-") else "drivers" if role.startswith("driver-") else role
-
-
 def _refuse_two_places(planned: Plan) -> None:
     """Refuse to launch while jobs in another place work on the experiment; they would be submitted twice."""
-    experiment = planned.experiment
+    experiment, there = planned.experiment, None
     here = "local" if planned.cluster is None else planned.cluster.name
     if planned.cluster is not None and alive_jobs(experiment):
-        there: str | None = "local"
-    else:
-        jobs = read_submitted(experiment)
-        there = None
-        if jobs is not None and jobs.submitted and jobs.cluster != here:
-            board = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True)
-            there = jobs.cluster if board.alive() else None
+        there = "local"
+    elif (jobs := read_submitted(experiment)) is not None and jobs.submitted and jobs.cluster != here:
+        alive = JobTable.of(jobs, slurm.jobs(names_of(jobs)), asked_back=True).alive()
+        there = jobs.cluster if alive else None
     if there is not None:
-        raise AutorlError(
-            f"jobs of this experiment still work on cluster `{there}`",
-            where=experiment.path,
-            next_step=f"launch with `--cluster {there}`, or end them first: autorl-hpc cancel {experiment.path}",
-        )
+        what = f"jobs of this experiment still work on cluster `{there}`"
+        advice = f"launch with `--cluster {there}`, or end them first: autorl-hpc cancel {experiment.path}"
+        raise AutorlError(what, where=experiment.path, next_step=advice)
 
 
 def as_text(facts: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
-"""Bundles: pack staged tasks, models and environments into one file for a cluster without network, and unpack them.
+"""Bundles: pack staged tasks, models and environments into one tar archive for a cluster without network, and unpack them.
 
-A bundle is a tar archive of plain files. The first, BUNDLE.json, lists all files with size and sha256; the others follow
-sorted by name: `store/models/...`, `store/tasks/...`, `vault/...`, `store/envs/NAME/...`.
+The first file, BUNDLE.json, lists all files with size and sha256; the others follow sorted by name.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import tarfile
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -40,7 +38,6 @@ from autorl_hpc.stage.environments import PREFIX, build_environment, install_ima
 from autorl_hpc.stage.models import check_unpacked, full_name
 from autorl_hpc.stage.sources import Say, check_space, in_words, progress, work_folder
 from autorl_hpc.stage.tasks import replace_folder
-from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import verify_staged_task
 from autorl_hpc.tasks.loader import load_task
 
@@ -79,12 +76,19 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         say(f"{out.name}: packing {len(ordered)} files, {in_words(total)}")
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "wb") as raw:
             sink = Hashed(raw)
-            with progress(out.name, say) as shown, writing(sink, suffix_of(out)) as archive:
+            with writing(sink, suffix_of(out)) as archive:
                 head = readable_json(manifest.model_dump(mode="json"))
                 add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
-                done = 0
+                done, shown = 0, progress(out.name, say)
                 for row, path in ordered:
-                    _add_file(archive, row, path)
+                    mode = VAULT_MODE if row.path.startswith("vault/") else STORE_MODE
+                    with open(path, "rb") as file:
+                        data = Hashed(file)
+                        if os.fstat(file.fileno()).st_size == row.size_bytes:
+                            add(archive, row.path, row.size_bytes, mode, data)
+                    if data.digest() != row.sha256:
+                        what, again = "this file was changed while it was packed", "run the same command again"
+                        raise AutorlError(what, where=path, next_step=again, exit_code=Exit.FAILED)
                     done += row.size_bytes
                     shown(done, total)
             raw.flush()
@@ -99,16 +103,6 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         say(f"{out.name} holds held-out items: keep it where no agent can read it")
     say(f"{out.name}: {in_words(sink.size_bytes)}, sha256 {sink.digest()}")
     return {"kind": "bundle", "path": str(out), "sha256": sink.digest(), "size_bytes": sink.size_bytes}
-
-
-def _add_file(archive: tarfile.TarFile, row: StoreFile, path: Path) -> None:
-    with open(path, "rb") as file:
-        source = Hashed(file)
-        if os.fstat(file.fileno()).st_size == row.size_bytes:
-            add(archive, row.path, row.size_bytes, VAULT_MODE if row.path.startswith("vault/") else STORE_MODE, source)
-    if source.digest() != row.sha256:
-        what, again = "this file was changed while it was packed", "run the same command again"
-        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=again, exit_code=Exit.FAILED)
 
 
 def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tuple[StoreFile, Path]]]:
@@ -186,8 +180,8 @@ def unpack(
             )
             say(f"{bundle.name}: unpacking {', '.join(map(_shown, parts))}, {in_words(total)}")
             reading.bound.allowed = sum(f.size_bytes + ROW_BYTES for f in manifest.files) + MAX_HEAD_BYTES
-            with reading.damage(), progress(bundle.name, say) as shown:
-                done = 0
+            with reading.damage():
+                done, shown = 0, progress(bundle.name, say)
                 missing = {file.path: file for file in manifest.files}
                 for name, size_bytes, data in files:
                     row = missing.pop(name, None)
@@ -307,33 +301,31 @@ def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
 
 def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again: bool, say: Say) -> list[StoreManifest]:
     """Install a checked part, unless the same content is installed already."""
-    origin = f"bundle {bundle.name}"
+    name = part.name
     if part.kind == "environment":
-        work = place.environments / part.name
         install = install_image if part.environment and part.environment.kind == "image" else build_environment
-        return [install(root, part.name, work, origin, expected=part.content_hash, say=say)]
-    folders = [(place.model(part.name), root.model(part.name), False)]
-    if part.kind == "task":
-        folders = [
-            (place.task_store(part.name), root.task_store(part.name), False),
-            (place.task_vault(part.name), root.task_vault(part.name), True),
-        ]
+        work, origin = place.environments / name, f"bundle {bundle.name}"
+        return [install(root, name, work, origin, expected=part.content_hash, say=say)]
+    if part.kind == "model":
+        folders = [(place.model(name), root.model(name))]
+    else:
+        folders = [(place.task_store(name), root.task_store(name)), (place.task_vault(name), root.task_vault(name))]
     staged, kept = [], False
-    for fresh, target, private in folders:
+    for fresh, target in folders:
         manifest = _manifest(fresh, part)
         staged.append(manifest)
-        if not again and (target / MANIFEST_NAME).exists():
-            if _manifest(target, part).files != manifest.files:
-                what = f"{part.name} is staged already, with other content than in {bundle.name}"
-                raise AutorlError(what, where=target, next_step="add --again to put the bundle's in its place")
+        if again or not (target / MANIFEST_NAME).exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_folder(fresh, target, private=manifest.kind == "vault")
+            say(f"{name}: installed {len(manifest.files)} files")
+        elif _manifest(target, part).files != manifest.files:
+            what = f"{name} is staged already, with other content than in {bundle.name}"
+            raise AutorlError(what, where=target, next_step="add --again to put the bundle's in its place")
+        else:
             kept = True
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        replace_folder(fresh, target, private=private)
-        say(f"{part.name}: installed {len(manifest.files)} {'held-out files' if private else 'files'}")
     if kept:
-        say(f"{part.name}: staged already; verifying")
-        verify_model(root, part.name) if part.kind == "model" else verify_staged_task(root, load_task(part.name))
+        say(f"{name}: staged already; verifying")
+        verify_model(root, name) if part.kind == "model" else verify_staged_task(root, load_task(name))
     return staged
 
 

@@ -16,13 +16,13 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
-from autorl_hpc.files.checkpoint import CHUNK_BYTES, INDEX_NAME, SINGLE_NAME
+from autorl_hpc.files.checkpoint import CHUNK_BYTES, INDEX_NAME, SINGLE_NAME, file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.stage.sources import (
     REVISION_PATTERN,
@@ -40,12 +40,15 @@ from autorl_hpc.states import Fault
 
 PASSING_CODES = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-OTHER_WAY = "fetch the file in another way and stage it with --from DIR"
+LONGEST_PAUSE_S = 60.0
+NO_WAY_TRIES = 2  # where the host was never reached: a node without network should say so soon
+WORTH_BYTES = 1024 * 1024
+"""A connection that brought as much counts as a new beginning: long downloads may break as often as they like."""
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What is known of a file beforehand. `git_sha1` is the blob's name in git and needs `size_bytes`."""
+    """What is known of a file beforehand. `git_sha1` is the blob's name in git, of small files."""
 
     sha256: str | None = None
     git_sha1: str | None = None
@@ -55,30 +58,32 @@ class Pin:
     def hashed(self) -> bool:
         return self.sha256 is not None or self.git_sha1 is not None
 
+    def differs(self, path: Path) -> str | None:
+        """Return in words how the file differs, with both hashes; None: it is the pinned one."""
+        size = path.stat().st_size
+        if self.size_bytes not in (None, size):
+            return f"has {size} bytes, expected are {self.size_bytes}"
+        if self.sha256 is not None and (made := file_sha256(path)) != self.sha256:
+            return f"has sha256 {made}, expected is {self.sha256}"
+        if self.git_sha1 is not None:
+            made = hashlib.sha1(b"blob %d\0" % size + path.read_bytes(), usedforsecurity=False).hexdigest()
+            return None if made == self.git_sha1 else f"has git hash {made}, expected is {self.git_sha1}"
+        return None
+
 
 @dataclass(frozen=True)
 class Patience:
-    """How a download bears failures.
-
-    Attributes:
-        tries: in a row without `WORTH_BYTES` of new data.
-        timeout_s: without a byte.
-        first_pause_s, longest_pause_s: between tries; doubled each time.
-        longest_wait_s: that a server may ask for by Retry-After; the Hub's limits are counted over five minutes.
-    """
+    """How a download bears failures: tries in a row without WORTH_BYTES of new data, seconds without a byte, the first pause, which
+    is doubled each time, and the longest wait that a server may ask for (the Hub's limits are counted over five minutes)."""
 
     tries: int = 6
     timeout_s: float = 30.0
-    first_pause_s: float = 1.0
-    longest_pause_s: float = 60.0
+    pause_s: float = 1.0
     longest_wait_s: float = 330.0
 
 
 NO_PIN = Pin()
 PATIENCE = Patience()
-NO_WAY_TRIES = 2  # where the host was never reached: a node without network should say so soon
-WORTH_BYTES = 1024 * 1024
-"""A connection that brought as much counts as a new beginning: long downloads may break as often as they like."""
 
 
 class NoNetwork(AutorlError):
@@ -86,11 +91,12 @@ class NoNetwork(AutorlError):
 
 
 class TransientFailure(Exception):
-    """A failure that may pass; `wait_s`: for how long the server asks to be left alone."""
+    """A failure that may pass; `answered`: by the server, which asks to be left alone for `wait_s`."""
 
-    def __init__(self, what: str, wait_s: float = 0.0) -> None:
+    def __init__(self, what: str, wait_s: float = 0.0, answered: bool = True) -> None:
         super().__init__(what)
         self.wait_s = wait_s
+        self.answered = answered
 
 
 class Redirects(urllib.request.HTTPRedirectHandler):
@@ -102,8 +108,7 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         old, new = urlsplit(req.full_url), urlsplit(newurl)
         if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
             what = f"{old.hostname} redirects to {new.scheme}://{new.hostname}: from https only https is followed"
-            where = req.full_url.partition("?")[0]
-            raise AutorlError(what, where=where, next_step=OTHER_WAY, exit_code=Exit.ENVIRONMENT)
+            raise _final(what, req.full_url.partition("?")[0])
         following = super().redirect_request(req, fp, code, msg, headers, newurl)
         token = req.unredirected_hdrs.get("Authorization")
         if following is not None and token is not None and (old.scheme, old.netloc) == (new.scheme, new.netloc):
@@ -111,29 +116,9 @@ class Redirects(urllib.request.HTTPRedirectHandler):
         return following
 
 
-class Hashes:
-    """The hashes of a growing file."""
-
-    def __init__(self, pin: Pin = NO_PIN, file: IO[bytes] | None = None) -> None:
-        self._sha256 = hashlib.sha256()
-        self._git = hashlib.sha1(b"blob %d\0" % (pin.size_bytes or 0), usedforsecurity=False)
-        self.size_bytes = 0
-        while file is not None and (data := file.read(CHUNK_BYTES)):
-            self.update(data)
-
-    def update(self, data: bytes) -> None:
-        self._sha256.update(data)
-        self._git.update(data)
-        self.size_bytes += len(data)
-
-    def differ_from(self, pin: Pin) -> str | None:
-        """Return how in words, with both hashes; None: it is the pinned file."""
-        if pin.size_bytes not in (None, self.size_bytes):
-            return f"has {self.size_bytes} bytes, expected are {pin.size_bytes}"
-        for kind, own, wanted in (("sha256", self._sha256, pin.sha256), ("git hash", self._git, pin.git_sha1)):
-            if wanted not in (None, own.hexdigest()):
-                return f"has {kind} {own.hexdigest()}, expected is {wanted}"
-        return None
+def _final(what: str, where: str, next_step: str = "") -> AutorlError:
+    advice = next_step or "fetch the file in another way and stage it with --from DIR"
+    return AutorlError(what, where=where, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def fetch(
@@ -147,168 +132,132 @@ def fetch(
     """
     part, lock = (target.with_name(f"{atomic.TEMPORARY_PREFIX}{target.name}.{end}") for end in ("part", "lock"))
     try:
-        if pin.hashed and target.is_file():
-            with open(target, "rb") as file:
-                if Hashes(pin, file).differ_from(pin) is None:
-                    return
+        if pin.hashed and target.is_file() and pin.differs(target) is None:
+            return
         with alone(lock, "downloading this file"):
-            try:
-                with open(part, "a+b") as file:
-                    Download(address, target.name, pin, file, say, patience).run()
-                    os.fsync(file.fileno())
-                os.replace(part, target)
-                atomic.fsync_directory(target.parent)
-            finally:
-                lock.unlink()
-                if part.exists() and not part.stat().st_size:
-                    part.unlink()
+            if not pin.hashed:  # parts are joined only where a hash tells whether they make the whole
+                part.unlink(missing_ok=True)
+            if not part.exists() or pin.differs(part) is not None:
+                _patiently(address, target.name, part, pin, say, patience)
+            if wrong := pin.differs(part):
+                part.unlink()
+                what = f"{target.name} as it was downloaded {wrong}: altered, or another version of it"
+                advice = "run the same command again; if it stays so, a proxy or mirror on the way may alter files"
+                raise AutorlError(what, where=address.shown, next_step=advice, exit_code=Exit.FAILED)
+            os.replace(part, target)
+            atomic.fsync_directory(target.parent)
     except OSError as error:
         raise from_os_error(error, f"downloading {target.name}", error.filename or target) from error
+    finally:
+        lock.unlink(missing_ok=True)
 
 
-class Download:
-    """One file on its way in; parts are joined only where a hash tells whether they make the whole."""
-
-    def __init__(self, address: HttpSource, name: str, pin: Pin, file: IO[bytes], say: Say, patience: Patience) -> None:
-        self.address, self.name, self.pin, self.file, self.say = address, name, pin, file, say
-        self.patience = patience
-        self._token: str | None = None
-        self._opener = urllib.request.build_opener(Redirects)  # proxies: those of the environment
-        self._answered = False
-        file.seek(0)
-        self.hashes = Hashes(pin, file)
-
-    def run(self) -> None:
-        """Bring in the whole file; it is emptied if it turns out to be another one."""
-        if self.hashes.size_bytes and not self.pin.hashed:
-            self._from_the_start()
-        elif self.hashes.size_bytes and self.hashes.differ_from(self.pin) is None:
-            return
-        elif self.hashes.size_bytes:
-            self.say(f"{self.name}: going on at {in_words(self.hashes.size_bytes)}")
-        self._patiently()
-        if wrong := self.hashes.differ_from(self.pin):
-            self._from_the_start()
-            what = f"{self.name} as it was downloaded {wrong}: altered, or another version of it"
-            advice = "run the same command again; if it stays so, look for the file at its source under the pinned revision: a proxy or mirror on the way may alter files"
-            raise AutorlError(what, where=self.address.shown, next_step=advice, exit_code=Exit.FAILED)
-
-    def _patiently(self) -> None:
-        failures, pause_s = 0, self.patience.first_pause_s
-        while True:
-            before = self.hashes.size_bytes
-            try:
-                self._once()
-                return
-            except TransientFailure as trouble:
-                if self.hashes.size_bytes - before >= WORTH_BYTES:
-                    failures, pause_s = 0, self.patience.first_pause_s
-                failures += 1
-                self._give_up_if(failures, trouble)
-                wait_s = max(pause_s, trouble.wait_s)
-                self.say(f"{self.name}: {trouble}; again in {wait_s:.0f} s")
+def _patiently(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, patience: Patience) -> None:
+    failures, answered = 0, False
+    kind: type[AutorlError]
+    while True:
+        before = _size(part)
+        if before:
+            say(f"{name}: going on at {in_words(before)}")
+        try:
+            return _once(address, name, part, pin, say, patience.timeout_s)
+        except TransientFailure as trouble:
+            failures = 1 if _size(part) - before >= WORTH_BYTES else failures + 1
+            answered |= trouble.answered
+            if not answered and failures >= NO_WAY_TRIES:
+                what = f"this node can't reach {urlsplit(address.url).hostname}: {trouble}"
+                advice = "stage on the login node; or fetch the files elsewhere and stage them with --from DIR, or with --from a bundle"
+                kind = NoNetwork
+            elif failures >= patience.tries or trouble.wait_s > patience.longest_wait_s:
+                asks = f" and asks to wait {trouble.wait_s:.0f} s" if trouble.wait_s else ""
+                what = f"{name} could not be downloaded: {trouble}{asks} ({failures} tries)"
+                advice = "run the same command again, later if need be: it goes on where it stopped"
+                kind = AutorlError
+            else:
+                wait_s = max(trouble.wait_s, min(LONGEST_PAUSE_S, patience.pause_s * 2 ** (failures - 1)))
+                say(f"{name}: {trouble}; again in {wait_s:.0f} s")
                 time.sleep(wait_s)
-                pause_s = min(2 * pause_s, self.patience.longest_pause_s)
-                if not self.pin.hashed:
-                    self._from_the_start()
+                if not pin.hashed:
+                    part.unlink(missing_ok=True)
+                continue
+            error = kind(what, where=address.shown, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+            raise error from None
 
-    def _give_up_if(self, failures: int, trouble: TransientFailure) -> None:
-        asks = f" and asks to wait {trouble.wait_s:.0f} s" if trouble.wait_s else ""
-        kind: type[AutorlError] = AutorlError
-        what = f"{self.name} could not be downloaded: {trouble}{asks} ({failures} tries)"
-        advice = "run the same command again, later if need be: it goes on where it stopped"
-        if not self._answered and failures >= NO_WAY_TRIES:
-            kind = NoNetwork
-            what = f"this node can't reach {urlsplit(self.address.url).hostname}: {trouble}"
-            advice = "compute nodes often have no network: stage on the login node; or fetch the files elsewhere and stage them with --from DIR, or with --from a bundle"
-        elif failures < self.patience.tries and trouble.wait_s <= self.patience.longest_wait_s:
-            return
-        raise kind(what, where=self.address.shown, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
-    def _once(self) -> None:
-        """Make one request, to the end of the file."""
-        have = self.hashes.size_bytes
-        with self._open(have) as response:
-            announced = response.headers.get("Content-Length")
-            if have and not re.match(rf"bytes {have}-", response.headers.get("Content-Range", "")):
-                self.say(f"{self.name}: the server gives it whole or not at all; from the start")
-                self._from_the_start()
-                if response.status == 206:
-                    raise TransientFailure("the server goes on at another place than it was asked for")
-            total = self.hashes.size_bytes + int(announced) if announced else self.pin.size_bytes
-            if total is not None:
-                check_space(Path(self.file.name).parent, total - self.hashes.size_bytes, self.name)
-            self._take(response, total)
-        if total is not None and self.hashes.size_bytes < total:
-            raise TransientFailure(f"the connection broke off at {self.hashes.size_bytes} of {total} bytes")
-
-    def _take(self, response: http.client.HTTPResponse, total: int | None) -> None:
-        """Append the body as it comes, at most to the first chunk beyond a known size."""
-        limit = self.pin.size_bytes or float("inf")
-        with progress(self.name, self.say) as shown:
-            while self.hashes.size_bytes <= limit:
+def _once(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, timeout_s: float) -> None:
+    """Make one request, to the end of the file."""
+    have = _size(part)
+    with _open(address, part, timeout_s) as response:
+        if have and not re.match(rf"bytes {have}-", response.headers.get("Content-Range", "")):
+            say(f"{name}: the server gives it whole or not at all; from the start")
+            part.unlink()
+            have = 0
+            if response.status == 206:
+                raise TransientFailure("the server goes on at another place than it was asked for")
+        announced = response.headers.get("Content-Length")
+        total = have + int(announced) if announced else pin.size_bytes
+        if total is not None:
+            check_space(part.parent, total - have, name)
+        shown = progress(name, say)
+        with open(part, "ab") as file:
+            while pin.size_bytes is None or have <= pin.size_bytes:  # at most to the first chunk beyond it
                 try:
                     data = response.read1(CHUNK_BYTES)
                 except (OSError, http.client.HTTPException) as error:
                     raise TransientFailure(_words(error)) from None
                 if not data:
                     break
-                self.file.write(data)
-                self.hashes.update(data)
-                shown(self.hashes.size_bytes, total)
-        self.file.flush()
+                have += file.write(data)
+                shown(have, total)
+            file.flush()
+            os.fsync(file.fileno())
+    if total is not None and have < total:
+        raise TransientFailure(f"the connection broke off at {have} of {total} bytes")
 
-    def _open(self, have: int) -> http.client.HTTPResponse:
-        """Ask for the file from a place on. The token is shown to the Hub alone, and only once the Hub has asked for one."""
-        headers = {"User-Agent": f"autorl-hpc/{__version__}", "Accept-Encoding": "identity"}
-        request = urllib.request.Request(self.address.url, headers=headers)
-        if have:
-            request.add_header("Range", f"bytes={have}-")
-        if self._token is not None:
-            request.add_unredirected_header("Authorization", f"Bearer {self._token}")
-        try:
-            response: http.client.HTTPResponse = self._opener.open(request, timeout=self.patience.timeout_s)
-        except urllib.error.HTTPError as error:
-            self._answered = True
-            with error:
-                if error.code in (401, 403) and self._token is None and self._may_show_token():
-                    self._token = hub_token()
-                    if self._token is not None:
-                        return self._open(have)
-                raise self._refusal(error.code, error.headers.get("Retry-After", "")) from None
-        except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", error)
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                what = f"the server's certificate can't be verified: {reason.verify_message}"
-                advice = "behind a proxy that signs anew: set SSL_CERT_FILE to your site's certificates"
-                raise self._never(what, advice) from None
-            raise TransientFailure(_words(reason)) from None
-        self._answered = True
+
+def _open(address: HttpSource, part: Path, timeout_s: float, token: str | None = None) -> http.client.HTTPResponse:
+    """Ask for the file from the part's end on. The token is shown to the Hub alone, and only once the Hub has asked for one."""
+    headers = {"User-Agent": f"autorl-hpc/{__version__}", "Accept-Encoding": "identity"}
+    if have := _size(part):
+        headers["Range"] = f"bytes={have}-"
+    request = urllib.request.Request(address.url, headers=headers)
+    if token is not None:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
+    try:  # by the proxies of the environment
+        response: http.client.HTTPResponse = urllib.request.build_opener(Redirects).open(request, timeout=timeout_s)
         return response
+    except urllib.error.HTTPError as error:
+        with error:
+            parts = urlsplit(address.url)
+            safe = address.hub and (parts.scheme == "https" or parts.hostname in LOOPBACK)
+            if error.code in (401, 403) and token is None and safe and (token := hub_token()) is not None:
+                return _open(address, part, timeout_s, token)
+            if error.code == 416:  # the part is not of this file
+                part.unlink(missing_ok=True)
+            if error.code in PASSING_CODES:
+                wait = error.headers.get("Retry-After", "")
+                told = f"the server answers {error.code}"
+                raise TransientFailure(told, float(wait) if wait.isdigit() else 0.0) from None
+            raise _refusal(address, error.code) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            what = f"the server's certificate can't be verified: {reason.verify_message}"
+            advice = "behind a proxy that signs anew: set SSL_CERT_FILE to your site's certificates"
+            raise _final(what, address.shown, advice) from None
+        raise TransientFailure(_words(reason), answered=False) from None
 
-    def _may_show_token(self) -> bool:
-        parts = urlsplit(self.address.url)
-        return self.address.hub and (parts.scheme == "https" or parts.hostname in LOOPBACK)
 
-    def _refusal(self, code: int, retry_after: str) -> Exception:
-        if code == 416:  # the part is not of this file
-            self._from_the_start()
-        if code in PASSING_CODES:
-            return TransientFailure(f"the server answers {code}", float(retry_after) if retry_after.isdigit() else 0.0)
-        if code in (401, 403) and self.address.hub:
-            what = f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it"
-            advice = "check the name; accept the model's terms on its page, and have a token in the file that $HF_TOKEN_PATH names or in ~/.cache/huggingface/token"
-            return self._never(what, advice)
-        if code in (404, 410):
-            return self._never(f"the server answers {code}: there is no such file", "check name and revision")
-        return self._never(f"the server answers {code}", OTHER_WAY)
+def _refusal(address: HttpSource, code: int) -> AutorlError:
+    if code in (401, 403) and address.hub:
+        what = f"the Hub answers {code}: there is no such file, or it is gated and your token doesn't open it"
+        advice = "check the name; accept the model's terms on its page, and have a token in the file that $HF_TOKEN_PATH names or in ~/.cache/huggingface/token"
+        return _final(what, address.shown, advice)
+    return _final(f"the server answers {code}", address.shown, "check name and revision" if code in (404, 410) else "")
 
-    def _never(self, what: str, next_step: str) -> AutorlError:
-        return AutorlError(what, where=self.address.shown, next_step=next_step, exit_code=Exit.ENVIRONMENT)
 
-    def _from_the_start(self) -> None:
-        self.file.truncate(0)
-        self.hashes = Hashes(self.pin)
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _words(error: Any) -> str:
@@ -317,14 +266,11 @@ def _words(error: Any) -> str:
     return str(getattr(error, "strerror", None) or error or type(error).__name__)[:200]
 
 
-# Base models of the Hub at one revision: safetensors, config and tokenizer; never code, never pickles. The Hub is asked once which
-# files the revision has: `/api/models/ORG/NAME/revision/REVISION?blobs=true` gives `sha` (the commit) and `siblings` with
-# `rfilename`, `size`, `blobId` (the file's name in git) and, for large files, `lfs.sha256`.
+# Base models of the Hub at one revision: safetensors, config and tokenizer; never code, never pickles. The Hub is asked once for the
+# commit and its files: `/api/models/ORG/NAME/revision/REVISION?blobs=true`.
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-WEIGHTS = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors")
-"""In the model's own folder alone: others, such as `original/` or `onnx/`, hold other saves of it."""
+WEIGHTS = re.compile(r"[A-Za-z0-9][\w.-]*\.safetensors")  # none of a subfolder, which holds another save of the model
 
 
 @dataclass(frozen=True)
@@ -403,11 +349,11 @@ def _ask(base: Path, name: str, revision: str, kept: tuple[str, ...], say: Say, 
 
 
 def _pin(row: dict[str, Any]) -> Pin:
-    """Return what the Hub says of a file, or raise if nothing of it could be checked."""
-    size, lfs = row["size"], row.get("lfs")
-    kind, hashed, form = ("sha256", lfs["sha256"], SHA256) if lfs else ("git hash", row["blobId"], COMMIT)
-    if not isinstance(size, int) or size < 0 or not form.fullmatch(hashed):
-        raise ValueError(f"no size or no {kind} of {row['rfilename']}")
+    """Return what the Hub says of a file: the sha256 of a large one, else its name in git."""
+    size, lfs = int(row["size"]), row.get("lfs")
+    hashed = lfs["sha256"] if lfs else row["blobId"]
+    if not re.fullmatch(r"[0-9a-f]{64}" if lfs else r"[0-9a-f]{40}", hashed):
+        raise ValueError(f"no hash of {row['rfilename']}")
     return Pin(sha256=hashed, size_bytes=size) if lfs else Pin(git_sha1=hashed, size_bytes=size)
 
 

@@ -1,7 +1,5 @@
-"""Stage the environment that agents train in: a venv with its wheels, or a container image.
-
-A venv is built in its final place, only from wheels and without network, and is then read-only; no code of a package runs
-except what pip itself runs. Packages without a wheel must be built beforehand, because their builds are not reproducible.
+"""Stage the environment that agents train in: a container image, or a venv that is built in its final place from wheels alone, without
+network, and is then read-only. Packages without a wheel must be built beforehand, because their builds are not reproducible.
 """
 
 from __future__ import annotations
@@ -56,38 +54,31 @@ def stage_environment(
     if not is_name(name):
         what = f"{name!r} is not a name of an environment: letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose another name")
-    if not again and present_hash(root, name) is not None:
+    present = present_hash(root, name)
+    if not again and present is not None:
         say(f"{PREFIX}{name}: staged already; verifying (--again makes it anew)")
         return verify_environment(root, name)
     try:
         with work_folder(root.environments, name) as work:
             if source is not None and source.is_file():
                 return _stage_image(root, name, source, work, requirements, say)
-            present = present_hash(root, name)
-            if requirements is None and source is None and present is not None:
-                own = root.environment(name, present)
-                _gather(name, work, _requirements(name, own / LOCK, None), own / WHEELS, say)
-                return build_environment(root, name, work, "its own wheels", expected=present, say=say)
-            _gather(name, work, _requirements(name, requirements, source), source, say)
-            return build_environment(root, name, work, _origin(requirements, source), say=say)
+            expected = None
+            # Not the requirements' text, which may contain an index's password.
+            origin = "the package index" if source is None else str(source)
+            if requirements is not None:
+                origin = f"{requirements.name} ({file_sha256(requirements)[:12]}), from {origin}"
+            elif source is not None:
+                requirements = source / LOCK
+            elif present is not None:
+                source, origin, expected = root.environment(name, present) / WHEELS, "its own wheels", present
+                requirements = source.parent / LOCK
+            else:
+                advice = f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif"
+                raise AutorlError(f"what environment {name} is made of is not known", next_step=advice)
+            _gather(name, work, requirements, source, say)
+            return build_environment(root, name, work, origin, expected=expected, say=say)
     except OSError as error:
         raise from_os_error(error, f"staging {PREFIX}{name}", error.filename or root.environments) from error
-
-
-def _requirements(name: str, given: Path | None, source: Path | None) -> Path:
-    path = given or (source / LOCK if source is not None else None)
-    if path is None:
-        advice = f"autorl-hpc stage {PREFIX}{name} --requirements FILE, or --from IMAGE.sif"
-        raise AutorlError(f"what environment {name} is made of is not known", next_step=advice)
-    if not path.is_file():
-        raise AutorlError("there is no such requirements file", where=path, next_step="give it: --requirements FILE")
-    return path
-
-
-def _origin(requirements: Path | None, source: Path | None) -> str:
-    # Not the requirements' text, which may contain an index's password.
-    index = "the package index" if source is None else str(source)
-    return index if requirements is None else f"{requirements.name} ({file_sha256(requirements)[:12]}), from {index}"
 
 
 def python_tag() -> str:
@@ -99,9 +90,7 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
     with open(image, "rb") as file:
         head = file.read(SIF_MAGIC_AT + len(SIF_MAGIC))
     if head[SIF_MAGIC_AT:] != SIF_MAGIC or requirements is not None:
-        what = (
-            f"{image.name} is no apptainer image (SIF)" if requirements is None else "an image needs no --requirements"
-        )
+        what = f"{image.name} is no apptainer image (SIF), or it was given with --requirements, which an image doesn't need"
         advice = "make one: apptainer build IMAGE.sif docker://...; for a venv give --from the folder of its wheels"
         raise AutorlError(what, where=image, next_step=advice)
     check_space(work, image.stat().st_size, f"the image {image.name}")
@@ -115,7 +104,6 @@ def install_image(
 ) -> StoreManifest:
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
-    _check_expected(name, digest, expected)
     manifest = StoreManifest(
         name=name,
         kind="environment",
@@ -124,7 +112,7 @@ def install_image(
         environment=EnvironmentFacts(kind="image"),
         files=describe_environment(work),
     )
-    with _alone(root, name):
+    with _lock(root, name, digest, expected):
         folder = root.environment(name, digest)
         if _stands(root, name, digest) is None:
             remove_folder(folder)
@@ -161,10 +149,12 @@ def build_environment(
     not the `expected` one, or pip failed."""
     wheels = sorted((work / WHEELS).iterdir())
     digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
-    _check_expected(name, digest, expected)
-    unpacked = sum(info.file_size for wheel in wheels for info in _members(wheel))
+    try:
+        unpacked = sum(info.file_size for wheel in wheels for info in zipfile.ZipFile(wheel).infolist())
+    except zipfile.BadZipFile as error:
+        raise AutorlError(f"a wheel is damaged: {error}", where=work, next_step="get the wheels again") from None
     check_space(work, int(COMPILED_SHARE * unpacked), f"the venv of {PREFIX}{name}")
-    with _alone(root, name):
+    with _lock(root, name, digest, expected):
         folder = root.environment(name, digest)
         if (there := _stands(root, name, digest)) is not None:
             say(f"{PREFIX}{name}: the same content is there already")
@@ -208,18 +198,6 @@ def _make_venv(name: str, folder: Path) -> None:
     )
 
 
-def _members(wheel: Path) -> list[zipfile.ZipInfo]:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.infolist()
-    except zipfile.BadZipFile:
-        raise AutorlError(f"{wheel.name} is not a wheel", where=wheel, next_step="get it again") from None
-
-
-def _alone(root: Root, name: str) -> AbstractContextManager[None]:
-    return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
-
-
 def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
     try:
         return verify_environment(root, name, digest)
@@ -227,10 +205,13 @@ def _stands(root: Root, name: str, digest: str) -> StoreManifest | None:
         return None
 
 
-def _check_expected(name: str, digest: str, expected: str | None) -> None:
+def _lock(root: Root, name: str, digest: str, expected: str | None) -> AbstractContextManager[None]:
+    """Return the lock for making an environment of this content. Raises AutorlError if another was `expected`."""
     if expected not in (None, digest):
         what = f"environment {name} would have content {digest[:12]} here, expected is {str(expected)[:12]}: this Python is {python_tag()}"
-        raise AutorlError(what, next_step="stage it with the Python that it was made for", exit_code=Exit.ENVIRONMENT)
+        advice = "stage it with the Python that it was made for"
+        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    return alone(root.environments / f"{atomic.TEMPORARY_PREFIX}{name}.lock", f"staging {PREFIX}{name}")
 
 
 def _take_write_bits(folder: Path) -> None:

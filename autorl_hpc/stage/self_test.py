@@ -1,7 +1,6 @@
 """Self-tests of a staged task: perfect answers must score 100 and empty ones 0; a task's environment must start and be playable.
 
-Perfect play is a list of actions per goal: an item's field `oracle` or `walkthrough`, or the result of the function
-`oracle(goal)` in the environment's file. The actions go directly to the environment, not through the dialogue.
+Perfect play is a list of actions per goal: an item's `oracle` or `walkthrough`, or what `oracle(goal)` in the environment's file returns.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,20 +72,18 @@ class Trial:
                 if plans is None:
                     return None, empty, NO_PLAY.format(self.file.name)
                 return [self._perfect(pool, *pair) for pair in zip(goals, plans, strict=True)], empty, ""
+        except AutorlError:
+            raise
         except EnvironmentBroken as error:
             raise self._wrong(str(error)) from error
+        except Exception as error:  # raised by the dialogue or the oracle
+            raise self._wrong(f"{type(error).__name__}: {error}"[:500]) from error
 
     def _empty(self, pool: Pool, goals: Sequence[Goal]) -> list[str]:
         """Play the episodes of a model that says nothing, as a grader does."""
         sampling, steps = self.recipe.sampling, self.recipe.max_steps or 1
-        try:
-            episodes = run_episodes(Silent(), goals, self._source, sampling, max_steps=steps, pool=pool)
-        except EnvironmentBroken:
-            raise
-        except Exception as error:  # raised by the dialogue
-            raise self._wrong(f"an empty episode failed: {type(error).__name__}: {error}"[:500]) from error
         texts = []
-        for episode in episodes:
+        for episode in run_episodes(Silent(), goals, self._source, sampling, max_steps=steps, pool=pool):
             if episode.reward is None:
                 raise self._wrong(f"an empty episode of goal {episode.goal} failed: {episode.problem}")
             last = episode.transcript.turns[-1].observation if episode.transcript.turns else ""
@@ -99,10 +97,7 @@ class Trial:
         for goal in goals:
             plan = next((goal[field] for field in FIELDS if isinstance(goal.get(field), list)), None)
             if plan is None and callable(function):
-                try:
-                    plan = list(function(dict(goal)))
-                except Exception as error:
-                    raise self._wrong(f"oracle({goal['id']}) raised {type(error).__name__}: {error}"[:500]) from error
+                plan = list(function(dict(goal)))
             if plan is None:
                 return None
             if not plan or not all(isinstance(action, str) for action in plan):
@@ -115,7 +110,7 @@ class Trial:
         self._ask(pool, goal, "reset", lambda: pool.begin(0, goal, 0))
         reply, taken = Reply(0), 0
         for action in plan[: self.recipe.max_steps]:
-            reply = self._ask(pool, goal, f"step({action!r:.60})", lambda action=action: pool.act(0, action))  # type: ignore[misc]
+            reply = self._ask(pool, goal, f"step({action!r:.60})", partial(pool.act, 0, action))
             taken += 1
             if reply.done:
                 break
@@ -180,21 +175,17 @@ def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] 
     task = with_pins(root, task)
     found = []
     for recipe in task.file.recipes:
-        reason = "" if recipe.judge == "none" else "it needs a judge"
         for split, pin in task.file.splits.items():
-            if reason:
-                found.append(Checked(recipe.name, split, skipped=reason))
+            if recipe.judge != "none":
+                found.append(Checked(recipe.name, split, skipped="it needs a judge"))
                 continue
-            items = load_items(root, task.name, split, pin)
+            items, why = load_items(root, task.name, split, pin), ""
+            best: list[str] | None = [perfect(recipe, item) for item in items]
+            empty = ["" for _ in items]
             if recipe.max_steps is not None:
                 best, empty, why = Trial(root, task, recipe).play(items)
-                null = _score(task, recipe, items, empty)
-                oracle = None if best is None else _score(task, recipe, items, best)
-                found.append(Checked(recipe.name, split, oracle, null, skipped=why))
-                continue
-            oracle = _score(task, recipe, items, [perfect(recipe, item) for item in items])
-            null = _score(task, recipe, items, ["" for _ in items])
-            found.append(Checked(recipe.name, split, oracle, null))
+            oracle = None if best is None else _score(task, recipe, items, best)
+            found.append(Checked(recipe.name, split, oracle, _score(task, recipe, items, empty), skipped=why))
     return found
 
 

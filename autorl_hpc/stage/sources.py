@@ -1,8 +1,6 @@
-"""Sources for staging: download addresses, the Hugging Face Hub and its token; progress display, disk space, work folders, lock.
+"""Sources for staging: addresses, the Hugging Face Hub and its token; progress, disk space, work folders, lock.
 
-Addresses: `hf://ORG/NAME@REVISION/PATH` and `hf://datasets/ORG/NAME@REVISION/PATH` are files on the Hub; `https://...` is used
-as it is, except that a GitHub page of a file (`/blob/`) means the file. Other text, such as `https://... (through a script)`, is
-only for people.
+`hf://[datasets/]ORG/NAME@REVISION/PATH` is a file on the Hub; a GitHub page of a file (`/blob/`) means the file.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
 from autorl_hpc.states import Fault
 
-# --- progress: a bar on a terminal, otherwise a line now and then
-
 Say = Callable[[str], None]
 Shown = Callable[[int, int | None], None]  # called with the number of bytes done, and of the total if known
 LINE_EVERY_S = 15.0  # between two log lines: often enough to show that it goes on, rare enough for a download of hours
@@ -42,27 +38,17 @@ def in_words(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
-@contextmanager
-def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Iterator[Shown]:
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-        columns = (*Progress.get_default_columns()[:2], DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            row = bar.add_task(name, total=None)
-            yield lambda done, total: bar.update(row, completed=done, total=total)
-        return
+def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Shown:
+    """Return a function that says now and then how far something is."""
     last = time.monotonic()
 
     def shown(done: int, total: int | None) -> None:
         nonlocal last
         if time.monotonic() - last >= every_s:
             last = time.monotonic()
-            share = f" of {in_words(total)} ({100 * done // total} %)" if total else ""
-            say(f"{name}: {in_words(done)}{share}")
+            say(f"{name}: {in_words(done)}" + (f" of {in_words(total)}" if total else ""))
 
-    yield shown
+    return shown
 
 
 # --- disk space, checked before anything is written
@@ -149,7 +135,7 @@ def pip(
 
 def last_words(output: str) -> str:
     """Return the error lines of a program's output, without passwords in index addresses."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["no output"]
+    lines = output.strip().splitlines() or ["no output"]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     return re.sub(r"//[^/@\s]+@", "//", " ".join(errors[:2] or lines[-1:]))[:500]
 
@@ -182,7 +168,11 @@ def address_of(text: str) -> HttpSource | None:
     """Return the address that `text` means, or None if it is only for people. Raises AutorlError if it looks like an address but
     is invalid."""
     if text.startswith("hf://"):
-        return _hub_address(text)
+        form = HUB_FORM.fullmatch(text)
+        if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
+            advice = "write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH"
+            raise AutorlError(f"{text[:200]} is no address of a file on the Hub", next_step=advice)
+        return hub_file(f"{form['kind'] or ''}{form['repo']}", form["revision"], form["path"])
     if not re.fullmatch(r"https?://[!-~]+", text):
         return None
     parts = urlsplit(text)
@@ -195,14 +185,6 @@ def address_of(text: str) -> HttpSource | None:
         raise AutorlError(what, next_step="give https://HOST/PATH without user and password")
     base = urlsplit(hub_url())
     return HttpSource(text, hub=(parts.scheme, parts.netloc) == (base.scheme, base.netloc))
-
-
-def _hub_address(text: str) -> HttpSource:
-    form = HUB_FORM.fullmatch(text)
-    if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
-        advice = "write hf://ORG/NAME@REVISION/PATH, or hf://datasets/ORG/NAME@REVISION/PATH"
-        raise AutorlError(f"{text[:200]} is no address of a file on the Hub", next_step=advice)
-    return hub_file(f"{form['kind'] or ''}{form['repo']}", form["revision"], form["path"])
 
 
 def hub_url() -> str:

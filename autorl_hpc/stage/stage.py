@@ -17,13 +17,6 @@ from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
 
 
-def is_bundle(source: Path | None) -> bool:
-    """Return whether `--from` is a bundle, by content or by name (so that a damaged bundle is reported as one)."""
-    if source is None or not source.is_file():
-        return False
-    return source.name.endswith(SUFFIXES) or packing_of(source) is not None
-
-
 def stage(
     root: Root,
     names: list[str],
@@ -50,7 +43,8 @@ def stage(
     if requirements is not None and not any(name.startswith(PREFIX) for name in names):
         raise AutorlError("--requirements is for environments", next_step=f"name one: {PREFIX}NAME")
     staged: list[StoreManifest] = []
-    if source is not None and is_bundle(source):
+    # By its name too, so that a damaged bundle is reported as one.
+    if source is not None and source.is_file() and (source.name.endswith(SUFFIXES) or packing_of(source) is not None):
         staged = unpack(root, source, names, again=again, say=say)
     elif not names:
         what, advice = "nothing is named, and --from gives no bundle", "name what to stage: autorl-hpc stage NAME ..."
@@ -62,19 +56,10 @@ def stage(
         elif is_model(name):
             staged.append(stage_model(root, name, source, again=again, keep_sources=keep_sources, say=say))
         else:
-            folder = _folder_of(name, source)
+            folder = source / name if source is not None and (source / name).is_dir() else source
             done = stage_task(root, load_task(name), folder, again=again, keep_sources=keep_sources, say=say)
             staged += [done.store, done.vault]
-    facts = [_as_json(manifest) for manifest in staged]
-    return facts if bundle is None else [*facts, make_bundle(root, staged, bundle, say)]
-
-
-def _folder_of(name: str, source: Path | None) -> Path | None:
-    return source if source is None or not (source / name).is_dir() else source / name
-
-
-def _as_json(manifest: StoreManifest) -> dict[str, Any]:
-    value = manifest.model_dump(mode="json")
-    if manifest.kind == "environment":  # a venv has ten thousand files; MANIFEST.json describes each
+    facts = [manifest.model_dump(mode="json") for manifest in staged]
+    for value in facts:  # a venv has ten thousand files; MANIFEST.json describes each
         value["files"] = [file for file in value["files"] if not file["path"].startswith("venv/")]
-    return value
+    return facts if bundle is None else [*facts, make_bundle(root, staged, bundle, say)]

@@ -1,8 +1,5 @@
-"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash.
-
-Training files go to store/, held-out items to vault/ with mode 0700. A folder gets its manifest last and its name by
-rename, so a killed staging leaves nothing that looks staged.
-"""
+"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash. A folder gets
+its manifest last and its name by rename, so a killed staging leaves nothing that looks staged."""
 
 from __future__ import annotations
 
@@ -16,8 +13,6 @@ import subprocess
 import sys
 import traceback
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -44,10 +39,8 @@ from autorl_hpc.tasks.heldout import (
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
 
-# --- derived source files: made from a download, and pinned by their content
-#
-# `first_rows_jsonl_gz`: the first rows of a JSON list, one per line as Python's json writes them (not escaped), gzipped. The pin
-# covers the text, because zlib versions compress differently; so a file whose text matches is accepted too.
+# --- derived source files: the first rows of a JSON list, one per line, gzipped. The pin covers the text, because zlib versions
+# compress differently; so a file whose text matches is accepted too.
 
 MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
 MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the unpacked text, because a small file can unpack to any size
@@ -64,18 +57,23 @@ def is_pinned(path: Path, pinned: SourceFile) -> str | None:
 def make_derived(raw: Path, target: Path, derived: Derived) -> None:
     """Make the derived file from the download. Raises AutorlError if the download is not a suitable list, or the result does not
     match the pin."""
+    words, text = "", b""
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
+        if not isinstance(rows, list) or len(rows) < derived.n:
+            held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
+            words = f"holds {held}, needed are {derived.n} rows"
+        else:  # JSON may contain half of a surrogate pair, which UTF-8 can't encode
+            lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: derived.n]]
+            text = "".join(lines).encode("utf-8", "replace")
+            if (made := hashlib.sha256(text).hexdigest()) != derived.sha256:
+                words = f"gives a text with sha256 {made}, the task pins {derived.sha256}"
     except (ValueError, RecursionError) as error:
-        raise _unsuitable(target, derived, f"is not JSON: {str(error)[:200]}") from None
-    if not isinstance(rows, list) or len(rows) < derived.n:
-        held = f"{len(rows)} rows" if isinstance(rows, list) else "no list"
-        raise _unsuitable(target, derived, f"holds {held}, needed are {derived.n} rows")
-    # JSON may contain half of a surrogate pair, which UTF-8 can't encode.
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows[: derived.n]).encode("utf-8", "replace")
-    made = hashlib.sha256(text).hexdigest()
-    if made != derived.sha256:
-        raise _unsuitable(target, derived, f"gives a text with sha256 {made}, the task pins {derived.sha256}")
+        words = f"is not JSON: {str(error)[:200]}"
+    if words:
+        what = f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}"
+        advice = "get the file from somebody who has it, and stage with --from DIR"
+        raise AutorlError(what, where=target, next_step=advice, exit_code=Exit.FAILED)
     atomic.write_bytes(target, gzip.compress(text, mtime=0))
 
 
@@ -89,12 +87,6 @@ def _text_sha256(path: Path) -> str | None:
     return hashlib.sha256(text).hexdigest() if unpack.eof and not unpack.unused_data else None
 
 
-def _unsuitable(target: Path, derived: Derived, words: str) -> AutorlError:
-    what = f"{target.name} can't be made: what is at {derived.url.partition('?')[0]} {words}"
-    advice = "get the file from somebody who has it, and stage with --from DIR"
-    return AutorlError(what, where=target, next_step=advice, exit_code=Exit.FAILED)
-
-
 # --- fetching a task's source files, each checked against its pin
 
 Wanted = tuple[SourceFile, HttpSource | None]
@@ -103,15 +95,11 @@ Wanted = tuple[SourceFile, HttpSource | None]
 
 def wanted_sources(task: Task) -> list[Wanted]:
     """Return the task's source files. Raises AutorlError if an address in task.yaml is invalid."""
-    found = []
-    for source in task.file.sources:
-        url = source.derived.url if source.derived else source.url
-        try:
-            found.append((source, address_of(url) if url else None))
-        except AutorlError as error:
-            what, where = f"field `sources`, {source.file}: {error.what}", task.folder / "task.yaml"
-            raise AutorlError(what, where=where, next_step=error.next_step) from None
-    return found
+    urls = [(source, source.derived.url if source.derived else source.url) for source in task.file.sources]
+    try:
+        return [(source, address_of(url) if url else None) for source, url in urls]
+    except AutorlError as error:
+        raise error.of_field("sources", task.folder / "task.yaml") from None
 
 
 def sources_folder(root: Root, name: str) -> Path:
@@ -123,7 +111,11 @@ def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience
     """Download all source files that have an address, and return their folder. Raises NoNetwork with the list of files to
     fetch elsewhere; AutorlError if a required file has no address, a download failed, or a file does not match its pin."""
     wanted = wanted_sources(task)
-    _refuse_by_hand(task, wanted)
+    if by_hand := [file.file for file, address in wanted if address is None and not file.optional]:
+        what = f"task {task.name} needs its source files, and {by_hand[0]} can't be fetched by machine"
+        places = ", ".join(f"{file.file} from {_place(task, file)}{_optional(file)}" for file, _ in wanted)
+        advice = f"get {places} into one folder and run: autorl-hpc stage {task.name} --from DIR"
+        raise AutorlError(what, where=task.folder / "task.yaml", next_step=advice)
     folder = sources_folder(root, task.name)
     for place in (root.vault, folder.parent, folder):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -145,36 +137,29 @@ def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience
                 finally:
                     raw.unlink()
         except NoNetwork as error:
-            error.next_step = _ways_out(task, wanted)
+            files = [f"           {f.file}  {_place(task, f)}  sha256 {f.sha256}{_optional(f)}" for f, _ in wanted]
+            error.next_step = "\n".join(
+                [
+                    f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
+                    f"         or put these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
+                    *files,
+                    f"         or make a bundle elsewhere: autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz",
+                ]
+            )
             raise
     return folder
 
 
-def _refuse_by_hand(task: Task, wanted: list[Wanted]) -> None:
-    by_hand = [file for file, address in wanted if address is None and not file.optional]
-    if not by_hand:
-        return
-    places = [f"{file.file} from {file.url or task.file.source}" for file in by_hand]
-    places += [f"{file.file} from {address.shown}" for file, address in wanted if address]
-    optional = "".join(f"; optional beside them: {_purpose(task, s)}" for s in task.file.sources if s.optional)
-    what = f"task {task.name} needs its source files, and {by_hand[0].file} can't be fetched by machine"
-    advice = f"get {', '.join(places)} into one folder and run: autorl-hpc stage {task.name} --from DIR{optional}"
-    raise AutorlError(what, where=task.folder / "task.yaml", next_step=advice)
+def _place(task: Task, file: SourceFile) -> str:
+    """Return where a source file comes from, in words."""
+    if file.derived is not None:
+        return f"the first {file.derived.n} rows of {file.derived.url.partition('?')[0]}"
+    address = address_of(file.url) if file.url else None
+    return address.shown if address else file.url or task.file.source
 
 
-def _ways_out(task: Task, wanted: list[Wanted]) -> str:
-    lines = [
-        f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
-        f"         or put these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
-    ]
-    for file, address in wanted:
-        place = address.shown if address else file.url or task.file.source
-        if file.derived is not None:
-            place = f"the first {file.derived.n} rows of {place}"
-        optional = "  (optional)" if file.optional else ""
-        lines.append(f"           {file.file}  {place}  sha256 {file.sha256}{optional}")
-    bundle = f"autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
-    return "\n".join([*lines, f"         or make a bundle elsewhere: {bundle}"])
+def _optional(file: SourceFile) -> str:
+    return "  (optional)" if file.optional else ""
 
 
 # --- rl-smith folders: rows are cut into three splits, and the result is pinned
@@ -187,13 +172,13 @@ def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task
     Raises AutorlError if rows are missing, too few or unreadable, or download_data.py failed."""
     assert task.smith is not None
     data = task.folder / DATA if source is None else source / Path(DATA).name
-    if source is None and not data.is_file():
+    if source is None and not data.is_file() and (task.folder / DOWNLOAD).is_file():
         data = _downloaded(task, work / "download", say)
     if not data.is_file():
         advice = (
-            f"the folder given by --from holds {data.name}; without --from {DATA} or {DOWNLOAD} of the task is used"
+            f"put the rows there; or into a folder DIR with --from DIR; or add {DOWNLOAD} to the task, which makes them"
         )
-        raise AutorlError(f"{data.name} is missing", where=data, next_step=advice)
+        raise AutorlError(f"{data.name} of task {task.name} is missing", where=data, next_step=advice)
     write_splits(task.smith, data, task.name, work)
     shares = ", ".join(f"{name} {share} %" for name, share in SHARES.items())
     say(f"{task.name}: rows of {data.name} cut into {shares}")
@@ -204,24 +189,19 @@ def _downloaded(task: Task, copy: Path, say: Say) -> Path:
     """Run the task's download_data.py in a private copy of its folder, so that future held-out rows are nowhere else. Return
     the path of data/train.jsonl."""
     script = task.folder / DOWNLOAD
-    if not script.is_file():
-        what = f"task {task.name} has neither {DATA} nor {DOWNLOAD}"
-        raise AutorlError(what, where=task.folder, next_step="put the rows there")
     say(f"{task.name}: running {script}: the task's own code, with your rights and network")
     for name in walk_files(task.folder):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(task.folder / name, copy / name)
-    done = subprocess.run(
-        [sys.executable, DOWNLOAD], cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    made = copy / DATA
-    if done.returncode or not made.is_file():
-        said = (done.stderr or done.stdout).strip()[-MAX_SHOWN_CHARS:]
+    argv = [sys.executable, DOWNLOAD]
+    done = subprocess.run(argv, cwd=copy, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode or not (copy / DATA).is_file():
         failed = f"failed with exit code {done.returncode}" if done.returncode else f"made no {DATA}"
+        said = (done.stderr or done.stdout).strip()[-MAX_SHOWN_CHARS:]
         what = f"{DOWNLOAD} of task {task.name} {failed}" + (f": {said}" if said else "")
         advice = f"run it where the network is, put {DATA} into the task's folder, and stage again"
         raise AutorlError(what, where=script, next_step=advice, exit_code=Exit.FAILED)
-    return made
+    return copy / DATA
 
 
 def stage_task(
@@ -288,49 +268,28 @@ def _check_sources(task: Task, source: Path | None, say: Say) -> None:
         say(f"{task.name}: {wanted.file} is the wanted file")
 
 
-def _purpose(task: Task, pinned: SourceFile) -> str:
-    needing = [recipe.name for recipe in task.file.recipes if pinned.file in recipe_files(recipe)]
-    use = f", for recipe {', '.join(needing)}" if needing else ""
-    return f"{pinned.file}{use}, from {pinned.url or task.file.source}"
-
-
 def _prepare(task: Task, source: Path | None, work: Path) -> None:
     """Run the task's prepare.py. Raises AutorlError if it is missing, can't be loaded or failed."""
     path = task.folder / "prepare.py"
-    page = "see docs/adding-a-task.md"
     if not path.is_file():
-        raise AutorlError(f"task {task.name} has no prepare.py", where=path, next_step=f"add one; {page}")
+        advice = "add one; see docs/adding-a-task.md"
+        raise AutorlError(f"task {task.name} has no prepare.py", where=path, next_step=advice)
     spec = importlib.util.spec_from_file_location(f"autorl_task_{task.name}_prepare", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    with _own_code(task, "can't be loaded", "correct it; a package that it imports must be installed here"):
-        spec.loader.exec_module(module)
-    if not callable(getattr(module, "prepare", None)):
-        what = f"prepare.py of task {task.name} has no function prepare(source, out)"
-        raise AutorlError(what, where=path, next_step=f"add it; {page}")
-    advice = "check the source files; if they are the pinned ones, the defect is in prepare.py"
-    with _own_code(task, "failed", advice, (AutorlError, OSError)):
-        module.prepare(source, work)
-
-
-@contextmanager
-def _own_code(
-    task: Task, verb: str, next_step: str, passed: tuple[type[Exception], ...] = (AutorlError,)
-) -> Iterator[None]:
-    """Wrap code of the task's folder: its errors (except `passed`) and `sys.exit` are reported as its defects."""
-    path = task.folder / "prepare.py"
+    verb, advice = "can't be loaded", "correct it; a package that it imports must be installed here"
     try:
-        yield
-    except passed:
+        spec.loader.exec_module(module)
+        verb, advice = "failed", "check the source files; if they are the pinned ones, the defect is in prepare.py"
+        module.prepare(source, work)
+    except (AutorlError, OSError):
         raise
     except (Exception, SystemExit) as error:
         words = f"{type(error).__name__}: {error}"[:500]
-        if isinstance(error, SystemExit):
-            words = f"it called sys.exit({error.code!r})"
-        own = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-        line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else own[-1].lineno if own else None
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
+        line = error.lineno if isinstance(error, SyntaxError) else own[-1] if own else None
         what, where = f"prepare.py of task {task.name} {verb}: {words}", f"{path}:{line}" if line else path
-        raise AutorlError(what, where=where, next_step=next_step, exit_code=Exit.FAILED) from error
+        raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED) from error
 
 
 def _check_pins(task: Task, work: Path) -> None:

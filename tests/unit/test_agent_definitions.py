@@ -14,15 +14,18 @@ from autorl_hpc.records.base import parse_record
 
 PROGRAMS = ("claude-code", "codex", "gemini-cli", "opencode", "openhands", "rd-agent")
 
-REFERENCE = {
-    "claude": 'name: "Claude CLI Agent"\ndescription: "One-shot"\nstart: "start.sh"\nenv_vars:\n  CLAUDE_TIMEOUT: "36000"\n',
+REFERENCE: list[tuple[str, dict[str, str]]] = [
+    (
+        'name: "Claude CLI Agent"\nstart: "start.sh"\nenv_vars:\n  CLAUDE_TIMEOUT: "36000"\n',
+        {"CLAUDE_TIMEOUT": "36000"},
+    ),
     # As it stands there: the variables lie beside `env_vars`, which is null, and are read by nobody.
-    "codex": 'name: "Codex CLI Agent"\ndescription: "One-shot"\nstart: "start.sh"\nenv_vars:\nCODEX_MODEL: "gpt" # a\n',
-    "example_agent": "name: Example Agent\nenv_vars:\n  NUM_EPOCHS: 1\n  TRAIN_RATIO: 0.1\n  FAST: true\n",
-    "bare": "{}\n",
-    "empty": "",
-    "words": "start: ./start.sh\nenv_vars:\n  NOTHING:\n  MODEL: m\n",
-}
+    ('name: "Codex CLI Agent"\ndescription: "One-shot"\nenv_vars:\nCODEX_MODEL: "gpt" # a\n', {}),
+    ("env_vars:\n  EPOCHS: 1\n  RATIO: 0.1\n  FAST: true\n", {"EPOCHS": "1", "RATIO": "0.1", "FAST": "true"}),
+    ("{}\n", {}),
+    ("", {}),
+    ("start: ./start.sh\nenv_vars:\n  NOTHING:\n  MODEL: m\n", {"NOTHING": "", "MODEL": "m"}),
+]
 
 
 def folder(places: Path, name: str, text: str, file: str = "agent.yaml") -> Path:
@@ -43,23 +46,13 @@ def test_a_shipped_agent_tells_what_it_is(name: str) -> None:
         assert file.resume == "resume.sh" and file.trace == name
 
 
-@pytest.mark.parametrize(
-    ("name", "env"),
-    [
-        ("claude", {"CLAUDE_TIMEOUT": "36000"}),
-        ("codex", {}),
-        ("example_agent", {"NUM_EPOCHS": "1", "TRAIN_RATIO": "0.1", "FAST": "true"}),
-        ("bare", {}),
-        ("empty", {}),
-        ("words", {"NOTHING": "", "MODEL": "m"}),
-    ],
-)
-def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, name: str, env: dict[str, str]) -> None:
-    folder(tmp_path, name, REFERENCE[name], "config.yaml")
-    agent = load_agent(name, [tmp_path])
-    assert (agent.name, agent.file.env, agent.file.start) == (name, env, "start.sh")
+@pytest.mark.parametrize(("text", "env"), REFERENCE)
+def test_folders_of_autorl_bench_load_unchanged(tmp_path: Path, text: str, env: dict[str, str]) -> None:
+    folder(tmp_path, "theirs", text, "config.yaml")
+    agent = load_agent("theirs", [tmp_path])
+    assert (agent.name, agent.file.env, agent.file.start) == ("theirs", env, "start.sh")
     assert agent.file.driver is not None and not agent.file.driver.required and not agent.file.prompt
-    assert agent_names([tmp_path]) == [name]
+    assert agent_names([tmp_path]) == ["theirs"]
 
 
 @pytest.mark.parametrize(

@@ -78,9 +78,7 @@ def test_the_users_own_stand_before_those_that_ship(tmp_path: Path, monkeypatch:
 
 
 def test_one_that_is_not_there() -> None:
-    with pytest.raises(
-        AutorlError, match="there is no cluster profile `slurm-sandbx`; did you mean `slurm-sandbox`"
-    ) as error:
+    with pytest.raises(AutorlError, match="there is no cluster profile `slurm-sandbx`") as error:
         load_profile("slurm-sandbx")
     assert "local" in (error.value.next_step or "") and PATH_VARIABLE in (error.value.next_step or "")
     with pytest.raises(AutorlError, match=r"there is no cluster profile `zzz`\n"):
@@ -104,8 +102,6 @@ def test_one_that_is_not_there() -> None:
         ({"agent": 4}, "field `agent`: must be a table of fields"),
         ({"gpu_wording": "--gres"}, "field `gpu_wording`"),
         ({"container": {"runtime": "apptainer"}}, "field `container.image`: this field is missing"),
-        ({"sbatch": {"output": "x"}}, "field `sbatch`: `output` can't be changed"),
-        ({"sbatch": {"time": "1:00"}}, "field `sbatch`: `time` has a field of its own: `time`"),
         ({"name": "../mine"}, "field `name`"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -401,10 +401,3 @@ def test_a_partition_that_is_not_there_is_named(site: Clients) -> None:
     with pytest.raises(AutorlError, match="no partition `gpux`") as caught:
         sites.ask(ClusterProfile.model_validate({"name": "there", "partition": "gpu", "grader": {"partition": "gpux"}}))
     assert caught.value.next_step == "choose one of: gpu, short, long"
-
-
-def test_many_names_are_asked_for_in_parts(clients: Clients) -> None:
-    clients.says("squeue", lines([squeue_line("5", GRADER, "RUNNING", 1)]))
-    found = slurm.jobs([f"exp.agents-{n}.{UID}" for n in range(slurm.PER_CALL + 1)])
-    assert len(clients.calls("squeue")) == 2
-    assert len(found) == 2, "what each part found"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from patients import Fake, by_name, profile, state
 
 from autorl_hpc.doctor import scheduler, trial_jobs, visibility
-from autorl_hpc.doctor.finding import Finding
 from autorl_hpc.doctor.scheduler import Request, script
 
 fake = patients.fake
@@ -46,24 +44,24 @@ def test_accounting(fake: Fake) -> None:
 @pytest.mark.parametrize(
     ("look", "change", "expected"),
     [
-        (scheduler.min_job_age, {"MinJobAge": "2 sec"}, "note"),
-        (scheduler.min_job_age, {"MinJobAge": "0 sec"}, "ok"),
-        (scheduler.min_job_age, {"MinJobAge": "soon"}, "unknown"),
-        (scheduler.kill_wait, {"KillWait": "5 sec"}, "note"),
-        (scheduler.kill_wait, {"KillWait": ""}, "unknown"),
-        (scheduler.version, {"SLURM_VERSION": "19.05.2"}, "warning"),
-        (scheduler.version, {"SLURM_VERSION": "?"}, "unknown"),
-        (scheduler.version, {}, "ok"),
-        (scheduler.preemption, {}, "ok"),
-        (scheduler.preemption, {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
+        ("MinJobAge", {"MinJobAge": "2 sec"}, "note"),
+        ("MinJobAge", {"MinJobAge": "0 sec"}, "ok"),
+        ("MinJobAge", {"MinJobAge": "soon"}, "unknown"),
+        ("KillWait", {"KillWait": "5 sec"}, "note"),
+        ("KillWait", {"KillWait": ""}, "unknown"),
+        ("version", {"SLURM_VERSION": "19.05.2"}, "warning"),
+        ("version", {"SLURM_VERSION": "?"}, "unknown"),
+        ("version", {}, "ok"),
+        ("preemption", {}, "ok"),
+        ("preemption", {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
     ],
 )
-def test_values_of_the_configuration(look: Callable[[Any], Finding], change: dict[str, str], expected: str) -> None:
-    assert state(look({**CONFIG, **change})) == expected
+def test_values_of_the_configuration(look: str, change: dict[str, str], expected: str) -> None:
+    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, scheduler.UNNAMED))[look]) == expected
 
 
 def test_memory_of_jobs() -> None:
-    assert state(scheduler.memory_default(CONFIG, None)) == "note"
+    assert state(scheduler.memory_default(CONFIG, scheduler.UNNAMED)) == "note"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
     assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
     named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
@@ -150,7 +148,7 @@ def test_partitions_as_told() -> None:
     assert state(lines["partition cpu"]) == "warning" and "0 of 2 nodes" in lines["partition cpu"].value
     assert state(lines["partition old"]) == "note"
     assert state(by_name(scheduler.lines(known, profile(partition="gpux"), True))["partition gpux"]) == "problem"
-    assert state(scheduler.lines({}, None, True)[0]) == "problem"
+    assert state(scheduler.lines({}, profile(), True)[0]) == "problem"
     assert cpu.max_time_s == 1800
 
 
@@ -175,7 +173,7 @@ def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
     found = scheduler.dry(profile(account="lab"))
     assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
     fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
-    refused = scheduler.dry(None)[0]
+    refused = scheduler.dry(scheduler.UNNAMED)[0]
     assert state(refused) == "problem" and "account" in refused.do_this
 
 

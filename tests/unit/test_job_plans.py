@@ -40,9 +40,6 @@ def waits_for(job: JobPlan, jobs: list[JobPlan]) -> set[int]:
     return numbers
 
 
-# arrays
-
-
 @pytest.mark.parametrize(
     ("runs", "size", "parallel", "sizes", "throttles"),
     [
@@ -111,12 +108,6 @@ def test_arrays_beyond_the_throttle_wait_in_lanes() -> None:
     assert fifth.depends == f"afterany:{{{third.key}}}"
 
 
-# chains of links
-
-
-# time limits
-
-
 def budget(wall_clock: str = "1h", **fields: Any) -> Budget:
     return Budget.model_validate({"wall_clock": wall_clock, **fields})
 
@@ -159,9 +150,6 @@ def test_a_budget_that_can_not_be_had_names_the_field(limit_s: float, wall_clock
     assert (error.fault, error.exit_code) == (Fault.CLUSTER, Exit.USAGE)
 
 
-# graders
-
-
 def test_the_first_grader_waits_for_nothing_and_agents_for_a_grader() -> None:
     jobs = made(3, grader={"count": 2})
     assert [job.submitted.role for job in jobs[:3]] == ["grader-0", "grader-1", "agents"]
@@ -181,18 +169,12 @@ def test_later_graders_wait_for_the_one_before_and_for_an_agent() -> None:
         assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
 
 
-# report
-
-
 def test_the_report_waits_for_graders_that_stand_already() -> None:
     record = plans.experiment(3, plans.profile())
     jobs = plans.plan(record, needs=Needs(["r2"], [0], report=True, present=("501", "502")))
     assert [job.submitted.role for job in jobs] == ["agents", "report"]
     assert jobs[0].depends == "after:501?after:502", "agents start with a grader, whichever launch submitted it"
     assert jobs[1].depends == "afterany:501:502"
-
-
-# a grader in the agent's own job
 
 
 def test_a_grader_in_the_agents_job_needs_no_job() -> None:

@@ -48,26 +48,6 @@ def test_the_script_is_the_stored_one(name: str) -> None:
 # what is asked for
 
 
-def test_what_an_agents_job_asks_for() -> None:
-    assert options(one(of(PLAIN), "agents")) == {
-        "account": "proj42",
-        "array": "0-2%2",
-        "comment": f"autorl-hpc {plans.UID} number 2",
-        "cpus-per-task": "16",
-        "dependency": "after:101",
-        "gres": "gpu:a100:2",
-        "job-name": f"exp.agents-2.{plans.UID}",
-        "mem": "64G",
-        "nodes": "1",
-        "open-mode": "append",
-        "output": "/shared/autorl/runs/exp/jobs/%A_%a_0_log.out",
-        "partition": "gpu",
-        "requeue": "",
-        "signal": "B:USR2@90",
-        "time": "102",
-    }
-
-
 @pytest.mark.parametrize(
     ("wording", "kind", "expected"),
     [

@@ -217,7 +217,7 @@ def test_a_config_that_is_not_understood(folder: Folder, root: Root, fields: dic
         (DOWNLOAD, None),
         ("raise SystemExit('no network here')", "failed with exit code 1: no network here"),
         ("print('nothing')", "made no data/train.jsonl: nothing"),
-        (None, "has neither data/train.jsonl nor download_data.py"),
+        (None, "train.jsonl of task smith-halves is missing"),
     ],
 )
 def test_rows_are_downloaded_where_there_are_none(

@@ -404,7 +404,5 @@ def test_a_file_that_only_a_person_can_get_is_named(server: LoopbackServer, root
     (task.folder / "task.yaml").write_text(yaml.safe_dump(value))
     with pytest.raises(AutorlError, match=r"feedback-items\.jsonl can't be fetched by machine") as caught:
         stage_task(root, load_task("far"), None)
-    assert "get feedback-items.jsonl from the page of its authors, train-train.jsonl from" in (
-        caught.value.next_step or ""
-    )
+    assert "feedback-items.jsonl from the page of its authors, " in (caught.value.next_step or "")
     assert not server.seen

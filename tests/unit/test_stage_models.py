@@ -163,9 +163,9 @@ ANSWERS: list[tuple[str, dict[str, Any], str]] = [
     ("another revision", {"sha": "f" * 40}, "it speaks of revision"),
     ("no revision", {"sha": None}, "can't be read"),
     ("no files", {"siblings": None}, "can't be read"),
-    ("a file without a hash", {"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "x"}]}, "no git hash of config.json"),
+    ("a file without a hash", {"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "x"}]}, "no hash of config.json"),
     ("a file without a size", {"siblings": [{"rfilename": "config.json", "blobId": COMMIT}]}, "can't be read"),
-    ("weights without a hash", {"siblings": [{"rfilename": "model.safetensors", "size": 1, "lfs": {"sha256": "x"}}]}, "no sha256"),
+    ("weights without a hash", {"siblings": [{"rfilename": "model.safetensors", "size": 1, "lfs": {"sha256": "x"}}]}, "no hash of model"),
     ("more than the disk", {"siblings": [{"rfilename": n, "size": 10**16, "blobId": COMMIT} for n in ("config.json", "model.safetensors")]}, "are missing"),
 ]  # fmt: skip
 

@@ -103,7 +103,7 @@ BROKEN = {
     "it dies": (('return Step("No.")', "import os; os._exit(3)"), 1, "the environment ended its process (exit code 3)"),
     "anybody wins": (('return Step("No.")', 'return Step("No.", True, 1.0)'), 1, "empty ones 100  <- must be 100 and 0"),
     "nobody wins": (("reward=1.0", "reward=0.5"), 1, "perfect answers score 0, empty ones 0  <- must be 100 and 0"),
-    "the oracle raises": (("return ['0'", "return [goal['x']"), 1, "oracle(g3) raised KeyError: 'x'"),
+    "the oracle raises": (("return ['0'", "return [goal['x']"), 1, "KeyError: 'x'"),
     "the oracle is not a list": (("return ['0', str(goal['number'])]", "return [1]"), 1, "the oracle of goal g3 is not a list of actions"),
 }  # fmt: skip
 
