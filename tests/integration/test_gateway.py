@@ -662,3 +662,64 @@ def test_a_proxy_is_not_used_for_this_machine(tmp_path: Path) -> None:
         upstream = {"url": driver.url, "key": KEY, "proxy": f"http://127.0.0.1:{port}"}
         with GatewayProcess(tmp_path, upstream) as gateway:
             assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
+
+
+def test_a_socket_whose_path_is_longer_than_the_kernel_takes(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    with DriverServer([Turn("x")]) as driver, behind(driver, folder, port=None) as gateway:
+        assert gateway.port is None
+        assert gateway.socket.is_socket()
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            connection = http.client.HTTPConnection("x", timeout=60)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect("driver.sock")
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+        finally:
+            os.chdir(before)
+
+
+def test_a_supervisor_that_doesnt_read_stops_nothing(tmp_path: Path) -> None:
+    with DriverServer([Turn("x")]) as driver:
+        told = {
+            "port": 0,
+            "token": TOKEN,
+            "upstream": {"url": driver.url},
+            "model": MODEL,
+            "log": str(tmp_path / "l.jsonl"),
+        }
+        with subprocess.Popen(
+            [sys.executable, "-m", "autorl_hpc.gateway"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            try:
+                assert process.stdin is not None and process.stdout is not None
+                process.stdin.write(json.dumps(told).encode() + b"\n")
+                process.stdin.flush()
+                port = json.loads(process.stdout.readline())["port"]
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+                headers = {"Authorization": f"Bearer {TOKEN}"}
+                for _ in range(1200):  # a pipe holds 64 KiB; each line has about 120 bytes
+                    connection.request("POST", "/v1/files", b"", headers)
+                    connection.getresponse().read()
+                connection.request("GET", "/v1/models", headers=headers)
+                assert connection.getresponse().status == 200
+                connection.close()
+                process.stdin.write(b'{"stop": true}\n')
+                process.stdin.flush()
+                assert process.wait(600) == 0
+            finally:
+                process.kill()
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
+def test_packed_bodies_that_are_none_fill_no_log(gateway: GatewayProcess, encoding: bytes) -> None:
+    before = len(gateway.stderr.read_bytes())
+    for _ in range(5):
+        packed = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nxxxxx" % encoding
+        gateway.raw(packed)
+    assert gateway.ask("/v1/models", method="GET").status == 200
+    assert len(gateway.stderr.read_bytes()) == before

@@ -391,3 +391,12 @@ def test_a_run_is_not_judged_by_another_judge(tmp_path: Path) -> None:
         assert "judge.model: old" in (caught.value.next_step or "")
     with pytest.raises(AutorlError, match=r"revision 2026-01, the experiment's is unsaid"):
         make_judge(spec, "new", tmp_path, "2026-01")
+
+
+def test_answers_before_a_failure_are_kept(serve: Serve, tmp_path: Path) -> None:
+    server = serve(lambda number, body: Reply() if number <= 10 else Reply({}, 500))
+    with pytest.raises(JudgeFailed):
+        ask(judge(server, tmp_path, retries=0, concurrency=1), 20)
+    server.replies = always(Reply())
+    ask(judge(server, tmp_path), 20)
+    assert len(server.asked) == 11 + 10

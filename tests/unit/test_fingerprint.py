@@ -339,3 +339,34 @@ def test_noise_and_huge_values_hide_nothing_either(tmp_path: Path) -> None:
     huge = stream_exchanged(other)
     huge["embed"][7, 7] = 1e30
     assert told(tmp_path / "huge", huge, base, other) == (("foreign_weights",), "other")
+
+
+def adam(base: Model, steps: int, learning_rate: float, kept_as: str, master: bool) -> Model:
+    """Adam (Kingma, Ba 2015) on gradients that agree in nothing: the least that so many steps move. `master`: the
+    optimizer's own weights are fp32."""
+    rng = np.random.default_rng(3)
+    weights = {n: v.copy() for n, v in base.items()}
+    first = {n: np.zeros_like(v) for n, v in base.items()}
+    second = {n: np.zeros_like(v) for n, v in base.items()}
+    for step in range(1, steps + 1):
+        for name, value in weights.items():
+            gradient = rng.standard_normal(value.shape).astype(np.float32)
+            first[name] += 0.1 * (gradient - first[name])
+            second[name] += 0.001 * (gradient**2 - second[name])
+            update = (first[name] / (1 - 0.9**step)) / (np.sqrt(second[name] / (1 - 0.999**step)) + 1e-8)
+            moved = (value - learning_rate * update).astype(np.float32)
+            weights[name] = moved if master else rounded(moved, kept_as)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("kept_as", "master"), [("F32", True), ("BF16", True), ("BF16", False)], ids=["fp32", "bf16 of fp32", "bf16"]
+)
+def test_twenty_honest_steps_at_the_lowest_learning_rate_are_no_copy(
+    tmp_path: Path, kept_as: str, master: bool
+) -> None:
+    base = {name: rounded(value, "BF16") for name, value in model(scale=0.03).items()}
+    found = compared(
+        save(tmp_path / "n", adam(base, 20, 1e-6, kept_as, master), kept_as), save(tmp_path / "b", base, "BF16")
+    )
+    assert flags(found) == ()
