@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,7 +66,7 @@ class LoadedTensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: bytearray
+    data: bytearray | mmap.mmap
     sha256: str
 
 
@@ -96,9 +98,13 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     tensors: list[LoadedTensor] = []
     threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
     try:
-        with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
-            for name in weight_files(folder):
-                tensors += again(functools.partial(_read_file, folder / name, pool))
+        names = weight_files(folder)
+        with (
+            ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool,
+            ThreadPoolExecutor(len(names) or 1, thread_name_prefix="weights-file") as files,  # they wait for the others
+        ):
+            for found in files.map(lambda name: again(functools.partial(_read_file, folder / name, pool)), names):
+                tensors += found
     except Refused as error:
         raise WeightsChanged(f"{folder} can't be read as it could when it was accepted: {error}") from error
     others = {tensor.sha256 for tensor in tensors if tensor.name not in tied}
@@ -129,7 +135,7 @@ def _read_file(path: Path, pool: ThreadPoolExecutor) -> list[LoadedTensor]:
 
 
 def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
-    data = bytearray(spec.end - spec.begin)
+    data = _memory(spec.end - spec.begin)
     view = memoryview(data)
     digest = hashlib.sha256()
     position = 0
@@ -140,6 +146,17 @@ def _read_tensor(fd: int, spec: TensorSpec, path: Path) -> LoadedTensor:
         digest.update(view[position : position + got])
         position += got
     return LoadedTensor(spec.name, spec.dtype, spec.shape, data, digest.hexdigest())
+
+
+def _memory(size: int) -> bytearray | mmap.mmap:
+    """Return memory for a tensor. `bytearray` fills it with zeros, one thread at a time, which for a large model takes longer than
+    hashing it by several threads; huge pages save most of the page faults."""
+    if size < READ_BYTES:
+        return bytearray(size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class _Read(NamedTuple):
