@@ -76,7 +76,7 @@ def agent_links(
         return Links(1, min(limit_minutes, minutes))
     use_s = limit_minutes * 60 - around_s
     if use_s < LEAST_USE_S:
-        what = f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: nothing is left"
+        what = f"field `limits`: a job may last {limit_s:.0f} s, of which start, warning and end take {around_s:.0f} s: nothing is left for the agent"
         advice = "use a partition with longer jobs, or shorten `signal_before_end` in the cluster's profile"
         raise _impossible(what, where, advice)
     count = math.ceil(work_s / use_s) + 1

@@ -19,7 +19,7 @@ from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading.engines import framing, vllm, worker_process
+from autorl_hpc.grading.engines import framing, vllm, weights_cache, worker_process
 from autorl_hpc.grading.engines.framing import BadFrame
 from autorl_hpc.grading.engines.transformers import BaseTokenizer
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
@@ -38,7 +38,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, str]]:
     return [(folder / str(seed), folder_content_hash(folder / str(seed))) for seed in range(3)]
 
 
-def test_what_was_hashed_is_what_is_kept(made: list[tuple[Path, str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("read_bytes", [weights_cache.READ_BYTES, 1000])
+def test_what_was_hashed_is_what_is_kept(
+    made: list[tuple[Path, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    monkeypatch.setattr(weights_cache, "READ_BYTES", read_bytes)
     folder = tmp_path / "shards"
     folder.mkdir()
     tensors = read_safetensors(made[0][0] / "model.safetensors")

@@ -162,7 +162,7 @@ def test_weights_are_swapped_once_and_only_if_they_are_the_right_ones(
         engine.prefetch(*other)
         engine.load(*weights)
     assert notes(faults, "swap") == [base[1], other[1], base[1]]
-    assert len(notes(faults, "reset")) == 3, "the prefix cache is emptied after each"
+    assert len(notes(faults, "reset")) == 4, "each load empties the prefix cache, also one of what is there"
     tensors = read_safetensors(other[0] / "model.safetensors")
     for extra in (
         {"more.weight": tensors["model.norm.weight"]},

@@ -167,6 +167,7 @@ class Worker:
         started = time.monotonic()
         self._drop(None)
         if self._holds is not None and self._holds[1] == wanted and not self._asleep:
+            self._forget_prompts()
             return {"load_s": 0.0, "swap_s": 0.0, "checked": 0, "tensors": 0}
         found = self._rpc("autorl_fetch", folder, wanted, FETCH_WAIT_S)
         while any(part[0] == "waiting" for part in found):  # each process reads for itself
@@ -187,11 +188,15 @@ class Worker:
         if self._asleep:
             self._engine.wake_up(["kv_cache"])
             self._asleep = False
-        if not self._engine.reset_prefix_cache():
-            raise Broken("vLLM did not empty its prefix cache")
+        self._forget_prompts()
         self._holds = (folder, wanted)
         counts = {name: min(part[name] for part in told) for name in ("checked", "tensors")}
         return {"load_s": loaded - started, "swap_s": time.monotonic() - loaded, **counts}
+
+    def _forget_prompts(self) -> None:
+        """Empty the prefix cache: what was asked before decides which parts of a prompt are computed anew, and so changes answers."""
+        if not self._engine.reset_prefix_cache():
+            raise Broken("vLLM did not empty its prefix cache")
 
     def _ask(self, head: dict[str, Any], block: bytes) -> None:
         if self._holds is None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,7 +66,7 @@ class LoadedTensor(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: bytearray
+    data: bytearray | mmap.mmap
     sha256: str
 
     def as_torch(self) -> Any:
@@ -92,7 +94,10 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     """Read a folder of safetensors files; WeightsChanged if the content hash is not the `wanted` one. `tied` tensors share
     another's storage: as in intake, a copy equal to another tensor is not hashed."""
     try:
-        files = [again(functools.partial(_read_file, folder / name)) for name in weight_files(folder)]
+        names = weight_files(folder)
+        threads = -(-min(MAX_READERS, len(os.sched_getaffinity(0))) // max(1, len(names)))
+        with ThreadPoolExecutor(max(1, min(MAX_READERS, len(names))), thread_name_prefix="weights-file") as pool:
+            files = list(pool.map(lambda name: again(functools.partial(_read_file, folder / name, threads)), names))
     except Refused as error:
         raise WeightsChanged(f"{folder} can't be read as it could when it was accepted: {error}") from error
     tensors = [tensor for file in files for tensor in file]
@@ -103,15 +108,14 @@ def read_checkpoint(folder: Path, wanted: str, tied: frozenset[str]) -> Checkpoi
     return Checkpoint(wanted, tuple(tensors), sum(len(tensor.data) for tensor in tensors))
 
 
-def _read_file(path: Path) -> list[LoadedTensor]:
-    threads = max(1, min(MAX_READERS, len(os.sched_getaffinity(0))))
+def _read_file(path: Path, threads: int) -> list[LoadedTensor]:
     with open(path, "rb") as file, ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
         specs = sorted(read_header(file.fileno(), path.name), key=lambda spec: spec.begin)
         return list(pool.map(functools.partial(_read_tensor, file.fileno(), path), specs))
 
 
 def _read_tensor(fd: int, path: Path, spec: TensorSpec) -> LoadedTensor:
-    data = bytearray(spec.end - spec.begin)
+    data = _memory(spec.end - spec.begin)
     view, digest, position = memoryview(data), hashlib.sha256(), 0
     while position < len(data):
         got = os.preadv(fd, [view[position : position + READ_BYTES]], spec.begin + position)
@@ -120,6 +124,17 @@ def _read_tensor(fd: int, path: Path, spec: TensorSpec) -> LoadedTensor:
         digest.update(view[position : position + got])
         position += got
     return LoadedTensor(spec.name, spec.dtype, spec.shape, data, digest.hexdigest())
+
+
+def _memory(size: int) -> bytearray | mmap.mmap:
+    """Return memory for a tensor. `bytearray` fills it with zeros, one thread at a time, which for a large model takes longer than
+    hashing it by several threads; huge pages save most of the page faults."""
+    if size < READ_BYTES:
+        return bytearray(size)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 class _Read(NamedTuple):

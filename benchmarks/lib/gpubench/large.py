@@ -1,5 +1,5 @@
-"""A model of random weights in the shape of Qwen2.5: hashing, the engine's start, swaps, generation beside a bare call; and whether
-answers depend on what was asked before."""
+"""A model of random weights in the shape of Qwen2.5: hashing, the engine's start, swaps, generation beside a bare call, memory and sleep;
+and whether answers depend on what was asked before."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from autorl_hpc.files.checkpoint import TensorSpec, content_hash, file_sha256, hash_span, tensors_of
+from autorl_hpc.grading.engines.weights_cache import read_checkpoint
 from autorl_hpc.records.task import Sampling
 from gpubench.figures import Figures
 from gpubench.starting import start
-from gpubench.usage import Usage, wait_until_free
+from gpubench.usage import Usage, used_bytes, wait_until_free
 from gpubench.world import World
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ LAST = "model.norm.weight"
 ROUNDS = 5
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 512, 256, 200
 ASKED, KNOWN = 48, 49152
+SLEEP_AFTER_S, ASLEEP_LIMIT_S = 10.0, 60.0
 THREADS = 8
 Part = tuple[str, str, tuple[int, ...], str]
 
@@ -58,6 +61,10 @@ def measure(world: World, figures: Figures) -> None:
     size = _write(made.folder, SHAPES[shape], world.options.base or world.base)
     figures.say(f"{shape}: {size / 1e9:.1f} GB made and written in {time.monotonic() - begun:.1f} s")
     first = _hashing(made.folder, figures, shape)
+    taken = [_reading(made.folder, first) for _ in range(2)]
+    figures.show(
+        f"{shape}: read and verified as the engine does, alone", taken, "s", note=f"{size / min(taken) / 1e6:.0f} MB/s"
+    )
     other, second = _other(made.folder, work / f"large-{shape}-other")
     begun = time.monotonic()
     engine = _engine(made, made.folder)
@@ -72,6 +79,8 @@ def measure(world: World, figures: Figures) -> None:
             told = f"load {loaded.load_s:.2f}, swap {loaded.swap_s:.2f}"
             figures.show(f"{shape}: load and swap {number + 1}, from {place}", wall, "s", below=5.0, note=told)
         own = _rates(engine, figures, shape)
+        if world.options.engine == "vllm":
+            _sleep(engine, figures, shape)
     finally:
         close = getattr(engine, "close", None)
         if close is not None:
@@ -79,14 +88,39 @@ def measure(world: World, figures: Figures) -> None:
     if world.options.reference == "none":
         return
     wait_until_free()
-    job = {"kind": "generate", "prompts": _prompts(PROMPTS), "seed": 0, "repeat": 3, "dtype": "bfloat16"}
+    job = {"kind": "generate", "prompts": _prompts(_count(shape)), "seed": 0, "repeat": 3, "dtype": "bfloat16"}
     sampling = Sampling(max_new_tokens=NEW_TOKENS).model_dump(mode="json")
     bare = start(made, figures, f"bare-{shape}", [{**job, "sampling": sampling}])
     figures.show(f"{shape}: start of a bare LLM, as its cache was found", bare.parts.get("engine_s") or "failed", "s")
     rates = [line["tokens"] / line["seconds"] for line in bare.told[0] if line["event"] == "generated"][1:]
     if rates:
         figures.show(f"{shape}: the same prompts by a bare LLM.generate", rates, "tokens/s")
-        figures.show(f"{shape}: the suite's generation against it", 100 * max(own) / max(rates), "%", above=90)
+        figures.show(f"{shape}: the suite's generation against it", 100 * median(own) / median(rates), "%", above=90)
+
+
+def _reading(folder: Path, wanted: str) -> float:
+    """Seconds; what was read is gone before they end."""
+    begun = time.monotonic()
+    read_checkpoint(folder, wanted, frozenset())
+    return time.monotonic() - begun
+
+
+def _sleep(engine: ServingEngine, figures: Figures, shape: str) -> None:
+    """What the GPU holds awake and asleep, and how long the first answer after it takes."""
+    held = used_bytes()
+    if held is None:
+        figures.missing(f"{shape}: GPU memory", "NVML can't tell")
+        return
+    figures.show(f"{shape}: GPU memory in use, awake", held / 2**30, "GiB")
+    deadline, left = time.monotonic() + ASLEEP_LIMIT_S, held
+    while left > held - 2**30 and time.monotonic() < deadline:
+        time.sleep(0.5)
+        left = used_bytes() or held
+    time.sleep(2.0)  # it may be giving back more
+    figures.show(f"{shape}: asleep", (used_bytes() or held) / 2**30, "GiB")
+    begun = time.monotonic()
+    engine.generate(_prompts(1, 9), Sampling(max_new_tokens=1), 0)
+    figures.show(f"{shape}: the first token of an answer that wakes it", time.monotonic() - begun, "s")
 
 
 def before(world: World, figures: Figures) -> None:
@@ -128,7 +162,9 @@ def _engine(world: World, base: Path, workers: int | str = "auto") -> ServingEng
 
     if world.options.engine == "transformers":
         return TransformersEngine(base, dtype="bfloat16", device="cpu", threads=0, batch_tokens=131072)
-    spec = GraderSpec.model_validate({**world.grader, "workers_per_gpu": workers, "cache_gib": 40})
+    spec = GraderSpec.model_validate(
+        {**world.grader, "workers_per_gpu": workers, "cache_gib": 40, "sleep_after_s": SLEEP_AFTER_S}
+    )
     return VllmEngine(base, spec, "bfloat16", log=world.options.work / f"engine-{base.name}.log")
 
 
@@ -137,7 +173,7 @@ def _rates(engine: ServingEngine, figures: Figures, shape: str) -> list[float]:
     rates, busy = [], 0.0
     prompts: list[list[int]] = []
     for number in range(3):
-        prompts = _prompts(PROMPTS if shape != "toy" else 2, number)
+        prompts = _prompts(_count(shape), number)
         with Usage() as usage:
             begun = time.monotonic()
             answers = engine.generate(prompts, Sampling(max_new_tokens=NEW_TOKENS), number)
@@ -146,6 +182,10 @@ def _rates(engine: ServingEngine, figures: Figures, shape: str) -> list[float]:
     what = f"{shape}: {len(prompts)} prompts of {PROMPT_TOKENS} tokens, {NEW_TOKENS} new, by the suite's engine"
     figures.show(what, rates[1:], "tokens/s", note=f"GPU busy {100 * busy:.0f} % by NVML")
     return rates[1:]
+
+
+def _count(shape: str) -> int:
+    return 2 if shape == "toy" else PROMPTS
 
 
 def _prompts(count: int, seed: int = 0) -> list[list[int]]:

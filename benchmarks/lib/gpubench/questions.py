@@ -54,7 +54,8 @@ def suite(world: World, figures: Figures) -> Warm:
         made = world.variants.make(600 + number)
         started = time.monotonic()
         with Usage() as usage:
-            scored = world.bench.evaluate(science, made.folder, made.content_hash, Split.REPORT, limit=len(items))
+            answers = world.bench.answer(science, made.folder, made.content_hash, Split.REPORT, limit=len(items))
+            scored = world.bench.rate(answers)
         wall, timings = time.monotonic() - started, scored.evaluation.timings
         tokens = sum(outcome.tokens for outcome in scored.outcomes)
         told = ", ".join(f"{name} {value:.2f}" for name, value in timings.model_dump().items() if value)

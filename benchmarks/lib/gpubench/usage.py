@@ -61,6 +61,17 @@ def _handle(pynvml: Any) -> Any:
     return pynvml.nvmlDeviceGetHandleByIndex(int(named) if named.isdigit() else 0)
 
 
+def used_bytes() -> int | None:
+    """Memory of the GPU that is in use, by all processes; None: NVML can't tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetMemoryInfo(_handle(pynvml)).used)
+    except Exception:
+        return None
+
+
 FREE_SHARE = 0.93
 """What vLLM asks of a card by default is 0.9 of its memory, free when it starts."""
 
