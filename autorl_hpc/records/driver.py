@@ -65,7 +65,7 @@ def checked_url(value: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
         raise ValueError("an http or https address")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("no user and password in an address")
+        raise ValueError("no user and password in an address: use `key_file`")
     if parts.query or parts.fragment:
         raise ValueError("an address without `?` and `#`")
     _ = parts.port  # raises its own ValueError for a bad port

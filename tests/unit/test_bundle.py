@@ -335,7 +335,7 @@ EVIL: list[Any] = [
     ("a model of other content", other_content, "its manifest says 000000"),
     ("a task of other items", other_task, "was staged by another version of the task"),
     ("a file of a task that no manifest knows", named("vault/arithmetic/x"), "x is not a file of arithmetic"),
-    ("an empty file for a manifest", lambda rows: put(rows, f"{TINY}/MANIFEST.json", b""), "unreadable"),
+    ("an empty file for a manifest", lambda rows: put(rows, f"{TINY}/MANIFEST.json", b""), "can't be read"),
     ("a list for a head", lambda rows: with_head(rows, []), "(the whole file)", Exit.USAGE),
     ("an unknown field", in_head("more", 1), "unknown field", Exit.USAGE),
     ("of a newer version", in_head("schema_version", 2), "newer autorl-hpc", Exit.USAGE),

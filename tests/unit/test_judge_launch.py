@@ -80,7 +80,7 @@ FIELDS: list[tuple[dict[str, Any], list[str]]] = [
     ({**HTTP, "url": "h:8000"}, ["field `judge.url`", "an http or https address"]),
     ({**HTTP, "url": "http://user:secret@h/v1"}, ["field `judge.url`", "use `key_file`"]),
     ({**HTTP, "url": "http://h:99999/v1"}, ["field `judge.url`", "Port out of range"]),
-    ({**HTTP, "url": "builtin:other"}, ["field `judge.url`", "builtin:length-and-words"]),
+    ({**HTTP, "url": "builtin:other"}, ["field `judge.url`", "an http or https address"]),
     ({**HTTP, "key": "sk-secret"}, ["field `judge.key`: unknown field; known are", "key_file"]),
     ({**HTTP, "key_variable": "OPENAI_API_KEY"}, ["field `judge.key_variable`", "unknown field"]),
     ({**HTTP, "key_file": "judge.key"}, ["field `judge.key_file`"]),
