@@ -23,9 +23,13 @@ _CHARS: Final[dict[str, str]] = {
 }
 
 _BEFORE_VALUE = r"(?:####|[=:(\[{]|\b(?:is|are|was|were|be|equals)\b)[ \xa0$*]*"
+_WORD_BEFORE = (
+    r"\b(?:at|by|to|of|about|only|exactly|gives?|makes?|gets?|got|becomes|reaches|so|thus|therefore)[ \xa0$*]+"
+)
 _NUMBER_NEXT = r"(?=[$\u20ac\xa3]?[ \xa0]?\.?[\d\xbc-\xbe\u2150-\u215e])"
 _SIGN = re.compile(
-    rf"({_BEFORE_VALUE})(?:[-\u2212\u2796\u2013\uff0d][ \xa0]*|[\u2014\u2015]|(?:minus|negative)[ \xa0]+){_NUMBER_NEXT}",
+    rf"({_BEFORE_VALUE})(?:[-\u2212\u2796\u2013\uff0d][ \xa0]*|[\u2014\u2015]|(?:minus|negative)[ \xa0]+){_NUMBER_NEXT}"
+    rf"|({_WORD_BEFORE})minus[ \xa0]+{_NUMBER_NEXT}|\bnegative[ \xa0]+{_NUMBER_NEXT}",
     re.IGNORECASE,
 )
 _FIRST_SIGN = re.compile(
@@ -55,7 +59,8 @@ def plain_characters(text: str) -> str:
     operands). Thin and no-break spaces become U+00A0, as do plain ones between groups of three digits where a value begins
     or the last group is 000 (`1 000`). Invisible characters go. Takes linear time.
     """
-    text = _FIRST_SIGN.sub(r"\1-", _SIGN.sub(r"\1-", text)).translate(_table())
+    text = _SIGN.sub(lambda sign: f"{sign[1] or sign[2] or ''}-", text)
+    text = _FIRST_SIGN.sub(r"\1-", text).translate(_table())
     return _GROUPED_BY_SPACES.sub(_grouped, text)
 
 

@@ -48,11 +48,12 @@ _FRACTION = re.compile(r"[\xbc-\xbe\u2150-\u215e\u2189]")
 
 # No pattern has nested or overlapping unbounded repeats: at each start it does bounded work or consumes what it scanned.
 _CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator notes: $<<9*2=18>>18
+_JOINED = re.compile(r"(?<=\d)[_~](?=\d{3}(?!\d))")  # `1_000`, and LaTeX's `1~000`
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?(?:\{\s?(\d{1,20})\s?\}\s?\{\s?(\d{1,20})\s?\}|(\d)(\d))")
 _LATEX: Final = (
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"\\[,;: ]|(?<=\d)~(?=\d)"), "\xa0"),
+    (re.compile(r"\\[,;: ]"), "\xa0"),
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\(?:[()\[\]]|(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox|left|right|displaystyle)\b)"), " "),
     (re.compile(r"\\(?:times|cdot)\b"), "*"),
@@ -60,7 +61,9 @@ _LATEX: Final = (
 )
 
 _NEXT_QUESTION = re.compile(
-    r"Question:|^[ \t#*>]*(?:Q|Question|Human|User|Instruction)[ \t]?\d{0,3}[ \t]?\**:", re.MULTILINE
+    r"Question:|^[ \t#*>]*(?:Q|Question|Human|User|Instruction)[ \t]?\d{0,3}[ \t]?\**:"
+    r"|<\|im_start\|>|\[INST\]",
+    re.MULTILINE,
 )
 
 _TOKEN = r"(?:(?<![\w.])\.)?\d+(?:[,.'\xa0]\d+)*"
@@ -206,7 +209,7 @@ def _cut_run_on(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    text = plain_characters(_CALCULATION.sub("", text)).translate(_CHARS)
+    text = plain_characters(_JOINED.sub("\xa0", _CALCULATION.sub("", text))).translate(_CHARS)
     text = _FRACTION.sub(
         lambda char: _FRACTION_MARK + unicodedata.normalize("NFKC", char[0]).replace("\u2044", "/"), text
     )

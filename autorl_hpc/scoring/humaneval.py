@@ -133,7 +133,10 @@ def _code(text: str, entry_point: str) -> tuple[str, bool]:
     blocks = [block for part in parts[1::2] if (block := _without_info(part)).strip()]
     done = [block for block in blocks if not _is_stub(block, entry_point)]
     defining = [block for block in done if _defines(textwrap.dedent(block), entry_point)]
-    return (defining or done or blocks or [""])[0], True
+    around = [
+        _without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)
+    ]  # a fence inside a fence
+    return (defining or around or done or blocks or [""])[0], True
 
 
 def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, bool]:

@@ -91,6 +91,8 @@ EXACT = [
     ("1. Austria 2. Switzerland", "Austria, Switzerland", SET, (2, 0, 0)),
     ("(a) Austria; (b) Switzerland", "Austria, Switzerland", SET, (2, 0, 0)),
     ("- Austria\n\u2022 Switzerland", "Austria, Switzerland", SET, (2, 0, 0)),
+    ("1. Austria; 2. Switzerland and 3. Italy", "Italy, Austria, Switzerland", SET, (3, 0, 0)),
+    ("1.Austria 2.Switzerland", "Austria, Switzerland", SET, (2, 0, 0)),
     ("1. FC Union", "1. FC Union", SINGLE, (1, 0, 0)),
     ("FC Union, 2. Bundesliga", "2. Bundesliga, FC Union", SET, (2, 0, 0)),
 ]  # fmt: skip

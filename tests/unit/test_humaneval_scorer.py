@@ -97,6 +97,7 @@ RIGHT = {
     "a file's name in the fence": f"```add.py\n{DEF}```",
     "a language and a file's name in the fence": f"```python:src/add.py\n{DEF}```",
     "two words in the fence": f"```Python code\n{DEF}```",
+    "a fence in a fence": f"````markdown\n```python\n{DEF}```\n````",
     "tildes": f"~~~python\n{DEF}~~~",
     "a body and a cut-off function": "    return a + b\n\ndef check_ad",
     "a body and a cut-off call": "    return a + b\n\nprint(add(1, ",

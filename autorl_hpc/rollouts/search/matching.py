@@ -10,18 +10,16 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from autorl_hpc.scoring.characters import plain_characters
-
 SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
 _WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|[%+#$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf]")
 """Numbers, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5."""
 _SEPARATOR = re.compile(r"[;\n]|,(?!\d)|(?<!\d),")
-_LEADING_AND = re.compile(r"^\s*(?:and|&)\s+", re.IGNORECASE)
+_OUTER_AND = re.compile(r"^\s*(?:and|&)\s+|\s+(?:and|&)\s*$", re.IGNORECASE)
 _AND = re.compile(r"\s+(?:and|&)\s+", re.IGNORECASE)
-_NUMBERED = re.compile(r"^\s*(?:\(?(?:\d{1,3}|[a-z])[.)]|[-*\u2022])\s+", re.IGNORECASE)
-_NUMBERED_IN_LINE = re.compile(r"[ \xa0]+(?=\(?\d{1,3}[.)]\s)")
+_NUMBERED = re.compile(r"^\s*(?:\(?(?:\d{1,3}|[a-z])[.)]|[-*\u2022])(?:\s+|(?=[^\W\d_]{2}))", re.IGNORECASE)
+_NUMBERED_IN_LINE = re.compile(r"[ \xa0]+(?=\(?\d{1,3}[.)](?:\s|[^\W\d_]{2}))")
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ def compare(answer: str, expected: str, answer_type: str) -> Counts:
 
 def _parts(text: str) -> list[str]:
     """Split a list at semicolons, line ends, and commas outside numbers; a numbered one in a line at its numbers too."""
-    text = _THOUSANDS.sub("", plain_characters(text))
+    text = _THOUSANDS.sub("", _plain(text))
     if _NUMBERED.match(text):
         text = _NUMBERED_IN_LINE.sub("\n", text)
-    return [_LEADING_AND.sub("", part) for part in _SEPARATOR.split(text)]
+    return [_OUTER_AND.sub("", part) for part in _SEPARATOR.split(text)]
 
 
 def _items(part: str, wanted: Collection[str]) -> list[str]:
@@ -89,7 +87,7 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
     and Tobago` may be one, `1. FC Union` may be a name or the first of a list."""
     if (found := _compared(part)) in wanted:
         return [found]
-    words = _AND.split(_NUMBERED.sub("", part))
+    words = [_NUMBERED.sub("", word) for word in _AND.split(part)]
     items = []
     while words:
         length = next((n for n in range(len(words), 1, -1) if _compared(" and ".join(words[:n])) in wanted), 1)
@@ -101,8 +99,14 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
 def normalised(text: str) -> str:
     """Return lower-case words with single spaces, without punctuation, leading article and commas in numbers. Signs that
     distinguish answers stay: currencies, %, + and #."""
-    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", plain_characters(text))).casefold()
+    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", _plain(text))).casefold()
     return _ARTICLE.sub("", " ".join(_WORD.findall(folded)))
+
+
+def _plain(text: str) -> str:
+    from autorl_hpc.scoring.characters import plain_characters  # scorers import this module
+
+    return plain_characters(text)
 
 
 def _compared(text: str) -> str:
