@@ -196,7 +196,7 @@ class Cluster:
         """A task `mini`: the first items of arithmetic, so that a scoring takes a tenth of a second; staged.
 
         Args:
-            any_number: the last number counts, marked or not; with 16 tokens the base model then solves half of the items.
+            any_number: the last number counts, marked or not; with 16 tokens the base model then solves about a quarter of the items.
         """
         folder = self._frozen() / "tasks" / "mini"
         data = folder / "data"
