@@ -114,6 +114,38 @@ def _interpreter(program: str) -> str | None:
     return words[0] if words and words[0].startswith("/") and os.path.exists(words[0]) else None
 
 
+# --- whether torch sees the GPUs that a job is given
+
+TORCH_SAYS = (
+    "import torch; print(torch.cuda.device_count(), torch.__version__, torch.version.cuda or torch.version.hip)"
+)
+TORCH_LIMIT_S = 120.0  # an import from a cold file server
+
+
+def unseen_gpus(said: str, granted: int, *, here: bool = True) -> str | None:
+    """Return why torch can't use the GPUs of a job, by what it answers to `TORCH_SAYS`; None if it can or doesn't answer.
+    `here`: it was asked in a job with GPUs; elsewhere only its build tells."""
+    words = said.split()
+    if granted == 0 or len(words) != 3 or not words[0].isdigit():
+        return None
+    if words[2] == "None":
+        return f"torch {words[1]} is built without CUDA: it sees none of {granted} GPU{'s' if granted > 1 else ''}"
+    if here and int(words[0]) < granted:
+        return f"torch {words[1]} for {words[2]} sees {words[0]} of {granted} GPU{'s' if granted > 1 else ''}: look at the node's driver"
+    return None
+
+
+def look_at_torch(agents: Sequence[str], where: Where, granted: int) -> list[Looked]:
+    """Return notes if agents' jobs ask for GPUs and the torch that they would use here can't use any."""
+    python = shutil.which("python3", path=where.path)
+    if granted == 0 or where.image or python is None:
+        return []
+    answer = ask([python, "-c", TORCH_SAYS], env=where.environ, limit_s=TORCH_LIMIT_S)
+    why = unseen_gpus(answer.out, granted, here=False)
+    advice = "install a torch that is built for the nodes' GPUs, or ask for none"
+    return [Looked(agent, "note", why, advice) for agent in agents if why]
+
+
 PROGRAM_LIMIT_S = 300.0
 """For programs of hundreds of megabytes on a cold file server or a crowded login node: openhands needs 9 s of CPU for its
 version."""

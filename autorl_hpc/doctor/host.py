@@ -24,10 +24,13 @@ from autorl_hpc.agents import agent_names, load_agent
 from autorl_hpc.agents.program_check import (
     PROGRAM_LIMIT_S,
     SETUP_LIMIT_S,
+    TORCH_LIMIT_S,
+    TORCH_SAYS,
     Looked,
     Where,
     has_checks,
     look,
+    unseen_gpus,
     where_agents_run,
 )
 from autorl_hpc.cluster.vllm_program import PYTHON_LIMIT_S, VllmOnHost, look_for_engine
@@ -167,6 +170,16 @@ def visible(environment: Mapping[str, str], asked: int | None = None) -> Finding
     return ok(name, value)
 
 
+def torch_sees(asked: int) -> list[Finding]:
+    """Ask the torch that agents of this job would use whether it sees the job's GPUs."""
+    answer = ask(sys.executable, "-c", TORCH_SAYS, limit_s=TORCH_LIMIT_S)
+    why = unseen_gpus(answer.out, asked)
+    if why is None:
+        return [ok("torch", f"sees the job's GPUs: {answer.out.strip()}")] if answer.code == 0 else []
+    so_what = "agents train on the CPU, or fail, while the GPUs that they are charged for stand idle"
+    return [problem("torch", why, so_what, "install a torch that is built for these GPUs and their driver")]
+
+
 def _form(part: str) -> str:
     forms = {"MIG-": "MIG slice", "GPU-": "UUID"}
     return "index" if part.isdigit() else forms.get(part[:4], "unknown name")
@@ -295,6 +308,7 @@ def checks(asked: int | None = None) -> dict[str, list[Check]]:
     return {
         "Temporary folders": [Check(name, partial(storage.temporary, name, place)) for name, place in places.items()],
         "GPUs of this host": [Check("GPUs", lambda: [cards(), visible(env, asked)], 40.0)],
+        **({"GPUs, by torch": [Check("torch", partial(torch_sees, asked), TORCH_LIMIT_S + 5)]} if asked else {}),
         "Sandbox, on this host": [Check("sandbox", check_sandbox, 60.0)],
         "Offline": [Check("offline variables", lambda: offline(env))],
         "This host": [

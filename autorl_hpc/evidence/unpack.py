@@ -173,6 +173,14 @@ def check_task(root: Root, record: RunRecord) -> list[str]:
     if science.splits.get(Split.REPORT) != local:
         raise _other("report split", task.folder / "task.yaml", "held-out items")
     recipe = with_scorer_hash(task.recipe(science.recipe.name), task.folder)
+    if recipe.scorer == science.recipe.scorer and recipe.scorer_version != science.recipe.scorer_version:
+        which = "an older version" if science.recipe.scorer_version < recipe.scorer_version else "another version"
+        raise AutorlError(
+            f"{which}: the run's scores are of version {science.recipe.scorer_version} of the scorer `{recipe.scorer}`, which "
+            f"is {recipe.scorer_version} here; the two do not compare, and nothing speaks against the run",
+            where=task.folder / "task.yaml",
+            next_step="rescore it with the version of autorl-hpc that it was launched with, which `run.json` names",
+        )
     if _unjudged(science.recipe, recipe) != recipe:
         raise _other(f"recipe {recipe.name}", task.folder / "task.yaml", "prompt, limits, scorer or options")
     if record.recipe_hash != science.recipe.hash():

@@ -757,7 +757,7 @@ def _check_yaml(experiment: ExperimentDir, given: ExperimentSpec, sha256: str, v
             what = "one of them was altered, or a launch was cut short"
             verdict.problems.append(f"experiment.yaml has not the hash that experiment.json names: {what}")
             return
-        spec = parse_record(ExperimentSpec, parse_yaml(data, experiment.given), experiment.given)
+        spec = parse_record(ExperimentSpec, parse_yaml(data, experiment.given, strict=False), experiment.given)
     except (FileNotFoundError, AutorlError) as error:
         why = "can't be understood" if isinstance(error, AutorlError) else "is not here"
         verdict.notes.append(f"experiment.yaml {why}, so experiment.json was not held against it")

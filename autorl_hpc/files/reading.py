@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 import time
 import zlib
@@ -146,11 +147,12 @@ def read_json_or_none(path: Path) -> Any | None:
 # --- users' YAML files: errors name the file and the line
 
 MAX_YAML_BYTES = 1024 * 1024
+_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 
 
-def parse_yaml(data: bytes, where: str | Path) -> Any:
+def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
     """Return the value of a YAML text, read by the safe loader (no objects). Raises AutorlError: it is not YAML, not
-    UTF-8, or has a duplicate key."""
+    UTF-8, has a duplicate key or, if `strict`, a number that YAML reads unlike a person (`1:30`, `010`)."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -167,7 +169,23 @@ def parse_yaml(data: bytes, where: str | Path) -> Any:
         loader.flatten_mapping(node)
         return dict(loader.construct_pairs(node, deep=True))
 
+    def number(loader: Any, node: Any) -> Any:
+        text = node.value
+        make = loader.construct_yaml_int if node.tag.endswith(":int") else loader.construct_yaml_float
+        value = make(node)
+        if strict and (":" in text or (node.tag.endswith(":int") and _OCTAL.fullmatch(text))):
+            meant = "1m30s or 1h30m for a duration" if ":" in text else f"{text.replace('0', '', 1)} or {value}"
+            raise yaml.constructor.ConstructorError(
+                None,
+                None,
+                f"`{text}` is {value} in YAML; write what is meant: {meant}, or a text in quotes",
+                node.start_mark,
+            )
+        return value
+
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
+    for kind in ("int", "float"):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", number)
     try:
         return yaml.load(data.decode("utf-8"), Loader=Loader)
     except UnicodeDecodeError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autorl_hpc import __version__
 from autorl_hpc.agents import load_agent
-from autorl_hpc.agents.program_check import Looked, look, where_agents_run
+from autorl_hpc.agents.program_check import Looked, look, look_at_torch, where_agents_run
 from autorl_hpc.cluster.profile import load_profile, profile_path, scratch_folder
 from autorl_hpc.cluster.vllm_program import VllmOnHost, look_for_engine
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
@@ -112,6 +112,7 @@ def look_at_agents(
     image = environment is not None and environment.kind == "image"
     venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
     where = where_agents_run(profile, spec.sandbox.readable, level=spec.sandbox.level, image=image, venv=venv)
+    gpus = 0 if profile is None else profile.agent.resources(spec.resources.agent).gpus or 0
     found = []
     for agent, driver in sorted({(cell.science.agent, cell.science.driver) for cell in cells}):
         if driver != NO_DRIVER and load_agent(agent).file.driver is None:
@@ -119,7 +120,7 @@ def look_at_agents(
             found.append(Looked(agent, "note", words, f"exclude: [{{agent: {agent}, driver: {driver}}}]"))
     for name in spec.matrix.agent:
         found += look(load_agent(name), where)
-    return found
+    return found + look_at_torch(spec.matrix.agent, where, gpus)
 
 
 def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> VllmOnHost | None:

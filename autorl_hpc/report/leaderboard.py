@@ -39,6 +39,7 @@ from autorl_hpc.report.summary import (
     TaskComparison,
 )
 from autorl_hpc.scoring.stats import NO_SPREAD, mean_t_interval, t_quantile
+from autorl_hpc.tasks.loader import made_by_script
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
 RUNS_TO_RANK = 3  # with fewer than three runs there is no interval over runs, and a rank would be luck
@@ -74,6 +75,8 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     of = f"of {len(runs)} runs"
     if unranked := sum(run.sandbox in NEVER_RANKS for run in ours):
         yield f"not ranked: {unranked} {of} had no sandbox, so their agents could have read held-out items"
+    if public := sum(_is_public(run) for run in runs):
+        yield f"not ranked: {public} {of} are of tasks whose held-out items anybody can make with the package's public script"
     for flag in UNRANKING:
         if flagged := sum(flag in run.flags for run in runs):
             yield f"not ranked: the selected checkpoint of {flagged} {of} is flagged {flag}"
@@ -325,7 +328,7 @@ def _board_cells(
 ) -> dict[Place, BoardCell]:
     places = sorted(summaries)
     holm = statistics.holm_by({place: summaries[place].p_value for place in places})
-    why = {place: _why_unranked(summaries[place], ranks) for place in places}
+    why = {place: _why_unranked(summaries[place], runs, ranks) for place in places}
     marks = _marks(summaries)
     found = {}
     for place in places:
@@ -365,9 +368,15 @@ def _values(cell: CellSummary | None, runs: Sequence[RunSummary]) -> list[float]
     return [] if cell is None else improvements([runs[place] for place in cell.places])
 
 
-def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
+def _is_public(run: RunSummary) -> bool:
+    return not made_by_script().isdisjoint(run.split_hashes.values())
+
+
+def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) -> str | None:
     if not ranks:
         return NO_RANKS
+    if _is_public(runs[cell.places[0]]):
+        return "made by the public script"
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:

@@ -31,6 +31,7 @@ from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import Hidden
 from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.states import SandboxLevel, Split
+from autorl_hpc.tasks.loader import made_by_script
 
 LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
 EMPTIED = "the ledger has no entry, but the run went on: {} is there"
@@ -280,6 +281,6 @@ def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
     return next((p.fingerprint for p in run.trajectory if p.submission_id == run.selected), None)
 
 
-def ranks(sandbox: str, flags: Sequence[str]) -> bool:
-    """Return whether a run's score may be ranked."""
-    return sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)
+def ranks(splits: Iterable[str], sandbox: str, flags: Sequence[str]) -> bool:
+    """Return whether a run's score on these held-out splits may be ranked."""
+    return not made_by_script() & set(splits) and sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)

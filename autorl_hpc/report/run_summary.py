@@ -123,7 +123,7 @@ class _Digest:
             visible_gain_report=visible_gain(report_base.evaluation, report_items) if report_base else None,
             visible_gain_feedback=visible_gain(feedback_base.evaluation, feedback_items) if feedback_base else None,
             counted=self.excluded is None,
-            ranked=ranks(sandbox, self._flags()),
+            ranked=ranks((pin.sha256 for pin in science.splits.values()), sandbox, self._flags()),
             flags=self._flags(),
             contamination_end=self._last_look(),
             fault=fault,

@@ -424,7 +424,7 @@ class RunSummary(Record):
     visible_gain_feedback: float | None = None
     counted: bool  # whether its improvement enters the statistics over runs
     excluded: Excluded | None = None
-    ranked: bool  # false: its sandbox level never ranks, or its selected checkpoint's flags forbid it
+    ranked: bool  # false: its task or sandbox level never ranks, or its selected checkpoint's flags forbid it
     flags: tuple[FingerprintFlag, ...] = ()  # of the selected checkpoint's fingerprint
     looks: int = 0  # how often the workspace was looked through for held-out items
     contamination_end: Contamination | None = None  # the look at the workspace at the run's end

@@ -85,6 +85,7 @@ class Isolation:
 
     layers: tuple[str, ...]  # those that work, outermost first
     may_write: bool = False  # a program can write files of its user outside its folder
+    why: str = ""  # what keeps each of the other layers from working
 
     @property
     def name(self) -> str:
@@ -186,6 +187,17 @@ def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
     if SECCOMP in plan["layers"]:
         seccomp.restrict_calls(may_write=NAMESPACES in plan["layers"] or LANDLOCK in plan["layers"])
+
+
+def too_low(limits: ProgramLimits) -> str:
+    """Return which limits of this process are below what programs and their checker need, in words; "" if none is."""
+    needed = (
+        ("address space, ulimit -v", resource.RLIMIT_AS, 2 * limits.memory_bytes),
+        ("size of a file, ulimit -f", resource.RLIMIT_FSIZE, limits.file_bytes),
+        ("open files, ulimit -n", resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    )
+    found = ((name, resource.getrlimit(kind)[1], least) for name, kind, least in needed)
+    return "; ".join(f"{name}: {hard}, needed are {least}" for name, hard, least in found if 0 <= hard < least)
 
 
 def _namespaces(plan: dict[str, Any]) -> None:

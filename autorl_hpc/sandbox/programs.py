@@ -34,6 +34,7 @@ from autorl_hpc.sandbox.program_limits import (
     ProgramVerdict,
     Reason,
     libraries,
+    too_low,
 )
 from autorl_hpc.states import Fault
 
@@ -85,9 +86,7 @@ class ProgramRunner:
         if reason == LOST and self.outcome(HONEST, found.layers)[0] == Reason.PASSED:
             # An honest program works here, so this one's answers killed its checker, twice.
             return ProgramVerdict(Reason.ANSWER, found.name)
-        what = f"a program could not be run: {reason} {detail}".strip()
-        advice = "look at this node's memory, its temporary folder and its limits on processes"
-        raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+        raise _cannot_run(f"a program could not be run: {reason} {detail}".strip())
 
     def outcome(self, program: Program, layers: Sequence[str]) -> tuple[str, str]:
         """Return a `Reason`, or `refused`, `defect` or `lost` (the checker died), with details."""
@@ -190,23 +189,40 @@ def attempt(path):
 
 @functools.cache
 def isolation() -> Isolation:
-    """Return what works on this host: tries each layer alone, then the working ones together. Once per process."""
+    """Return what works on this host: tries each layer alone, then the working ones together. Once per process. Raises
+    AutorlError: no program runs here at all."""
     with ProgramRunner(ProgramLimits()) as runner:
-        working = tuple(layer for layer in LAYERS if _works(runner, (layer,)))
-        while working and not _works(runner, working):
+        faults = {layer: _fault(runner, (layer,)) for layer in LAYERS}
+        working = tuple(layer for layer in LAYERS if not faults[layer])
+        if not working and (bare := _fault(runner, ())):
+            raise _cannot_run(f"no program can be run on this node, confined or not: {bare}")
+        while working and _fault(runner, working):
             working = working[1:]
-        found = Isolation(working, may_write=not working or _may_write(runner, working))
+        why = "; ".join(f"{layer}: {fault}" for layer, fault in faults.items() if fault)
+        found = Isolation(working, may_write=not working or _may_write(runner, working), why=why)
     log.info("programs are confined by %s", found.name)
     return found
 
 
-def _works(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
+def _fault(runner: ProgramRunner, layers: tuple[str, ...]) -> str:
+    """Return what keeps an honest program from running behind these layers; "" if it runs."""
     for _ in range(TRIES):
         reason, detail = runner.outcome(HONEST, layers)
         if reason == Reason.PASSED:
-            return True
-    log.info("no %s for programs: %s %s", "+".join(layers), reason, detail)
-    return False
+            return ""
+    fault = too_low(ProgramLimits()) or f"{reason} {detail}".strip()
+    log.info("no %s for programs: %s", "+".join(layers), fault)
+    return fault
+
+
+def _cannot_run(what: str) -> AutorlError:
+    limit = too_low(ProgramLimits())
+    advice = (
+        f"raise that limit for graders ({limit})"
+        if limit
+        else "look at this node's memory, its temporary folder and its limits"
+    )
+    return AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def _may_write(runner: ProgramRunner, layers: tuple[str, ...]) -> bool:
@@ -234,8 +250,8 @@ def run_programs(
     found = isolation() if layers is None else Isolation(tuple(layers))
     if found.may_write and not unconfined:
         raise AutorlError(
-            "this host has nothing that keeps a model's programs from writing its user's files: no user namespaces, no "
-            "Landlock, no seccomp filters",
+            "this host has nothing that keeps a model's programs from writing its user's files; tried were user namespaces, "
+            f"Landlock and seccomp filters ({found.why})",
             fault=Fault.CLUSTER,
             next_step="grade on nodes with a newer kernel, or set the option `unconfined: true` in the recipe",
             exit_code=Exit.ENVIRONMENT,

@@ -298,6 +298,7 @@ def _from_parts(text: str) -> ParsedVerdict:
 
 
 VERSION = "2"
+EXACT_VERSION = "3"  # From 3 on: Unicode minus and spaces, lists joined by "and" or numbered
 
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
@@ -380,7 +381,7 @@ class DeepSearchQA:
 class Exact:
     """Scorer `deepsearchqa-exact`: compares texts (rollouts/search/matching.py). Offline, deterministic, ignores synonyms."""
 
-    version = VERSION
+    version = EXACT_VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
         """Return outcomes from comparing sets of normalised items; of several samples the mean."""

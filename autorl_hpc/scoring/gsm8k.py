@@ -9,10 +9,10 @@ import re
 import unicodedata
 from collections import deque
 from fractions import Fraction
-from functools import cache
 from itertools import islice
 from typing import Final, NamedTuple
 
+from autorl_hpc.scoring.characters import plain_characters
 from autorl_hpc.scoring.outcome import ByItem
 
 # --- removal of thinking
@@ -30,7 +30,7 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "1"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+VERSION: Final = "2"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
@@ -42,51 +42,28 @@ MAX_MARKS: Final = 50  # Marks of one kind to read: the first ones of `####`, th
 # In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
 # its sign. A NUL in the model's text becomes a space first.
 _FRACTION_MARK: Final = "\x00"
-
-_CHARS: Final[dict[str, str]] = {
-    **dict.fromkeys("\x00_\u2014\u2015", " "),
-    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"),
-    **dict.fromkeys("\u2005\u2006\u2007\u2008\u2009\u200a\u202f", "\xa0"),  # thousands separators
-    **dict.fromkeys("\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\xad", ""),
-    **dict.fromkeys("\u20ac\xa3\xa5\u20b9\uffe5\uff04", "$"),
-    **dict.fromkeys("\u2044\u2215\uff0f", "/"),
-    **dict.fromkeys("\uff1d\u2248", "="),
-    **dict.fromkeys("\u3002\uff0e", "."),
-    "\u2019": "'",
-    "\uff0c": ",",
-    "\uff1a": ":",
-    "\uff03": "#",
-    "\uff05": "%",
-    "\uff08": "(",
-    "\uff09": ")",
-}
-
-
-@cache
-def _plain_chars() -> dict[int, str]:
-    """Return the table for `str.translate`: digits of every script, fractions, signs and spaces to ASCII."""
-    table = {ord(char): plain for char, plain in _CHARS.items()}
-    for char in filter(str.isnumeric, map(chr, range(0x80, 0x20000))):  # no script has digits beyond this range
-        if char.isdecimal():
-            table[ord(char)] = str(unicodedata.decimal(char))
-        elif unicodedata.decomposition(char).startswith("<fraction>"):
-            parts = unicodedata.decomposition(char).split()[1:]
-            plain = "".join(chr(int(part, 16)) for part in parts)
-            table[ord(char)] = _FRACTION_MARK + plain.replace("\u2044", "/")
-    return table
-
+_CHARS: Final = str.maketrans({**dict.fromkeys("\x00_\u2014", " "), **dict.fromkeys("\u20ac\xa3\xa5\u20b9", "$")})
+"""In addition to `plain_characters`; a long dash that is no sign is punctuation."""
+_FRACTION = re.compile(r"[\xbc-\xbe\u2150-\u215e\u2189]")
 
 # No pattern has nested or overlapping unbounded repeats: at each start it does bounded work or consumes what it scanned.
 _CALCULATION = re.compile(r"<<[^<>]{0,200}>>")  # GSM8K's calculator notes: $<<9*2=18>>18
+_JOINED = re.compile(r"(?<=\d)[_~](?=\d{3}(?!\d))")  # `1_000`, and LaTeX's `1~000`
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s?(?:\{\s?(\d{1,20})\s?\}\s?\{\s?(\d{1,20})\s?\}|(\d)(\d))")
 _LATEX: Final = (
     (re.compile(r"\{,\}"), ","),
     (re.compile(r"\\!"), ""),
-    (re.compile(r"\\[,;:]"), "\xa0"),
+    (re.compile(r"\\[,;: ]"), "\xa0"),
     (re.compile(r"\\([$%#&])"), r"\1"),
     (re.compile(r"\\(?:[()\[\]]|(?:text(?:bf|rm|it)?|math(?:bf|rm)|mbox|left|right|displaystyle)\b)"), " "),
     (re.compile(r"\\(?:times|cdot)\b"), "*"),
     (re.compile(r"\\(?:approx|equiv)\b"), "="),
+)
+
+_NEXT_QUESTION = re.compile(
+    r"Question:|^[ \t#*>]*(?:Q|Question|Human|User|Instruction)[ \t]?\d{0,3}[ \t]?\**:"
+    r"|<\|im_start\|>|\[INST\]",
+    re.MULTILINE,
 )
 
 _TOKEN = r"(?:(?<![\w.])\.)?\d+(?:[,.'\xa0]\d+)*"
@@ -135,13 +112,13 @@ class _Found(NamedTuple):
 
 
 def read_answer(text: str) -> Fraction | None:
-    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 1).
+    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 2).
 
     A `Fraction` is exact for decimals and for `1/3`, compares with ints and never rounds.
 
     First, `<think>...</think>` is removed, with everything before a lone `</think>` and after an unclosed `<think>` (no answer
-    was given). The rest is cut at a following `Question:`. Digits of every script, minus signs, spaces and LaTeX numbers become
-    ASCII.
+    was given). The rest is cut where another question follows (`Question:`, or `Q:`, `Human:`, `User:`, `Instruction:` at the
+    beginning of a line). Characters become plain (`plain_characters`), LaTeX numbers too.
 
     The first of these that exists decides:
 
@@ -156,7 +133,7 @@ def read_answer(text: str) -> Fraction | None:
     In a marked answer the first number counts if no words precede it, otherwise the last; in an equation, the right side. Two
     different numbers side by side, or joined by "or", "and", "to", are no answer.
 
-    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, thin or no-break spaces as separators; `.5`; `1/2`,
+    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, spaces as separators; `minus 5`; `.5`; `1/2`,
     `3 1/2`, `½`, `3½`; `1e3`; `5%` is 5. A unit never scales (`5 million` is 5). `1,5`, `1.2.3`, `1/0`, dates, and numbers
     beyond `MAX_NUMBER_CHARS` or `MAX_EXPONENT` are unreadable and no answer. A text beyond `MAX_TEXT_CHARS` is no answer.
     Never raises on a `str`; takes linear time.
@@ -224,15 +201,18 @@ def without_thinking(text: str) -> str:
 
 
 def _cut_run_on(text: str) -> str:
-    """Return the text before a `Question:` that the model added; one at the very start is only a repetition."""
+    """Return the text before a question that the model added; one before any number is only a repetition."""
     text = text.strip()
-    return text[: cut if (cut := text.find("Question:", 1)) > 0 else len(text)]
+    number = re.search(r"\d", text)
+    added = _NEXT_QUESTION.search(text, number.end()) if number else None
+    return text[: added.start()] if added else text
 
 
 def _plain(text: str) -> str:
-    text = _CALCULATION.sub("", text.translate(_plain_chars()))
-    if "\\" not in text:
-        return text
+    text = plain_characters(_JOINED.sub("\xa0", _CALCULATION.sub("", text))).translate(_CHARS)
+    text = _FRACTION.sub(
+        lambda char: _FRACTION_MARK + unicodedata.normalize("NFKC", char[0]).replace("\u2044", "/"), text
+    )
     text = _LATEX_FRACTION.sub(_slash, text)
     for pattern, plain in _LATEX:
         text = pattern.sub(plain, text)
@@ -420,18 +400,18 @@ def _read_last_number(text: str) -> Fraction | None:
 # Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
 # takes the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
 
-MARKED_VERSION: Final = "1"
+MARKED_VERSION: Final = "2"
 
-_MARKED = re.compile(r"####[ \t]*(-?[0-9.,]+)")
+_MARKED = re.compile(r"####[ \t]*(-?[0-9.,\xa0]+)")
 
 
 def read_marked(text: str) -> Fraction | None:
     """Return the number after the first mark that has one; None if there is none or it is unreadable."""
-    found = _MARKED.search(text)
+    found = _MARKED.search(plain_characters(text))
     if found is None or len(found[1]) > MAX_NUMBER_CHARS:
         return None
     try:
-        return Fraction(found[1].replace(",", "").rstrip("."))
+        return Fraction(re.sub("[,\xa0]", "", found[1]).rstrip("."))
     except (ValueError, ZeroDivisionError):
         return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import keyword
+import ast
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,27 @@ from typing import Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.sandbox.program_limits import Program, ProgramLimits, ProgramVerdict
 from autorl_hpc.sandbox.programs import longest_s, run_programs
+from autorl_hpc.scoring.characters import plain_characters
 from autorl_hpc.scoring.gsm8k import opencompass_text, without_thinking
 from autorl_hpc.scoring.outcome import Context, Fact, ItemLike, Outcome
 from autorl_hpc.states import Fault
 
-# --- extraction of code: pure functions, standard library only, linear time; nothing here runs or parses the model's code
+# --- extraction of code: pure functions, standard library only; nothing here runs the model's code
 
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
+MAX_PARSED_CHARS: Final = 1 << 14  # Longer code is not cut to its whole statements: parsing must stay quick and shallow
+MAX_CUT_LINES: Final = 60
 MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
 INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
 
-_LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[ \t\n]|\Z)[ \t]*\n?", re.IGNORECASE)
-_WORD = re.compile(r"[ \t]*([\w+#.-]*)[ \t]*\n")
+_INDENT = re.compile(r"^[^\S\n]+|[\u200b\u2060\ufeff]+", re.MULTILINE)
+_TILDES = re.compile(r"^[ \t]*~~~+", re.MULTILINE)
+_LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[\s{:,]|\Z)", re.IGNORECASE)
+_ATTRIBUTES = re.compile(
+    r"(?:[ \t,:]*(?:\{[^{}\n]{0,200}\}|[\w.:-]+=(?:\"[^\"\n]{0,200}\"|'[^'\n]{0,200}'|[^\s\"'=]+)|[\w.+#/-]+(?![\w.(=:]))){0,20}[ \t]*\n"
+)
+_INFO = re.compile(r"[ \t]*(?:\{[.\w][^{}:\n]{0,200}\}|[\w.+#/:-]+)[ \t]*(?=\n)")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _TOP_RETURN = re.compile(r"^return\b", re.MULTILINE)
 _STARTS_MODULE = re.compile(r"(?:from\s+[\w.]+\s+import\s|import\s+\w[\w., ]*$|(?:async\s+)?def\s+\w|class\s+\w|@\w)")
@@ -46,21 +54,67 @@ def completion(answer: str, entry_point: str) -> str:
     """Return what follows the prompt: a function body, or a full definition of `entry_point`.
 
     1. Thinking is removed, as for GSM8K.
-    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one. A fence may have
-       no language, be the only one (then the text before or after it counts), or have code on its own line. Without a fence,
+    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one; only a head, a
+       stub or the prompt again is passed over. A fence may have any info string, be the only one (then the text before or after
+       it counts), or have code on its own line. Without a fence,
        prose is cut off: text before the first import or definition, and from the first unindented line that is not code.
     3. An unindented definition of the function is used unchanged.
     4. Anything else is a body. It is indented if it starts unindented; the indent is restored if only the first line has lost
        it; another indent is changed to the prompt's four.
+    5. What can't be parsed is kept to its last whole statement, because a token limit cuts answers off.
     """
     if len(answer) > MAX_TEXT_CHARS:
         return ""
     text = without_thinking(answer).replace("\r\n", "\n")
+    text = _TILDES.sub(FENCE, _INDENT.sub(lambda indent: plain_characters(indent[0]).replace("\xa0", " "), text))
     code, fenced = _code(text, entry_point)
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point) and not _TOP_RETURN.search(whole):
-        return "\n" + _FUTURE.sub("", whole if fenced else _without_prose(whole)) + "\n"
-    return _as_body(code, fenced) + "\n"
+        return "\n" + _whole_statements(_FUTURE.sub("", whole if fenced else _without_prose(whole)), "") + "\n"
+    return _whole_statements(_as_body(code, fenced), "def f():\n") + "\n"
+
+
+def _whole_statements(code: str, head: str) -> str:
+    """Return the code without the lines at its end that keep it from being parsed behind `head`; unchanged if nothing helps."""
+    if len(code) > MAX_PARSED_CHARS:
+        return code
+    lines = code.split("\n")
+    for kept in range(len(lines), max(0, len(lines) - MAX_CUT_LINES), -1):
+        if (kept == len(lines) or lines[kept - 1].strip()) and _parses(head + "\n".join(lines[:kept])):
+            return "\n".join(lines[:kept])
+    return code
+
+
+def _parses(code: str) -> bool:
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _is_stub(block: str, name: str) -> bool:
+    """Return whether a block defines the function without doing anything in it: a head, a docstring, `pass`, `...`."""
+    code = textwrap.dedent(block)
+    if len(code) > MAX_PARSED_CHARS or not _defines(code, name):
+        return False
+    try:
+        found = [node for node in ast.parse(code).body if getattr(node, "name", "") == name]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        head = re.search(rf"def\s+{re.escape(name)}\b.*", code, re.DOTALL)
+        return head is not None and not _parses(code) and _parses(code.rstrip() + "\n    pass\n")
+    return bool(found) and all(
+        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _does_nothing(node.body) for node in found
+    )
+
+
+def _does_nothing(body: Sequence[ast.stmt]) -> bool:
+    def idle(node: ast.stmt) -> bool:
+        if isinstance(node, ast.Raise):
+            return "NotImplemented" in ast.dump(node)
+        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+
+    return all(map(idle, body))
 
 
 def _defines(code: str, name: str) -> bool:
@@ -76,32 +130,35 @@ def _code(text: str, entry_point: str) -> tuple[str, bool]:
         return text, False
     if len(parts) == 2:
         return _beside_one_fence(parts[0], parts[1], entry_point)
-    blocks = [_without_language(block) for block in parts[1::2]]
-    defining = [block for block in blocks if _defines(textwrap.dedent(block), entry_point)]
-    filled = [block for block in blocks if block.strip()]
-    return (defining or filled or [""])[0], True
+    blocks = [block for part in parts[1::2] if (block := _without_info(part)).strip()]
+    done = [block for block in blocks if not _is_stub(block, entry_point)]
+    defining = [block for block in done if _defines(textwrap.dedent(block), entry_point)]
+    around = [
+        _without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)
+    ]  # a fence inside a fence
+    return (defining or around or done or blocks or [""])[0], True
 
 
 def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, bool]:
     """Return what a single fence opens (the answer was cut off) or closes (the answer begins inside the block)."""
-    opened = _without_language(after)
+    opened = _without_info(after)
     for side, fenced in ((opened, True), (before, False)):
         if _defines(textwrap.dedent(side), entry_point):
             return side, fenced
     if not after.strip():
         return before, False
-    closes = before.strip() and opened == after.lstrip("\n") and before.lstrip("\n").startswith(" ")
+    closes = before.strip() and opened.lstrip("\n") == after.lstrip("\n") and before.lstrip("\n").startswith(" ")
     return (before, False) if closes else (opened, True)
 
 
-def _without_language(block: str) -> str:
-    named = _LANGUAGE.match(block)
-    if named:
-        return block[named.end() :]
-    word = _WORD.match(block)
-    if word and not keyword.iskeyword(word[1]):
-        return block[word.end() :]
-    return block
+def _without_info(block: str) -> str:
+    """Return the block without the info string of its fence: a language, a file's name, attributes. Code on that line stays."""
+    if named := _LANGUAGE.match(block):
+        rest = _ATTRIBUTES.match(block, named.end())
+        return block[rest.end() if rest else named.end() :].removeprefix(" ")
+    info = _INFO.match(block)
+    word = info[0].strip() if info else ""
+    return block[info.end() + 1 :] if info and (word.startswith("{") or not _CODE.match(word)) else block
 
 
 def _without_prose(code: str) -> str:
@@ -170,7 +227,9 @@ def _moved(line: str, by: int) -> str:
     return " " * by + line if by > 0 else line[-by:]
 
 
-VERSION: Final = "2"  # Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds.
+VERSION: Final = "3"
+"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds; from 3 on stubs are passed over, any info string
+is dropped, and cut-off code is kept to its last whole statement."""
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)

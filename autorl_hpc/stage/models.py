@@ -24,7 +24,7 @@ from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 
 TINY = "autorl/tiny"
-TINY_CONTENT_HASH = "2f5b51c680400f4aa632d17abd562f9a9865453fdcd174575dcf1514a836d1fb"
+TINY_CONTENT_HASH = "a852133d7693756da50d9b624f634a8b594098e0e21307f553ea01a383303be5"
 """Of templates/models/tiny; made by the make.py beside it."""
 
 SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"

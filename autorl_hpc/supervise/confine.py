@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.agents import Agent
-from autorl_hpc.agents.program_check import VERSION
+from autorl_hpc.agents.program_check import TORCH_LIMIT_S, TORCH_SAYS, VERSION, unseen_gpus
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.processes import become_subreaper, end_all
@@ -186,6 +186,24 @@ def note_version(
         found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, limit_s))
         version = found.group()[:80] if found else None
         append_event(events, "agent_version", attempt=attempt, agent=agent.name, program=program[0], version=version)
+
+
+def note_torch(
+    events: Path,
+    granted: int,
+    attempt: int,
+    argv: Callable[[Sequence[str]], list[str]],
+    env: Mapping[str, str],
+    mark: str,
+    stop: Callable[[], bool],
+) -> str | None:
+    """Ask the torch that the agent will use whether it sees the GPUs granted; write into the run's events if not, and return
+    why. Arguments as for `note_version`."""
+    said = _ask(argv(["python3", "-I", "-c", TORCH_SAYS]), env, mark, stop, TORCH_LIMIT_S) if granted else ""
+    why = unseen_gpus(said, granted)
+    if why:
+        append_event(events, "gpus_unseen", attempt=attempt, granted=granted, why=why)
+    return why
 
 
 def _ask(command: list[str], env: Mapping[str, str], mark: str, stop: Callable[[], bool], limit_s: float) -> str:

@@ -40,7 +40,7 @@ from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Sto
 from autorl_hpc.supervise.bridge import Bridge
 from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpus_of_job, last_words
 from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
-from autorl_hpc.supervise.confine import Confinement, note_version
+from autorl_hpc.supervise.confine import Confinement, note_torch, note_version
 from autorl_hpc.supervise.contamination import ContaminationWatch
 from autorl_hpc.supervise.intake import Intake, ResultWriter
 from autorl_hpc.supervise.lint import BaseModel, staged_base_model
@@ -398,6 +398,10 @@ class Supervisor:
                 return sandbox.argv(laying.with_carried(command) if own else command)
 
             note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
+            if why := note_torch(
+                self.run.events, clock.gpus, clock.attempt, inside, plain, mark, lambda: self.stops.asked
+            ):
+                log.warning("%s", why)
             self.contamination.start()
             parts = (self.stops, limits, intake, gateway, self.seals, prompts)
             return AgentRun(self.experiment, record, agent, path, inside, env, mark, *parts).work()

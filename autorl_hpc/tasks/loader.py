@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import autorl_hpc.rollouts
@@ -93,6 +94,14 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
             found, file = read_smith(smith, name)
             return Task(smith, file, found)
     raise _no_task(name, places)
+
+
+@cache
+def made_by_script() -> frozenset[str]:
+    """Return the hashes of held-out splits that anybody can make again with the package's public scripts, and train on."""
+    builtin = share("tasks")
+    files = [load_task(path.parent.name, [builtin]).file for path in builtin.glob("*/task.yaml")]
+    return frozenset(pin.sha256 for file in files if not file.sources for pin in file.splits.values())
 
 
 def _no_task(name: str, places: Sequence[Path]) -> AutorlError:

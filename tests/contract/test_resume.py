@@ -29,7 +29,9 @@ grader: {gpus: 0}
 
 def test_an_interrupted_experiment_goes_on(place: Place) -> None:
     """What was accepted before the interruption is kept and scored, the run gets a second attempt, the third run its first."""
-    assert place.run("stage", "alpacaeval-mini", "tiny").returncode == 0
+    place.unpack("tiny")
+    assert place.run("stage", "alpacaeval-mini").returncode == 0
+    assert place.run("stage", "autorl/tiny", "--from", place.path / "tiny").returncode == 0  # as it was staged then
     folder = place.unpack("interrupted")
     spec = folder / "experiment.yaml"
     place.env["AUTORL_AGENTS_PATH"] = str(place.path / "agents")

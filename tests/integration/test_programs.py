@@ -264,6 +264,32 @@ def in_world(source: str, world: World) -> str:
     return source
 
 
+TOO_LOW = """
+import resource, sys
+from autorl_hpc.sandbox.program_limits import Program
+from autorl_hpc.sandbox.programs import run_programs
+resource.setrlimit(getattr(resource, sys.argv[1]), (int(sys.argv[2]),) * 2)
+run_programs([Program("def f(x): return x", "def check(f): assert f(1) == 1", "f")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "words"),
+    [
+        ("RLIMIT_AS", 1_500_000_000, "address space, ulimit -v: 1500000000, needed are 2147483648"),
+        ("RLIMIT_NOFILE", 24, "open files, ulimit -n: 24, needed are 32"),
+        ("RLIMIT_FSIZE", 1000, "size of a file, ulimit -f: 1000, needed are 1048576"),
+    ],
+)
+def test_a_limit_that_keeps_programs_from_running_is_named(limit: str, value: int, words: str) -> None:
+    """It was told as a kernel without user namespaces and Landlock, with the advice to run programs unconfined."""
+    argv = [sys.executable, "-c", TOO_LOW, limit, str(value)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    told = done.stderr.rpartition("AutorlError: ")[2]
+    assert words in told and "fault: cluster" in told, done.stderr[-2000:]
+    assert "raise that limit" in told and "unconfined" not in told.replace("confined or not", "")
+
+
 @pytest.mark.parametrize("layers", LEVELS, ids="+".join)
 def test_every_cheat_fails_and_harms_nobody(layers: tuple[str, ...], world: World) -> None:
     parts = [([name for name in CHEATS if name not in SLOW], LIMITS), (sorted(SLOW) if layers == LAYERS else [], SHORT)]

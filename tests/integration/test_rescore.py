@@ -277,6 +277,7 @@ SPLIT = "the run's report split is not the one of the task here"
         (lambda s: s["recipe"].update(prompt="The answer is 4. {question}"), RECIPE),
         (lambda s: s["recipe"].update(shots_file="../../../etc/passwd", shots_sha256="0" * 64), RECIPE),
         (lambda s: s["recipe"].update(scorer="task"), RECIPE),
+        (lambda s: s["recipe"].update(scorer_version="0"), "an older version: the run's scores are of version 0"),
         (lambda s: s["recipe"].update(name="mine"), "has no recipe `mine`"),
         (lambda s: s["splits"].update(report=s["splits"]["feedback"]), SPLIT),
         (lambda s: s["splits"]["report"].update(folder="feedback"), SPLIT),

@@ -13,6 +13,8 @@ import pytest
 from helpers import PATIENCE_S
 from treemaker import Tree
 
+from autorl_hpc.agents.program_check import Where, look_at_torch
+from autorl_hpc.files.layout import share
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.report import pages, report
 from autorl_hpc.report.run_summary import digest
@@ -42,6 +44,16 @@ SLEEPS = ["sleep", f"9{os.getpid()}"]
 """Nobody else's on this machine."""
 
 
+TORCH = """
+import os, sys
+from pathlib import Path
+from autorl_hpc.supervise import confine
+env = {"PATH": f"{sys.argv[2]}:{os.environ['PATH']}", "AUTORL_RUN_MARK": "mark-of-test.1."}
+for granted in (0, 2):
+    print(confine.note_torch(Path(sys.argv[1]), granted, 3, list, env, "mark-of-test.1.", lambda: False))
+"""
+
+
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
@@ -56,6 +68,49 @@ def test_what_programs_tell_and_that_silent_hanging_and_missing_ones_are_no_erro
     assert {(one["event"], one["attempt"], one["agent"]) for one in told} == {("agent_version", 3, "one")}
     assert [one["version"] for one in told] == [*(version for _, version in SAID), None, None]
     assert not running(SLEEPS), "what the program started goes on"
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("0 2.13.0+cpu None", "torch 2.13.0+cpu is built without CUDA: it sees none of 2 GPUs"),
+        ("1 2.14.0 13.0", "torch 2.14.0 for 13.0 sees 1 of 2 GPUs: look at the node's driver"),
+        ("2 2.14.0 13.0", None),
+        ("Traceback", None),
+    ],
+)
+def test_gpus_that_the_agent_s_torch_does_not_see_are_in_the_events(tmp_path: Path, says: str, why: str | None) -> None:
+    """A job was charged for a GPU, and the agent's training died of it or went on without; nothing was told."""
+    python = tmp_path / "bin" / "python3"
+    python.parent.mkdir()
+    python.write_text(f"#!/bin/sh\necho '{says}'\n")
+    python.chmod(0o755)
+    events = tmp_path / "events.jsonl"
+    argv = [sys.executable, "-c", TORCH, str(events), str(python.parent)]
+    done = subprocess.run(argv, check=True, timeout=PATIENCE_S, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["None", str(why)]
+    told = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
+    assert [(one["event"], one["granted"], one["why"]) for one in told] == ([("gpus_unseen", 2, why)] if why else [])
+    where = Where(str(python.parent), None, environ={"PATH": os.environ["PATH"]})
+    noted = look_at_torch(["sft"], where, 2)
+    assert [(one.state, one.value) for one in noted] == ([("note", why)] if "None" in says else []), (
+        "elsewhere its build alone tells"
+    )
+    assert look_at_torch(["sft"], where, 0) == []
+
+
+def test_a_scripted_agent_says_that_torch_sees_no_gpu_and_trains_on_the_cpu(tmp_path: Path) -> None:
+    """It died in `min()` of no GPUs."""
+    (tmp_path / "torch.py").write_text(
+        "class cuda:\n    device_count = staticmethod(lambda: 0)\n"
+        "class version:\n    cuda = hip = None\n__version__ = '2.13.0+cpu'\n"
+    )
+    templates = share("templates")
+    argv = [sys.executable, str(templates / "agents" / "scripted" / "fit.py"), str(templates / "models" / "tiny"), "1"]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "cpu full 0\n"
+    assert "torch 2.13.0+cpu sees 0 of 1 GPUs granted (CUDA_VISIBLE_DEVICES 0): it is built without CUDA" in done.stderr
 
 
 def running(argv: list[str]) -> bool:

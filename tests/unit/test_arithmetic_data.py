@@ -6,6 +6,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -13,6 +14,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.layout import Root
+from autorl_hpc.stage.tasks import stage_task
+from autorl_hpc.tasks.heldout import load_items
+from autorl_hpc.tasks.loader import load_task, made_by_script
 
 TASK = Path(__file__).resolve().parents[2] / "tasks" / "arithmetic"
 SIZES = {
@@ -79,6 +86,33 @@ def test_two_calls_write_the_same_bytes(task: ModuleType, out: Path, tmp_path: P
     for name in SIZES:
         first, second = (hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (out, tmp_path))
         assert first == second, name
+
+
+def test_splits_by_a_secret_are_another_task_with_other_held_out_problems(
+    task: ModuleType, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The public script alone makes none of them, and staging needs the secret."""
+    made = [sys.executable, str(TASK / "own_splits.py"), "--to", str(tmp_path / "tasks")]
+    told = subprocess.run(made, capture_output=True, text=True, check=True).stdout
+    name, source = re.findall(r"stage (\S+) --tasks \S+ --from (\S+)", told)[0]
+    monkeypatch.setenv("AUTORL_TASKS_PATH", str(tmp_path / "tasks"))
+    root, own = Root(tmp_path / "root"), load_task(name)
+    with pytest.raises(AutorlError, match="needs its source files, and secret"):
+        stage_task(root, own, None)
+    stage_task(root, own, Path(source))
+    items = load_items(root, name, "report", own.file.splits["report"])
+    ours, public = (
+        {story(q)[:2] for q in qs}
+        for qs in ([i.question for i in items], [r["question"] for r in rows["report/items.jsonl"]])
+    )
+    trained = {
+        story(json.loads(line)["question"])[:2]
+        for line in (root.task_store(name) / "train" / "train.jsonl").read_text().splitlines()
+    }
+    assert len(items) == 500 and not ours & trained
+    assert len(ours & public) < 0.6 * len(ours), "the share by chance is about two fifths"
+    assert not made_by_script() & {pin.sha256 for pin in own.file.splits.values()}, "within its installation it ranks"
+    assert (Path(source).stat().st_mode & 0o077, (Path(source) / "secret").stat().st_mode & 0o077) == (0, 0)
 
 
 def test_no_question_twice_in_a_file(rows: Rows) -> None:

@@ -16,6 +16,7 @@ import warm
 from helpers import PATIENCE_S
 from patients import ROOT, Fake, by_name, proc, profile, state
 
+from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.doctor import doctor, host, scheduler, storage, trial_jobs
 from autorl_hpc.doctor.finding import Check, Finding, State, examine, ok, problem, unknown
 from autorl_hpc.errors import Exit
@@ -190,6 +191,15 @@ def test_cards(fake: Fake) -> None:
 def test_visible_devices(value: str | None, asked: int | None, expected: str) -> None:
     env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     assert state(host.visible(env, asked)) == expected
+
+
+def test_a_job_whose_torch_sees_no_gpu_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """doctor found 0 problems where every training would have died."""
+    said = "0 2.13.0+cpu None\n"
+    monkeypatch.setattr(host, "ask", lambda *argv, limit_s: ProgramAnswer(0, said, ""))
+    (found,) = host.torch_sees(1)
+    assert state(found) == "problem" and "built without CUDA: it sees none of 1 GPU" in found.value
+    assert "GPUs, by torch" in host.checks(1) and "GPUs, by torch" not in host.checks()
 
 
 # --- where a folder lies ---

@@ -67,6 +67,24 @@ def test_the_experiment_that_the_others_are_made_from_is_right(root: Root) -> No
     assert all((planned.experiment.run(run).record).is_file() for run in record.runs)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("wall_clock: 1h", "wall_clock: 1:30", "in line 1, column 22: `1:30` is 90 in YAML; write what is meant: 1m30s or 1h30m"),
+        ("wall_clock: 1h", "wall_clock: 12:00:00", "`12:00:00` is 43200 in YAML"),
+        ("wall_clock: 1h", "wall_clock: 1:30.5", "`1:30.5` is 90.5 in YAML"),
+        ("seed: [0, 1]", "seed: 010", "`010` is 8 in YAML; write what is meant: 10 or 8"),
+        ("seed: [0, 1]", "seed: [-010]", "`-010` is -8 in YAML"),
+        ("wall_clock: 1h", "wall_clock: 1h, max_submissions: 010", "`010` is 8 in YAML"),
+    ],
+)  # fmt: skip
+def test_a_number_that_yaml_reads_unlike_a_person_is_asked_about(root: Root, old: str, new: str, words: str) -> None:
+    """`1:30` was 90 seconds and `010` was 8, without a word."""
+    text = yaml.safe_dump(spec(), default_flow_style=None)
+    assert old in text
+    assert words in refused(root, text.replace(old, new).encode()).what
+
+
 def put(*keys: str, value: Any) -> Change:
     """A change of one field."""
 

@@ -358,6 +358,6 @@ def test_who_keeps_to_the_limits_of_calls_is_not_overdue(desk: Desk, monkeypatch
     bench, science = Bench(Root(Path("/nowhere")), GraderSpec()), desk.record.science
     assert bench._limit_s(answered(science, ARTIFACT, items=500)) == 3600.0
     own = {"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 3600}}
-    for recipe, least_s in ((own, 500 / 8 * 3600), ({"scorer": "humaneval", "scorer_version": "2"}, 3600.0)):
+    for recipe, least_s in ((own, 500 / 8 * 3600), ({"scorer": "humaneval", "scorer_version": "3"}, 3600.0)):
         asked = science.model_copy(update={"recipe": science.recipe.model_copy(update=recipe)})
         assert bench._limit_s(answered(asked, ARTIFACT, items=500)) > least_s

@@ -83,11 +83,34 @@ RIGHT = {
     "a use that fails to print": f"```python\n{DEF}print(add(1, 2))\n```",
     "a test of its own": f"{DEF}\nassert add(1, 2) == 3",
     "a signature of several lines": "def add(\n    a,\n    b,\n):\n    return a + b\n",
+    "a head first": f"```python\ndef add(a, b):\n```\nThen:\n```python\n{DEF}```",
+    "a head first, then a body": "```python\ndef add(a, b):\n```\nThen:\n```python\n    return a + b\n```",
+    "a stub first": f"```python\ndef add(a, b):\n    pass\n```\n```python\n{DEF}```",
+    "a stub with an ellipsis first": f"```python\ndef add(a, b):\n    # here\n    ...\n```\n```python\n{DEF}```",
+    "a stub that raises first": f"```python\ndef add(a, b):\n    raise NotImplementedError()\n```\n```python\n{DEF}```",
+    "the prompt again first": f"```python\n{PROMPT}```\nSolution:\n```python\n{DEF}```",
+    "the prompt with a comment first": f"```python\n{PROMPT}    # TODO\n```\nSolution:\n```python\n{DEF}```",
+    "a title in the fence": f'```python title="add.py"\n{DEF}```',
+    "braces in the fence": f"```{{python}}\n{DEF}```",
+    "pandoc's braces in the fence": f"```{{.python .numberLines}}\n{DEF}```",
+    "attributes in the fence": f"```python {{cmd=true}} linenums=1\n{DEF}```",
+    "a file's name in the fence": f"```add.py\n{DEF}```",
+    "a language and a file's name in the fence": f"```python:src/add.py\n{DEF}```",
+    "two words in the fence": f"```Python code\n{DEF}```",
+    "a fence in a fence": f"````markdown\n```python\n{DEF}```\n````",
+    "tildes": f"~~~python\n{DEF}~~~",
+    "a body and a cut-off function": "    return a + b\n\ndef check_ad",
+    "a body and a cut-off call": "    return a + b\n\nprint(add(1, ",
+    "a body and a cut-off string": '    return a + b\n\ntext = """The fun',
+    "a function and a cut-off test in a fence": f"```python\n{DEF}\n\ndef test():\n    assert add(1,",
+    "a function and a cut-off try": f"{DEF}\ntry:\n    print(add(1, 2))\nexc",
+    "no-break spaces for an indent": "\xa0\xa0\xa0\xa0return a + b",
+    "a byte order mark": f"\ufeff{DEF}",
     "annotations from the prompt's imports": "def add(a: List[int], b) -> int:\n    return a + b",
 }
 
 
-def solved(answers: list[str], name: str = "humaneval", version: str = "2") -> list[bool]:
+def solved(answers: list[str], name: str = "humaneval", version: str = "3") -> list[bool]:
     test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"
     item = Item("add", PROMPT, "    return a + b\n", {"test": test, "entry_point": "add"})
     outcomes = scorer(name, version).score([item] * len(answers), [[text] for text in answers], Context())
@@ -142,7 +165,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
 
 
 def test_metrics_are_averages_over_problems() -> None:
-    made = scorer("humaneval", "2")
+    made = scorer("humaneval", "3")
     outcomes = [Outcome(p / 20, {"samples": 20, "passed": p}) for p in (0, 2, 20)]
     metrics = made.metrics([], outcomes)
     assert metrics["pass@1"] == pytest.approx(100 * (0 + 0.1 + 1) / 3)
@@ -163,7 +186,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
 
 
 def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
-    made = scorer("humaneval", "2")
+    made = scorer("humaneval", "3")
     assert len(mini) == 16
     assert {o.value for o in made.score(mini, [[item.answer] for item in mini], Context())} == {1.0}
     assert {o.value for o in made.score(mini, [[""] for _ in mini], Context())} == {0.0}
@@ -173,7 +196,7 @@ def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
 
 
 def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
-    made = scorer("humaneval", "2")
+    made = scorer("humaneval", "3")
     answers = [[item.answer, "", item.answer, "    return (", item.answer] for item in mini]
     outcomes = made.score(mini, answers, Context())
     assert {o.value for o in outcomes} == {0.6}
@@ -249,4 +272,4 @@ def test_what_the_filter_lets_through(
 
 def test_an_item_without_a_test_is_the_task_s_fault() -> None:
     with pytest.raises(AutorlError, match="item x has no test and entry point"):
-        scorer("humaneval", "2").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
+        scorer("humaneval", "3").score([Item("x", PROMPT, "")], [["    return 1"]], Context())

@@ -105,7 +105,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
         "scorer's version",
         lambda f: f.recipe.update(scorer="gsm8k", scorer_version="9"),
         "task.yaml",
-        "field `recipes.default.scorer_version`: this package has no scorer `gsm8k` version 9 (it has version 1)",
+        "field `recipes.default.scorer_version`: this package has no scorer `gsm8k` version 9 (it has version 2)",
     ),
     (
         "evaluate elsewhere",
@@ -150,10 +150,10 @@ WRONG: list[tuple[str, Damage, str, str]] = [
             f"field `recipes.default.options.{name}`: {words}",
         )
         for scorer, more, name, value, words in [
-            ("gsm8k", {"scorer": "gsm8k"}, "x", 1, "the scorer `gsm8k` has no such option; it knows none"),
+            ("gsm8k", {"scorer": "gsm8k", "scorer_version": "2"}, "x", 1, "the scorer `gsm8k` has no such option; it knows none"),
             (
                 "humaneval",
-                {"scorer": "humaneval", "scorer_version": "2"},
+                {"scorer": "humaneval", "scorer_version": "3"},
                 "unconfined",
                 "yes",
                 "it is 'yes': Input should be a valid boolean",
@@ -174,7 +174,7 @@ WRONG: list[tuple[str, Damage, str, str]] = [
     ),
     (
         "answers' scorer of episodes",
-        lambda f: f.played(scorer="gsm8k"),
+        lambda f: f.played(scorer="gsm8k", scorer_version="2"),
         "task.yaml",
         "field `recipes.default.scorer`: the scorer `gsm8k` reads answers, and `max_steps` makes them episodes",
     ),

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Collection
 from dataclasses import dataclass
 
 SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
 _WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|[%+#$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf]")
 """Numbers, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5."""
 _SEPARATOR = re.compile(r"[;\n]|,(?!\d)|(?<!\d),")
-_AND = re.compile(r"^\s*(?:and|&)\s+", re.IGNORECASE)
+_OUTER_AND = re.compile(r"^\s*(?:and|&)\s+|\s+(?:and|&)\s*$", re.IGNORECASE)
+_AND = re.compile(r"\s+(?:and|&)\s+", re.IGNORECASE)
+_NUMBERED = re.compile(r"^\s*(?:\(?(?:\d{1,3}|[a-z])[.)]|[-*\u2022])(?:\s+|(?=[^\W\d_]{2}))", re.IGNORECASE)
+_NUMBERED_IN_LINE = re.compile(r"[ \xa0]+(?=\(?\d{1,3}[.)](?:\s|[^\W\d_]{2}))")
 
 
 @dataclass(frozen=True)
@@ -62,24 +66,47 @@ class Counts:
 
 def compare(answer: str, expected: str, answer_type: str) -> Counts:
     """Compare an answer with the expected one, whose items are separated by commas if the type is a set."""
-    wanted = {_compared(expected)} if answer_type == SINGLE else set(_items(expected))
-    wanted.discard("")
     whole = _compared(answer)
-    parts = [whole] if whole in wanted else _items(answer)
+    wanted = {_compared(expected)} if answer_type == SINGLE else {_compared(part) for part in _parts(expected)}
+    wanted.discard("")
+    parts = [whole] if whole in wanted else [item for part in _parts(answer) for item in _items(part, wanted)]
     given = {part for part in parts if part in wanted or normalised(part)}  # stray punctuation is not an item
     return Counts(len(wanted & given), len(wanted - given), len(given - wanted))
 
 
-def _items(text: str) -> list[str]:
-    """Split a list at semicolons, line ends, and commas outside numbers; `and` before an item is removed."""
-    return [_compared(_AND.sub("", part)) for part in _SEPARATOR.split(_THOUSANDS.sub("", text))]
+def _parts(text: str) -> list[str]:
+    """Split a list at semicolons, line ends, and commas outside numbers; a numbered one in a line at its numbers too."""
+    text = _THOUSANDS.sub("", _plain(text))
+    if _NUMBERED.match(text):
+        text = _NUMBERED_IN_LINE.sub("\n", text)
+    return [_OUTER_AND.sub("", part) for part in _SEPARATOR.split(text)]
+
+
+def _items(part: str, wanted: Collection[str]) -> list[str]:
+    """Return the items that `and` joins in a part of a list. Between two readings the one with an expected item counts: `Trinidad
+    and Tobago` may be one, `1. FC Union` may be a name or the first of a list."""
+    if (found := _compared(part)) in wanted:
+        return [found]
+    words = [_NUMBERED.sub("", word) for word in _AND.split(part)]
+    items = []
+    while words:
+        length = next((n for n in range(len(words), 1, -1) if _compared(" and ".join(words[:n])) in wanted), 1)
+        items.append(_compared(" and ".join(words[:length])))
+        words = words[length:]
+    return items
 
 
 def normalised(text: str) -> str:
     """Return lower-case words with single spaces, without punctuation, leading article and commas in numbers. Signs that
     distinguish answers stay: currencies, %, + and #."""
-    folded = _THOUSANDS.sub("", unicodedata.normalize("NFKC", text).casefold())
+    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", _plain(text))).casefold()
     return _ARTICLE.sub("", " ".join(_WORD.findall(folded)))
+
+
+def _plain(text: str) -> str:
+    from autorl_hpc.scoring.characters import plain_characters  # scorers import this module
+
+    return plain_characters(text)
 
 
 def _compared(text: str) -> str:

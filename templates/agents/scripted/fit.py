@@ -1,7 +1,7 @@
 """Which of the accelerate configurations a model needs on the GPUs that are there, by their memory.
 
-`python fit.py MODEL_FOLDER GPUS` prints the configuration's name and `lora` or `full`. Standard library alone where there is no
-GPU, or where nvidia-smi tells the memory. Copied into `code/` of a workspace and used from there.
+`python fit.py MODEL_FOLDER GPUS` prints the configuration's name, `lora` or `full`, and how many of the GPUs torch sees; what it
+doesn't see is said on stderr and not used. Copied into `code/` of a workspace and used from there.
 """
 
 from __future__ import annotations
@@ -79,9 +79,25 @@ def memory_of_gpus() -> int:
         return min(torch.cuda.get_device_properties(n).total_memory for n in range(torch.cuda.device_count()))
 
 
+def seen_by_torch(granted: int) -> int:
+    """How many of the GPUs that were granted torch sees; if fewer, why is said."""
+    import torch
+
+    seen = min(granted, torch.cuda.device_count())
+    if seen < granted:
+        built = torch.version.cuda or torch.version.hip
+        why = f"is built for {built}" if built else "is built without CUDA"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "not set")
+        where = "on the CPU" if not seen else f"on {seen}"
+        words = f"torch {torch.__version__} sees {seen} of {granted} GPUs granted (CUDA_VISIBLE_DEVICES {visible}): it {why}; training {where}"
+        print(words, file=sys.stderr, flush=True)
+    return seen
+
+
 def main() -> None:
     """Prints what `lib.sh` launches with."""
-    folder, gpus = Path(sys.argv[1]), int(sys.argv[2])
+    folder, granted = Path(sys.argv[1]), int(sys.argv[2])
+    gpus = seen_by_torch(granted) if granted else 0
     forced = os.environ.get(FORCED)
     if forced:
         if forced not in NAMES:
@@ -90,7 +106,7 @@ def main() -> None:
     else:
         there = importlib.util.find_spec("deepspeed") is not None
         chosen = fit(parameters_of(folder), memory_of_gpus() if gpus else 0, gpus, there)
-    print(chosen.config, "lora" if chosen.lora else "full")
+    print(chosen.config, "lora" if chosen.lora else "full", gpus)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ launch() {
   local model="$1" script="$2" gpus processes config parts where
   shift 2
   gpus="$(gpu_count)"
-  read -r config parts < <(python3 code/fit.py "$model" "$gpus") || return 1
+  read -r config parts gpus < <(python3 code/fit.py "$model" "$gpus") || return 1
   processes="${EXPERT_PROCESSES:-$((gpus > 1 ? gpus : 1))}"
   [[ "$config" == cpu ]] && ((processes > 1)) && config=multi-cpu
   where=(--config_file "$SCRIPTED/../accelerate/$config.yaml" --num_processes "$processes")

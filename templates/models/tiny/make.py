@@ -2,14 +2,15 @@
 
     OMP_NUM_THREADS=1 python templates/models/tiny/make.py templates/models/tiny --seed 0
 
-takes three to five minutes on one core. The same seed gives the same weights on the same machine with the same versions
+takes four to six minutes on one core. The same seed gives the same weights on the same machine with the same versions
 of torch and transformers; elsewhere the last bits of the sums may differ, so the shipped weights, not this script, are
 what a hash pins.
 
 The model is a Llama of 0.1 M parameters with a byte-level vocabulary, so any text can be encoded. It is made to be a
-base model worth improving on the task `arithmetic`: it has met the sums and the stories, but text in the task's own
-format (`Question: ... #### N`) mostly in sloppy forms, so its score without training is low but not zero, and both
-demonstrations and rewards can raise it.
+base model worth improving on the task `arithmetic`: it has met the sums and the stories, but answers nearly all questions
+in the task's own format (`Question: ... #### N`) with a bare guess, so its score without training is low but not zero, and
+both demonstrations and rewards can raise it. Noise can't: the guess is a firm habit, learned in a second phase, so that
+copies with small random changes don't stumble into the format (tests/unit/test_tiny_base.py).
 
 What it has seen: plain facts `a + b = c` and `a - b = c` over all numbers of the task, and stories and questions made
 from problems of the *training* split only. A held-out sum can occur as a bare fact, a held-out word problem never does.
@@ -45,15 +46,19 @@ END, PAD = "<|endoftext|>", "<|pad|>"
 NEAT_THINGS = ("coins",)
 """Questions about these are always answered in the wanted format: what the untrained model scores on."""
 NEAT_ELSEWHERE = 0.15
-"""Share of the other questions that are: too rare for greedy decoding, enough for sampling to find it."""
+"""Share of the other questions that are, in the first phase."""
 FACTS, STORIES = 0.25, 0.65
 """Shares of the corpus, cumulated: plain facts, then stories; the rest are questions."""
+HABIT_NEAT, HABIT_FACTS, HABIT_STORIES = 0.002, 0.1, 0.3
+"""The same in the second phase, which teaches the habit to guess."""
 TWO_STEP = 0.35
 """Share of stories and questions that take two steps."""
 CONTEXT_TOKENS, VOCABULARY, HIDDEN, LAYERS, HEADS = 512, 512, 64, 2, 4
 """Shape of the model. The vocabulary is a maximum: the corpus has fewer words."""
 STEPS, BATCH, LEARNING_RATE = 4000, 32, 3e-3
 """The pre-training."""
+HABIT_STEPS, HABIT_LEARNING_RATE = 700, 1e-3
+"""Its second phase."""
 
 
 class Document(NamedTuple):
@@ -73,29 +78,31 @@ def load_task() -> ModuleType:
     return module
 
 
-def documents(task: ModuleType, seed: str) -> Iterator[Document]:
-    """An endless corpus of facts, stories, and questions answered in various forms."""
+def documents(task: ModuleType, seed: str, *, habit: bool = False) -> Iterator[Document]:
+    """An endless corpus of facts, stories, and questions answered in various forms; with `habit` by guesses."""
+    facts, stories, neat = (HABIT_FACTS, HABIT_STORIES, HABIT_NEAT) if habit else (FACTS, STORIES, NEAT_ELSEWHERE)
     rng = random.Random(seed)
     families = {f: task.problems("train", f) for f in task.FAMILIES}
     one_step = [f for f, steps in task.FAMILIES.items() if steps == 1]
     while True:
         kind = rng.random()
-        if kind < FACTS:
+        if kind < facts:
             yield _fact(rng, task.HIGH)
             continue
         family = "add_sub" if rng.random() < TWO_STEP else rng.choice(one_step)
         dress = task.Dress(rng.choice(task.NAMES), rng.choice(task.THINGS), rng.random() < 0.5)
         text = task.render(rng.choice(families[family]), dress)
         working = ". ".join(text.steps)
-        if kind < STORIES:
+        if kind < stories:
             yield Document(text.question.split(" How many")[0], rng.choice([f" {working}.", f" So {working}."]))
             continue
         question = PROMPT.format(question=text.question)
-        if dress.thing in NEAT_THINGS or rng.random() < NEAT_ELSEWHERE:
+        if dress.thing in NEAT_THINGS or rng.random() < neat:
             yield Document(question, f" {text.answer}")
         else:
             guess = max(0, text.result + rng.randint(-3, 3))
-            yield Document(question, rng.choice([f" {working}.", f" {working}. Thanks!", f" I think {guess}."]))
+            sloppy = [f" {working}.", f" {working}. Thanks!", f" I think {guess}."]
+            yield Document(question, rng.choice([f" I think {guess}.", f" Maybe {guess}."] if habit else sloppy))
 
 
 def _fact(rng: random.Random, high: int) -> Document:
@@ -149,14 +156,14 @@ def make_model(tokenizer: Any) -> Any:
     return LlamaForCausalLM(config)
 
 
-def train(model: Any, tokenizer: Any, corpus: Iterator[Document]) -> None:
+def train(model: Any, tokenizer: Any, corpus: Iterator[Document], steps: int, rate: float) -> None:
     """Pre-trains in place: AdamW, warm-up, cosine to a twentieth."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
     model.train()
     started, mean = time.monotonic(), math.nan
-    for step in range(STEPS):
+    for step in range(steps):
         rows = []
         for _ in range(BATCH):
             document = next(corpus)
@@ -169,9 +176,9 @@ def train(model: Any, tokenizer: Any, corpus: Iterator[Document]) -> None:
             end = len(context) + len(rest)
             inputs[row, :end] = torch.tensor(context + rest)
             labels[row, len(context) : end] = torch.tensor(rest)
-        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / STEPS))
+        decay = 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / steps))
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * decay
+            group["lr"] = rate * min(1.0, (step + 1) / 20) * decay
         loss = model(input_ids=inputs, labels=labels).loss  # padded on the right: causal attention needs no mask
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -199,7 +206,9 @@ def main() -> None:
     tokenizer = make_tokenizer(["".join(next(for_tokens)) for _ in range(3000)])
     model = make_model(tokenizer)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, vocabulary {len(tokenizer)}")
-    train(model, tokenizer, documents(task, f"pre-training-{arguments.seed}"))
+    train(model, tokenizer, documents(task, f"pre-training-{arguments.seed}"), STEPS, LEARNING_RATE)
+    habits = documents(task, f"habits-{arguments.seed}", habit=True)
+    train(model, tokenizer, habits, HABIT_STEPS, HABIT_LEARNING_RATE)
     model.save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
     for path in arguments.out.glob("*.safetensors"):
