@@ -13,7 +13,7 @@ from autorl_hpc import __version__, states
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import statistics
 from autorl_hpc.report.axes import curves, used
-from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING
+from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING, in_doubt, same_runs
 from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, RouteTold
 from autorl_hpc.report.summary import (
     UNTRIED,
@@ -45,6 +45,7 @@ RUNS_TO_RANK = 3  # with fewer than three runs there is no interval over runs, a
 NO_RANKS = "not ranked"  # reason for a whole leaderboard, which explains it
 LEAST_TASKS = 2
 MAX_VERSIONS = 6
+MAX_TWINS = 3  # runs that a note on the same run twice names
 
 CellKey = tuple[str, str, str, str]
 """What identifies an agent within a group: agent, driver, mode, hash of the agent's files."""
@@ -54,6 +55,7 @@ Place = tuple[CellKey, int]  # A cell of a leaderboard: the agent, and the colum
 
 def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
     """Build the report from digested runs, in their order."""
+    runs = _with_twins_named(runs)
     counts = Counter(run.excluded for run in runs if run.excluded)
     groups = group_runs(runs)
     return MergedReport(
@@ -69,6 +71,21 @@ def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: S
     )
 
 
+def _with_twins_named(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs with a doubt at each that shares what only one run can have with another."""
+    found = []
+    for run, twins in zip(runs, same_runs([run.marks for run in runs]), strict=True):
+        several = list(twins.items())
+        doubts = [
+            f"the same run twice: {', '.join(shared)} as {runs[twin].experiment}/{runs[twin].run_id}"
+            for twin, shared in several[:MAX_TWINS]
+        ]
+        if len(several) > MAX_TWINS:
+            doubts.append(f"the same run twice: and {len(several) - MAX_TWINS} more runs")
+        found.append(run if not doubts else in_doubt(run, doubts))
+    return found
+
+
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     ours = [run for run in runs if run.imported is None]
     of = f"of {len(runs)} runs"
@@ -77,6 +94,8 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     for flag in UNRANKING:
         if flagged := sum(flag in run.flags for run in runs):
             yield f"not ranked: the selected checkpoint of {flagged} {of} is flagged {flag}"
+    if doubted := sum(bool(run.doubts) for run in runs):
+        yield f"in doubt: {doubted} {of} may not be what they say (their notes name why): their agents do not rank there"
     if imported := len(runs) - len(ours):
         yield f"imported: {imported} {of} are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
     if contaminated := sum(bool(run.contaminated) for run in runs):
@@ -213,6 +232,7 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
         not_ranked=sum(not run.ranked for run in runs),
         counted_unranked=sum(not run.ranked for run in counted),
+        doubted=sum(bool(run.doubts) for run in runs),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([score.score or 0.0 for score in scores], (only.low, only.high) if only else None),
         **statistics.against_zero(values if tested else [])._asdict(),
@@ -368,6 +388,8 @@ def _values(cell: CellSummary | None, runs: Sequence[RunSummary]) -> list[float]
 def _why_unranked(cell: CellSummary, ranks: bool) -> str | None:
     if not ranks:
         return NO_RANKS
+    if cell.doubted:
+        return f"{cell.doubted} of {len(cell.places)} runs may not be what they say: see their notes"
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:

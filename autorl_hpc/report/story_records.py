@@ -184,6 +184,9 @@ class Story(Strict):
 
     route: RouteTold = RouteTold()
     mode_kept: bool | None = Field(None, description="Whether the executed route is what the mode asked for.")
+    trained: bool | None = Field(
+        None, description="False: before the checkpoint nothing ran that could train; null: unknown."
+    )
     iterations: tuple[Iteration, ...] = ()
     failure: Failure | None = None
     metrics: ReferenceMetrics = ReferenceMetrics()

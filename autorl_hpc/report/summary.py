@@ -424,7 +424,9 @@ class RunSummary(Record):
     visible_gain_feedback: float | None = None
     counted: bool  # whether its improvement enters the statistics over runs
     excluded: Excluded | None = None
-    ranked: bool  # false: its sandbox level never ranks, or its selected checkpoint's flags forbid it
+    ranked: bool  # false: its sandbox level never ranks, its selected checkpoint's flags forbid it, or there are doubts
+    doubts: tuple[str, ...] = ()  # why neither this run nor its agent's others on this task rank, in words
+    marks: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # what no other run can have, by kind
     flags: tuple[FingerprintFlag, ...] = ()  # of the selected checkpoint's fingerprint
     looks: int = 0  # how often the workspace was looked through for held-out items
     contamination_end: Contamination | None = None  # the look at the workspace at the run's end
@@ -481,6 +483,7 @@ class CellSummary(Strict):
     base_kept: int  # counted runs whose improvement is 0 because nothing valid was submitted
     not_ranked: int = 0  # runs that are shown and do not rank, for want of a sandbox or by a flag
     counted_unranked: int = 0  # of the counted ones
+    doubted: int = 0  # runs that may not be what they say (`RunSummary.doubts`): no rank for the cell
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = None  # mean improvement against 0: t test over runs, from three on

@@ -45,7 +45,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     def varied(gain: float | None = 10.0, **update: Any) -> RunSummary:
         number = next(numbers)
         improvement = None if gain is None else Gain(difference=gain, low=gain - 5, high=gain + 5, how="paired_items")
-        update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, **update}
+        update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, "marks": {}, **update}
         task = update.get("task", one.task)
         return one.model_copy(update={"split_hashes": {"report": sha(task)}, **update})
 

@@ -199,6 +199,9 @@ RUNS_A_PROGRAM = re.compile(
 )
 """A shell line that starts one of these programs."""
 
+OUR_PROGRAMS = ("./submit", "./timer", "/run/autorl-inside.py")
+"""What a workspace and a sandbox of ours start with Python."""
+
 FIRST_SIGNAL = 128
 """Exit codes of a shell above this mean a signal."""
 
@@ -262,6 +265,27 @@ def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
 
 def _is_program(process: ProcessSeen) -> bool:
     return process.command.partition(" ")[0].rsplit("/", 1)[-1].startswith(PROGRAMS)
+
+
+_UTILITIES = """
+apptainer ar awk base64 basename bash bunzip2 bwrap bzip2 cat chmod claude codex cp curl cut date dd dirname du echo env find gemini
+git grep gunzip gzip head hostname id install jq kill ln ls mkdir mktemp mv nice node nohup npm nvidia-smi opencode openssl ps rm
+rsync sed setsid sh sha256sum sleep sort split srun stat stdbuf sync tail tar tee test timeout touch tr true unzip wc wget which xargs
+xz zip zstd
+"""
+UTILITIES = frozenset(_UTILITIES.split())
+"""Programs that train nothing, whatever they cost: tools of a shell, and agents' own programs."""
+MIN_TRAINING_CPU_S = 2.0
+"""To import torch takes more."""
+
+
+def may_train(process: ProcessSeen) -> bool:
+    """Return whether a program may have trained a model: any but a utility, our own, and those known to have used little time."""
+    words = process.command.split()
+    name = words[0].rsplit("/", 1)[-1].strip("-") if words else ""
+    if name in UTILITIES or any(word in OUR_PROGRAMS for word in words[1:3]):
+        return False
+    return process.what != "ended" or process.cpu_s is None or process.cpu_s >= MIN_TRAINING_CPU_S
 
 
 def failed(process: ProcessSeen) -> bool:
