@@ -109,6 +109,7 @@ class _Digest:
             **self._used(),
             tool_version=__version__,
             run_id=clean(record.run_id) or "",
+            level=3 if science.recipe.max_steps is not None else 2 if science.recipe.judge != "none" else 1,
             mode=clean(science.mode) or "",
             state=RunState.DAMAGED if self.chain.damage else view.state,
             damage=clean(self.chain.damage),

@@ -132,6 +132,11 @@ class ReferenceMetrics(Strict):
     copy_model_count: int = Field(0, ge=0)
     time_used_ratio: float | None = Field(None, ge=0)
     last_submit_gap: float | None = Field(None, ge=0, description="Seconds from the last submission to the end.")
+    rollbacks: int | None = Field(
+        None,
+        ge=0,
+        description="Submissions that go on from an earlier one than the last, or hand it in again. The paper's; null: unknown.",
+    )
 
 
 CountedBy = Literal["gateway", "trace"]

@@ -180,7 +180,22 @@ def reference_metrics(
         copy_model_count=sum(p.submission_id in copies or p.same_as in copies for p in points),
         time_used_ratio=elapsed_s / allowed_s if ended and allowed_s > 0 else None,
         last_submit_gap=max(0.0, elapsed_s - points[-1].elapsed_s) if ended and points else None,
+        rollbacks=_rollbacks(points),
     )
+
+
+def _rollbacks(points: Sequence[Point]) -> int | None:
+    """Count submissions whose parent is an earlier one than the last; going back to the base model is none. None: there is
+    no submission, or none after the first has a fingerprint."""
+    count, known, last = 0, False, None
+    taken = [point for point in points if point.status is not SubmissionState.REFUSED]
+    for point in taken:
+        print_ = point.fingerprint if point.fingerprint is not None and not point.fingerprint.reason else None
+        parent = point.same_as if point.same_as is not None else print_.parent if print_ is not None else None
+        known |= last is not None and (print_ is not None or point.same_as is not None)
+        count += last is not None and parent is not None and parent != last
+        last = point.same_as or point.submission_id
+    return count if known or len(taken) == 1 else None
 
 
 # --- metrics of the reference's summarization skill: human help, failures overcome, stage reached
