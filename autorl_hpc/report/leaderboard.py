@@ -279,13 +279,13 @@ NO_TRAINING = (states.Route.NONE, states.Route.COPY, states.Route.AVERAGING)
 
 
 def _rates(runs: Sequence[RunSummary]) -> Rates:
-    """Count how many counted runs improved, executed a cycle and wrote code that trains."""
+    """Count how many counted runs improved, went through a whole cycle and wrote code that trains."""
     routes = [{run.story.route.planned, run.story.route.executed} - {states.Route.UNKNOWN} for run in runs]
     backs = [run.story.metrics.rollbacks for run in runs if run.story.metrics.rollbacks is not None]
     return Rates(
         of=len(runs),
         improved=sum(map(_improved, runs)),
-        executed=sum(
+        cycles=sum(
             sum(p.score is not None for p in run.trajectory) > run.story.metrics.copy_model_count for run in runs
         ),
         coded=sum(bool(known - set(NO_TRAINING)) for known in routes),

@@ -99,7 +99,7 @@ class Rates(Strict):
 
     of: int = 0  # counted runs
     improved: int = 0  # with a submission above the base model on feedback
-    executed: int = 0  # with a scored submission that is no copy: a whole cycle of training, evaluation and submission
+    cycles: int = 0  # with a scored submission that is no copy: a whole cycle of training, evaluation and submission
     coded: int = 0  # that wrote code which trains
     coded_of: int = 0  # runs of which that is known
     rollbacks: float | None = None  # mean number of submissions that go back to an earlier checkpoint; null: unknown

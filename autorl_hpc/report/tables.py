@@ -114,7 +114,7 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
         "p": cell.p_value,
         "p_holm": cell.p_holm,
         "report": cell.report.mean,
-        **_fields(cell.rates, "of improved executed coded coded_of rollbacks", "runs_"),
+        **_fields(cell.rates, "of improved cycles coded coded_of rollbacks", "runs_"),
         **_fields(cell, "lost not_counted"),
         **_fields(board.conditions, " ".join(conditions)),
         "limits": " ".join(f"{name}={value:g}" for name, value in board.conditions.limits.items()),

@@ -111,13 +111,13 @@ def test_the_papers_rates_by_cell_and_results_by_level(make: Make) -> None:
     cell = board.rows[0].cells[[task.task for task in board.tasks].index("gsm8k")]
     assert cell is not None
     rates = cell.rates
-    assert (rates.of, rates.improved, rates.executed, rates.coded, rates.coded_of) == (3, 1, 1, 1, 2)
+    assert (rates.of, rates.improved, rates.cycles, rates.coded, rates.coded_of) == (3, 1, 1, 1, 2)
     assert rates.rollbacks == 1.5
     levels = {one.level: (one.tasks, one.mean, one.rates.of) for one in board.rows[0].levels}
     assert levels == {1: (2, pytest.approx(5.0), 4), 3: (1, 1.0, 1)}
     (text,) = [text for text in [tables.leaderboard_csv(merged)] if text]
     (mine,) = [r for r in csv.DictReader(io.StringIO(text)) if r["task"] == "gsm8k"]
-    assert [mine[f"runs_{name}"] for name in ("of", "improved", "executed", "coded", "rollbacks")] == [
+    assert [mine[f"runs_{name}"] for name in ("of", "improved", "cycles", "coded", "rollbacks")] == [
         "3",
         "1",
         "1",
