@@ -124,18 +124,33 @@ class Route(StrEnum):
 
 
 class FailureKind(StrEnum):
-    """Why a run, or one of its submissions, did not help. The first five are the paper's."""
+    """Why a run, or one of its submissions, did not help: the cause with the strongest evidence, else the outcome alone."""
 
+    # The paper's five (its Table 13), in its sense and no other
     ROLLOUT_CONSTRUCTION = "rollout construction"
     REWARD_OR_DATA = "reward or data design"
-    TRAINING_COLLAPSE = "training collapse"
+    TRAINING_COLLAPSE = "training collapse"  # only where the training shows it: loss, KL, gradients, degenerate outputs
     EARLY_CODING = "early coding failure"
-    STATIC_SHORTCUT = "static shortcut without transfer"
-    NO_SUBMISSION = "no submission"
+    STATIC_SHORTCUT = "static shortcut without transfer"  # it gains on static tasks and not on interactive ones
+    # This suite's own: causes
+    COPIED_WEIGHTS = "copied weights"  # the base model's or another model's
+    HELD_OUT_ITEMS = "held-out items used"
+    FEEDBACK_ONLY = "gain on feedback alone"  # fitted to the split whose scores are told
+    OUT_OF_MEMORY = "out of memory"
+    ENGINE_CRASH = "engine crash"  # of vLLM, CUDA or NCCL
+    FORMAT_MISMATCH = "format mismatch"  # of prompts, templates, columns or answers
+    REWARD_WITHOUT_SCORE = "reward without score"  # the training reward rose and the score did not
     BUDGET_OUT = "budget out"
     ARTIFACT_REFUSED = "artifact refused"
     INFRASTRUCTURE = "infrastructure"
-    NO_GAIN = "no gain beyond noise"  # none of the kinds above explains it
+    # This suite's own: outcomes, where nothing shows a cause
+    NO_SUBMISSION = "no submission"
+    WORSE = "significantly worse"  # the whole interval of the gain is below zero
+    NO_GAIN = "no gain beyond noise"
+
+
+OF_THE_PAPER = tuple(FailureKind)[:5]
+"""The kinds of failure that the paper names."""
 
 
 class QueueKind(StrEnum):

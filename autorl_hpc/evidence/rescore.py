@@ -10,6 +10,7 @@ import functools
 import os
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
@@ -18,7 +19,7 @@ from autorl_hpc.cluster.profile import load_profile
 from autorl_hpc.errors import AutorlError, Exit, Refused
 from autorl_hpc.evidence import export
 from autorl_hpc.evidence.unpack import check_shapes, check_task, judge_spec, unpack_evidence, weights_allowed
-from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, ItemRow, read_rows, verify_run
+from autorl_hpc.evidence.verify import ANCHORED_NOTE, NOTE, ItemRow, VerifyResult, name_same_runs, read_rows, verify_run
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline, read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
@@ -34,6 +35,8 @@ from autorl_hpc.records.entries import Evaluation, Submission
 from autorl_hpc.records.exchange import Baseline, EvidenceManifest
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.report.find import runs_on_disk
+from autorl_hpc.report.run_folder import marks_of, read_chain
 from autorl_hpc.scoring.stats import ALPHA, mcnemar_midp
 from autorl_hpc.stage.sources import Say, work_folder
 from autorl_hpc.states import Fault, Split
@@ -285,6 +288,7 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
         try:
             verdict = verify_run(experiment, run, exported=True)
             done.problems += verdict.problems
+            name_same_runs([verdict, *marked_runs(root)])
             done.notes += [*verdict.unseen, *verdict.notes]
             if done.problems:
                 return done
@@ -305,6 +309,17 @@ def rescore_bundle(root: Root, bundle: Path, asked: RescoreOptions, say: Say = l
             say(f"{manifest.run_id}: the evidence is whole; scoring on {record.science.splits[Split.REPORT].n} items")
             _score_again(root, experiment, ExperimentDir(work / "again"), record, view, asked, done)
         return done
+
+
+def marked_runs(root: Root) -> Iterator[VerifyResult]:
+    """Yield the readable runs below the root: the run of a bundle may be one of them under another name."""
+    for experiment in map(ExperimentDir, sorted(root.runs.iterdir()) if root.runs.is_dir() else ()):
+        for run_id in runs_on_disk(experiment) if experiment.path.is_dir() else ():
+            with suppress(AutorlError, OSError, ValueError):
+                run = experiment.run(run_id)
+                chain = read_chain(run)
+                marks = marks_of(run, chain.view, chain.entries)
+                yield VerifyResult(run_id, experiment=experiment.path.name, hashes=(chain.genesis,), marks=marks)
 
 
 def _selected_of(view: RunView) -> Submission | None:

@@ -31,6 +31,7 @@ from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord, Science, ids_sha256
 from autorl_hpc.report import tables
 from autorl_hpc.report.find import experiments_in, nothing_in, runs_of, runs_on_disk
+from autorl_hpc.report.leaderboard import MAX_TWINS
 from autorl_hpc.report.pages import (
     COMPARE_NAME,
     INDEX,
@@ -41,7 +42,7 @@ from autorl_hpc.report.pages import (
     run_summary,
 )
 from autorl_hpc.report.report import build
-from autorl_hpc.report.run_folder import EMPTIED, left_of_a_run, read_chain
+from autorl_hpc.report.run_folder import EMPTIED, Marks, left_of_a_run, marks_of, read_chain, same_runs
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.summary import MergedReport, read_paper
 from autorl_hpc.report.versus import compare
@@ -81,6 +82,7 @@ class VerifyResult:
     unseen: list[str] = field(default_factory=list)
     anchored_by: list[str] = field(default_factory=list)
     hashes: tuple[str, ...] = ()
+    marks: Marks = field(default_factory=dict)
 
     @property
     def damaged(self) -> bool:
@@ -148,7 +150,17 @@ def verify_paths(paths: Sequence[Path], known: KnownHeads = KnownHeads()) -> lis
     for head in sorted(set(known.expected) - found):
         problem = f"no run or experiment here has, or had, the head {head}: it was altered since, or is another one's"
         verdicts.append(VerifyResult(f"--expect {head[:16]}...", "experiment", "expected", problems=[problem]))
+    name_same_runs(verdicts)
     return verdicts
+
+
+def name_same_runs(verdicts: Sequence[VerifyResult]) -> None:
+    """Note at each run with which others it shares what only one run can have. Copies of one run.json are no other runs."""
+    known = list({one.hashes[0]: one for one in reversed(verdicts) if one.hashes}.values())
+    for one, twins in zip(known, same_runs([each.marks for each in known]), strict=True):
+        for twin, shared in list(twins.items())[:MAX_TWINS]:
+            other = f"{known[twin].experiment}/{known[twin].run_id}"
+            one.notes.append(f"the same run twice: {', '.join(shared)} as {other}: neither ranks")
 
 
 def _verify_experiment(experiment: ExperimentDir, known: KnownHeads, found: set[str]) -> list[VerifyResult]:
@@ -219,6 +231,7 @@ def verify_run(experiment: ExperimentDir, run: RunDir, *, exported: bool = False
         verdict.problems += _end_of_chain(experiment, run, ledger)
         verdict.problems += _sealed_copy(run, ledger)
         verdict.problems += _Scores(experiment, run, view, read_run(run).science).problems()
+        verdict.marks = marks_of(run, view, ledger.entries)
         _check_weights(experiment, run, view, verdict)
     if not verdict.problems:
         _check_run_report(run, verdict, exported)

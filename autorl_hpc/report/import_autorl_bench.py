@@ -18,12 +18,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autorl_hpc import __version__
 from autorl_hpc.files import reading
+from autorl_hpc.files.layout import share
 from autorl_hpc.files.redact import masked
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.summary import BaselineSummary, Excluded, Gain, Point, RunSummary, ScoreSummary
@@ -214,7 +216,10 @@ UNPROVEN = (
     "shown, and never ranked"
 )
 ONE_SPLIT = "one split, told without limit, maximum kept; items are unknown, so there is no interval"
-ZERO_BASE = "the base model's score is 0.0, which the reference also writes for an evaluation that failed: the improvement is not counted"
+ZERO_BASE = (
+    "the base model's score is 0.0, which the reference also writes for an evaluation that failed: look whether it ran"
+)
+MODES = ("free", "sft-only", "rl-only", "multi")  # the paper's
 NAME_CHARS = 120
 
 
@@ -231,7 +236,7 @@ def imported_summary(run: ReferenceRun) -> RunSummary:
     gain, excluded = _gain(run, baseline, told)
     score = None if told is None else ScoreSummary(split=Split.REPORT, score=told, submission_id=selected)
     base = None if baseline is None else BaselineSummary(split=Split.REPORT, score=baseline, key=UNKNOWN)
-    unknown = ("agent_hash", "base_model_content_hash", "mode", "recipe_hash", "code_hash", "task_hash", "ledger_head")
+    unknown = ("agent_hash", "base_model_content_hash", "recipe_hash", "code_hash", "task_hash", "ledger_head")
     return RunSummary(
         **dict.fromkeys(unknown, UNKNOWN),
         tool_version=__version__,
@@ -239,6 +244,8 @@ def imported_summary(run: ReferenceRun) -> RunSummary:
         experiment=SOURCE,
         imported=SOURCE,
         task=_text(run.task),
+        level=_shipped_levels().get(run.task),
+        mode=_mode(run),
         agent=_text(run.agent),
         driver=_text(run.row.get("driver_model")),
         base_model=_text(run.base_model),
@@ -272,6 +279,22 @@ def imported_summary(run: ReferenceRun) -> RunSummary:
 
 def _text(value: str | None) -> str:
     return clean(value, NAME_CHARS) or UNKNOWN
+
+
+def _mode(run: ReferenceRun) -> str:
+    """Return the mode: of the row or the metadata, else the end of the agent's name (`claude-sft-only`); the reference's own code
+    writes neither, users of its modes add one."""
+    for told in (run.row.get("mode"), run.meta.get("mode")):
+        if isinstance(told, str) and told.strip():
+            return _text(told.strip().lower().replace("_", "-"))
+    name = run.agent.lower().replace("_", "-")
+    return next((mode for mode in MODES if name.endswith(f"-{mode}")), UNKNOWN)
+
+
+@lru_cache(maxsize=1)
+def _shipped_levels() -> dict[str, Any]:
+    files = sorted(share("tasks").glob("*/task.yaml"))
+    return {path.parent.name: reading.read_yaml(path).get("level", 1) for path in files}
 
 
 def _over(run: ReferenceRun) -> bool:
@@ -341,8 +364,8 @@ def _gain(run: ReferenceRun, baseline: float | None, told: float | None) -> tupl
         return None, "unfinished"
     if any("scores.json" in trouble for trouble in run.troubles):
         return None, "damaged"
-    if not baseline:
-        return None if baseline is None or told is None else Gain(difference=told, how="scores_only"), "incomplete"
+    if baseline is None:
+        return None, "incomplete"
     if told is not None:
         return Gain(difference=told - baseline, how="scores_only"), None
     if run.scores is None and number(run.row.get("submissions")):

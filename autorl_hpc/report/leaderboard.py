@@ -13,8 +13,8 @@ from autorl_hpc import __version__, states
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import statistics
 from autorl_hpc.report.axes import curves, used
-from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING
-from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, RouteTold
+from autorl_hpc.report.run_folder import NEVER_RANKS, UNRANKING, in_doubt, same_runs
+from autorl_hpc.report.story_records import AGENT_PROGRAM, CHANGED, Failure, RouteTold
 from autorl_hpc.report.summary import (
     UNTRIED,
     AcrossTasks,
@@ -31,9 +31,11 @@ from autorl_hpc.report.summary import (
     Group,
     IntervalKind,
     LeftOut,
+    LevelResult,
     MergedReport,
     Overall,
     OverRuns,
+    Rates,
     RunSummary,
     Spent,
     TaskComparison,
@@ -46,6 +48,8 @@ RUNS_TO_RANK = 3  # with fewer than three runs there is no interval over runs, a
 NO_RANKS = "not ranked"  # reason for a whole leaderboard, which explains it
 LEAST_TASKS = 2
 MAX_VERSIONS = 6
+OUTCOMES = (states.FailureKind.NO_GAIN, states.FailureKind.WORSE)
+MAX_TWINS = 3  # runs that a note on the same run twice names
 
 CellKey = tuple[str, str, str, str]
 """What identifies an agent within a group: agent, driver, mode, hash of the agent's files."""
@@ -55,6 +59,7 @@ Place = tuple[CellKey, int]  # A cell of a leaderboard: the agent, and the colum
 
 def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: Sequence[LeftOut] = ()) -> MergedReport:
     """Build the report from digested runs, in their order."""
+    runs = _with_shortcuts(_with_twins_named(runs))
     counts = Counter(run.excluded for run in runs if run.excluded)
     groups = group_runs(runs)
     return MergedReport(
@@ -70,6 +75,46 @@ def assemble(runs: Sequence[RunSummary], experiments: Iterable[str], left_out: S
     )
 
 
+def _with_twins_named(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs with a doubt at each that shares what only one run can have with another."""
+    found = []
+    for run, twins in zip(runs, same_runs([run.marks for run in runs]), strict=True):
+        several = list(twins.items())
+        doubts = [
+            f"the same run twice: {', '.join(shared)} as {runs[twin].experiment}/{runs[twin].run_id}"
+            for twin, shared in several[:MAX_TWINS]
+        ]
+        if len(several) > MAX_TWINS:
+            doubts.append(f"the same run twice: and {len(several) - MAX_TWINS} more runs")
+        found.append(run if not doubts else in_doubt(run, doubts))
+    return found
+
+
+SHORTCUT = states.FailureKind.STATIC_SHORTCUT
+STATIC_LEVELS, INTERACTIVE = (1, 2), 3
+
+
+def _with_shortcuts(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs, with the paper's "static shortcut without transfer" at those on interactive tasks that gained nothing for no
+    cause that is known, if the same agent gains on a static task with the same base model."""
+    gained: dict[tuple[str, ...], RunSummary] = {}
+    for run in runs:
+        if run.level in STATIC_LEVELS and run.counted and run.improvement and (run.improvement.low or 0.0) > 0:
+            gained.setdefault((*cell_key(run), run.base_model_content_hash), run)
+    found = []
+    for run in runs:
+        failure, static = run.story.failure, gained.get((*cell_key(run), run.base_model_content_hash))
+        if run.level != INTERACTIVE or static is None or failure is None or failure.kind not in OUTCOMES:
+            found.append(run)
+            continue
+        assert static.improvement is not None
+        gain, other = static.improvement, f"{static.experiment}/{static.run_id}"
+        note = f"{SHORTCUT}: {static.task} {gain.difference:+.1f} [{gain.low:+.1f}, {gain.high:+.1f}] in {other}; here {failure.kind}"
+        story = run.story.model_copy(update={"failure": Failure(kind=SHORTCUT)})
+        found.append(run.model_copy(update={"story": story, "notes": (*run.notes, note)}))
+    return found
+
+
 def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     ours = [run for run in runs if run.imported is None]
     of = f"of {len(runs)} runs"
@@ -80,6 +125,8 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
     for flag in UNRANKING:
         if flagged := sum(flag in run.flags for run in runs):
             yield f"not ranked: the selected checkpoint of {flagged} {of} is flagged {flag}"
+    if doubted := sum(bool(run.doubts) for run in runs):
+        yield f"in doubt: {doubted} {of} may not be what they say (their notes name why): their agents do not rank there"
     if imported := len(runs) - len(ours):
         yield f"imported: {imported} {of} are results of AutoRL-Bench: unproven, in groups of their own, not ranked"
     if contaminated := sum(bool(run.contaminated) for run in runs):
@@ -216,6 +263,8 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         base_kept=sum(run.improvement is not None and run.improvement.how == "base_kept" for run in counted),
         not_ranked=sum(not run.ranked for run in runs),
         counted_unranked=sum(not run.ranked for run in counted),
+        rates=_rates(counted),
+        doubted=sum(bool(run.doubts) for run in runs),
         improvement=over_runs(values, (gain.low, gain.high) if gain else None),
         report=over_runs([score.score or 0.0 for score in scores], (only.low, only.high) if only else None),
         **statistics.against_zero(values if tested else [])._asdict(),
@@ -227,6 +276,30 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
         run_ids=tuple(run.run_id for run in runs),
         places=tuple(places),
     )
+
+
+NO_TRAINING = (states.Route.NONE, states.Route.COPY, states.Route.AVERAGING)
+
+
+def _rates(runs: Sequence[RunSummary]) -> Rates:
+    """Count how many counted runs improved, went through a whole cycle and wrote code that trains."""
+    routes = [{run.story.route.planned, run.story.route.executed} - {states.Route.UNKNOWN} for run in runs]
+    backs = [run.story.metrics.rollbacks for run in runs if run.story.metrics.rollbacks is not None]
+    return Rates(
+        of=len(runs),
+        improved=sum(map(_improved, runs)),
+        cycles=sum(
+            sum(p.score is not None for p in run.trajectory) > run.story.metrics.copy_model_count for run in runs
+        ),
+        coded=sum(bool(known - set(NO_TRAINING)) for known in routes),
+        coded_of=sum(map(bool, routes)),
+        rollbacks=fmean(backs) if backs else None,
+    )
+
+
+def _improved(run: RunSummary) -> bool:
+    base = run.baseline_feedback.score if run.baseline_feedback is not None else None
+    return base is not None and any(point.score is not None and point.score > base for point in run.trajectory)
 
 
 _KINDS: dict[str, IntervalKind] = {
@@ -351,6 +424,7 @@ def _board_cells(
             last_rank=last_rank,
             unranked=why[place],
             agent_versions=_versions([runs[one] for one in cell.places]),
+            rates=cell.rates,
             mark=mark,
             mark_clear=clear,
         )
@@ -377,6 +451,8 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
         return NO_RANKS
     if _is_public(runs[cell.places[0]]):
         return "made by the public script"
+    if cell.doubted:
+        return f"{cell.doubted} of {len(cell.places)} runs may not be what they say: see their notes"
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:
@@ -425,6 +501,8 @@ def _row(
         mode=mode,
         cells=tuple(cells),
         overall=overall,
+        rates=_rates(counted),
+        levels=_levels(counted),
         runs=len(runs),
         counted=len(counted),
         excluded=_counted([run.excluded for run in runs if run.excluded]),
@@ -440,6 +518,18 @@ def _row(
             gpu_hours=_spent(counted, [story.resources.gpu_hours for story in stories]),
         ),
     )
+
+
+def _levels(runs: Sequence[RunSummary]) -> tuple[LevelResult, ...]:
+    """Return the results of one agent's counted runs by level; in a level all tasks weigh the same."""
+    found = []
+    for level in (1, 2, 3):
+        of_level = [run for run in runs if run.level == level]
+        tasks = sorted({run.task for run in of_level})
+        means = [fmean(values) for task in tasks if (values := improvements([r for r in of_level if r.task == task]))]
+        if means:
+            found.append(LevelResult(level=level, tasks=len(means), mean=fmean(means), rates=_rates(of_level)))
+    return tuple(found)
 
 
 def _turned(route: RouteTold) -> bool:

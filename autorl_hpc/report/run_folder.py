@@ -5,20 +5,24 @@ The last is sandbox, fingerprints and contamination. Baselines and items files a
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from pydantic_core import from_json
 
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, Refused
 from autorl_hpc.files import reading
+from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.frozen_records import baseline_key, read_baseline
-from autorl_hpc.files.layout import RunDir
+from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, Linked, sha256_hex
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
@@ -26,11 +30,11 @@ from autorl_hpc.records.base import NewerVersion
 from autorl_hpc.records.entries import Contamination, Evaluation, Fingerprint, SandboxUsed
 from autorl_hpc.records.exchange import Baseline
 from autorl_hpc.records.recorded import RECORDED
-from autorl_hpc.records.run import Science
+from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import Hidden
 from autorl_hpc.report.summary import Found, RunSummary
-from autorl_hpc.states import SandboxLevel, Split
+from autorl_hpc.states import EntryKind, SandboxLevel, Split
 from autorl_hpc.tasks.loader import made_by_script
 
 LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
@@ -163,6 +167,7 @@ class Items:
     ids: tuple[str, ...]
     outcomes: tuple[float, ...]
     commonest_output_share: float
+    wrong_texts: int = 0  # different texts among the answers that are not wholly right
     facts: tuple[Mapping[str, Any], ...] = ()  # by item, what its scorer recorded for the statistics; empty if nothing
     lc_c: float | None = None  # the penalty that a length-controlled win rate was fitted with
     clusters: tuple[str, ...] | None = None  # by item, the name of its cluster; None if the items are independent
@@ -204,13 +209,15 @@ def _parse(path: Path, wanted: str) -> Items:
         ids = tuple([str(row["id"]) for row in rows])
         outcomes = tuple([float(row["outcome"]) for row in rows])
         outputs = Counter([row.get("output_sha256") for row in rows])
+        wrong = len({row.get("output_sha256") for row, one in zip(rows, outcomes, strict=True) if one < 1.0})
         facts = tuple([row.get("facts") or _NOTHING for row in rows]) if b"facts" in lines else ()
         clusters = _clusters(ids, [one.get("cluster") for one in facts]) if any(facts) else None
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Unusable(f"{path.name} is not an items file: {type(error).__name__}") from None
     if not rows or len(set(ids)) != len(ids):
         raise Unusable(f"{path.name} is empty or has an item twice")
-    return Items(ids, outcomes, max(outputs.values()) / len(rows), facts if any(facts) else (), clusters=clusters)
+    share = max(outputs.values()) / len(rows)
+    return Items(ids, outcomes, share, wrong, facts if any(facts) else (), clusters=clusters)
 
 
 def _clusters(ids: Sequence[str], named: Sequence[object]) -> tuple[str, ...] | None:
@@ -228,6 +235,9 @@ NEVER_RANKS = (str(SandboxLevel.NONE),)
 
 UNRANKING = ("untrained_copy", "foreign_weights")
 """Flags of the selected checkpoint that exclude a run from ranking: the agent did not make the model that was scored."""
+
+IN_DOUBT = "in doubt: "
+"""Begins the notes on `RunSummary.doubts`."""
 
 UNSEEN = (
     "What a model memorised, or was distilled from others who know the items, leaves no text in a workspace: this look can't "
@@ -284,3 +294,132 @@ def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
 def ranks(splits: Iterable[str], sandbox: str, flags: Sequence[str]) -> bool:
     """Return whether a run's score on these held-out splits may be ranked."""
     return not made_by_script() & set(splits) and sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)
+
+
+def in_doubt(run: RunSummary, doubts: Sequence[str]) -> RunSummary:
+    """Return a run with doubts, which is shown and does not rank."""
+    every = tuple(dict.fromkeys((*run.doubts, *doubts)))
+    notes = [note for note in run.notes if not note.startswith(IN_DOUBT)]
+    told = [f"{IN_DOUBT}{doubt}; does not rank" for doubt in every]
+    return run.model_copy(update={"ranked": False, "doubts": every, "notes": (*told, *notes)})
+
+
+# --- the same run twice: what only one run can have, and weights that came with the agent
+
+MIN_WRONG_TEXTS = 3
+"""Two models that answer everything rightly, or with one text, may agree word for word; with three different wrong texts hardly."""
+MIN_TIMES = 2
+"""Measured times that two runs must share: among thousands of runs one time may be equal to the nanosecond by chance."""
+LEAST_TIME_S = 0.1
+MAX_TIMES = 24
+CONTAINER_PIDS = 1000
+"""A container numbers its processes from 1 at each start, so its two runs of one machine may share a small pid."""
+
+Marks = Mapping[str, Sequence[str]]
+MARKS = {
+    "weights": "the same weights",
+    "answers": "the same answer to every held-out item",
+    "times": "the same measured times",
+    "processes": "one supervisor process",
+}
+
+
+def marks_of(run: RunDir, view: RunView, entries: Sequence[Linked]) -> dict[str, tuple[str, ...]]:
+    """Return what no other run can have, by the names in `MARKS`: of a closed run its selected weights and their answers, if the
+    agent made them; of any run its measured times and its supervisors' processes."""
+    closed = view.closed
+    chosen = view.submissions.get(closed.selected) if closed is not None and closed.selected is not None else None
+    found: dict[str, tuple[str, ...]] = {}
+    if chosen is not None and not chosen.is_base and chosen.content_hash is not None:
+        found["weights"] = (chosen.content_hash,)
+        if (answers := _own_answers(run, view)) is not None:
+            found["answers"] = (answers,)
+    copies = {number for number, one in view.submissions.items() if one.is_base}
+    own = [e for e in entries if e.kind is not EntryKind.SCORE or e.body.submission_id not in copies]
+    if closed is not None and "weights" not in found:  # its times are those of the base model's, which runs share
+        own = [e for e in own if e.kind is not EntryKind.CLOSED]
+    times = list(dict.fromkeys(f"{value:.9f}" for e in own for value in _measured(e.entry.body)))
+    if times:
+        found["times"] = tuple(times[:MAX_TIMES])
+    began: dict[tuple[str, str | None, int], list[str]] = defaultdict(list)
+    for entry in entries:
+        if (writer := entry.writer).role == "supervisor":
+            began[writer.host, writer.job_id, writer.pid].append(entry.at)
+    if began:
+        found["processes"] = tuple(" ".join([*map(str, who), at[0], at[-1]]) for who, at in began.items())
+    return found
+
+
+def _own_answers(run: RunDir, view: RunView) -> str | None:
+    """Return a hash of all answers of the selected checkpoint; None if another model could give the same ones."""
+    closed = view.closed
+    assert closed is not None and closed.selected is not None
+    score = view.score_of(view.submissions[closed.selected])
+    if closed.report is None or score is None or closed.report.items_sha256 is None:
+        return None
+    base = read_baseline(ExperimentDir(run.path.parent).baselines, closed.baseline_report or "")
+    if base is not None and base.evaluation.items_sha256 == closed.report.items_sha256:
+        return None  # hardly changed: it answers as the base model
+    for number in (closed.selected, score.submission_id):
+        with suppress(Unusable):
+            items = read_items(run.items / f"{number:06d}.report.jsonl.gz", closed.report)
+            both = f"{score.evaluation.items_sha256} {closed.report.items_sha256}"
+            return sha256_hex(both.encode()) if items.wrong_texts >= MIN_WRONG_TEXTS else None
+    return None
+
+
+def _measured(value: object, name: str = "") -> Iterator[float]:
+    """Yield the times in a body that a clock gave: no round figures."""
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _measured(each, key)
+    elif isinstance(value, float) and name.endswith("_s") and value >= LEAST_TIME_S and round(value, 6) != value:
+        yield value
+
+
+def same_runs(marks: Sequence[Marks]) -> list[dict[int, tuple[str, ...]]]:
+    """Return, for each run, the other runs that share a mark with it, with what they share in words."""
+    holders: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for place, own in enumerate(marks):
+        for kind, values in own.items():
+            for value in values:
+                key = value.rsplit(" ", 2)[0] if kind == "processes" else value
+                holders[kind, key].append((place, value))
+    shared: Counter[tuple[int, int, str]] = Counter()
+    for (kind, _), several in holders.items():
+        for (a, one), (b, other) in combinations(several, 2):
+            if a != b and (kind != "processes" or _one_process(one, other)):
+                shared[a, b, kind] += 1
+    found: list[dict[int, tuple[str, ...]]] = [{} for _ in marks]
+    for (a, b, kind), count in sorted(shared.items(), key=lambda one: list(MARKS).index(one[0][2])):
+        if count >= (MIN_TIMES if kind == "times" else 1):
+            for place, twin in ((a, b), (b, a)):
+                found[place][twin] = (*found[place].get(twin, ()), MARKS[kind])
+    return found
+
+
+def _one_process(one: str, other: str) -> bool:
+    """Return whether two runs of the same host, job and pid had one supervisor: at the same time, or by a pid of no container."""
+    _, job, pid, *_ = one.rsplit(" ", 4)
+    if job != "None" and int(pid) > CONTAINER_PIDS:
+        return True
+    with suppress(ValueError, TypeError):  # a damaged entry's time
+        (begin, end), (begins, ends) = (map(dt.datetime.fromisoformat, each.split(" ")[-2:]) for each in (one, other))
+        return max(begin, begins) < min(end, ends)
+    return False
+
+
+def came_with_agent(run: RunDir, record: RunRecord, content: str) -> str | None:
+    """Return the folder of weights in the agents' frozen folders that are these; None if there is none."""
+    agents = ExperimentDir(run.path.parent).code / record.code_hash / "templates" / "agents"
+    return _shipped(agents).get(content)
+
+
+@lru_cache(maxsize=8)
+def _shipped(agents: Path) -> dict[str, str]:
+    """Return the folders with safetensors files below the agents' frozen folders, by content hash."""
+    found = {}
+    for folder in sorted({path.parent for path in agents.rglob("*.safetensors")}):
+        with suppress(Refused, OSError, ValueError):
+            found[folder_content_hash(folder)] = folder.relative_to(agents).as_posix()
+    return found

@@ -128,6 +128,7 @@ def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
         "copy_model_count": (str, "submissions that are the base model"),
         "time_used_ratio": (fmt.percent, "of the budget and what was given back"),
         "last_submit_gap": (fmt.duration, "from the last submission to the end"),
+        "rollbacks": (str, "submissions that go back to an earlier one"),
     }
     return [_row(name, getattr(metrics, name), written, says) for name, (written, says) in said.items()]
 

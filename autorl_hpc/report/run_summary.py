@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ from autorl_hpc.report.run_folder import (
     Items,
     ReadableLedger,
     Unusable,
+    came_with_agent,
+    in_doubt,
     looks,
+    marks_of,
     ranks,
     read_chain,
     read_items,
@@ -49,6 +53,7 @@ from autorl_hpc.report.scores import (
     score_summary,
     visible_gain,
 )
+from autorl_hpc.report.story_records import Story
 from autorl_hpc.report.summary import UNTRIED, Excluded, Figures, Gain, Gap, RunSummary, ScoreSummary
 from autorl_hpc.report.tables import notes_of, notes_of_story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
@@ -104,6 +109,7 @@ class _Digest:
             **self._used(),
             tool_version=__version__,
             run_id=clean(record.run_id) or "",
+            level=3 if science.recipe.max_steps is not None else 2 if science.recipe.judge != "none" else 1,
             mode=clean(science.mode) or "",
             state=RunState.DAMAGED if self.chain.damage else view.state,
             damage=clean(self.chain.damage),
@@ -125,6 +131,7 @@ class _Digest:
             counted=self.excluded is None,
             ranked=ranks((pin.sha256 for pin in science.splits.values()), sandbox, self._flags()),
             flags=self._flags(),
+            marks=marks_of(self.run, view, self.chain.entries),
             contamination_end=self._last_look(),
             fault=fault,
             reason=clean(reason),
@@ -143,7 +150,20 @@ class _Digest:
         summary = summary.model_copy(update={"contaminated": worst_found(looked), "looks": len(looked)})
         notes = notes_of(summary, self.troubles, self.commonest_output_share, self.secondary)
         story = tell(self._context(summary.model_copy(update={"notes": notes}), feedback_base))
-        return summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
+        summary = summary.model_copy(update={"story": story, "notes": (*notes, *notes_of_story(story))})
+        doubts = list(self._doubts(story))
+        return in_doubt(summary, doubts) if doubts else summary
+
+    def _doubts(self, story: Story) -> Iterator[str]:
+        """Yield why this run may not be what it says; `same_runs` finds what only several runs show."""
+        content = self.chosen.content_hash if self.chosen is not None else None
+        if content is None or (self.chosen is not None and self.chosen.is_base):
+            return
+        if (folder := came_with_agent(self.run, self.record, content)) is not None:
+            yield f"the selected weights came with the agent, in its folder {clean(folder)}"
+        gained = self.improvement.difference if self.improvement is not None else 0.0
+        if story.trained is False and gained > 0:
+            yield f"{gained:+.1f} points, and nothing was trained: no step was logged, and no program ran that could train"
 
     def _score(self, evaluation: Evaluation, submission: Submission | None) -> ScoreSummary:
         number = submission.submission_id if submission else None

@@ -132,6 +132,11 @@ class ReferenceMetrics(Strict):
     copy_model_count: int = Field(0, ge=0)
     time_used_ratio: float | None = Field(None, ge=0)
     last_submit_gap: float | None = Field(None, ge=0, description="Seconds from the last submission to the end.")
+    rollbacks: int | None = Field(
+        None,
+        ge=0,
+        description="Submissions that go on from an earlier one than the last, or hand it in again. The paper's; null: unknown.",
+    )
 
 
 CountedBy = Literal["gateway", "trace"]
@@ -184,6 +189,9 @@ class Story(Strict):
 
     route: RouteTold = RouteTold()
     mode_kept: bool | None = Field(None, description="Whether the executed route is what the mode asked for.")
+    trained: bool | None = Field(
+        None, description="False: before the checkpoint nothing ran that could train; null: unknown."
+    )
     iterations: tuple[Iteration, ...] = ()
     failure: Failure | None = None
     metrics: ReferenceMetrics = ReferenceMetrics()

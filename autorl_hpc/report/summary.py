@@ -94,6 +94,26 @@ class Costs(Strict):
     gpu_hours: Spent
 
 
+class Rates(Strict):
+    """How many counted runs succeeded, by the paper's three measures; docs/statistics.md defines them."""
+
+    of: int = 0  # counted runs
+    improved: int = 0  # with a submission above the base model on feedback
+    cycles: int = 0  # with a scored submission that is no copy: a whole cycle of training, evaluation and submission
+    coded: int = 0  # that wrote code which trains
+    coded_of: int = 0  # runs of which that is known
+    rollbacks: float | None = None  # mean number of submissions that go back to an earlier checkpoint; null: unknown
+
+
+class LevelResult(Strict):
+    """One agent on the tasks of one level: 1 static data, 2 a judge, 3 interaction."""
+
+    level: Literal[1, 2, 3]
+    tasks: int
+    mean: float  # of the tasks' mean improvements
+    rates: Rates  # of the runs on these tasks
+
+
 class BoardTask(Strict):
     """One column of a leaderboard: a task with its recipe and splits."""
 
@@ -124,6 +144,7 @@ class BoardCell(Strict):
     last_rank: int | None = None  # the last rank that can't be told apart: ranks 1 to 3 share a tie
     unranked: str | None = None  # why it has no rank
     agent_versions: tuple[str, ...] = ()  # of its runs' programs, where they differ; sorted
+    rates: Rates = Field(default_factory=Rates)
     mark: Literal["best", "worst"] | None = None  # among this agent's modes on this task
     mark_clear: bool = False  # whether the best's and the worst's intervals are apart
 
@@ -147,6 +168,8 @@ class BoardRow(Strict):
     mode: str
     cells: tuple[BoardCell | None, ...]  # one for each task of the leaderboard; null: no run
     overall: Overall | None = None  # only of agents with three counted runs on every task that is not ambiguous
+    rates: Rates = Field(default_factory=Rates)
+    levels: tuple[LevelResult, ...] = ()  # by level of the tasks, those with counted runs
     runs: int
     counted: int  # of `runs`; the fields from here on tell of these alone
     excluded: dict[str, int] = Field(default_factory=dict)  # the others, by why they are not counted
@@ -226,6 +249,39 @@ class PaperTable(Strict):
     rows: tuple[PaperRow, ...]
 
 
+PaperFigure = float | str | None  # null: not published
+
+
+class PaperFiguresRow(Strict):
+    """A row of a published table with several figures in a cell."""
+
+    agent: str
+    driver: str | None = None
+    base_model: str | None = None
+    cells: tuple[tuple[PaperFigure, ...] | None, ...]  # by column; null: nothing published
+
+
+class PaperFigures(Strict):
+    """A published table with several figures in a cell."""
+
+    name: str
+    columns: tuple[str, ...]
+    figures: tuple[str, ...]  # what the figures of each cell are, in order
+    rows: tuple[PaperFiguresRow, ...]
+    caveats: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> PaperFigures:
+        for row in self.rows:
+            if len(row.cells) != len(self.columns):
+                raise ValueError(f"{self.name}: {row.agent}: {len(row.cells)} cells for {len(self.columns)} columns")
+            for column, cell in zip(self.columns, row.cells, strict=True):
+                if cell is not None and len(cell) != len(self.figures):
+                    what = f"{len(cell)} figures for the {len(self.figures)} that are named"
+                    raise ValueError(f"{self.name}: {row.agent}, {column}: {what}")
+        return self
+
+
 class PaperResults(Record):
     """Published results and their source."""
 
@@ -239,6 +295,7 @@ class PaperResults(Record):
     tasks: tuple[str, ...]
     caveats: tuple[str, ...] = ()
     tables: tuple[PaperTable, ...]
+    further: tuple[PaperFigures, ...] = ()
 
     @model_validator(mode="after")
     def _one_score_a_task(self) -> PaperResults:
@@ -387,6 +444,7 @@ class RunSummary(Record):
     imported: str | None = None  # whose results these are; null: our own. Imported ones are unproven.
     site: str | None = None  # the runs/ folder it comes from, in a report over several
     task: str
+    level: Literal[1, 2, 3] | None = None  # of the task: static data, a judge, interaction; null: unknown
     agent: str
     agent_hash: str
     driver: str
@@ -424,7 +482,9 @@ class RunSummary(Record):
     visible_gain_feedback: float | None = None
     counted: bool  # whether its improvement enters the statistics over runs
     excluded: Excluded | None = None
-    ranked: bool  # false: its task or sandbox level never ranks, or its selected checkpoint's flags forbid it
+    ranked: bool  # false: its task or sandbox level never ranks, its selected checkpoint's flags forbid it, or there are doubts
+    doubts: tuple[str, ...] = ()  # why neither this run nor its agent's others on this task rank, in words
+    marks: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # what no other run can have, by kind
     flags: tuple[FingerprintFlag, ...] = ()  # of the selected checkpoint's fingerprint
     looks: int = 0  # how often the workspace was looked through for held-out items
     contamination_end: Contamination | None = None  # the look at the workspace at the run's end
@@ -481,6 +541,8 @@ class CellSummary(Strict):
     base_kept: int  # counted runs whose improvement is 0 because nothing valid was submitted
     not_ranked: int = 0  # runs that are shown and do not rank, for want of a sandbox or by a flag
     counted_unranked: int = 0  # of the counted ones
+    rates: Rates = Field(default_factory=Rates)
+    doubted: int = 0  # runs that may not be what they say (`RunSummary.doubts`): no rank for the cell
     improvement: OverRuns
     report: OverRuns
     p_value: float | None = None  # mean improvement against 0: t test over runs, from three on

@@ -11,7 +11,7 @@ from typing import Any
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.format import clean, csv_cell
 from autorl_hpc.report.run_folder import NEVER_RANKS, looks, selected_fingerprint
-from autorl_hpc.report.story_records import Story
+from autorl_hpc.report.story_records import ReferenceMetrics, Story
 from autorl_hpc.report.summary import COLUMNS, Board, BoardRow, Conditions, MergedReport, RunSummary, ScoreSummary
 from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
@@ -53,7 +53,7 @@ def row(run: RunSummary) -> dict[str, Any]:
     known, story = selected_fingerprint(run), run.story
     best, base = run.best_feedback, run.baseline_feedback
     return {
-        **_fields(run, "run_id experiment site imported task agent driver base_model mode seed protocol state"),
+        **_fields(run, "run_id experiment site imported task level agent driver base_model mode seed protocol state"),
         **_fields(run, "counted excluded ranked budget_s"),
         "elapsed_s": round(run.elapsed_s, 3),
         "given_back_s": round(run.given_back_s, 3),
@@ -82,7 +82,9 @@ def row(run: RunSummary) -> dict[str, Any]:
         "route_planned": str(story.route.planned),
         "route_executed": str(story.route.executed),
         "mode_kept": story.mode_kept,
+        "trained": story.trained,
         "failure": str(story.failure.kind) if story.failure else None,
+        **_fields(story.metrics, " ".join(ReferenceMetrics.model_fields)),
         **_fields(story.resources, "tokens_in tokens_out tokens_from cost_usd cost_from gpu_hours gpus gpu_model"),
         **_fields(run, "fault reason ended_by exit_code network sandbox recipe_hash engine_hash ledger_head"),
         "notes": "; ".join(run.notes),
@@ -112,6 +114,7 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
         "p": cell.p_value,
         "p_holm": cell.p_holm,
         "report": cell.report.mean,
+        **_fields(cell.rates, "of improved cycles coded coded_of rollbacks", "runs_"),
         **_fields(cell, "lost not_counted"),
         **_fields(board.conditions, " ".join(conditions)),
         "limits": " ".join(f"{name}={value:g}" for name, value in board.conditions.limits.items()),

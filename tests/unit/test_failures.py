@@ -10,7 +10,7 @@ from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.run_story.failures import GainBounds, IterationFacts, ProcessExit, RunFacts, failure_of
 from autorl_hpc.report.run_story.logs import LogExcerpt
 from autorl_hpc.report.story_records import EvidenceLine
-from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
+from autorl_hpc.states import OF_THE_PAPER, EndedBy, FailureKind, Fault, SubmissionState
 
 K, S, E, F = FailureKind, SubmissionState, EndedBy, Fault
 NONE = GainBounds(0.2, -1.5, 1.9, "ledger 12")
@@ -91,7 +91,9 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
     },
     K.ARTIFACT_REFUSED: {
         "refused": one(status=S.REFUSED, gain=None, score=None, code="no_config", message="no config.json"),
-        "its weights killed the engine": one(status=S.FAILED, gain=None, score=None, fault=F.ARTIFACT),
+        "its weights can't be scored": one(
+            status=S.FAILED, gain=None, score=None, fault=F.ARTIFACT, message="logits are NaN"
+        ),
         "nothing but refusals": nothing(refused=4, iterations=(one(status=S.REFUSED, message="pickle"),)),
     },
     K.INFRASTRUCTURE: {
@@ -100,13 +102,85 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         "the supervisor died too often": run(ended_by=E.CRASHED),
         "the lost node before a traceback": nothing(fault=F.CLUSTER, logs=log(*IMPORT_TRACE)),
     },
-    K.STATIC_SHORTCUT: {
+    K.COPIED_WEIGHTS: {
         "a copy of the base": one(flags=("untrained_copy",)),
         "another model that scores well": one(flags=("foreign_weights",), gain=UP),
+    },
+    K.HELD_OUT_ITEMS: {
         "answers in the code": one(hard_coded=(EvidenceLine(where="a.py:3", says="ANSWERS = {"),), gain=UP),
         "held-out file in the workspace": one(contaminated_items=40, gain=UP),
-        "gain on feedback alone": run(feedback_gain=UP, report_gain=NONE, optimism_gap=5.8),
         "contaminated, whatever it gained": run(contaminated_items=100, feedback_gain=UP, report_gain=UP),
+    },
+    K.FEEDBACK_ONLY: {"gain on feedback alone": run(feedback_gain=UP, report_gain=NONE, optimism_gap=5.8)},
+    K.WORSE: {
+        "far under the base, and the training is sound": one(score=2.0, gain=DOWN, training=points(FALLING)),
+        "under the base, without a log": one(score=10.0, gain=GainBounds(-5.0, -8.0, -2.0)),
+        "the whole run": run(report_gain=DOWN, iterations=(one(score=2.0, gain=DOWN, training=points(FALLING)),)),
+    },
+    K.OUT_OF_MEMORY: {
+        "the trainer": said(
+            *trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 'train.py", line 3, in main')
+        ),
+        "a rollout that runs out of memory is out of memory": said(
+            *trace("torch.OutOfMemoryError: CUDA out of memory.", 'rollout.py", line 3, in rollout')
+        ),
+        "after its last step": one(
+            training=STEADY,
+            logs=log(*trace("torch.OutOfMemoryError: CUDA out of memory", 'train.py", line 3, in main')),
+            exits=(ProcessExit("python train.py", 1, 500.0),),
+        ),
+        "the run's budget of memory": nothing(ended_by=E.OUT_OF_MEMORY),
+        "nothing submitted, three times": nothing(
+            logs=log(*trace("RuntimeError: CUDA error: out of memory", 'a.py", line 3, in f'))
+        ),
+    },
+    K.ENGINE_CRASH: {
+        "vLLM dies": said(
+            *trace(
+                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue", 'a.py", line 3, in main'
+            )
+        ),
+        "vLLM does not start": said(
+            *trace("RuntimeError: Engine core initialization failed. See root cause above.", 'a.py", line 3, in g')
+        ),
+        "NCCL": said(
+            *trace("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp", 'a.py", line 3, in g')
+        ),
+        "its weights killed the engine": one(
+            status=S.FAILED,
+            gain=None,
+            score=None,
+            fault=F.ARTIFACT,
+            message="the engine process died twice while it loaded these weights",
+        ),
+    },
+    K.FORMAT_MISMATCH: {
+        "no template": said(*trace("ValueError: tokenizer.chat_template is not set", 'train.py", line 3, in main')),
+        "columns": said(*trace("KeyError: 'messages'", 'train.py", line 3, in main')),
+        "the log warns": said(
+            "WARNING: Mismatch between tokenized prompt and the start of tokenized prompt+completion."
+        ),
+    },
+    K.REWARD_WITHOUT_SCORE: {
+        "the reward rises and the score falls": one(
+            score=15.0,
+            score_before=20.0,
+            gain=GainBounds(-5, -8, -2),
+            training=points(reward=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9]),
+        ),
+        "the reward rises and the score stands still": one(
+            score=20.0,
+            score_before=20.0,
+            gain=GainBounds(0.0, -2, 2),
+            training=points(reward=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9]),
+        ),
+        "figures prove more than a traceback": one(
+            score=15.0,
+            score_before=20.0,
+            gain=GainBounds(-5, -8, -2),
+            training=points(reward=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9]),
+            logs=log(*ROLLOUT_TRACE),
+        ),
     },
     K.TRAINING_COLLAPSE: {
         "loss is NaN": fit([1.0, 0.9], not_finite=[(), ("loss",)]),
@@ -114,7 +188,9 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         "loss explodes": fit([2.0, 1.9, 1.8, 5.0, 30.0, 80.0]),
         "KL explodes": fit([0.1] * 6, kl=[0.0, 0.1, 0.5, 4.0, 60.0, 300.0], reward=[0, 0.2, 0.4, 0.1, 0.1, 0.0]),
         "one answer to everything": one(flags=("degenerate_outputs",)),
-        "far under the base": one(score=2.0, gain=DOWN, training=points(FALLING)),
+        "far under the base, with a loss that is NaN": one(
+            score=2.0, gain=DOWN, training=with_not_finite((), ("loss",), ("loss",))
+        ),
         "two steps without a loss": one(training=with_not_finite((), ("loss",), ("loss",))),
         "gradients to the end": fit([1.0, 0.9, 0.9], not_finite=[(), ("grad_norm",), ("grad_norm",)]),
         "it trained, collapsed, and submitted nothing": nothing(
@@ -131,6 +207,10 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         ),
         "trained well, to no avail": fit(FALLING),
         "tracebacks before it trained are forgiven": one(training=points(FALLING), logs=log(*IMPORT_TRACE)),
+        "out of memory, then trained": one(
+            training=points(FALLING),
+            logs=log(*trace("torch.OutOfMemoryError: CUDA out of memory", 'train.py", line 3, in main')),
+        ),
         "parsing complaints of an evaluation": one(logs=PARSE_COMPLAINTS, training=STEADY),
         "an installer's complaints": one(
             logs=log("WARNING: environment check failed", "conda environment error: not found", "setting env: failed"),
@@ -179,12 +259,6 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         "no spread of rewards": fit(reward=[0.1, 0.2, 0.1, 0.2, 0.1, 0.2], reward_std=[0.0] * 5 + [0.2]),
         "all groups without spread": fit(frac_reward_zero_std=[1.0] * 6),
         "the reward is one number": fit(reward=[1.0] * 10),
-        "the reward rises and the score falls": one(
-            score=15.0,
-            score_before=20.0,
-            gain=GainBounds(-5, -8, -2),
-            training=points(reward=[0.1, 0.2, 0.4, 0.6, 0.8, 0.9]),
-        ),
         "five rows": one(dataset_rows=5, training=points(FALLING)),
         "an empty data set": said(
             *trace(
@@ -214,7 +288,7 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
     },
     K.BUDGET_OUT: {
         "it trained until its time was up": nothing(training=points([1.0] * 3), logs=(), ended_by=E.BUDGET),
-        "memory": nothing(ended_by=E.OUT_OF_MEMORY),
+        "disk": nothing(ended_by=E.DISK),
         "no money left": nothing(ended_by=E.COST, reason="the driver cost used up: $5.01 of $5.00"),
         "no tokens left": nothing(ended_by=E.TOKENS),
         "no GPU-hours left": nothing(ended_by=E.GPU_HOURS),
@@ -234,7 +308,14 @@ def test_the_kind_is_what_a_reader_would_name(facts: RunFacts | IterationFacts, 
 
 
 def test_every_kind_occurs() -> None:
-    assert CASES.keys() == {None, *FailureKind}
+    assert CASES.keys() == {None, *FailureKind} - {K.STATIC_SHORTCUT}  # seen over several tasks: test_report_boards.py
+    assert [str(kind) for kind in OF_THE_PAPER] == [
+        "rollout construction",
+        "reward or data design",
+        "training collapse",
+        "early coding failure",
+        "static shortcut without transfer",
+    ]
 
 
 def test_an_evidence_line_names_the_byte_at_which_it_stands() -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import statistics as plain
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,8 +20,8 @@ from autorl_hpc.report import leaderboard, pages, tables
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import steps
 from autorl_hpc.report.charts import figures_of
-from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
-from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, RunSummary, read_paper
+from autorl_hpc.report.story_records import Failure, Iteration, ReferenceMetrics, ResourcesUsed, RouteTold, Story
+from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, PaperFigures, RunSummary, read_paper
 from autorl_hpc.states import FailureKind, Route
 from autorl_hpc.tasks.loader import load_task
 
@@ -46,7 +47,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     def varied(gain: float | None = 10.0, **update: Any) -> RunSummary:
         number = next(numbers)
         improvement = None if gain is None else Gain(difference=gain, low=gain - 5, high=gain + 5, how="paired_items")
-        update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, **update}
+        update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, "marks": {}, **update}
         task = update.get("task", one.task)
         return one.model_copy(update={"split_hashes": {"report": sha(task)}, **update})
 
@@ -56,6 +57,88 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 def only(merged: MergedReport) -> Board:
     assert len(merged.boards) == 1
     return merged.boards[0]
+
+
+def told(kind: FailureKind) -> Story:
+    return Story(failure=Failure(kind=kind))
+
+
+def test_a_static_shortcut_is_seen_over_tasks_alone(make: Make) -> None:
+    """The paper's name was given to copies and contamination; it means static competence that does not carry to interaction."""
+    static = {"task": "gsm8k", "level": 1, "gain": 10.0}
+    for more, kind in (
+        ({}, "static shortcut without transfer"),
+        ({"driver": "other"}, "no gain beyond noise"),
+        ({"base_model_content_hash": sha("other")}, "no gain beyond noise"),
+        ({"story": told(FailureKind.EARLY_CODING)}, "early coding failure"),
+        ({"story": told(FailureKind.WORSE)}, "static shortcut without transfer"),
+        ({"level": 2}, "no gain beyond noise"),
+    ):
+        there = {"task": "alfworld", "level": 3, "gain": 1.0, "story": told(FailureKind.NO_GAIN), **more}
+        merged = report([make(**static), make(**there)])
+        again = report(list(merged.runs))
+        for runs in (merged.runs, again.runs):
+            (run,) = (one for one in runs if one.task == "alfworld")
+            assert run.story.failure is not None and run.story.failure.kind == kind
+            assert sum(note.startswith("static shortcut") for note in run.notes) == (
+                kind == "static shortcut without transfer"
+            )
+    merged = report(
+        [make(**{**static, "gain": 3.0}), make(task="alfworld", level=3, gain=1.0, story=told(FailureKind.NO_GAIN))]
+    )
+    assert merged.runs[1].story.failure == Failure(kind=FailureKind.NO_GAIN)  # 3.0 [-2.0, 8.0] is no competence
+
+
+def test_the_papers_rates_by_cell_and_results_by_level(make: Make) -> None:
+    """Improve, exec and coding success (the paper's tables 8, 11 and 20), and results by level: none were there."""
+    one = make()
+    above, copied = one.trajectory, tuple(point.model_copy(update={"score": 20.0}) for point in one.trajectory)
+    trains = Story(route=RouteTold(planned=Route.GRPO), metrics=ReferenceMetrics(rollbacks=3))
+    none = Story(
+        route=RouteTold(planned=Route.NONE, executed=Route.NONE),
+        metrics=ReferenceMetrics(copy_model_count=2, rollbacks=0),
+    )
+    merged = report(
+        [
+            make(10.0, task="gsm8k", level=1, story=trains, trajectory=above),
+            make(0.0, task="gsm8k", level=1, story=none, trajectory=copied),
+            make(-4.0, task="gsm8k", level=1, story=Story(), trajectory=()),
+            make(None, task="gsm8k", level=1, counted=False, excluded="infrastructure"),
+            make(8.0, task="humaneval", level=1),
+            make(1.0, task="alfworld", level=3),
+        ]
+    )
+    board = only(merged)
+    cell = board.rows[0].cells[[task.task for task in board.tasks].index("gsm8k")]
+    assert cell is not None
+    rates = cell.rates
+    assert (rates.of, rates.improved, rates.cycles, rates.coded, rates.coded_of) == (3, 1, 1, 1, 2)
+    assert rates.rollbacks == 1.5
+    levels = {one.level: (one.tasks, one.mean, one.rates.of) for one in board.rows[0].levels}
+    assert levels == {1: (2, pytest.approx(5.0), 4), 3: (1, 1.0, 1)}
+    (text,) = [text for text in [tables.leaderboard_csv(merged)] if text]
+    (mine,) = [r for r in csv.DictReader(io.StringIO(text)) if r["task"] == "gsm8k"]
+    assert [mine[f"runs_{name}"] for name in ("of", "improved", "cycles", "coded", "rollbacks")] == [
+        "3",
+        "1",
+        "1",
+        "1",
+        "1.5",
+    ]
+
+
+def test_summary_csv_has_the_process_metrics(make: Make) -> None:
+    metrics = ReferenceMetrics(valid_submission_rate=0.5, time_to_best=60.0, rollbacks=2, time_used_ratio=0.9)
+    (mine,) = csv.DictReader(io.StringIO(tables.as_csv(report([make(story=Story(metrics=metrics), level=3)]))))
+    names = (
+        "level",
+        "valid_submission_rate",
+        "time_to_best",
+        "rollbacks",
+        "time_used_ratio",
+        "time_to_first_improvement",
+    )
+    assert [mine[name] for name in names] == ["3", "0.5", "60.0", "2", "0.9", ""]
 
 
 def row(board: Board, agent: str, mode: str = "free") -> BoardRow:
@@ -330,3 +413,43 @@ def test_two_splits_of_one_recipe_are_two_columns_with_two_names(make: Make) -> 
     heads = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', page[page.index('id="b1"') :])[1:3]
     assert len(set(heads)) == 2
     assert {panel.title for panel in figures_of(merged, board, 1)[0].panels} == set(names)
+
+
+PAPERS_CELLS = {
+    "Table 8": ("alfworld", 3, (11.12, 16.50, 38.00, 55.0, 70.0)),
+    "Table 9": ("gsm8k", 2, (1.89, 4.56, 5.70)),
+    "Table 10": ("deepsearchqa", 1, (9.50, 12.00, 13.10)),
+    "Table 14": ("humaneval", 0, ("SFT", 195, 28, 336, 23, 26, "SFT, model averaging, task arithmetic")),
+    "Table 20": ("webshop", 0, (10, 5, 1, 4, 70, 10)),
+    "Table 21": ("webshop", 0, (1400, 72000, 12000000, 34)),
+    "Table 22": ("deepsearchqa", 1, (56, 168, 91, 0, -0.25)),
+}
+
+
+def test_the_papers_tables_with_several_figures_a_cell(make: Make, tmp_path: Path) -> None:
+    paper = read_paper()
+    found = {table.name.split(":")[0]: table for table in paper.further}
+    assert found.keys() == PAPERS_CELLS.keys()
+    for name, (column, place, cell) in PAPERS_CELLS.items():
+        table = found[name]
+        assert table.rows[place].cells[table.columns.index(column)] == cell, name
+        assert table.caveats, name
+    (free,) = next(table for table in paper.tables if table.name.startswith("Table 16")).rows
+    assert free.scores == (83.40, 86.59, 33.19, 96.27, 88.00, 14.50)
+    # the caveats are true of the tables: Table 2 has not the best mode of Table 3, and totals are not sums
+    panel, modes = paper.tables[0].rows[-1], paper.tables[2].rows
+    best = [max(row.scores[place] or 0.0 for row in modes) for place in range(6)]
+    assert [task for task, one, top in zip(paper.tasks, panel.scores, best, strict=True) if one != top] == [
+        "gsm8k",
+        "webshop",
+    ]
+    costs = found["Table 21"].rows[0].cells
+    sums = [sum(float(cell[place] or 0) for cell in costs[:-1] if cell) for place in range(4)]
+    assert sums == [15200, 1467000, 290000000, 774] and costs[-1] == (36000, 1467000, 290000000, 796)
+    merged = report([make()]).model_copy(update={"paper": paper})
+    page = pages.write_merged(merged, [tmp_path], tmp_path / "out").read_text()
+    assert "11.12 / 16.5 / 38.0 / 55.0 / 70.0" in page and "1.89 / 4.56 / 5.7" in page and "0.12 / \N{EN DASH}" in page
+    with pytest.raises(ValueError, match="2 figures for the 3"):
+        PaperFigures.model_validate(
+            {**found["Table 9"].model_dump(), "columns": ["a"], "rows": [{"agent": "x", "cells": [[1, 2]]}]}
+        )

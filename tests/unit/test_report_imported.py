@@ -313,3 +313,24 @@ def test_our_own_workspace_and_other_tables_are_none_of_it(tmp_path: Path) -> No
     (tmp_path / "results.csv").write_text("a,b\n1,2\n")
     with pytest.raises(AutorlError, match="no run below"):
         report.build([tmp_path])
+
+
+def test_a_base_score_of_zero_is_kept_and_the_mode_is_read(tmp_path: Path) -> None:
+    """Qwen3-8B-Base scores 0.0 on webshop, and every run on it fell out of the statistics; all modes were one agent."""
+    root = tmp_path / "bench"
+    for second, (agent, meta, mode) in enumerate(
+        (
+            ("claude-sft-only", {}, "sft-only"),
+            ("claude_rl_only", {}, "rl-only"),
+            ("claude", {"mode": "Multi"}, "multi"),
+            ("claude", {}, "unknown"),
+        )
+    ):
+        start = START + timedelta(seconds=second)
+        folder = workspace(root, [entry(1, 67.0, 65, 0.0)], task="webshop", agent=agent, start=start)
+        told = json.loads((folder / "run_meta.json").read_text())
+        (folder / "run_meta.json").write_text(json.dumps({**told, **meta}))
+        (run,) = (r for r in report.build([root]).runs if folder.name in r.run_id)
+        assert (run.mode, run.level, run.counted, run.excluded) == (mode, 3, True, None)
+        assert run.improvement is not None and run.improvement.difference == 67.0
+        assert any("0.0, which the reference also writes" in note for note in run.notes)

@@ -426,7 +426,7 @@ def test_whole_items_in_code_are_one_and_the_evidence_says_so(tree: Tree) -> Non
     run.close(outcomes(100, range(20)))
     story = told(run).story
     for failure in (story.iterations[0].failure, story.failure):
-        assert failure is not None and failure.kind is FailureKind.STATIC_SHORTCUT
+        assert failure is not None and failure.kind is FailureKind.HELD_OUT_ITEMS
         assert [line.says for line in failure.evidence] == [
             "3 held-out items whole in the workspace",
             "code/train.py: 3 held-out items, whole",

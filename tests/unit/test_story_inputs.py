@@ -219,6 +219,20 @@ def metrics(*points: Point, **more: Any) -> ReferenceMetrics:
     return reference_metrics(points, **{**given, **more})
 
 
+def test_rollbacks_are_submissions_that_go_back_to_an_earlier_one() -> None:
+    def made(number: int, parent: int | None, **more: Any) -> Point:
+        print_ = Fingerprint(submission_id=number, content_hash="0" * 64, parent=parent)
+        return submitted(number, 10.0 * number, 20.0, fingerprint=print_, **more)
+
+    # 2 goes on from 1; 3 back to 1; 5 begins at the base model, which is none; 6 hands 1 in again; 7 goes on from it
+    found = metrics(
+        made(1, None), made(2, 1), made(3, 1), submitted(4, 35.0), made(5, None), made(6, None, same_as=1), made(7, 1)
+    )
+    assert found.rollbacks == 2
+    assert metrics(made(1, None)).rollbacks == 0 and metrics().rollbacks is None
+    assert metrics(submitted(1, 5.0, 10.0), submitted(2, 9.0, 12.0)).rollbacks is None  # no fingerprints: unknown
+
+
 def test_reference_metrics_of_a_whole_run() -> None:
     flagged = Fingerprint(submission_id=6, content_hash="0" * 64, flags=("untrained_copy",))
     found = metrics(

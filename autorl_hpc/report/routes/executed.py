@@ -139,6 +139,11 @@ def executed(
     return Executed(planned.route, (*ran, _of_fingerprint(fingerprint, says)))
 
 
+def has_effect(training: Sequence[TrainingPoint]) -> bool:
+    """Return whether steps of a policy's training were logged, not all with learning rate 0."""
+    return any(stage.had_effect for stage in _stages(training))
+
+
 def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[EvidenceLine, ...]:
     """Return the trainings of a window that ended by submitting the content of submission `number` again."""
     unused = f"; not in these weights: they are those of submission {number}"

@@ -1,6 +1,7 @@
 """Classify why a run or a submission did not help (the paper's taxonomy, extended), with evidence lines (`failure_of`).
 
-docs/routes.md explains each rule and its thresholds.
+docs/routes.md explains each rule and its thresholds. "Static shortcut without transfer" shows only over several tasks: the
+leaderboard module gives it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from statistics import fmean, median_high
 from typing import NamedTuple
@@ -43,6 +45,11 @@ class GainBounds(NamedTuple):
     def beyond_noise(self) -> bool:
         """Return whether the whole interval is above zero; False without a bound."""
         return self.low is not None and self.low > 0
+
+    @property
+    def worse(self) -> bool:
+        """Return whether the whole interval is below zero; False without a bound."""
+        return self.high is not None and self.high < 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +134,15 @@ MAX_EVIDENCE = 5
 Evidence = tuple[EvidenceLine, ...]
 
 
+class Strength(IntEnum):
+    """How much a finding proves."""
+
+    NONE = 0
+    SAID = 1  # a log or an exit code
+    MEASURED = 2  # figures of a training
+    PROVEN = 3  # the ledger: fingerprints, scores
+
+
 def _line(where: str, says: str) -> Evidence:
     return (EvidenceLine(where=where, says=clean(says, 200) or ""),)
 
@@ -138,6 +154,18 @@ def _logged(lines: Iterable[LogLine]) -> Evidence:
 def _point(point: TrainingPoint, says: str) -> Evidence:
     step = f", step {point.step}" if point.step is not None else ""
     return _line(f"{clean(point.source, 150)}{step}, {point.elapsed_s:.0f} s", says)
+
+
+def strength_of(evidence: Evidence) -> Strength:
+    """Return the strength of the strongest line."""
+    return max((_strength(line.where) for line in evidence), default=Strength.NONE)
+
+
+def _strength(where: str) -> Strength:
+    if where.startswith(("ledger", "feedback split", "report split")):
+        return Strength.PROVEN
+    said = ", byte " in where or where.startswith(("process at", "training logs, ledger"))
+    return Strength.SAID if said else Strength.MEASURED
 
 
 def _gain(gain: GainBounds, split: str) -> Evidence:
@@ -168,8 +196,6 @@ LOSS_FLOOR = 1.0
 """A smaller loss has not exploded, whatever it was before (GRPO's starts at 0)."""
 KL_EXPLODED = 10.0
 """Nats per token or sequence; runs of trl and verl stay below 1 while they learn."""
-FAR_UNDER_BASE = 10.0
-"""Points below the base model, with the whole interval below zero."""
 EARLY_SHARE = 0.5
 """Share of the budget: an agent that has neither trained nor submitted by then has trouble with code."""
 GAP_POINTS = 3.0
@@ -193,8 +219,23 @@ _OF_CODE = re.compile(r"\b(?:assert|raise|return|print\(|isnan|isfinite|isinf|de
 _DATA_WORDS = re.compile(
     r"(?:dataset|train(?:ing)? (?:set|data|examples))\b.{0,40}\b(?:is empty|has no|0 (?:rows|examples|samples))"
     r"|num_samples should be a positive integer value, but got num_samples=0"
-    r"|num examples = 0\b|column names? .{0,60}(?:not in|missing|don't match)|keyerror: ['\"](?:prompt|text|messages|question|answer|chosen|rejected|completion|labels)['\"]"
-    r"|mismatch between .{0,40}tokeniz|chat_template is not set",
+    r"|num examples = 0\b",
+    re.I,
+)
+_FORMAT_WORDS = re.compile(
+    r"column names? .{0,60}(?:not in|missing|don't match)|keyerror: ['\"](?:prompt|text|messages|question|answer|chosen|rejected|completion|labels)['\"]"
+    r"|mismatch between .{0,40}tokeniz|chat[_ ]template.{0,40}(?:is not set|mismatch|missing|differs)"
+    r"|(?:format|prompt|template)s?\b.{0,40}\b(?:mismatch|(?:does|do) ?n[o']t match)|mismatch(?:ed)? (?:in |of |between )?.{0,20}(?:format|prompt|template)",
+    re.I,
+)
+_MEMORY_WORDS = re.compile(
+    r"outofmemory|out of memory|defaultcpuallocator: can't allocate|cannot allocate memory|oom[- ]?kill|memoryerror",
+    re.I,
+)
+_ENGINE_WORDS = re.compile(
+    r"engine(?:dead|core)?error|engine core (?:init|proc|died|fail)|engine process (?:failed|died)|engine.{0,20}(?:is dead|has died|died|crashed)"
+    r"|cuda error|cublas_status|cudnn_status|device-side assert|nccl(?:error| (?:error|watchdog|timeout))|illegal memory access"
+    r"|worker ?proc.{0,30}(?:died|failed)|free memory on device .{0,60} less than desired",
     re.I,
 )
 _NAN = re.compile(
@@ -206,25 +247,33 @@ _BESIDE = frozenset({"eval", "val", "valid", "validation", "test", "std", "margi
 """Parts of metric names that may be NaN in sound training: an empty evaluation, the spread of one sample."""
 
 
-def static_shortcut(facts: Facts) -> Evidence:
-    """Detect a gain, or an apparent one, that does not come from learning the task."""
+def copied_weights(facts: Facts) -> Evidence:
+    """Detect weights that are the base model's or another model's."""
+    flags = [flag for flag in ("untrained_copy", "foreign_weights") if flag in facts.flags]
+    return tuple(line for flag in flags for line in _line("ledger: fingerprint", flag))
+
+
+def held_out_items(facts: Facts) -> Evidence:
+    """Detect whole held-out items in the workspace or in the code."""
     found: Evidence = ()
-    for flag in ("untrained_copy", "foreign_weights"):
-        if flag in facts.flags:
-            found += _line("ledger: fingerprint", flag)
     if facts.contaminated_items >= CONTAMINATED_ITEMS:
         found += _line("ledger: contamination", f"{facts.contaminated_items} held-out items whole in the workspace")
-    found += tuple(facts.hard_coded[:MAX_EVIDENCE])
-    if isinstance(facts, RunFacts) and (told := facts.feedback_gain) and (real := facts.report_gain):
-        gap = facts.optimism_gap if facts.optimism_gap is not None else told.points - real.points
-        if told.beyond_noise and not real.beyond_noise and gap >= GAP_POINTS:
-            where = real.where or "report split"
-            found += _gain(told, "feedback") + _gain(real, "report") + _line(where, f"optimism gap {gap:.1f} points")
-    return found
+    return found + tuple(facts.hard_coded[:MAX_EVIDENCE])
+
+
+def feedback_only(facts: Facts) -> Evidence:
+    """Detect a gain on the split whose scores are told that the report split does not have."""
+    if not isinstance(facts, RunFacts) or (told := facts.feedback_gain) is None or (real := facts.report_gain) is None:
+        return ()
+    gap = facts.optimism_gap if facts.optimism_gap is not None else told.points - real.points
+    if not told.beyond_noise or real.beyond_noise or gap < GAP_POINTS:
+        return ()
+    where = real.where or "report split"
+    return _gain(told, "feedback") + _gain(real, "report") + _line(where, f"optimism gap {gap:.1f} points")
 
 
 def training_collapse(facts: Facts) -> Evidence:
-    """Detect NaN or Inf, exploding loss or KL, identical answers, or a score far below the base model's."""
+    """Detect NaN or Inf, exploding loss or KL, and identical answers. A low score alone is no sign of it."""
     found: Evidence = ()
     for own in _last_trainings(facts.training):
         found += _not_finite(own) + _exploded(own)
@@ -233,9 +282,6 @@ def training_collapse(facts: Facts) -> Evidence:
         found += _logged(told[:1])
     if "degenerate_outputs" in facts.flags:
         found += _line("ledger: fingerprint", "degenerate_outputs: most answers are one and the same text")
-    gain = facts.gain if isinstance(facts, IterationFacts) else None
-    if gain is not None and gain.high is not None and gain.high < 0 and gain.points <= -FAR_UNDER_BASE:
-        found += _gain(gain, "feedback")
     return found
 
 
@@ -328,14 +374,50 @@ def _constant_reward(training: Sequence[TrainingPoint]) -> Evidence:
 
 
 def reward_or_data(facts: Facts) -> Evidence:
-    """Detect rewards without spread, a reward that rises while the score falls, and empty, tiny or badly formatted data."""
+    """Detect rewards without spread, and empty or tiny data."""
     found = _no_spread(facts.training) + _constant_reward(facts.training)
-    if isinstance(facts, IterationFacts):
-        found += _against_score(facts)
-        if facts.dataset_rows is not None and facts.dataset_rows < TINY_ROWS:
-            found += _line("training log", f"trained on {facts.dataset_rows} rows")
-    told = (one for one in facts.lines if _DATA_WORDS.search(one.text) and (_RAISED.match(one.text) or _is_said(one)))
-    return found + _logged(told)
+    if isinstance(facts, IterationFacts) and facts.dataset_rows is not None and facts.dataset_rows < TINY_ROWS:
+        found += _line("training log", f"trained on {facts.dataset_rows} rows")
+    return found + _told(facts, _DATA_WORDS)
+
+
+def format_mismatch(facts: Facts) -> Evidence:
+    """Detect prompts, templates or columns of another format than the trainer's or the base model's."""
+    return _told(facts, _FORMAT_WORDS)
+
+
+def out_of_memory(facts: Facts) -> Evidence:
+    """Detect programs that asked for more memory than there was."""
+    ended = isinstance(facts, RunFacts) and facts.ended_by is EndedBy.OUT_OF_MEMORY
+    found = _line("ledger: sealed", OUT_OF_BUDGET[EndedBy.OUT_OF_MEMORY]) if ended else ()
+    return found + _broke(facts, _MEMORY_WORDS)
+
+
+def engine_crash(facts: Facts) -> Evidence:
+    """Detect an engine or a device that died under the agent, or under its weights."""
+    if isinstance(facts, IterationFacts) and facts.status is SubmissionState.FAILED and facts.fault is Fault.ARTIFACT:
+        said = facts.message or ""
+        if _ENGINE_WORDS.search(said) or _MEMORY_WORDS.search(said):
+            return _ledger(facts.submission_id, facts.code or facts.fault, said)
+    return tuple(line for line in _broke(facts, _ENGINE_WORDS) if not _MEMORY_WORDS.search(line.says))
+
+
+def _told(facts: Facts, words: re.Pattern[str]) -> Evidence:
+    """Return lines that a program raised or logged with one of these words."""
+    return _logged(one for one in facts.lines if words.search(one.text) and (_RAISED.match(one.text) or _is_said(one)))
+
+
+def _broke(facts: Facts, words: re.Pattern[str]) -> Evidence:
+    """Return what ended programs with these words; nothing if a training logged steps and none broke after its last one."""
+    steps = [point.elapsed_s for point in facts.training if point.loss is not None]
+    if steps and not any(_broken_exit(each) and each.elapsed_s >= steps[-1] for each in facts.exits):
+        return ()
+    return _logged(trace.error for trace in facts.traces if words.search(trace.error.text)) or _told(facts, words)
+
+
+def reward_without_score(facts: Facts) -> Evidence:
+    """Detect a training reward that rises while the score does not."""
+    return _against_score(facts) if isinstance(facts, IterationFacts) else ()
 
 
 def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
@@ -349,7 +431,8 @@ def _no_spread(training: Sequence[TrainingPoint]) -> Evidence:
 
 def _against_score(facts: IterationFacts) -> Evidence:
     rewards, score, before = _rewards(facts.training), facts.score, facts.score_before
-    if not rewards or score is None or before is None or score >= before:
+    unmoved = facts.gain is not None and not facts.gain.beyond_noise and facts.gain.points <= 0
+    if not rewards or score is None or before is None or not (score < before or unmoved):
         return ()
     values = [value for _, value in rewards]
     third = len(values) // 3
@@ -400,15 +483,25 @@ OUT_OF_BUDGET = {
 }
 OTHER_CURRENCIES = (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST)
 
+SPOILS: dict[FailureKind, Callable[[Facts], Evidence]] = {
+    FailureKind.COPIED_WEIGHTS: copied_weights,
+    FailureKind.HELD_OUT_ITEMS: held_out_items,
+    FailureKind.FEEDBACK_ONLY: feedback_only,
+}
+"""What spoils a gain, too, in order."""
+
 CAUSES: dict[FailureKind, Callable[[Facts], Evidence]] = {
-    FailureKind.STATIC_SHORTCUT: static_shortcut,
     FailureKind.TRAINING_COLLAPSE: training_collapse,
+    FailureKind.REWARD_WITHOUT_SCORE: reward_without_score,
+    FailureKind.OUT_OF_MEMORY: out_of_memory,
+    FailureKind.ENGINE_CRASH: engine_crash,
     FailureKind.ROLLOUT_CONSTRUCTION: rollout_construction,
     FailureKind.REWARD_OR_DATA: reward_or_data,
+    FailureKind.FORMAT_MISMATCH: format_mismatch,
     FailureKind.EARLY_CODING: early_coding,
 }
-"""In order: what weights and splits prove, then what numbers show, then what logs say. Collapse comes before its causes in
-rollouts and rewards, because only collapse says that the model was damaged."""
+"""The one with the strongest evidence is the failure; of equally strong ones the first: collapse before its causes in rollouts and
+rewards, because only collapse says that the model was damaged."""
 
 Found = Iterator[tuple[FailureKind, Evidence]]
 """Kinds in their order; the first with evidence is the failure."""
@@ -420,20 +513,33 @@ def failure_of(facts: RunFacts | IterationFacts) -> Failure | None:
     return next((Failure(kind=kind, evidence=evidence) for kind, evidence in found if evidence), None)
 
 
+def _strongest(facts: Facts) -> Found:
+    """Yield the causes, the strongest evidence first."""
+    found = [(kind, rule(facts)) for kind, rule in CAUSES.items()]
+    yield from sorted(found, key=lambda one: -strength_of(one[1]))
+
+
+def _outcome(gain: GainBounds | None, split: str) -> Found:
+    """Yield what the gain alone says, where nothing shows a cause."""
+    if gain is not None:
+        yield FailureKind.WORSE if gain.worse else FailureKind.NO_GAIN, _gain(gain, split)
+
+
 def _of_iteration(facts: IterationFacts) -> Found:
     number, status = facts.submission_id, facts.status
     if facts.fault in INFRASTRUCTURE:
         yield FailureKind.INFRASTRUCTURE, _ledger(number, facts.fault, facts.message)
+    if status is SubmissionState.FAILED:
+        yield FailureKind.ENGINE_CRASH, engine_crash(facts)
     if status is SubmissionState.REFUSED or (status is SubmissionState.FAILED and facts.fault is Fault.ARTIFACT):
         yield FailureKind.ARTIFACT_REFUSED, _ledger(number, facts.code or facts.fault, facts.message)
     if status is SubmissionState.ACCEPTED:
         return
-    for kind, rule in CAUSES.items():
-        yield kind, rule(facts)
-        if facts.gain is not None and facts.gain.beyond_noise:
-            return  # only a shortcut spoils a gain
-    if facts.gain is not None:
-        yield FailureKind.NO_GAIN, _gain(facts.gain, "feedback")
+    yield from ((kind, rule(facts)) for kind, rule in SPOILS.items())
+    if facts.gain is not None and facts.gain.beyond_noise:
+        return
+    yield from _strongest(facts)
+    yield from _outcome(facts.gain, "feedback")
 
 
 def _of_run(facts: RunFacts) -> Found:
@@ -445,22 +551,21 @@ def _of_run(facts: RunFacts) -> Found:
     if not accepted:
         yield from _without_submission(facts)
         return
-    yield FailureKind.STATIC_SHORTCUT, static_shortcut(facts)
+    yield from ((kind, rule(facts)) for kind, rule in SPOILS.items())
     gain = facts.report_gain or facts.feedback_gain
     if facts.ended_by is None or (gain is not None and gain.beyond_noise):
         return
     if all(each.status is SubmissionState.FAILED for each in accepted):
         yield from _of_iteration(accepted[-1])
         return
-    yield from ((kind, rule(facts)) for kind, rule in CAUSES.items())
-    # the most common cause among the iterations; of equally common ones the latest
-    found = [failure for each in accepted if (failure := failure_of(each)) is not None and failure.kind in CAUSES]
-    kinds = [failure.kind for failure in found]
-    if found:
-        commonest = max(reversed(found), key=lambda failure: kinds.count(failure.kind))
-        yield commonest.kind, commonest.evidence
-    if gain is not None:
-        yield FailureKind.NO_GAIN, _gain(gain, "report" if facts.report_gain else "feedback")
+    # of what is equally strong: the whole run's cause, then the most common one of its iterations, of these the latest
+    each_own = [failure for each in accepted if (failure := failure_of(each)) is not None and failure.kind in CAUSES]
+    kinds = [failure.kind for failure in each_own]
+    each_own.reverse()
+    common = sorted(each_own, key=lambda failure: -kinds.count(failure.kind))
+    found = [*_strongest(facts), *((failure.kind, failure.evidence) for failure in common)]
+    yield from sorted(found, key=lambda one: -strength_of(one[1]))
+    yield from _outcome(gain, "report" if facts.report_gain else "feedback")
 
 
 def _without_submission(facts: RunFacts) -> Found:
@@ -471,7 +576,7 @@ def _without_submission(facts: RunFacts) -> Found:
         last = facts.iterations[-1] if facts.iterations else None
         says = (last.message if last is not None else None) or f"{facts.refused} refusals"
         yield FailureKind.ARTIFACT_REFUSED, _ledger(last.submission_id if last is not None else None, says)
-    yield from ((kind, rule(facts)) for kind, rule in CAUSES.items())
+    yield from _strongest(facts)
     if facts.ended_by in OUT_OF_BUDGET:
         says = f"{OUT_OF_BUDGET[facts.ended_by]} ({facts.elapsed_s:.0f} of {facts.budget_s:.0f} s) before anything was submitted"
         if facts.ended_by in OTHER_CURRENCIES and facts.reason:

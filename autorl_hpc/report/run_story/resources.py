@@ -180,7 +180,22 @@ def reference_metrics(
         copy_model_count=sum(p.submission_id in copies or p.same_as in copies for p in points),
         time_used_ratio=elapsed_s / allowed_s if ended and allowed_s > 0 else None,
         last_submit_gap=max(0.0, elapsed_s - points[-1].elapsed_s) if ended and points else None,
+        rollbacks=_rollbacks(points),
     )
+
+
+def _rollbacks(points: Sequence[Point]) -> int | None:
+    """Count submissions whose parent is an earlier one than the last; going back to the base model is none. None: there is
+    no submission, or none after the first has a fingerprint."""
+    count, known, last = 0, False, None
+    taken = [point for point in points if point.status is not SubmissionState.REFUSED]
+    for point in taken:
+        print_ = point.fingerprint if point.fingerprint is not None and not point.fingerprint.reason else None
+        parent = point.same_as if point.same_as is not None else print_.parent if print_ is not None else None
+        known |= last is not None and (print_ is not None or point.same_as is not None)
+        count += last is not None and parent is not None and parent != last
+        last = point.same_as or point.submission_id
+    return count if known or len(taken) == 1 else None
 
 
 # --- metrics of the reference's summarization skill: human help, failures overcome, stage reached
@@ -198,6 +213,9 @@ RUNS_A_PROGRAM = re.compile(
     rf"(?:^|[;&|(\n])\s*(?:\w+=\S*\s+|(?:nohup|time|exec|env|timeout\s+\S+)\s+)*(?:[^\s;&|(]*/)?(?:{'|'.join(PROGRAMS)})"
 )
 """A shell line that starts one of these programs."""
+
+OUR_PROGRAMS = ("./submit", "./timer", "/run/autorl-inside.py")
+"""What a workspace and a sandbox of ours start with Python."""
 
 FIRST_SIGNAL = 128
 """Exit codes of a shell above this mean a signal."""
@@ -262,6 +280,27 @@ def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
 
 def _is_program(process: ProcessSeen) -> bool:
     return process.command.partition(" ")[0].rsplit("/", 1)[-1].startswith(PROGRAMS)
+
+
+_UTILITIES = """
+apptainer ar awk base64 basename bash bunzip2 bwrap bzip2 cat chmod claude codex cp curl cut date dd dirname du echo env find gemini
+git grep gunzip gzip head hostname id install jq kill ln ls mkdir mktemp mv nice node nohup npm nvidia-smi opencode openssl ps rm
+rsync sed setsid sh sha256sum sleep sort split srun stat stdbuf sync tail tar tee test timeout touch tr true unzip wc wget which xargs
+xz zip zstd
+"""
+UTILITIES = frozenset(_UTILITIES.split())
+"""Programs that train nothing, whatever they cost: tools of a shell, and agents' own programs."""
+MIN_TRAINING_CPU_S = 2.0
+"""To import torch takes more."""
+
+
+def may_train(process: ProcessSeen) -> bool:
+    """Return whether a program may have trained a model: any but a utility, our own, and those known to have used little time."""
+    words = process.command.split()
+    name = words[0].rsplit("/", 1)[-1].strip("-") if words else ""
+    if name in UTILITIES or any(word in OUR_PROGRAMS for word in words[1:3]):
+        return False
+    return process.what != "ended" or process.cpu_s is None or process.cpu_s >= MIN_TRAINING_CPU_S
 
 
 def failed(process: ProcessSeen) -> bool:

@@ -19,7 +19,16 @@ from autorl_hpc.records.recorded import Seen
 from autorl_hpc.report import scores
 from autorl_hpc.report.format import clean, clean_code
 from autorl_hpc.report.hidden_items import CODE_FOLDER, NOTHING, Hidden
-from autorl_hpc.report.routes import Executed, Planned, executed, mode_kept, planned, settings, trained_in_vain
+from autorl_hpc.report.routes import (
+    Executed,
+    Planned,
+    executed,
+    has_effect,
+    mode_kept,
+    planned,
+    settings,
+    trained_in_vain,
+)
 from autorl_hpc.report.run_folder import Unusable, looks
 from autorl_hpc.report.run_story.context import RunContext
 from autorl_hpc.report.run_story.failures import (
@@ -31,7 +40,7 @@ from autorl_hpc.report.run_story.failures import (
     failure_of,
 )
 from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt
-from autorl_hpc.report.run_story.resources import Trained, reference_metrics, skill_metrics, trained_by
+from autorl_hpc.report.run_story.resources import Trained, may_train, reference_metrics, skill_metrics, trained_by
 from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import hull, tango_of, tango_of_clusters, totals, variance_of_mean
 from autorl_hpc.report.story_records import (
@@ -441,6 +450,7 @@ def _told(known: RunContext) -> Story:
     return Story(
         route=route,
         mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
+        trained=_trained(known, stretches),
         iterations=iterations_of(known, stretches, [failure_of(each) for each in facts]),
         failure=_failure(known, stretches, facts, route),
         metrics=reference_metrics(
@@ -508,6 +518,17 @@ def _route(known: RunContext, stretches: Sequence[Stretch]) -> RouteTold:
     if plan.route in (Route.UNKNOWN, Route.NONE):
         return route
     return route.model_copy(update={"planned": plan.route, "planned_by": shown_lines(plan.evidence, known.hidden)})
+
+
+def _trained(known: RunContext, stretches: Sequence[Stretch]) -> bool | None:
+    """Return whether something was trained before the checkpoint that stands for the run; None if that is unknown."""
+    chosen, processes = _chosen(known, stretches), known.recorded.processes.records
+    if chosen is None:
+        return None
+    if has_effect([point for point in known.recorded.training.records if point.elapsed_s <= chosen.end_s]):
+        return True
+    seen = {(one.pid, one.command): one for one in processes if one.began_s <= chosen.end_s}  # the last word on each
+    return False if seen and not any(map(may_train, seen.values())) else None
 
 
 def _whole_plan(known: RunContext, stretches: Sequence[Stretch]) -> Planned:
