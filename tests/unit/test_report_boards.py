@@ -27,7 +27,7 @@ from autorl_hpc.report.axes import steps
 from autorl_hpc.report.charts import figures_of
 from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
 from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, RunSummary, read_paper
-from autorl_hpc.states import FailureKind, Network, Route, SandboxLevel
+from autorl_hpc.states import FailureKind, Network, Route, SandboxLevel, Split
 
 
 @pytest.fixture(autouse=True)
@@ -357,6 +357,30 @@ def test_published_results_stand_apart(make: Make) -> None:
 
 
 # --- in words
+
+
+def test_where_interval_and_test_contradict_each_other_the_line_says_which_decides(tmp_path: Path) -> None:
+    """4 won, 0 lost of 82: Tango's interval begins above 0, McNemar's mid-p is 0.0625. 9 won, 0 lost: both agree."""
+    tree = Tree(tmp_path / "exp", n_report=82, base_solved={Split.REPORT: outcomes(82, range(40))})
+    tree.finished(seed=0, solved=44)
+    tree.finished(seed=1, solved=49)
+    done = CliRunner().invoke(app, ["report", str(tree.path), "--no-figures"], env={"COLUMNS": "160"})
+    why = "p decides: the test is exact for the few items that changed, the interval an approximation"
+    assert why in " ".join(done.stdout.split())
+    told = [line for line in done.stdout.splitlines() if line.startswith("arithmetic sft")]
+    assert ["0.062 decides" in line for line in told if "+4.9 [+0.2, +11.9]" in line] == [True] and len(told) >= 2
+    assert not any("decides" in line for line in told if "+11.0" in line)
+    report, run = tree.path / "report", tree.runs[0].dir.report
+    for path in (
+        report / "index.html",
+        report / "summary.md",
+        run / "run.html",
+        run / "run.md",
+        report / "summary.csv",
+    ):
+        assert why in path.read_text(), path
+    assert "decides" not in (tree.runs[1].dir.report / "run.md").read_text()
+    assert 'class="clear">+4.9' not in (report / "index.html").read_text()
 
 
 def cells(page: str) -> list[str]:
