@@ -47,6 +47,8 @@ class AttemptStarted(Strict):
     attempt: int = Field(ge=1)
     elapsed_s: float = Field(ge=0, description="Budget already used when it began.")
     workspace: str
+    gpus: int | None = Field(None, ge=0, description="Of its job; null: an earlier version did not tell.")
+    gpu_model: str | None = Field(None, description="Models of the node's GPUs; null: none, or unknown.")
 
 
 class AttemptEnded(Strict):

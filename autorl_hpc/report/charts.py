@@ -136,10 +136,10 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
         return points if len(points) > 1 else []
 
     caption = (
-        "Expected improvement on the report split of the best of k runs, by order statistics over the n runs there are "
-        "(k up to n, nothing extrapolated), with a 95 % bootstrap interval over runs from five runs on."
+        "Expected improvement on the report split of the run that is best on feedback, of k of the n runs there are (k up to n, "
+        "nothing extrapolated), with a 95 % interval over runs from five runs on."
     )
-    panel = Panel("lines", "", (), "k runs", ("best improvement, points",), counts=True)
+    panel = Panel("lines", "", (), "k runs", ("improvement of the chosen run, points",), counts=True)
     return _with_lines(
         Figure("best-of-k", "Best of k runs (pass@k)", caption, ()), panel, merged, board, colours, curve
     )

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, TypeVar, cast
 
 from autorl_hpc.records.base import Strict
+from autorl_hpc.scoring.stats import ALPHA
 
 UNKNOWN = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
@@ -102,11 +103,22 @@ def amount(kind: str, value: float) -> str:
     return f"{value:.2f}" if kind == "money" else f"{value:.1f} h"
 
 
+EXACT = "the test is exact for the few items that changed, the interval an approximation"
+RULE = "the test is the rule for agents, the interval a bootstrap"
+
+
 def gpus(count: str | None, model: str | None) -> str:
     """Format GPUs: `4 x H100` with a multiplication sign; `no GPU`; `GPUs unknown` if not measured."""
     if count is None:
         return "GPUs unknown"
     return "no GPU" if count == "0" else f"{count} \N{MULTIPLICATION SIGN} {model or 'GPU of unknown model'}"
+
+
+def decides(p: float | None, low: float | None, high: float | None, why: str = EXACT) -> str:
+    """Return that the test decides, and why, where the interval contradicts it; empty where they agree or one is missing."""
+    if p is None or low is None or high is None or (p < ALPHA) is (low > 0 or high < 0):
+        return ""
+    return f"p decides: {why}"
 
 
 def short_hash(value: str | None) -> str:

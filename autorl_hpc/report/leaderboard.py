@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean, variance
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from autorl_hpc import __version__, states
 from autorl_hpc.records.experiment import Budget
@@ -40,7 +40,7 @@ from autorl_hpc.report.summary import (
     Spent,
     TaskComparison,
 )
-from autorl_hpc.scoring.stats import NO_SPREAD, mean_t_interval, t_quantile
+from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, mean_t_interval, t_quantile
 from autorl_hpc.tasks.loader import made_by_script
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
@@ -138,12 +138,15 @@ def _notes(runs: Sequence[RunSummary]) -> Iterable[str]:
         yield f"{were} made more than once under the same conditions and seed; all are counted: {', '.join(twice[:5])}"
 
 
-# --- what must be equal for two runs to be comparable; unknown values equal no value
+# --- what must be equal for two runs to be comparable: what was requested (run.json) and what the ledger says
 
 LIMITS = ("max_submissions", "gpu_hours", "tokens", "cost_usd", "memory_gib", "disk_gib", "processes")
 """Limits of a budget besides time: an agent with twice as many submissions has another budget."""
 
-STARTED = ("network", "sandbox", "gpus", "gpu_model")  # fields that only a run that started has
+LEDGERED = ("network", "sandbox", "gpus", "gpu_model", "engine_hash")
+"""Conditions that the ledger tells, if the run came so far. Where it doesn't, the run joins its like: it must not leave its agent's mean."""
+
+Told = dict[str, str | None]  # what a run's ledger tells of LEDGERED
 
 
 def limits_of(budget: Budget) -> dict[str, float]:
@@ -155,27 +158,44 @@ def limits_of(budget: Budget) -> dict[str, float]:
 def comparables(runs: Sequence[RunSummary]) -> list[Comparable]:
     """Return, for each run, what decides which runs it is compared with.
 
-    A run that never started, or without any score, lacks a sandbox, GPU or engine of its own. It takes that of the otherwise
-    equal runs if these all have the same.
+    What its ledger doesn't tell it takes from its like: of the otherwise equal runs those of its experiment, its agent's before others',
+    the most frequent value; else that of other experiments if they all have the same. A kept base model fits every engine.
     """
     keys = [_comparable(run) for run in runs]
-    keys = _like_others(keys, [run.sandbox == UNTRIED for run in runs], STARTED, {*STARTED, "engine_hash"})
-    return _like_others(keys, [key.engine_hash is None for key in keys], ("engine_hash",), {"engine_hash"})
+    rest = [str([value for name, value in key if name not in LEDGERED]) for key in keys]
+    told = [_told(run, key) for run, key in zip(runs, keys, strict=True)]
+    homes = [(run.experiment, cell_key(run)) for run in runs]
+    for name in LEDGERED:
+        known: dict[str, Counter[tuple[Any, ...]]] = defaultdict(Counter)
+        for home, same, one in zip(homes, rest, told, strict=True):
+            if name in one:
+                known[same][home, tuple(one.items())] += 1
+        for home, same, one in zip(homes, rest, told, strict=True):
+            if name not in one and (like := _of_like(name, home, one, known[same])) is not None:
+                one[name] = like[0]
+    return [key.model_copy(update=one) for key, one in zip(keys, told, strict=True)]
 
 
-def _like_others(
-    keys: list[Comparable], lacking: Sequence[bool], names: Sequence[str], ignored: set[str]
-) -> list[Comparable]:
-    alike = [str([value for name, value in key if name not in ignored]) for key in keys]
-    seen: dict[str, list[dict[str, object]]] = defaultdict(list)
-    for key, rest, lacks in zip(keys, alike, lacking, strict=True):
-        fields = {name: getattr(key, name) for name in names}
-        if not lacks and fields not in seen[rest]:
-            seen[rest].append(fields)
-    return [
-        key.model_copy(update=seen[rest][0]) if lacks and len(seen[rest]) == 1 else key
-        for key, rest, lacks in zip(keys, alike, lacking, strict=True)
-    ]
+def _told(run: RunSummary, key: Comparable) -> Told:
+    unknown = {"network", "sandbox"} if run.sandbox == UNTRIED else set()
+    unknown |= {"gpus"} if key.gpus is None else set()
+    unknown |= {"gpu_model"} if key.gpu_model is None and key.gpus != "0" else set()
+    kept = run.improvement is not None and run.improvement.how == "base_kept"
+    unknown |= {"engine_hash"} if kept or key.engine_hash is None else set()
+    return {name: getattr(key, name) for name in LEDGERED if name not in unknown}
+
+
+def _of_like(name: str, home: Any, one: Told, known: Counter[tuple[Any, ...]]) -> tuple[str | None] | None:
+    """Return the value of one condition that a run's like have; None if there is no like, or none that agree."""
+    found = [Counter[str | None]() for _ in range(3)]
+    for (other, values), count in known.items():
+        value = dict(values)
+        if all(value.get(each, mine) == mine for each, mine in one.items()):
+            found[0 if other == home else 1 if other[0] == home[0] else 2][value[name]] += count
+    for near, values in enumerate(found):
+        if values and (near < 2 or len(values) == 1):
+            return (max(sorted(values, key=str), key=lambda value: values[value]),)
+    return None
 
 
 def _comparable(run: RunSummary) -> Comparable:
@@ -183,15 +203,20 @@ def _comparable(run: RunSummary) -> Comparable:
     imported = run.imported is not None
     base = run.baseline_report if imported else None
     same = {name: getattr(run, name) for name in Comparable.model_fields.keys() & RunSummary.model_fields.keys()}
+    if weakened(run):  # the first attempt's: how a run went on must not move it to another leaderboard
+        same |= {"sandbox": str(run.sandboxes[0].level), "network": str(run.sandboxes[0].network)}
     return Comparable(
         **{
             **same,
             "imported": f"{run.imported}, {run.site}" if imported and run.site is not None else run.imported,
             "base_score": base.score if base is not None else None,
-            "gpus": run.story.resources.gpus,
-            "gpu_model": run.story.resources.gpu_model,
         }
     )
+
+
+def weakened(run: RunSummary) -> bool:
+    """Return whether a later attempt had another sandbox or network than the first: such a run doesn't rank, nor its agent."""
+    return len({(one.level, one.network) for one in run.sandboxes}) > 1
 
 
 # --- groups of comparable runs
@@ -238,8 +263,23 @@ def label(key: CellKey, keys: Sequence[CellKey]) -> str:
 
 
 def improvements(runs: Sequence[RunSummary]) -> list[float]:
-    """Return the improvements of the counted runs; a kept base model counts as 0."""
-    return [run.improvement.difference for run in runs if run.counted and run.improvement is not None]
+    """Return the improvements of the counted runs; a kept base model counts as 0. `Kept` if all of them kept it."""
+    counted = [run for run in runs if run.counted and run.improvement is not None]
+    found = [run.improvement.difference for run in counted if run.improvement is not None]
+    kept = bool(found) and all(run.selected is None or _selected(run, "is_base") for run in counted)
+    return statistics.Kept(found) if kept else found
+
+
+def _selected(run: RunSummary, name: str) -> Any:
+    return next((getattr(point, name) for point in run.trajectory if point.submission_id == run.selected), None)
+
+
+def _feedback(runs: Sequence[RunSummary]) -> list[float]:
+    """Return the feedback scores by which runs are chosen: of the selected checkpoint, of a kept base model the base model's."""
+    base = next(
+        (one.score for run in runs if (one := run.baseline_feedback) is not None and one.score is not None), 0.0
+    )
+    return [base if (score := _selected(run, "score")) is None else score for run in runs]
 
 
 def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -> CellSummary:
@@ -251,7 +291,9 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
     kept = [(run.report if run.report and run.report.score is not None else run.baseline_report) for run in counted]
     scores = [score for score in kept if score is not None and score.score is not None]
     only = kept[0] if len(kept) == 1 else None
-    best_of = statistics.best_of_curve(values)
+    # under the paper's protocol runs are chosen and valued by one score: its best of k would be luck
+    chosen = [run for run in counted if run.improvement is not None and run.protocol is not states.Protocol.PAPER]
+    best_of = statistics.best_of_curve(_feedback(chosen), improvements(chosen)) if tested else []
     first = runs[0]
     return CellSummary(
         agent=first.agent,
@@ -326,18 +368,18 @@ def over_runs(
 
 def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
     pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
-    p_values = [statistics.regrouping_p([statistics.Stratum(cells[a], cells[b])]) for a, b in pairs]
+    tests = {(a, b): statistics.compared(cells[a], cells[b]) for a, b in pairs}
+    holm = statistics.holm_by({pair: test.p_value for pair, test in tests.items()})
     return tuple(
         Comparison(
             a=a,
             b=b,
             difference=fmean(cells[a]) - fmean(cells[b]),
-            p_value=p,
-            p_holm=adjusted,
-            p_least=statistics.least_regrouping_p([(len(cells[a]), len(cells[b]))]),
+            **test._asdict(),
+            p_holm=holm.get((a, b)),
             probability_of_improvement=statistics.probability_of_improvement(cells[a], cells[b]),
         )
-        for (a, b), p, adjusted in zip(pairs, p_values, statistics.holm(p_values), strict=True)
+        for (a, b), test in tests.items()
     )
 
 
@@ -365,7 +407,8 @@ def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int
     )
     names = Counter(task.task for task in tasks)
     summaries = {(cell_key(cell), c): cell for c, place in enumerate(places) for cell in groups[place].cells}
-    cells = _board_cells(summaries, ranks, runs)
+    better = {place: _better(groups[of]) for place, of in enumerate(places)}
+    cells = _board_cells(summaries, ranks, better, runs)
     order = sorted({key for key, _ in cells})
     rows = []
     for key in order:
@@ -396,22 +439,35 @@ def _standing(row: BoardRow) -> tuple[object, ...]:
     return (-ranked, -enough, -len(cells), -mean, row.label, row.agent_hash)
 
 
+def _better(group: Group) -> set[tuple[CellKey, CellKey]]:
+    """Return the pairs of which the first is better than the second: p by Holm for the group's tests below 0.05."""
+    keys = [cell_key(cell) for cell in group.cells]
+    named = {label(key, keys): key for key in keys}
+    clear = [one for one in group.comparisons if one.p_holm is not None and one.p_holm < ALPHA]
+    pairs = [(one.a, one.b) if one.difference > 0 else (one.b, one.a) for one in clear]
+    return {(named[a], named[b]) for a, b in pairs}
+
+
 def _board_cells(
-    summaries: dict[Place, CellSummary], ranks: bool, runs: Sequence[RunSummary]
+    summaries: dict[Place, CellSummary],
+    ranks: bool,
+    better: dict[int, set[tuple[CellKey, CellKey]]],
+    runs: Sequence[RunSummary],
 ) -> dict[Place, BoardCell]:
     places = sorted(summaries)
     holm = statistics.holm_by({place: summaries[place].p_value for place in places})
     why = {place: _why_unranked(summaries[place], runs, ranks) for place in places}
-    marks = _marks(summaries)
+    marks = _marks(summaries, better)
     found = {}
     for place in places:
         cell, mine = summaries[place], summaries[place].improvement
         lost = cell.excluded.get("infrastructure", 0)
         rank = last_rank = None
         if why[place] is None:
-            rivals = [summaries[p].improvement for p in places if p[1] == place[1] and why[p] is None]
-            rank = 1 + sum(_apart(other, mine) for other in rivals)
-            last_rank = len(rivals) - sum(_apart(mine, other) for other in rivals)
+            key, clear_pairs = place[0], better[place[1]]
+            rivals = [p[0] for p in places if p[1] == place[1] and why[p] is None]
+            rank = 1 + sum((other, key) in clear_pairs for other in rivals)
+            last_rank = len(rivals) - sum((key, other) in clear_pairs for other in rivals)
         mark, clear = marks.get(place, (None, False))
         found[place] = BoardCell(
             improvement=mine,
@@ -453,6 +509,8 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
         return "made by the public script"
     if cell.doubted:
         return f"{cell.doubted} of {len(cell.places)} runs may not be what they say: see their notes"
+    if weaker := sum(run.counted and weakened(run) for run in (runs[place] for place in cell.places)):
+        return f"{weaker} of {cell.counted} runs had another sandbox in a later attempt"
     if cell.counted < RUNS_TO_RANK:
         return f"{cell.counted} counted run{'s' if cell.counted != 1 else ''}, {RUNS_TO_RANK} are needed"
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:
@@ -460,18 +518,10 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
     return None
 
 
-def _apart(high: OverRuns, low: OverRuns) -> bool:
-    """Return whether one interval is wholly above the other: visible in a plot, and stricter than a test of the difference.
-
-    Runs without spread have no interval and are never apart from anything.
-    """
-    if not high.interval == low.interval == "t over runs":
-        return False
-    return high.low is not None and low.high is not None and high.low > low.high
-
-
-def _marks(cells: dict[Place, CellSummary]) -> dict[Place, tuple[Literal["best", "worst"], bool]]:
-    """Return the best and the worst of each agent's modes on each task, and whether their intervals are apart."""
+def _marks(
+    cells: dict[Place, CellSummary], better: dict[int, set[tuple[CellKey, CellKey]]]
+) -> dict[Place, tuple[Literal["best", "worst"], bool]]:
+    """Return the best and the worst of each agent's modes on each task, and whether the one is better by the group's tests."""
     modes: dict[tuple[str, ...], list[tuple[float, Place]]] = defaultdict(list)
     for place, cell in cells.items():
         (agent, driver, _, agent_hash), column = place
@@ -481,7 +531,7 @@ def _marks(cells: dict[Place, CellSummary]) -> dict[Place, tuple[Literal["best",
     for known in modes.values():
         (least, worst), (most, best) = min(known), max(known)
         if least < most:
-            clear = _apart(cells[best].improvement, cells[worst].improvement)
+            clear = (best[0], worst[0]) in better[best[1]]
             found |= {best: ("best", clear), worst: ("worst", clear)}
     return found
 
@@ -552,7 +602,7 @@ def _overall(values: Sequence[Sequence[float]]) -> Overall | None:
     if any(max(one) - min(one) <= NO_SPREAD for one in values):
         return Overall(mean=mean, tasks=len(values))
     parts = [(variance(one) / len(one), len(one) - 1) for one in values]
-    half = t_quantile(statistics.satterthwaite(parts)) * math.sqrt(math.fsum(v for v, _ in parts)) / len(values)
+    half = t_quantile(statistics.whole_degrees(parts)) * math.sqrt(math.fsum(v for v, _ in parts)) / len(values)
     return Overall(mean=mean, low=mean - half, high=mean + half, tasks=len(values))
 
 
@@ -604,6 +654,6 @@ def _compared(cells: dict[CellKey, dict[str, list[float]]]) -> tuple[TaskCompari
     }
     holm = statistics.holm_by({pair: found.p_value for pair, found in met.items()})
     return tuple(
-        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm[a, b], **found.model_dump())
+        TaskComparison(a=label(a, keys), b=label(b, keys), p_holm=holm.get((a, b)), **found.model_dump())
         for (a, b), found in met.items()
     )

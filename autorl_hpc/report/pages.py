@@ -25,6 +25,7 @@ from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
 from autorl_hpc.report.summary import (
     Board,
+    Comparison,
     Gain,
     Group,
     MergedReport,
@@ -32,6 +33,7 @@ from autorl_hpc.report.summary import (
     Point,
     RunSummary,
     ScoreSummary,
+    TaskComparison,
 )
 from autorl_hpc.report.tables import GROUP_NOTES
 from autorl_hpc.report.versus import Versus
@@ -106,7 +108,7 @@ def parts(merged: MergedReport, links: Mapping[int, str], figures: Figures) -> d
 
 def _board(merged: MergedReport, board: Board, number: int, figures: Figures) -> dict[str, Any]:
     across = next((one for one in merged.across_tasks if one.conditions == board.conditions), None)
-    pairs = sorted(across.comparisons, key=lambda x: (x.p_value, -abs(x.difference))) if across else []
+    pairs = sorted(across.comparisons, key=_least_p) if across else []
     names = Counter(task.task for task in board.tasks)
     return {
         "board": board,
@@ -144,7 +146,7 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         lost = ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
         cells.append({"cell": cell, "values": values, "lost": lost})
         runs += of_cell
-    pairs = sorted(group.comparisons, key=lambda x: (x.p_value, -abs(x.difference)))[:MAX_PAIRS]
+    pairs = sorted(group.comparisons, key=_least_p)[:MAX_PAIRS]
     few = len(group.comparisons) <= MAX_PAIRS
     return {
         "group": group,
@@ -155,6 +157,10 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
     }
+
+
+def _least_p(one: Comparison | TaskComparison) -> tuple[float, float]:
+    return 2.0 if one.p_value is None else one.p_value, -abs(one.difference)
 
 
 def _rows(merged: MergedReport, of_group: Mapping[int, int], links: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -323,7 +329,7 @@ def _environment(kind: str) -> Environment:
     for name, number in NUMBERS.items():
         environment.filters[name] = number if html else _plain(number)
     environment.filters["cell"] = lambda text: Markup(text) if PLAIN_CELL.fullmatch(text) else text
-    plain = (fmt.between, fmt.signed_between, fmt.share_between, fmt.amount, limits_told)
+    plain = (fmt.between, fmt.signed_between, fmt.share_between, fmt.amount, fmt.decides, limits_told)
     words = (outcome, how_measured, counts, beside, fmt.gpus, fmt.over_between)
     environment.globals.update(
         **{function.__name__: _plain(function) for function in plain},
@@ -331,6 +337,7 @@ def _environment(kind: str) -> Environment:
         score=_plain(_score),
         gain=_plain(gain_in_words),
         over=_plain(_over),
+        of_agents=fmt.RULE,
         unseen=UNSEEN,
         trajectory=lambda run: Markup(run_chart.trajectory(run)),
         strip=lambda *args: Markup(run_chart.strip(*args)),

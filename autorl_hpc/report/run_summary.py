@@ -99,7 +99,8 @@ class _Digest:
         fault, reason = self._fault()
         sandbox, network = view.sandbox or (UNTRIED, science.network)
         count = Counter(point.status for point in points)
-        measured = [report, *(base.evaluation if base else None for base in (report_base, feedback_base))]
+        measured = [report, *(score.evaluation for score in view.scores.values())]
+        gpus, gpu_model = _gpus(view)
         summary = RunSummary(
             **_fields(science, "task agent driver base_model base_model_content_hash seed protocol environment_hash"),
             **_fields(record, "experiment agent_hash recipe_hash code_hash task_hash"),
@@ -142,6 +143,8 @@ class _Digest:
             genesis=self.chain.genesis,
             ledger_head=self.chain.hashes[-1] if self.chain.hashes else self.chain.genesis,
             ledger_entries=len(self.chain.hashes),
+            gpus=gpus,
+            gpu_model=clean(gpu_model),
             network=network,
             sandbox=sandbox,
             sandboxes=sandboxes(view),
@@ -356,6 +359,17 @@ class _Digest:
                 clock = parse_record(Clock, raw, self.run.clock)
                 return {"elapsed_s": max([*told, clock.elapsed_s]), "given_back_s": clock.given_back_s}
         return {"elapsed_s": max(told, default=0.0)}
+
+
+def _gpus(view: RunView) -> tuple[str | None, str | None]:
+    """Return number and model of the GPUs of the first attempt's job; of earlier versions' ledgers the number, from the sealed hours."""
+    first, sealed = view.attempts[0] if view.attempts else None, view.sealed
+    if first is not None and first.gpus is not None:
+        return str(first.gpus), first.gpu_model
+    charged_s = sealed.elapsed_s - sealed.given_back_s if sealed is not None else 0.0
+    if sealed is None or sealed.gpu_hours is None or charged_s <= 0:
+        return None, None
+    return str(round(3600 * sealed.gpu_hours / charged_s)), None
 
 
 def _fields(record: object, names: str) -> dict[str, Any]:

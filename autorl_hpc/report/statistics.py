@@ -9,7 +9,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import combinations, zip_longest
+from itertools import combinations
 from statistics import NormalDist, fmean, stdev, variance
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
@@ -26,6 +26,10 @@ EXACT_WAYS = 20_000
 """Up to this many regroupings or sign patterns are all tried; beyond it a seeded sample of `RESAMPLES` is."""
 
 TIE, DIGITS = 1e-9, 9  # sums of the same numbers in another order differ by less than this, and count as equal
+ROUNDED, TIE_SHARE = 1e-4, 1e-3
+"""Values may have been rounded to four decimals (5 and -2 of 82 items), which must not decide where the whole numbers are equal: exact
+tests count as ties what lies no farther apart than such rounding can bring it, and at most this share of all values together."""
+
 CHUNK_CELLS = 1_000_000  # resampled cells held at once: 8 MB
 SMALLEST_TAIL = 1e-12  # the expanded tail of two values is 1e-72, which is lost beside 1
 
@@ -109,7 +113,7 @@ def _settings(n: int, resamples: int = RESAMPLES) -> dict[str, Any]:
     return {"n_resamples": resamples, "batch": max(1, CHUNK_CELLS // n), "rng": generator()}
 
 
-# --- the expected best improvement of k runs, from n runs seen (pass@k of an improvement)
+# --- the best of k runs, chosen on feedback and valued on report, from n runs seen
 
 BOOTSTRAP_FROM_RUNS = 5  # fewer values have so few distinct resamples that they say nothing
 LARGEST_K = 100
@@ -119,7 +123,7 @@ LEAST_RESAMPLES = 500  # with thousands of runs: the standard error is then with
 
 
 class BestOf(NamedTuple):
-    """Expected best of k runs with its 95 % interval; the interval is None where so few runs don't tell one."""
+    """Expected value of the best of k runs with its 95 % interval; the interval is None where so few runs don't tell one."""
 
     k: int
     mean: float
@@ -127,52 +131,48 @@ class BestOf(NamedTuple):
     high: float | None
 
 
-def expected_best_of(values: Sequence[float], k: int) -> float:
-    """Return the expected best of k of the n runs seen, by order statistics over all k-subsets; ValueError unless 1 <= k <= n.
+def best_of_curve(feedback: Sequence[float], values: Sequence[float]) -> list[BestOf]:
+    """Return the expected value of the run that is best on feedback, of 1, 2, ... n runs (at most 100), over all k-subsets.
 
-    Source: the unbiased pass@k of M. Chen et al., arXiv 2107.03374, 2021, with values in place of passes.
+    The best by the value itself would be the luckiest: with no true gain it gains all the same. Of runs with equal feedback each is as
+    likely chosen. From five runs that differ on with an interval: mean +- t (n - 1 degrees of freedom) times the root of b^2 V +
+    s^2 sum(w^2): b is the slope of values on feedback, s^2 the variance about that line, w are the runs' weights, and V is the bootstrap's
+    variance of the best feedback, times n / (n - 1). A bootstrap of values would repeat the chosen run's luck.
+    Source of the weights: the unbiased pass@k of M. Chen et al., arXiv 2107.03374, 2021.
     """
-    return math.fsum(share * value for share, value in zip(_shares(len(values), k), sorted(values), strict=True))
+    import numpy as np
+    from scipy.stats import bootstrap
 
-
-def best_of_curve(values: Sequence[float]) -> list[BestOf]:
-    """Return the expected best of 1, 2, ... n runs (at most 100).
-
-    From five runs that differ on with an interval for k up to 1 + sqrt(n): mean +- t (n - 1 degrees of freedom) times the bootstrap's
-    standard error over runs, times sqrt(n / (n - 1)). Percentiles cover far less, since no resample exceeds the best run seen.
-    """
-    n, found = len(values), []
-    varies = n >= BOOTSTRAP_FROM_RUNS and max(values) - min(values) > TIE
-    halves = [t_quantile(n - 1) * error for error in _standard_errors(values)] if varies else []
-    for k, half in zip_longest(range(1, min(n, LARGEST_K) + 1), halves):
-        mean = expected_best_of(values, k)
-        found.append(BestOf(k, mean, *((None, None) if half is None else (mean - half, mean + half))))
-    return found
+    n = len(values)
+    if n == 0:
+        return []
+    told, seen = np.array(sorted(zip(feedback, values, strict=True)), dtype=float).T
+    shares = np.array([_shares(n, k) for k in range(1, min(n, LARGEST_K) + 1)]).T
+    tied = np.cumsum(np.diff(told, prepend=told[0]) > TIE)
+    weights = np.array([np.bincount(tied, share) / np.bincount(tied) for share in shares.T]).T[tied]
+    means = np.round(seen @ weights, DIGITS).tolist()
+    if n < BOOTSTRAP_FROM_RUNS or np.ptp(seen) <= TIE:
+        return [BestOf(k, mean, None, None) for k, mean in enumerate(means, 1)]
+    centred = told - told.mean()
+    slope = float(centred @ seen / (centred @ centred)) if np.ptp(told) > TIE else 0.0
+    rest = seen - seen.mean() - slope * centred
+    settings: Any = _settings(n, max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)))
+    errors = bootstrap(
+        (told,), lambda drawn, axis: (np.sort(drawn, axis) @ shares).T, method="percentile", **settings
+    ).standard_error
+    squares = n / (n - 1) * (slope * errors) ** 2 + float(rest @ rest) / (n - 2) * (weights**2).sum(axis=0)
+    halves = np.round(t_quantile(n - 1) * np.sqrt(squares), DIGITS).tolist()
+    return [BestOf(k, m, m - half, m + half) for k, (m, half) in enumerate(zip(means, halves, strict=True), 1)]
 
 
 def _shares(n: int, k: int) -> list[float]:
     """Return the share of all k-subsets of n values in which each is the largest, in ascending order: C(rank, k - 1) / C(n, k)."""
-    if not 1 <= k <= n:
-        raise ValueError(f"the best of {k} can't be told from {n} runs")
     shares = [0.0] * n
     share = k / n  # of the largest; each next is (rank - k + 1) / rank of the one above
     for rank in range(n - 1, k - 2, -1):
         shares[rank] = share
         share *= (rank - k + 1) / rank if rank else 0.0
     return shares
-
-
-def _standard_errors(values: Sequence[float]) -> list[float]:
-    import numpy as np
-    from scipy.stats import bootstrap
-
-    n = len(values)
-    shares = np.array([_shares(n, k) for k in range(1, min(n, LARGEST_K, 1 + math.isqrt(n)) + 1)]).T
-    settings: Any = _settings(n, max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)))
-    errors = bootstrap(
-        (sorted(values),), lambda drawn, axis: (np.sort(drawn, axis) @ shares).T, method="percentile", **settings
-    ).standard_error
-    return [round(math.sqrt(n / (n - 1)) * float(error), DIGITS) for error in errors]
 
 
 # --- the sign-flip test: a difference and its opposite are equally likely if nothing changed
@@ -188,12 +188,14 @@ def sign_flip_p(values: Sequence[float]) -> float:
     moved = np.sort(np.asarray(values, dtype=float))
     moved = moved[np.abs(moved) > TIE]
     n, total = len(moved), moved.sum()
+    exact = 2**n <= EXACT_WAYS
+    tie = max(TIE, min(ROUNDED * n, TIE_SHARE * float(np.abs(moved).sum()))) if exact else TIE
 
     def hits(turned: NDArray[Any]) -> NDArray[np.bool_]:
-        reached: NDArray[np.bool_] = np.abs(total - 2 * (turned @ moved)) >= abs(total) - TIE
+        reached: NDArray[np.bool_] = np.abs(total - 2 * (turned @ moved)) >= abs(total) - tie
         return reached
 
-    if 2**n <= EXACT_WAYS:
+    if exact:
         return float(hits((np.arange(2**n)[:, None] >> np.arange(n)) & 1).mean())
     coins = generator()
     found = sum(int(hits(coins.integers(0, 2, (size, n), dtype=np.int8)).sum()) for size in _chunks(n))
@@ -417,19 +419,12 @@ def regrouping_p(strata: Sequence[Stratum]) -> float:
         for runs, task in pooled:
             of_task = _measured(runs[_regroupings(len(runs), len(task.a))], task)
             sums = (sums[:, :, None] + of_task[:, None, :]).reshape(2, -1)
-        return float((_squared(sums) >= seen * (1 - TIE)).mean())
+        return float((_squared(sums) >= seen * (1 - TIE_SHARE)).mean())
     order, drawn = generator(), np.zeros((2, RESAMPLES))
     for runs, task in pooled:
         mixed = (order.permuted(np.tile(runs, (size, 1)), axis=1) for size in _chunks(len(runs)))
         drawn += np.concatenate([_measured(each, task) for each in mixed], axis=1)
     return (int((_squared(drawn) >= seen * (1 - TIE)).sum()) + 1) / (RESAMPLES + 1)
-
-
-def least_regrouping_p(sizes: Sequence[tuple[int, int]]) -> float:
-    """Return the least p value that `regrouping_p` can give for runs of so many on both sides of each task."""
-    ways = math.prod(math.comb(n_a + n_b, n_a) for n_a, n_b in sizes)
-    both = 2 if all(n_a == n_b for n_a, n_b in sizes) else 1
-    return both / ways if ways <= EXACT_WAYS else 1 / (RESAMPLES + 1)
 
 
 def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
@@ -530,10 +525,72 @@ def against_zero(values: Sequence[float]) -> CellTest:
     return CellTest(flipped if p_value is None else p_value, flipped, least_sign_flip_p(len(values)))
 
 
-def satterthwaite(parts: Sequence[tuple[float, int]]) -> int:
-    """Return Satterthwaite's degrees of freedom of a sum of independent means, rounded down, from their variances and degrees."""
+def satterthwaite(parts: Sequence[tuple[float, int]]) -> float:
+    """Return Satterthwaite's degrees of freedom of a sum of independent means, from their variances and degrees."""
     total, squares = math.fsum(v for v, _ in parts), math.fsum(v * v / df for v, df in parts)
-    return max(1, math.floor(total * total / squares + TIE))
+    return total * total / squares
+
+
+def whole_degrees(parts: Sequence[tuple[float, int]]) -> int:
+    """Return `satterthwaite` rounded down, for the tails of an interval."""
+    return max(1, math.floor(satterthwaite(parts) + TIE))
+
+
+# --- one agent against another: one rule for pairs on a task, ranks, `--compare`, and the mean over tasks
+
+PERMUTED_FROM_RUNS = 5  # with fewer a side permutation has no power: of three against three the least p is 0.1
+
+
+class Kept(list[float]):
+    """The improvements of a cell whose runs all kept the base model: zeros that are known, not measured."""
+
+
+class AgentTest(NamedTuple):
+    """Whether the means of two cells differ, by which test, and beside it a permutation test of their runs."""
+
+    p_value: float | None = None
+    test: str | None = None
+    p_permutation: float | None = None
+
+
+def compared(a: Sequence[float], b: Sequence[float]) -> AgentTest:
+    """Test agent a against agent b on one task: Welch's t test, or a one-sample t test against 0 if one of them kept the base model.
+
+    None below three runs a side, if both kept it, or if a side's runs are equal otherwise: their spread is unknown, not 0.
+    Where such a side meets a kept base, sign flips are the test.
+    """
+    if min(len(a), len(b)) < TEST_FROM_RUNS:
+        return AgentTest()
+    strata, kept = [Stratum(a, b)], [isinstance(a, Kept), isinstance(b, Kept)]
+    if all(kept):
+        return AgentTest()
+    p_value, test = welch_p(strata), "Welch"
+    if any(kept):
+        which, values = ("first", b) if kept[0] else ("second", a)
+        test = f"{'one-sample t' if p_value is not None else 'sign flips'} against 0: the {which} kept the base"
+        p_value = sign_flip_p(values) if p_value is None else p_value
+    return AgentTest(p_value, None if p_value is None else test, permuted_p(strata))
+
+
+def welch_p(strata: Sequence[Stratum]) -> float | None:
+    """Return the two-sided p value of a weighted sum of differences of means that is 0, by Welch's t with Satterthwaite's degrees.
+
+    A kept base model adds no variance, so that against one cell it is the one-sample t test. None if on a single task another side's
+    runs are all equal; of several tasks such a side adds none, as in the interval. Source: B. L. Welch, Biometrika 34:28-35, 1947.
+    """
+    sides = [(one.weight, side) for one in strata for side in (one.a, one.b) if not isinstance(side, Kept)]
+    varied = [(weight, side) for weight, side in sides if max(side) - min(side) > TIE]
+    if not varied or (len(strata) == 1 and len(varied) < len(sides)):
+        return None
+    parts = [(weight**2 * variance(side) / len(side), len(side) - 1) for weight, side in varied]
+    difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
+    return t_outside(abs(difference) / math.sqrt(math.fsum(v for v, _ in parts)), satterthwaite(parts))
+
+
+def permuted_p(strata: Sequence[Stratum]) -> float | None:
+    """Return `regrouping_p` where every side has five runs, else None."""
+    enough = all(min(len(one.a), len(one.b)) >= PERMUTED_FROM_RUNS for one in strata)
+    return regrouping_p(strata) if enough else None
 
 
 # --- one agent against another over several tasks: the unit stays the run, the tasks are strata of equal weight
@@ -557,7 +614,7 @@ def over_tasks(
 
     Interval: runs are drawn with replacement within each task and side (R. Agarwal et al., NeurIPS 2021), deviations of means
     times sqrt(n / (n - 1)) (J. N. K. Rao and C. F. J. Wu, JASA 83:231-241, 1988), percentiles at the tails of Student's t with
-    Satterthwaite's degrees of freedom. Where on some task all runs of one side beat all of the other, the interval of the
+    Satterthwaite's degrees of freedom. Test: `welch_p`, and `permuted_p` beside it. Where on some task all runs of one side beat all of the other, the interval of the
     probability is at least Wilson's for as many independent pairs of runs.
 
     Args:
@@ -570,32 +627,35 @@ def over_tasks(
     tasks = [task_of[name] if task_of else name for name in met]
     parts = Counter(tasks)
     strata = [
-        Stratum(sorted(a[name]), sorted(b[name]), 1 / (len(parts) * parts[task]))
+        Stratum(_sorted(a[name]), _sorted(b[name]), 1 / (len(parts) * parts[task]))
         for name, task in zip(met, tasks, strict=True)
     ]
     difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
     chance = math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata)
-    (low, high), (least, most) = _intervals(strata, difference, chance) or ((None, None), (None, None))
+    enough = sum(len(task.a) + len(task.b) - 2 for task in strata) >= DEGREES_FOR_INTERVAL
+    p_value = welch_p(strata) if enough else None
+    nothing = (None, None), (None, None)
+    (low, high), (least, most) = nothing if p_value is None else _intervals(strata, difference, chance)
     return TasksCompared(
         tasks=tuple(sorted(parts)),
         left_out=tuple(name for name in sorted({*a, *b}) if name not in met),
         difference=difference,
         low=low,
         high=high,
-        p_value=regrouping_p(strata),
-        p_least=least_regrouping_p([(len(task.a), len(task.b)) for task in strata]),
+        p_value=p_value,
+        p_permutation=permuted_p(strata),
         probability_of_improvement=chance,
         probability_low=least,
         probability_high=most,
     )
 
 
-def _intervals(strata: Sequence[Stratum], difference: float, chance: float) -> tuple[Interval, Interval] | None:
-    """Return those of difference and probability of improvement, from the same resamples; None where no side has any spread."""
-    if all(max(side) - min(side) <= TIE for one in strata for side in (one.a, one.b)):
-        return None
-    if sum(len(task.a) + len(task.b) - 2 for task in strata) < DEGREES_FOR_INTERVAL:
-        return None
+def _sorted(values: Sequence[float]) -> Sequence[float]:
+    return values if isinstance(values, Kept) else sorted(values)
+
+
+def _intervals(strata: Sequence[Stratum], difference: float, chance: float) -> tuple[Interval, Interval]:
+    """Return those of difference and probability of improvement, from the same resamples."""
     import numpy as np
 
     draws = generator()
@@ -625,4 +685,4 @@ def _resampled_task(task: Stratum, draws: np.random.Generator) -> NDArray[np.flo
 
 def _degrees(strata: Sequence[Stratum]) -> int:
     sides = [(task, side) for task in strata for side in (task.a, task.b)]
-    return satterthwaite([(task.weight**2 * variance(side) / len(side), len(side) - 1) for task, side in sides])
+    return whole_degrees([(task.weight**2 * variance(side) / len(side), len(side) - 1) for task, side in sides])

@@ -47,7 +47,7 @@ class Conditions(Strict):
     base_model_content_hash: str
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict)  # further limits of the budget, by name
-    gpus: str | None = None  # `1, 4`: attempts had different numbers; `0`: there was none; null: unknown
+    gpus: str | None = None  # of the first attempt's job, by the ledger; `0`: there was none; null: unknown
     gpu_model: str | None = None
     environment_hash: str | None = None  # of the environment agents train in; null: the suite's own
     protocol: Protocol
@@ -140,13 +140,13 @@ class BoardCell(Strict):
     not_counted: int = 0  # runs left out for another reason
     p_value: float | None = None  # of no improvement, by the t test over runs; null below three runs
     p_holm: float | None = None  # adjusted for all cells of the leaderboard that have a p value
-    rank: int | None = None  # 1 + the cells whose interval lies wholly above this one's
+    rank: int | None = None  # 1 + the cells that are better by the group's comparisons (p by Holm below 0.05)
     last_rank: int | None = None  # the last rank that can't be told apart: ranks 1 to 3 share a tie
     unranked: str | None = None  # why it has no rank
     agent_versions: tuple[str, ...] = ()  # of its runs' programs, where they differ; sorted
     rates: Rates = Field(default_factory=Rates)
     mark: Literal["best", "worst"] | None = None  # among this agent's modes on this task
-    mark_clear: bool = False  # whether the best's and the worst's intervals are apart
+    mark_clear: bool = False  # whether the best is better than the worst by the group's comparisons
 
 
 class Overall(Strict):
@@ -503,6 +503,8 @@ class RunSummary(Record):
     genesis: str  # hash of run.json, with which the chain begins
     ledger_head: str  # hash of the last entry read: compare it with the one that was printed
     ledger_entries: int
+    gpus: str | None = None  # of the first attempt's job, as the ledger tells them; null: it doesn't
+    gpu_model: str | None = None
     network: str  # the most open of its attempts; before the first, what was asked for
     sandbox: str  # the weakest level of its attempts; `untried` before the first
     sandboxes: tuple[SandboxUsed, ...] = ()  # of each attempt
@@ -548,8 +550,8 @@ class CellSummary(Strict):
     p_value: float | None = None  # mean improvement against 0: t test over runs, from three on
     p_sign_flip: float | None = None  # the same question without assuming a normal distribution
     p_sign_flip_least: float | None = None  # the least that so many runs can give: 0.25 for three
-    best_of: tuple[float, ...] = ()  # expected improvement of the best of 1, 2, ... n runs.
-    best_of_intervals: tuple[tuple[float, float], ...] = ()  # of the first of `best_of`; from five runs on
+    best_of: tuple[float, ...] = ()  # expected improvement of the run that is best on feedback, of 1, 2, ... n runs
+    best_of_intervals: tuple[tuple[float, float], ...] = ()  # of `best_of`; from five runs on
     scaling: tuple[Curve, ...] = ()  # improvement against time, tokens, submissions, GPU-hours
     run_ids: tuple[str, ...]
     places: tuple[int, ...]  # where these runs stand in the report's `runs`
@@ -561,9 +563,10 @@ class Comparison(Strict):
     a: str
     b: str
     difference: float  # mean improvement of a less that of b
-    p_value: float  # permutation of runs
-    p_holm: float  # adjusted for the number of comparisons in this group
-    p_least: float  # the least p value that this number of runs can give
+    p_value: float | None = None  # by `test`; null below three runs a side, or where a side's runs are all equal
+    test: str | None = None  # Welch's t test, or a test against 0 where one of them kept the base model
+    p_holm: float | None = None  # adjusted for the number of tests in this group: it decides ranks
+    p_permutation: float | None = None  # permutation of runs, from five a side on
     probability_of_improvement: float
 
 
@@ -583,8 +586,8 @@ class TasksCompared(Strict):
     difference: float  # mean over tasks of the mean improvement of a less that of b
     low: float | None = None  # stratified bootstrap over runs; null: too few runs
     high: float | None = None
-    p_value: float  # permutation of runs within each task
-    p_least: float  # the least p value that this number of runs can give
+    p_value: float | None = None  # Welch's t over tasks; null: too few runs
+    p_permutation: float | None = None  # permutation of runs within each task, from five a side on
     probability_of_improvement: float  # mann-Whitney, averaged over tasks
     probability_low: float | None = None
     probability_high: float | None = None
@@ -595,7 +598,7 @@ class TaskComparison(TasksCompared):
 
     a: str
     b: str
-    p_holm: float  # adjusted for the number of comparisons under these conditions
+    p_holm: float | None = None  # adjusted for the number of tests under these conditions
 
 
 class AcrossTasks(Strict):

@@ -215,7 +215,7 @@ def _about_looks(run: RunSummary) -> Iterator[str]:
         yield f"contamination: {short} of {len(looks(run))} looks at the workspace were cut short"
     if len({(one.level, one.network) for one in run.sandboxes}) > 1:
         weakest = f"{run.sandbox} with network {run.network}"
-        yield f"its attempts ran in different sandboxes: it is compared by the weakest, {weakest}"
+        yield f"its attempts ran in different sandboxes, the weakest {weakest}: it is shown with its like and does not rank"
 
 
 def _about_end(run: RunSummary) -> Iterator[str]:
@@ -227,6 +227,9 @@ def _about_end(run: RunSummary) -> Iterator[str]:
         yield f"{run.report.truncated} of {run.report.n} answers were cut off by the token limit"
     if run.improvement is not None and run.improvement.how == "base_kept":
         yield "base kept: nothing valid to score, so the improvement is 0 by rule and counted"
+    gain = run.improvement
+    if gain is not None and (why := fmt.decides(gain.p_value, gain.low, gain.high)):
+        yield f"interval and test contradict each other: {why}"
     if run.excluded == "infrastructure":
         yield "lost to the infrastructure: not counted, launch it again"
     if run.ended_by is EndedBy.CANCELLED:

@@ -56,6 +56,8 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
                 "the paper's published results (another protocol and engine) are on the page, in a section of their own"
             )
         )
+    for why in sorted({_decides(run) for run in merged.runs} - {""}):
+        console.print(Text(f"where interval and p contradict each other, {why}"))
     console.print(Text(f"Points; intervals are 95 %, of items. {LEGEND[wide]}"))
     console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
 
@@ -69,13 +71,13 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
     console.print(Text(f"B: {versus.b.name} ({versus.b.counted} of {versus.b.runs} runs counted)"))
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     boards = len({one.leaderboard for one in versus.tasks}) > 1
-    for name in ("task", "A", "B", "A less B", "p", "Holm", "least p", "P(A better)"):
+    for name in ("task", "A", "B", "A less B", "p", "Holm", "permutation", "P(A better)"):
         table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
     for one in versus.tasks:
         better = one.probability_of_improvement
         board = f"leaderboard {one.leaderboard}" if boards else ""
         cells = [" ".join(part for part in (one.task, one.what, board) if part), _over(one.a), _over(one.b)]
-        cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_least))]
+        cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_permutation))]
         table.add_row(*(Text(cell) for cell in [*cells, fmt.UNKNOWN if better is None else f"{better:.2f}"]))
     console.print(table)
     for all_of in versus.over_tasks:
@@ -85,10 +87,12 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
         console.print(
             Text(
                 f"over {len(all_of.tasks)} task{'' if len(all_of.tasks) == 1 else 's'}, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
-                f"{interval}, p {fmt.p_value(all_of.p_value)} (least possible {fmt.p_value(all_of.p_least)}), P(A better) "
-                f"{better:.2f} {between}"
+                f"{interval}, p {fmt.p_value(all_of.p_value)} (permutation {fmt.p_value(all_of.p_permutation)}), P(A better) "
+                f"{better:.2f} {between} {fmt.decides(all_of.p_value, all_of.low, all_of.high, fmt.RULE)}"
             )
         )
+    for test in sorted({one.test for one in versus.tasks if one.test} - {"Welch"}):
+        console.print(Text(f"p is of a {test}"))
     for note in versus.notes:
         console.print(Text(note, style="yellow"))
     console.print(Text(f"{versus.measured()} n in brackets."))
@@ -138,6 +142,11 @@ def _score(score: ScoreSummary | None) -> str:
     return fmt.points(score.score if score else None)
 
 
+def _decides(run: RunSummary) -> str:
+    gain = run.improvement
+    return "" if gain is None else fmt.decides(gain.p_value, gain.low, gain.high)
+
+
 def _submissions(run: RunSummary) -> str:
     """Return accepted submissions, with refused and failed ones after a plus: `4`, `4+1r`, `4+2r+1f`."""
     text = str(run.accepted) + (f"+{run.refused}r" if run.refused else "")
@@ -157,7 +166,12 @@ COLUMNS = (
     # the base model's score does not belong to a checkpoint
     Column("report", lambda run: _score(run.report if run.selected is not None else None)),
     Column("improvement", lambda run: gain_in_words(run.improvement)),
-    Column("p", lambda run: fmt.p_value(run.improvement.p_value if run.improvement else None)),
+    Column(
+        "p",
+        lambda run: (
+            f"{fmt.p_value(run.improvement.p_value if run.improvement else None)}{' decides' * bool(_decides(run))}"
+        ),
+    ),
     Column("gap", lambda run: fmt.signed(run.gap.gap if run.gap else None), True),
     Column("subs", _submissions, True),
     Column("used", lambda run: f"{100 * run.elapsed_s / run.budget_s:.0f} %", True),

@@ -14,10 +14,11 @@ from typing import ClassVar, Literal, NamedTuple
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Record, Strict
+from autorl_hpc.report import format as fmt
 from autorl_hpc.report import statistics
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.leaderboard import RUNS_TO_COMPARE, improvements, over_runs
-from autorl_hpc.report.summary import Board, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
+from autorl_hpc.report.leaderboard import improvements, over_runs
+from autorl_hpc.report.summary import Board, Comparable, Conditions, MergedReport, OverRuns, RunSummary, TasksCompared
 
 Kind = Literal["agent", "experiment", "folder"]
 
@@ -45,9 +46,10 @@ class VersusTask(Strict):
     a: OverRuns
     b: OverRuns
     difference: float | None = None  # mean improvement of a less that of b; null: a side has no run
-    p_value: float | None = None  # permutation of runs, studentised; null below two runs a side, and of imported runs
+    p_value: float | None = None  # by `test`, as for two agents of a leaderboard; null below three runs a side
+    test: str | None = None
     p_holm: float | None = None  # adjusted for the number of tests of this comparison
-    p_least: float | None = None
+    p_permutation: float | None = None  # permutation of runs, from five a side on
     probability_of_improvement: float | None = None  # that a run of a beats one of b; null of imported runs
 
 
@@ -93,9 +95,10 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
     left, right = _choose(merged, a), _choose(merged, b)
     if left.places & right.places:
         raise AutorlError("the two sides share runs", where=f"--compare {a} {b}", next_step=_known(merged))
-    tasks, over, ambiguous = list[VersusTask](), list[VersusAll](), set[str]()
+    tasks, over, ambiguous, every = list[VersusTask](), list[VersusAll](), set[str](), Strata()
     for number, board in enumerate(merged.boards, 1):
         strata = _strata(merged, board, left, right)
+        every |= strata
         proven = board.conditions.imported is None  # no tests on scores that can't be checked
         tasks += [_task(number, key, sides, tested=proven) for key, sides in sorted(strata.items())]
         if proven:
@@ -109,7 +112,7 @@ def compare(merged: MergedReport, a: str, b: str) -> Versus:
         b=right.side,
         tasks=tuple(one.model_copy(update={"p_holm": holm.get(place)}) for place, one in enumerate(tasks)),
         over_tasks=tuple(over),
-        notes=tuple(_notes(tasks, ambiguous)),
+        notes=(*_notes(tasks, ambiguous), *_why_apart(merged, every)),
     )
 
 
@@ -157,7 +160,7 @@ class _Key(NamedTuple):
 
     task: str
     name: str
-    column: int
+    group: int
     what: str
 
 
@@ -167,21 +170,20 @@ Strata = dict[_Key, tuple[list[float], list[float]]]  # improvements of both sid
 def _strata(merged: MergedReport, board: Board, left: _Chosen, right: _Chosen) -> Strata:
     kinds = {left.side.kind, right.side.kind}
     modes_named = left.mode_named and right.mode_named
-    found: Strata = defaultdict(lambda: ([], []))
+    found: dict[_Key, tuple[list[RunSummary], list[RunSummary]]] = defaultdict(lambda: ([], []))
     for column, task in enumerate(board.tasks):
         for place in (place for cell in merged.groups[task.group].cells for place in cell.places):
             run = merged.runs[place]
             agent = " · ".join([run.agent, run.driver, run.mode])
             what = agent if "agent" not in kinds else "" if modes_named else run.mode
             for side, chosen in enumerate((left, right)):
-                if place in chosen.places and (gains := improvements([run])):
-                    found[_Key(task.task, board.column(column), column, what)][side].extend(gains)
-    return found
+                if place in chosen.places and run.counted and run.improvement is not None:
+                    found[_Key(task.task, board.column(column), task.group, what)][side].append(run)
+    return {key: (improvements(a), improvements(b)) for key, (a, b) in found.items()}
 
 
 def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tested: bool) -> VersusTask:
     a, b = sides
-    enough = tested and min(len(a), len(b)) >= RUNS_TO_COMPARE
     over_a, over_b = (over_runs(values, bootstrap=tested) for values in sides)
     if not tested:  # no interval of scores that can't be checked
         over_a, over_b = (OverRuns(n=one.n, mean=one.mean, interval="none") for one in (over_a, over_b))
@@ -194,15 +196,14 @@ def _task(number: int, key: _Key, sides: tuple[list[float], list[float]], *, tes
         a=over_a,
         b=over_b,
         difference=difference,
-        p_value=statistics.regrouping_p([statistics.Stratum(a, b)]) if enough else None,
-        p_least=statistics.least_regrouping_p([(len(a), len(b))]) if enough else None,
+        **(statistics.compared(a, b) if tested else statistics.AgentTest())._asdict(),
         probability_of_improvement=statistics.probability_of_improvement(a, b) if tested and a and b else None,
     )
 
 
 def _ambiguous(strata: Strata) -> set[str]:
-    """Return tasks on which both sides share several columns (recipes or splits): none of these represents the task."""
-    shared = {(key.task, key.column) for key, (a, b) in strata.items() if a and b}
+    """Return tasks on which both sides share several groups (recipes or splits): none of these represents the task."""
+    shared = {(key.task, key.group) for key, (a, b) in strata.items() if a and b}
     return {task for task, count in Counter(task for task, _ in shared).items() if count > 1}
 
 
@@ -217,11 +218,7 @@ def _over(number: int, conditions: Conditions, strata: Strata, ambiguous: set[st
 
 def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
     met = [one for one in tasks if one.difference is not None]
-    alone = len(tasks) - len(met)
     notes = [] if met else ["the two sides never met: no task on which both have a counted run under equal conditions"]
-    if met and alone:
-        have = "row has" if alone == 1 else "rows have"
-        notes.append(f"{alone} {have} runs on one side only, or under conditions that only one side has")
     if ambiguous:
         names = ", ".join(clean(task) or "" for task in sorted(ambiguous))
         notes.append(f"left out of the mean over tasks, for several recipes or splits: {names}")
@@ -229,5 +226,50 @@ def _notes(tasks: Sequence[VersusTask], ambiguous: set[str]) -> list[str]:
         notes.append("imported results are unproven: their difference is shown, with no test and not over tasks")
     ours = [one for one in met if not one.imported]
     if ours and not any(one.p_value is not None for one in ours):
-        notes.append("no test: it takes two counted runs a side on a task")
+        notes.append("no test: it takes three counted runs a side on a task, and runs that are not all equal")
     return notes
+
+
+NAMES = {
+    **{"imported": "where it comes from", "base_model_content_hash": "content of the base model", "budget_s": "budget"},
+    **{"environment_hash": "training environment", "gpu_model": "GPU model", "gpus": "GPUs", "engine_hash": "engine"},
+    **{"recipe_hash": "recipe", "split_hashes": "items", "limits": "further limits", "base_score": "base score"},
+}
+"""What a condition is called, where its field's name is no word."""
+
+
+def _why_apart(merged: MergedReport, every: Strata) -> list[str]:
+    """Return a sentence for what only one side ran: every condition in which the other side's nearest runs differ."""
+    found: dict[str, set[str]] = defaultdict(set)
+    keys = [{key for key, sides in every.items() if sides[side]} for side in (0, 1)]
+    for side, name in enumerate("AB"):
+        for key in sorted(keys[side] - keys[1 - side]):
+            others = [_unlike(merged, key, other, name) for other in sorted(keys[1 - side]) if other.task == key.task]
+            told = f"run by {name} alone"
+            if others:
+                told = f"not met, for they differ in {', '.join(sorted(others, key=len)[0])}"
+            found[told].add(key.task)
+    return [f"{', '.join(clean(task) or '' for task in sorted(tasks))}: {told}" for told, tasks in found.items()]
+
+
+def _unlike(merged: MergedReport, one: _Key, other: _Key, name: str) -> list[str]:
+    """Return each condition that differs, with both values in the order of the sides: `network (A none, B open)`."""
+    pair = (one, other) if name == "A" else (other, one)
+    a, b = (merged.groups[key.group].comparable for key in pair)
+    values = [
+        (NAMES.get(each, each.replace("_", " ")), _value(a, each), _value(b, each)) for each in type(a).model_fields
+    ]
+    values.append(("agent or mode", pair[0].what, pair[1].what))
+    return [f"{each} (A {mine}, B {its})" for each, mine, its in values if mine != its]
+
+
+def _value(comparable: Comparable, name: str) -> str:
+    value = getattr(comparable, name)
+    if value is None:
+        return "the suite's own" if name == "environment_hash" else "unknown"
+    if name == "budget_s":
+        return fmt.duration(value)
+    if isinstance(value, dict):
+        shown = {each: f"{one:g}" if isinstance(one, float) else fmt.short_hash(one) for each, one in value.items()}
+        return " ".join(f"{each.removesuffix('_s')} {one}" for each, one in sorted(shown.items()))
+    return fmt.short_hash(value) if name.endswith("_hash") else clean(str(value)) or ""

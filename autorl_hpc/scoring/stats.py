@@ -267,7 +267,7 @@ def _least_wins(discordant: int) -> int:
     return discordant - int((doubled < ALPHA).sum()) + 1
 
 
-def t_outside(t: float, df: int) -> float:
+def t_outside(t: float, df: float) -> float:
     """Probability that Student's t lies outside -t and t, to full relative precision however small."""
     from scipy.special import stdtr
 

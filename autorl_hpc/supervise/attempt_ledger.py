@@ -69,7 +69,7 @@ class LedgerWriter:
                 raise Superseded
             return self.view
 
-    def begin(self, elapsed_s: float, workspace: str) -> int:
+    def begin(self, elapsed_s: float, workspace: str, gpus: int | None = None, gpu_model: str | None = None) -> int:
         """Start an attempt and return its number."""
 
         def taken(entries: Sequence[Linked]) -> bool:
@@ -78,7 +78,8 @@ class LedgerWriter:
         with self._lock:
             while True:
                 number = self.look().attempt + 1
-                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace)
+                hardware = {"gpus": gpus, "gpu_model": gpu_model}
+                body = AttemptStarted(attempt=number, elapsed_s=elapsed_s, workspace=workspace, **hardware)
                 if self.ledger.append(EntryKind.ATTEMPT_STARTED, body, role="supervisor", unless=taken) is not None:
                     self.attempt = number
                     self.look()

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,15 @@ def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") ->
         span = re.fullmatch(r"(\d+)-(\d+)", part)
         count += part not in NO_DEVICE if span is None else int(span[2]) - int(span[1]) + 1
     return count
+
+
+def gpu_models(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
+    """Return the models of this node's GPUs as their driver names them; None: it doesn't tell."""
+    found = set()
+    for told in driver.glob("*/information"):
+        with suppress(OSError):
+            found |= set(re.findall(r"^Model:\s*(.+?)\s*$", told.read_text(errors="replace"), re.MULTILINE))
+    return ", ".join(sorted(found)) or None
 
 
 # --- the limits: parts, warnings, and what ends the run.

@@ -38,7 +38,7 @@ from autorl_hpc.supervise import workspace as laying
 from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
 from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Stops, Superseded
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpus_of_job, last_words
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpu_models, gpus_of_job, last_words
 from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
 from autorl_hpc.supervise.confine import Confinement, note_torch, note_version
 from autorl_hpc.supervise.contamination import ContaminationWatch
@@ -296,12 +296,14 @@ class Supervisor:
             return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason)
         self.stops.listen()
         # The entry comes before the kill, so that an older supervisor sees that its agent did not end by itself.
-        attempt = self.chain.begin(self.seals.used_so_far(view).elapsed_s, str(self.workspace))
+        gpus = gpus_of_job()
+        models = gpu_models() if gpus else None
+        attempt = self.chain.begin(self.seals.used_so_far(view).elapsed_s, str(self.workspace), gpus, models)
         left_over = end_all(os.getpid(), self.seals.marks)
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
         used, budget = self.seals.used_so_far(view), self.record.science.budget
-        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus_of_job())
+        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus)
         try:
             return self._attempt(clock)
         except Superseded:

@@ -31,6 +31,7 @@ from autorl_hpc.supervise.budget import (
     BudgetLimits,
     BudgetUsed,
     Waits,
+    gpu_models,
     gpus_of_job,
     read_clock,
 )
@@ -478,6 +479,14 @@ def test_gpus_of_a_job(tmp_path: Path, outer: dict[str, str], count: int) -> Non
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert gpus_of_job(outer, str(tmp_path)) == count
+
+
+def test_gpu_models_of_a_node(tmp_path: Path) -> None:
+    assert gpu_models(tmp_path / "none") is None
+    for number, model in enumerate(("NVIDIA H100 80GB HBM3", "NVIDIA A100", "NVIDIA H100 80GB HBM3")):
+        (tmp_path / f"0000:0{number}:00.0").mkdir()
+        (tmp_path / f"0000:0{number}:00.0" / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 46{number}\n")
+    assert gpu_models(tmp_path) == "NVIDIA A100, NVIDIA H100 80GB HBM3"
 
 
 def test_the_agents_variables_hold_no_key_and_every_dialect_leads_to_the_gateway() -> None:

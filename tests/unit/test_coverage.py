@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from coverage_cases import CASES, Case, share_held
+from coverage_cases import CASES, FOUND, Case, share_held
 
 from autorl_hpc.scoring import stats
 
@@ -17,7 +17,7 @@ SETS = ((2, 1500), (30, 400), (100, 150))
 """Sets of data by a case's cost, dear ones fewer: all cases together take less than half a minute."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*CASES, *FOUND], ids=lambda case: case.name)
 @pytest.mark.soak
 def test_interval_holds_the_truth(case: Case) -> None:
     sets = next((count for cost, count in SETS if case.cost <= cost), 12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 import os
 import re
 import statistics as plain
@@ -13,16 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from recordmaker import usage
 from scipy import stats as scipy_stats
-from treemaker import Tree, sha
+from treemaker import Tree, outcomes, sha
+from typer.testing import CliRunner
 
+from autorl_hpc.cli import app
+from autorl_hpc.records.entries import SandboxUsed
 from autorl_hpc.report import leaderboard, pages, tables
 from autorl_hpc.report import report as api
 from autorl_hpc.report.axes import steps
 from autorl_hpc.report.charts import figures_of
 from autorl_hpc.report.story_records import Failure, Iteration, ReferenceMetrics, ResourcesUsed, RouteTold, Story
 from autorl_hpc.report.summary import Board, BoardRow, Gain, MergedReport, PaperFigures, RunSummary, read_paper
-from autorl_hpc.states import FailureKind, Route
+from autorl_hpc.states import FailureKind, Network, Route, SandboxLevel, Split
 from autorl_hpc.tasks.loader import load_task
 
 
@@ -149,10 +154,7 @@ def report(runs: list[RunSummary]) -> MergedReport:
     return leaderboard.assemble(runs, ["exp"])
 
 
-def gpus(**used: Any) -> Story:
-    return Story(resources=ResourcesUsed(**used))
-
-
+H100 = {"gpus": "1", "gpu_model": "NVIDIA H100"}
 UNLIKE: list[dict[str, Any]] = [
     {"budget_s": 7.0},
     {"limits": {"max_submissions": 3.0}},
@@ -160,27 +162,90 @@ UNLIKE: list[dict[str, Any]] = [
     {"sandbox": "bwrap"},
     *({name: sha("other")} for name in ("engine_hash", "base_model_content_hash", "environment_hash", "recipe_hash")),
     {"split_hashes": {"report": sha("other")}},
-    *({"story": gpus(gpus=count, gpu_model="NVIDIA H100")} for count in ("2", "1, 2")),
-    {"story": gpus(gpus="1", gpu_model="NVIDIA A100")},
-    *({"story": gpus(gpus=count)} for count in ("1", "0", None)),
+    {"gpus": "2"},
+    {"gpu_model": "NVIDIA A100"},
+    {"gpus": "0", "gpu_model": None},
 ]
 
 
 def test_unlike_runs_never_share_a_column(make: Make) -> None:
-    known = gpus(gpus="1", gpu_model="NVIDIA H100")
     for other in UNLIKE:
-        boards = report([make(story=known), make(story=known), make(**{"story": known, **other})]).boards
+        boards = report([make(**H100), make(**H100), make(**{**H100, **other})]).boards
         assert sum(len(board.tasks) for board in boards) == 2, other
         cells = [cell for b in boards for r in b.rows for cell in r.cells if cell]
         assert sorted(cell.improvement.n for cell in cells) == [1, 2]
 
 
-def test_a_run_that_never_started_stands_with_its_like(make: Make) -> None:
-    known = Story(resources=ResourcesUsed(gpus="1", gpu_model="NVIDIA H100"))
-    never = make(None, sandbox="untried", engine_hash=None, counted=False, excluded="unfinished")
-    assert len(report([make(story=known), never]).boards) == 1
-    other = Story(resources=ResourcesUsed(gpus="8", gpu_model="NVIDIA H100"))
-    assert len(report([make(story=known), make(story=other), never]).boards) == 3
+UNKNOWN: list[dict[str, Any]] = [
+    {"gpus": None, "gpu_model": None},
+    {"gpu_model": None},
+    {"sandbox": "untried", "network": "none", "engine_hash": None},
+    {"engine_hash": None, "gpus": None, "gpu_model": None},
+    {"engine_hash": sha("other"), "improvement": Gain(difference=0.0, how="base_kept")},
+]
+
+
+@pytest.mark.parametrize("lacking", UNKNOWN, ids=" ".join)
+def test_what_a_ledger_does_not_tell_is_that_of_its_like(make: Make, lacking: dict[str, Any]) -> None:
+    """A run that came to nothing stays in its agent's mean: of its agent's runs rather than of another agent's, or of another site's."""
+    a100 = {"gpus": "1", "gpu_model": "NVIDIA A100", "agent": "other"}
+    known = [make(31.8, **H100), make(31.8, **H100)]
+    others = [make(5.0, **a100) for _ in range(3)] + [make(5.0, **H100, sandbox="bwrap", experiment="far")]
+    failed = make(0.0, **{**H100, **lacking})
+    boards = report([*known, failed, *others]).boards
+    assert len(boards) == 3
+    cells = [
+        cell for b in boards for r in b.rows for cell in r.cells if cell and r.agent == "sft" and cell.improvement.n > 1
+    ]
+    assert [(cell.improvement.n, cell.improvement.mean) for cell in cells] == [(3, pytest.approx(21.2))]
+    assert len(report([failed, make(0.0, **{**H100, **lacking})]).boards) == 1, "unknown joins unknown"
+
+
+def test_of_other_experiments_only_what_they_agree_on_is_taken(make: Make) -> None:
+    unknown = make(gpus=None, gpu_model=None, experiment="old")
+    new = [make(**H100, experiment="new"), make(**{**H100, "gpu_model": "NVIDIA A100"}, experiment="new")]
+    assert len(report([unknown, new[0]]).boards) == 1 and len(report([unknown, *new]).boards) == 3
+
+
+def test_no_file_without_a_chain_decides_who_is_compared(tmp_path: Path) -> None:
+    """A run that ended before its first GPU sample, or whose samples were cut out: by the ledger all three had one GPU."""
+    tree = Tree(tmp_path / "exp")
+    for seed in range(3):
+        run = tree.run(seed=seed).start(gpus=1, gpu_model="NVIDIA H100")
+        if seed < 2:
+            run.submit(100.0, outcomes(40, range(20)))
+            sample = usage(5.0, 1.0, (0.5,)).model_dump(mode="json")
+            run.dir.recorded("usage").write_text(json.dumps(sample) + "\n")
+        run.seal(gpu_hours=1 / 6).close(outcomes(100, range(56)) if seed < 2 else None)
+    old = tree.run(seed=3).start()  # an earlier version's ledger
+    old.submit(100.0, outcomes(40, range(20)))
+    old.seal(gpu_hours=1 / 6).close(outcomes(100, range(57)))
+
+    def boards() -> list[dict[str, Any]]:
+        done = CliRunner().invoke(app, ["report", str(tree.path), "--no-figures", "--json"])
+        assert done.exit_code == 0, done.output
+        found: list[dict[str, Any]] = json.loads(done.stdout)["boards"]
+        return found
+
+    (board,) = before = boards()
+    assert (board["conditions"]["gpus"], board["conditions"]["gpu_model"]) == ("1", "NVIDIA H100")
+    (row,) = board["rows"]
+    assert (row["cells"][0]["improvement"]["n"], row["cells"][0]["improvement"]["mean"]) == (4, (31 + 31 + 0 + 32) / 4)
+    samples = tree.runs[1].dir.recorded("usage")
+    samples.write_text(samples.read_text().replace('"gpus"', '"seen"'))
+    tree.runs[0].dir.recorded("usage").unlink()
+    assert [(one["conditions"], one["rows"][0]["cells"]) for one in boards()] == [
+        (one["conditions"], one["rows"][0]["cells"]) for one in before
+    ]
+
+
+def test_a_later_attempt_in_a_weaker_sandbox_neither_leaves_the_mean_nor_ranks(make: Make) -> None:
+    levels = (SandboxLevel.LANDLOCK, SandboxLevel.NONE)
+    used = tuple(SandboxUsed(attempt=n, level=level, network=Network.NONE) for n, level in enumerate(levels, 1))
+    moved = make(99.0, sandbox="none", sandboxes=used, ranked=False)
+    cell = only(report([*(make(g) for g in (1.0, 2.0, 3.0)), moved])).rows[0].cells[0]
+    assert cell is not None and cell.improvement.n == 4 and cell.rank is None
+    assert cell.unranked == "1 of 4 runs had another sandbox in a later attempt"
 
 
 def test_the_mean_over_tasks_has_welchs_interval(make: Make) -> None:
@@ -219,14 +284,52 @@ def test_ranks_are_shared_where_intervals_overlap(make: Make) -> None:
     assert cells["two"] is not None and cells["two"].unranked == "2 counted runs, 3 are needed"
 
 
-def test_means_beyond_the_other_interval_are_not_told_apart(make: Make) -> None:
-    """18.5 to 23.5 against 13.5 to 21.1: each mean lies outside of the other interval, and both intervals overlap."""
+def test_ranks_are_welchs_by_holm(make: Make) -> None:
+    """Intervals 18.5 to 23.5 and 13.2 to 21.5 overlap, Welch tells them apart; among four agents Holm doesn't."""
     gains = {"high": (20.0, 21.0, 22.0), "low": (16.0, 17.0, 19.0)}
-    board = only(report([make(gain, agent=agent) for agent, values in gains.items() for gain in values]))
-    cells = [cell for agent in gains if (cell := row(board, agent).cells[0]) is not None]
-    assert [(cell.rank, cell.last_rank) for cell in cells] == [(1, 2), (1, 2)]
-    assert cells[0].improvement.low is not None and cells[1].improvement.mean is not None
-    assert cells[1].improvement.mean < cells[0].improvement.low < (cells[1].improvement.high or 0.0)
+    welch = float(scipy_stats.ttest_ind(*gains.values(), equal_var=False).pvalue)
+    runs = [make(gain, agent=agent) for agent, values in gains.items() for gain in values]
+    merged = report(runs)
+    (pair,) = merged.groups[0].comparisons
+    assert pair.p_value == pair.p_holm == pytest.approx(welch) and 0.02 < welch < 0.05
+    assert pair.test == "Welch" and pair.p_permutation is None
+    assert [cell.rank for agent in gains if (cell := row(only(merged), agent).cells[0])] == [1, 2]
+    more = [make(gain, agent=agent) for agent in ("x", "y") for gain in (10.0, 20.0, 30.0)]
+    board = only(report([*runs, *more]))
+    assert [(cell.rank, cell.last_rank) for r in board.rows if (cell := r.cells[0])] == [(1, 4)] * 4
+
+
+def kept_base(make: Make, agent: str = "kept") -> RunSummary:
+    """A run of which nothing valid was submitted."""
+    return make(agent=agent, selected=None, improvement=Gain(difference=0.0, how="base_kept"))
+
+
+def test_an_agent_that_kept_the_base_is_a_known_constant(make: Make) -> None:
+    """(0, 0, 0) against 61 [58.5, 63.5]: a one-sample t test. Zeros that were measured tell no spread and are not told apart."""
+    high = [make(gain, agent="high") for gain in (60.0, 61.0, 62.0)]
+    merged = report([*high, *(kept_base(make) for _ in range(3))])
+    (pair,) = merged.groups[0].comparisons
+    assert (pair.a, pair.b, pair.test) == ("high", "kept", "one-sample t against 0: the second kept the base")
+    assert pair.p_value == pytest.approx(float(scipy_stats.ttest_1samp((60, 61, 62), 0).pvalue))
+    assert [(r.agent, r.cells[0].rank) for r in only(merged).rows if r.cells[0]] == [("high", 1), ("kept", 2)]
+    told = "one-sample t against 0: the second kept the base"
+    assert told in pages.index_md(merged) and told in pages.index_html(merged, {})
+    both = report([*(kept_base(make) for _ in range(3)), *(kept_base(make, "idle") for _ in range(3))])
+    assert [one.p_value for one in both.groups[0].comparisons] == [None]
+    measured = report([*high, *(make(0.0, agent="still") for _ in range(3))])
+    assert [one.p_value for one in measured.groups[0].comparisons] == [None]
+    assert {r.cells[0].rank for r in only(measured).rows if r.cells[0]} == {1}
+    equal = report([*(make(31.8, agent="same") for _ in range(3)), *(kept_base(make) for _ in range(3))])
+    (pair,) = equal.groups[0].comparisons
+    assert (pair.p_value, pair.test) == (0.25, "sign flips against 0: the first kept the base")
+
+
+def test_permutation_stands_beside_from_five_runs_a_side_on(make: Make) -> None:
+    for n, known in ((4, False), (5, True)):
+        runs = [make(shift + gain, agent=a) for a, shift in (("a", 0.0), ("b", 50.0)) for gain in range(n)]
+        (pair,) = report(runs).groups[0].comparisons
+        assert pair.test == "Welch" and (pair.p_permutation is not None) is known
+    assert pair.p_permutation == pytest.approx(2 / 252)
 
 
 def test_a_gain_that_is_not_counted_enters_no_mean_over_tasks(make: Make) -> None:
@@ -359,6 +462,30 @@ def test_published_results_stand_apart(make: Make) -> None:
 
 
 # --- in words
+
+
+def test_where_interval_and_test_contradict_each_other_the_line_says_which_decides(tmp_path: Path) -> None:
+    """4 won, 0 lost of 82: Tango's interval begins above 0, McNemar's mid-p is 0.0625. 9 won, 0 lost: both agree."""
+    tree = Tree(tmp_path / "exp", n_report=82, base_solved={Split.REPORT: outcomes(82, range(40))})
+    tree.finished(seed=0, solved=44)
+    tree.finished(seed=1, solved=49)
+    done = CliRunner().invoke(app, ["report", str(tree.path), "--no-figures"], env={"COLUMNS": "160"})
+    why = "p decides: the test is exact for the few items that changed, the interval an approximation"
+    assert why in " ".join(done.stdout.split())
+    told = [line for line in done.stdout.splitlines() if line.startswith("arithmetic sft")]
+    assert ["0.062 decides" in line for line in told if "+4.9 [+0.2, +11.9]" in line] == [True] and len(told) >= 2
+    assert not any("decides" in line for line in told if "+11.0" in line)
+    report, run = tree.path / "report", tree.runs[0].dir.report
+    for path in (
+        report / "index.html",
+        report / "summary.md",
+        run / "run.html",
+        run / "run.md",
+        report / "summary.csv",
+    ):
+        assert why in path.read_text(), path
+    assert "decides" not in (tree.runs[1].dir.report / "run.md").read_text()
+    assert 'class="clear">+4.9' not in (report / "index.html").read_text()
 
 
 def cells(page: str) -> list[str]:

@@ -176,7 +176,7 @@ def test_two_imported_agents_are_not_tested(tmp_path: Path) -> None:
     assert all(cell.p_value is None for group in merged.groups for cell in group.cells)
     versus = compare(merged, "codex", "openhands")
     assert [one.difference for one in versus.tasks] == [pytest.approx(1.0)] * 2
-    assert all(one.p_value is None and one.p_holm is None and one.p_least is None for one in versus.tasks)
+    assert all(one.p_value is None and one.p_holm is None and one.test is None for one in versus.tasks)
     assert not versus.over_tasks and [note for note in versus.notes if "no test" in note]
     write_versus(versus, tmp_path / "out")
     told = (tmp_path / "out" / "compare.md").read_text()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 
 import pytest
+from scipy import stats as scipy_stats
 from treemaker import Tree
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.records.experiment import Budget
 from autorl_hpc.report import report
 
 
@@ -38,7 +39,8 @@ def test_agent_against_agent(runs: Path) -> None:
     assert (found.a.kind, found.a.counted, found.b.counted) == ("agent", 3, 3)
     (task,) = found.tasks
     assert task.difference == pytest.approx((40 + 42 + 45) / 3 - (30 + 31 + 33) / 3)
-    assert task.p_value == task.p_holm == task.p_least == pytest.approx(2 / math.comb(6, 3))
+    welch = scipy_stats.ttest_ind((40, 42, 45), (30, 31, 33), equal_var=False).pvalue
+    assert task.p_value == task.p_holm == pytest.approx(welch) and task.test == "Welch" and task.p_permutation is None
     assert task.probability_of_improvement == 1.0
     (over,) = found.over_tasks
     assert over.difference == pytest.approx(task.difference) and over.low <= over.difference <= over.high
@@ -58,13 +60,20 @@ def test_experiments_meet_agent_by_agent(runs: Path) -> None:
 
 
 def test_unlike_runs_do_not_meet(tmp_path: Path) -> None:
-    for name, agent, sandbox in (("one", "sft", "bwrap"), ("two", "grpo", "landlock")):
+    for name, agent, sandbox, hours in (("one", "sft", "bwrap", 1), ("two", "grpo", "landlock", 2)):
         tree = Tree(tmp_path / "runs" / name, sandbox=sandbox)
         for seed in range(3):
-            tree.finished(seed=seed, solved=40, agent=agent)
+            tree.finished(seed=seed, solved=40, agent=agent, budget=Budget(wall_clock_s=3600 * hours))
     found = report.compare(report.build([tmp_path / "runs"]), "sft", "grpo")
     assert all(t.difference is None and t.p_value is None for t in found.tasks) and found.over_tasks == ()
     assert "never met" in found.notes[0]
+    (why,) = (note for note in found.notes if "differ in" in note)
+    assert why.startswith("arithmetic: not met, for they differ in ")
+    assert "budget (A 60 min, B 2 h)" in why and "sandbox (A bwrap, B landlock)" in why and "network" not in why
+    told = (
+        CliRunner().invoke(app, ["report", str(tmp_path / "runs"), "--no-figures", "--compare", "sft", "grpo"]).stdout
+    )
+    assert "sandbox (A bwrap, B landlock)" in " ".join(told.split())
 
 
 def test_modes_meet_their_like(tmp_path: Path) -> None:
@@ -114,7 +123,7 @@ def test_sides_that_can_not_be_told(runs: Path, a: str, b: str, what: str) -> No
 def test_the_command_writes_prints_and_answers_in_json(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = ["report", str(runs / "one"), "--no-figures", "--compare", "sft", "grpo"]
     text = CliRunner().invoke(app, where).stdout
-    assert "A less B" in text and "+11.0" in text and "least p" in text
+    assert "A less B" in text and "+11.0" in text and "permutation" in text
     value = json.loads(CliRunner().invoke(app, [*where, "--json"]).stdout)
     folder = runs / "one" / "report"
     assert value == json.loads((folder / "compare.json").read_text()) and value["a"]["name"] == "sft"

@@ -112,11 +112,12 @@ class TreeRun:
     def feedback_split(self) -> Split:
         return Split.REPORT if self.science.protocol is Protocol.PAPER else Split.FEEDBACK
 
-    def start(self, elapsed_s: float = 0.0) -> TreeRun:
+    def start(self, elapsed_s: float = 0.0, **hardware: Any) -> TreeRun:
         """An attempt begins."""
         attempt = RunView.of(self.ledger.read()).attempt + 1
         self.write(
-            EntryKind.ATTEMPT_STARTED, AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w")
+            EntryKind.ATTEMPT_STARTED,
+            AttemptStarted(attempt=attempt, elapsed_s=elapsed_s, workspace="/scratch/w", **hardware),
         )
         network = Network.OPEN if self.tree.sandbox == SandboxLevel.NONE else self.tree.network
         used = SandboxUsed(attempt=attempt, level=SandboxLevel(self.tree.sandbox), network=network)
