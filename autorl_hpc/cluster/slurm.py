@@ -134,13 +134,9 @@ def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: 
 def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
     """Return the jobs, with exit code and restarts for those with this id (for an array: all its tasks), by one scontrol call."""
     try:
-        text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
+        known = _by_scontrol(job_id)
     except SchedulerError:
         return list(seen)  # Slurm has forgotten it by now
-    known: dict[str, dict[str, str]] = {}
-    for words in map(key_values, text.splitlines()):
-        index = words.get("ArrayTaskId", "")
-        known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
     found = []
     for job in seen:
         words = known.get(job.job_id, {})
@@ -151,6 +147,32 @@ def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
             update["reason"] = job.reason if reason in (None, "None", "") else reason
         found.append(job.model_copy(update=update))
     return found
+
+
+def _by_scontrol(job_id: str) -> dict[str, dict[str, str]]:
+    text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
+    known: dict[str, dict[str, str]] = {}
+    for words in map(key_values, text.splitlines()):
+        index = words.get("ArrayTaskId", "")
+        known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
+    return known
+
+
+def lives(job_id: str, name: str) -> bool:
+    """Return whether scontrol shows this task of an array, or the tasks that wait with it, under this name and not over. Raises
+    SchedulerError if it gives no answer; that it knows no such job is one."""
+    try:
+        known = _by_scontrol(job_id)
+    except SchedulerError as error:
+        if "invalid job id" in error.what.lower():
+            return False
+        raise
+    array, _, index = job_id.partition("_")
+    waiting = known.get(array, {})
+    spans = re.findall(r"(\d+)(?:-(\d+))?", waiting.get("ArrayTaskId", "").partition("%")[0])
+    waits = any(int(first) <= int(index or 0) <= int(last or first) for first, last in spans)
+    shown = known.get(job_id) or (waiting if waits else {})
+    return shown.get("JobName") == name and not job_state(shown.get("JobState", "")).over
 
 
 def key_values(line: str) -> dict[str, str]:
@@ -195,6 +217,12 @@ def cancel(job_ids: Sequence[str]) -> None:
     except SchedulerError as error:
         if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
             raise
+
+
+def own_id() -> str | None:
+    """Return the id of this process's job as squeue prints it; None outside of jobs."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def own_job() -> tuple[str, float | None] | None:
