@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from autorl_hpc.agents import Agent, load_agent
@@ -53,6 +54,10 @@ LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
+MOST_NOTED = 20  # deaths of an attempt's forwarder that are written as events
+START = 's=$AUTORL_SCRIPT; unset AUTORL_SCRIPT; BASH_ARGV0=$s; [ "$0" = "$s" ] || exec bash "$s"; . "$s"'
+"""Runs the agent's script with its own path as $0, and a command line without agent, task and path: an agent's `pkill -f sft` or
+`-f train` would end its own script. Before bash 5, which can't set $0, the path stands there."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +138,10 @@ class AgentRun:
             prompt = self.prompts.first() if again is None else self.prompts.again(again, goes_on=goes_on)
         begin = {"attempt": clock.attempt, "elapsed_s": clock.elapsed_s, "start": number, "script": script}
         append_event(events, "agent_started", **begin)
+        path = self.workspace / ".agent" / self.agent.name / script
         process = AgentProcess(
-            self.argv(["bash", str(self.workspace / ".agent" / self.agent.name / script)]),
-            {**self.env, "AUTORL_START": str(number)},
+            self.argv(["bash", "-c", START]),
+            {**self.env, "AUTORL_START": str(number), "AUTORL_SCRIPT": str(path)},
             self.workspace,
             self.run.agent_log,
             self.mark,
@@ -374,7 +380,13 @@ class Supervisor:
                 gateway.start()
                 limits.use, limits.exhausted = gateway.use, lambda: gateway.exhausted
                 ways = laying.driver_environment(spec, gateway.url, gateway.token)
-            bridge = Bridge(intake.answers, meta, limits.told, sandbox.socket)
+            noted = iter(range(MOST_NOTED))  # the agent can say it too, as often as it likes
+
+            def died() -> None:
+                if (number := next(noted, None)) is not None:
+                    append_event(self.run.events, "forwarder_died", attempt=clock.attempt, number=number + 1)
+
+            bridge = Bridge(intake.answers, meta, limits.told, sandbox.socket, died)
             stack.callback(bridge.stop)
             bridge.start()
             # Marked per attempt: an older supervisor that cleans up must not end the newer one's agent.
@@ -418,6 +430,9 @@ class Supervisor:
             reason = BudgetLimits(clock).reason
         if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
             fault, reason = Fault.AGENT, f"the agent exited with code {exit_code}"
+            with contextlib.suppress(TypeError, ValueError):
+                name = Signals(exit_code - 128 if exit_code > 128 else -exit_code).name  # type: ignore[operator]
+                reason += f": something ended it by {name}, such as its own `kill` or `pkill`"
             if exit_code is None:
                 reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
         driver = stops.patiently(seals.driver_use)
