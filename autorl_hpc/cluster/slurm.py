@@ -14,10 +14,12 @@ from typing import Any
 
 from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import SeenJob, SlurmJobs
 from autorl_hpc.records.exchange import SHORT_HEX
 from autorl_hpc.states import Fault, job_state
 
+SUBMIT_LIMIT_S = 60.0
 TIMEOUT_S = 30.0  # a client waits 9 s for an absent controller (measured); a busy one may take longer
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCONTROL_", "SACCT_", "SINFO_", "SCANCEL_")
 """Variables that change what a client does or prints, or that come from a surrounding job."""
@@ -49,6 +51,18 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
     if answer.code != 0:
         raise failed(argv[0], answer.err or answer.out)
     return answer.out
+
+
+def sbatch(script: str, options: Sequence[str]) -> str:
+    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
+    refused, is not here, or did not answer."""
+    env = without_secrets(without_scheduler(os.environ))
+    env.pop("PYTHONPATH", None)
+    answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
+    if answer.code != 0:
+        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", answer.err or answer.out)
+        raise failed("sbatch", words)
+    return answer.err.strip()
 
 
 def failed(client: str, words: str) -> SchedulerError:
