@@ -185,7 +185,8 @@ def refusal(code: int, said: str, dialect: str) -> tuple[str | None, bool]:
     """Return what an HTTP error says about key, account and address, None if it took them; and whether that may pass."""
     low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
     if code in (401, 403) or (code == 400 and ("api key" in low or "api_key" in low)):
-        return f"refuses the key of this experiment ({code}: {words})", False
+        quoted = f": {words}" if code == 403 else ""  # the others' words may quote a part of the key
+        return f"refuses the key of this experiment ({code}{quoted})", False
     if code == 402 or (code == 429 and any(word in low for word in NO_CREDIT)):
         return f"gives this account no answers ({code}: {words})", False
     if code == 404 and dialect != "any":
