@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -475,7 +476,10 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
             return code
         case "grader":
             from autorl_hpc.grading.daemon import run_grader
+            from autorl_hpc.launch.local import KEPT, run_graders
 
+            if "SLURM_JOB_ID" in os.environ and name != KEPT:
+                return run_graders(experiment)
             return run_grader(experiment)
         case "driver":
             from autorl_hpc.drivers.serve import run_driver

@@ -24,6 +24,8 @@ from urllib.parse import parse_qs
 import driver_wire as wire
 from driver_wire import ANTHROPIC, GEMINI, Call, Conversation, Turn
 
+from autorl_hpc.drivers.client import QUESTION
+
 __all__ = ["Asked", "Call", "Conversation", "DriverServer", "Failure", "Pace", "Turn", "overflow"]
 
 
@@ -122,6 +124,8 @@ class DriverServer:
         self.script, self.key, self.model, self.context_tokens = script, key, model, context_tokens
         self.host = host
         self.asked: list[Asked] = []
+        self.probed: list[Asked] = []
+        """Requests by which the suite proves a key: they are no part of the play."""
         self.played = 0
         self.broken_off = 0
         """Streams that the client left."""
@@ -203,7 +207,7 @@ class DriverServer:
         dialect = wire.dialect_of(path)
         try:
             with self._lock:
-                self.asked.append(asked)
+                (self.probed if QUESTION.encode() in raw else self.asked).append(asked)
                 if dialect is not None and handler.command == "POST":
                     number = 1 + sum(each.conversation is not None for each in self.asked)
                     try:
@@ -246,6 +250,8 @@ class DriverServer:
             return None
         if self.model is not None and conversation.model != self.model:
             return Failure(404, message=f"the model `{conversation.model}` does not exist")
+        if any(asked is each for each in self.probed):
+            return ASIDE
         if self.context_tokens is not None and conversation.tokens_in > self.context_tokens:
             return overflow(conversation, self.context_tokens)
         if callable(self.script):

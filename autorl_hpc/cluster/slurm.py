@@ -14,10 +14,12 @@ from typing import Any
 
 from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import SeenJob, SlurmJobs
 from autorl_hpc.records.exchange import SHORT_HEX
 from autorl_hpc.states import Fault, job_state
 
+SUBMIT_LIMIT_S = 60.0
 TIMEOUT_S = 30.0  # a client waits 9 s for an absent controller (measured); a busy one may take longer
 PREFIXES = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SCONTROL_", "SACCT_", "SINFO_", "SCANCEL_")
 """Variables that change what a client does or prints, or that come from a surrounding job."""
@@ -49,6 +51,18 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
     if answer.code != 0:
         raise failed(argv[0], answer.err or answer.out)
     return answer.out
+
+
+def sbatch(script: str, options: Sequence[str]) -> str:
+    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
+    refused, is not here, or did not answer."""
+    env = without_secrets(without_scheduler(os.environ))
+    env.pop("PYTHONPATH", None)
+    answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
+    if answer.code != 0:
+        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", answer.err or answer.out)
+        raise failed("sbatch", words)
+    return answer.err.strip()
 
 
 def failed(client: str, words: str) -> SchedulerError:
@@ -134,13 +148,9 @@ def _seen(job_id: str, name: str, state: str, said: str, nodes: str, submitted: 
 def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
     """Return the jobs, with exit code and restarts for those with this id (for an array: all its tasks), by one scontrol call."""
     try:
-        text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
+        known = _by_scontrol(job_id)
     except SchedulerError:
         return list(seen)  # Slurm has forgotten it by now
-    known: dict[str, dict[str, str]] = {}
-    for words in map(key_values, text.splitlines()):
-        index = words.get("ArrayTaskId", "")
-        known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
     found = []
     for job in seen:
         words = known.get(job.job_id, {})
@@ -151,6 +161,32 @@ def with_exit_codes(seen: Sequence[SeenJob], job_id: str) -> list[SeenJob]:
             update["reason"] = job.reason if reason in (None, "None", "") else reason
         found.append(job.model_copy(update=update))
     return found
+
+
+def _by_scontrol(job_id: str) -> dict[str, dict[str, str]]:
+    text = run(["scontrol", "--oneliner", "show", "job", job_id.partition("_")[0]])
+    known: dict[str, dict[str, str]] = {}
+    for words in map(key_values, text.splitlines()):
+        index = words.get("ArrayTaskId", "")
+        known[f"{words['ArrayJobId']}_{index}" if index.isdigit() else words.get("JobId", "")] = words
+    return known
+
+
+def lives(job_id: str, name: str) -> bool:
+    """Return whether scontrol shows this task of an array, or the tasks that wait with it, under this name and not over. Raises
+    SchedulerError if it gives no answer; that it knows no such job is one."""
+    try:
+        known = _by_scontrol(job_id)
+    except SchedulerError as error:
+        if "invalid job id" in error.what.lower():
+            return False
+        raise
+    array, _, index = job_id.partition("_")
+    waiting = known.get(array, {})
+    spans = re.findall(r"(\d+)(?:-(\d+))?", waiting.get("ArrayTaskId", "").partition("%")[0])
+    waits = any(int(first) <= int(index or 0) <= int(last or first) for first, last in spans)
+    shown = known.get(job_id) or (waiting if waits else {})
+    return shown.get("JobName") == name and not job_state(shown.get("JobState", "")).over
 
 
 def key_values(line: str) -> dict[str, str]:
@@ -195,6 +231,12 @@ def cancel(job_ids: Sequence[str]) -> None:
     except SchedulerError as error:
         if "invalid job id" not in error.what.lower() and "already completing" not in error.what.lower():
             raise
+
+
+def own_id() -> str | None:
+    """Return the id of this process's job as squeue prints it; None outside of jobs."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 
 
 def own_job() -> tuple[str, float | None] | None:

@@ -15,10 +15,8 @@ from pathlib import Path
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_command
 from autorl_hpc.cluster.slurm import duration_s
-from autorl_hpc.cluster.vllm_program import ask
 from autorl_hpc.doctor.finding import Finding, note, ok, problem, span, unknown, warning
 from autorl_hpc.files.layout import PACKAGE
-from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile, JobKind
 
 Config = Mapping[str, str]  # `scontrol show config`: names and values as Slurm prints them
@@ -169,7 +167,6 @@ def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding
 
 # What the doctor's own jobs ask for and run, worded as the profile words real ones
 
-SUBMIT_LIMIT_S = 60.0
 SHORT_MINUTES = 8  # of a probe's job: what a pair may take at most, with a wait for its partner
 OURS = {"job-name", "output", "error", "time", "array", "dependency", "comment", "signal", "mail-type", "mail-user"}
 OURS |= {"parsable", "test-only", "wait", "requeue", "no-requeue", "hold", "begin", "open-mode", "chdir", "wrap"}
@@ -206,18 +203,6 @@ class Request:
         counts = [(self.kind.gpus, "GPU"), (self.kind.cpus, "CPU")]
         parts = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in counts if count]
         return ", ".join([*parts, f"{self.minutes} min"]) + f" in {self._value('partition') or 'the default partition'}"
-
-
-def sbatch(script: str, options: Sequence[str]) -> str:
-    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
-    refused, is not here, or did not answer."""
-    env = without_secrets(slurm.without_scheduler(os.environ))
-    env.pop("PYTHONPATH", None)
-    answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
-    if answer.code != 0:
-        words = re.sub(r"(?m)^(sbatch: (error: )?|allocation failure: )", "", answer.err or answer.out)
-        raise slurm.failed("sbatch", words)
-    return answer.err.strip()
 
 
 def script(profile: ClusterProfile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
@@ -383,7 +368,7 @@ def dry(profile: ClusterProfile) -> list[Finding]:
 def _dry(name: str, request: Request) -> Finding:
     asked = request.describe()
     try:
-        said = sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
+        said = slurm.sbatch("#!/bin/sh\ntrue\n", ["--test-only", "--job-name=autorl-doctor-test", *request.options()])
     except slurm.SchedulerError as error:
         told = f"--test-only says no: {error.what} ({asked})"
         return problem(name, told, "launch would be refused too", error.next_step or "")

@@ -20,7 +20,7 @@ from types import FrameType
 from autorl_hpc.cluster import slurm
 from autorl_hpc.doctor import pair, visibility
 from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
-from autorl_hpc.doctor.scheduler import Request, sbatch, script
+from autorl_hpc.doctor.scheduler import Request, script
 from autorl_hpc.files import reading
 from autorl_hpc.records.cluster import ClusterProfile, SeenJob
 from autorl_hpc.states import JobState, job_state
@@ -198,7 +198,7 @@ class TrialRun:
         text = script(self.profile, self.folder, job.side, job.request.kind.gpus or 0, self.folders)
         output = f"{self.folder}/{job.side}.out".replace("%", "%%")
         try:
-            sbatch(text, [f"--job-name={job.name}", f"--output={output}", *job.request.options()])
+            slurm.sbatch(text, [f"--job-name={job.name}", f"--output={output}", *job.request.options()])
         except slurm.SchedulerError as error:
             return error
         return None

@@ -1,17 +1,28 @@
-"""Wait for a run's driver before the agent's clock starts, and find the HTTP proxy to a driver."""
+"""Wait for a run's driver before the agent's clock starts, prove its key, say whether it was lost, find the HTTP proxy to it."""
 
 from __future__ import annotations
 
 import ipaddress
+import json
 import logging
+import os
+import ssl
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import atomic
 from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.store import STALE_AFTER_S, EndpointWatch
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.safe_open import DriverCall
+from autorl_hpc.files.store import STALE_AFTER_S, EndpointWatch, key_path, read_endpoint, read_key, write_endpoint
+from autorl_hpc.gateway.token_usage import UsageMeter
+from autorl_hpc.gateway.upstream import is_here
 from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
 from autorl_hpc.states import Fault
 
@@ -57,6 +68,155 @@ def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: Exp
     what, where = f"the driver {name} doesn't answer: {why}{told}", experiment.driver_log(name)
     advice = f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`"
     return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+
+
+# --- the key of a driver behind an API, proven before a clock starts: one request for one token, by the first run of the experiment.
+# drivers/<name>.json then says `ready` to the others. A key that is refused is waited for: a launch with the right one goes on.
+
+QUESTION = "Answer with one word."
+ASK_LIMIT_S = 60.0
+KEY_PATIENCE_S = 600.0
+OTHERS_S = 60.0  # after which a run asks itself, as the one that asked first gives no word
+PASSING_PAUSE_S = 5.0
+NO_CREDIT = ("insufficient_quota", "billing", "credit balance", "insufficient balance")
+MAX_SAID_CHARS = 300
+
+
+def wait_key(
+    experiment: ExperimentDir,
+    name: str,
+    spec: DriverSpec,
+    dialect: str,
+    stop: Callable[[], bool] = lambda: False,
+    *,
+    patience_s: float = KEY_PATIENCE_S,
+) -> bool:
+    """Return True once a driver of kind `api` has answered with its key, or has none; False if `stop` becomes true first. Raises
+    AutorlError if it doesn't in `patience_s`; the cluster's fault. `dialect`: what the agent speaks."""
+    path, place = key_path(experiment, name, spec), experiment.driver_endpoint(name)
+    began, problem = time.monotonic(), None
+    asked: str | None = None  # the key that this run, or the one that asked first, tried last
+    mine = path is not None and atomic.publish_bytes(_first(experiment, name), b"")
+    while path is not None and not stop():
+        known = read_endpoint(place)
+        if known is not None and known.ready:
+            return True
+        key, pause_s = read_key(path), LOOK_S
+        if asked is None and not mine and known is not None:
+            asked, problem = key, known.problem
+        if key != asked and (mine or asked is not None or time.monotonic() - began > OTHERS_S):
+            asked = key
+            problem, passes, told = _ask_one_token(spec, dialect, key)
+            counter = 1 + (0 if known is None else known.counter)
+            facts: dict[str, Any] = {
+                "url": spec.url,
+                "model": spec.model,
+                "host": host_name(),
+                "pid": os.getpid(),
+                "said": told,
+            }
+            state = "ready" if problem is None else "failed"
+            endpoint = DriverEndpoint(name=name, generation=1, counter=counter, state=state, problem=problem, **facts)
+            write_endpoint(place, endpoint)
+            if problem is None:
+                return True
+            log.error("the driver %s %s; the agent's clock has not started", name, problem)
+            if passes:
+                asked, mine, pause_s = None, True, PASSING_PAUSE_S
+        if time.monotonic() - began > patience_s:
+            what = f"the driver {name} {problem or 'was not asked'}"
+            advice = f"correct it, then launch again: `autorl-hpc launch {experiment.given}`"
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+        time.sleep(pause_s)
+    return path is None
+
+
+def forget_key(experiment: ExperimentDir, name: str) -> None:
+    """Have the key of a driver of kind `api` proven again by the next attempt."""
+    for path in (experiment.driver_endpoint(name), _first(experiment, name)):
+        path.unlink(missing_ok=True)
+
+
+def _first(experiment: ExperimentDir, name: str) -> Path:
+    return experiment.drivers / f"{name}.asked"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any) -> None:
+        return None
+
+
+def _ask_one_token(spec: DriverSpec, dialect: str, key: str) -> tuple[str | None, bool, str]:
+    """Ask a driver for one token. Return what is wrong, None if nothing; whether that may pass; and what the request took."""
+    url, bearer = spec.url or "", {"Authorization": f"Bearer {key}"}
+    talk = {"model": spec.model, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 1}
+    parts = {"contents": [{"role": "user", "parts": [{"text": QUESTION}]}], "generationConfig": {"maxOutputTokens": 1}}
+    path, body, headers = {
+        "openai-responses": (
+            "/responses", {"model": spec.model, "input": QUESTION, "max_output_tokens": 1}, bearer,
+        ),
+        "anthropic": ("/messages", talk, {"x-api-key": key, "anthropic-version": "2023-06-01"}),
+        "gemini": (f"/models/{spec.model}:generateContent", parts, {"x-goog-api-key": key}),
+    }.get(dialect, ("/chat/completions", talk, bearer))  # fmt: skip
+    proxy = None if is_here(url) else proxy_to(url, spec.proxy, os.environ)
+    ways = urllib.request.ProxyHandler({} if proxy is None else {"http": proxy, "https": proxy})
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {**headers, "Content-Type": "application/json"}
+    )
+    limit_s = min(spec.timeout_s, ASK_LIMIT_S)
+    try:
+        with urllib.request.build_opener(ways, _NoRedirect()).open(request, timeout=limit_s) as answer:
+            meter = UsageMeter(answer.headers.get("Content-Type", ""))
+            meter.feed(answer.read())
+            usage = meter.end(True)
+            return None, False, f"one request to prove the key: {usage.tokens_in} tokens in, {usage.tokens_out} out"
+    except urllib.error.HTTPError as error:
+        with error:
+            said = error.read(4096).decode(errors="replace").replace(key, "***")
+        problem, passes = refusal(error.code, said, dialect)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        passes = not isinstance(reason, ssl.SSLCertVerificationError)
+        problem = f"can't be reached: {reason}".replace(key, "***")
+    return problem, passes, "one request to prove the key, not answered"
+
+
+def refusal(code: int, said: str, dialect: str) -> tuple[str | None, bool]:
+    """Return what an HTTP error says about key, account and address, None if it took them; and whether that may pass."""
+    low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
+    if code in (401, 403) or (code == 400 and ("api key" in low or "api_key" in low)):
+        quoted = f": {words}" if code == 403 else ""  # the others' words may quote a part of the key
+        return f"refuses the key of this experiment ({code}{quoted})", False
+    if code == 402 or (code == 429 and any(word in low for word in NO_CREDIT)):
+        return f"gives this account no answers ({code}: {words})", False
+    if code == 404 and dialect != "any":
+        return f"knows no such model or address ({code}: {words})", False
+    if 300 <= code < 400:
+        return f"sends elsewhere ({code})", False
+    if code in (408, 429) or code >= 500:
+        return f"is not there at the moment ({code}: {words})", True
+    return None, False
+
+
+LOST = ("driver_key", "driver_certificate", "driver_redirects", "driver_unreachable", "driver_away")
+"""Words of the gateway for what no agent can bring about."""
+
+MANY = 3  # failures in a row of other kinds: an agent's own requests may bring about one
+
+
+def lost(calls: Iterable[DriverCall], attempt: int) -> str | None:
+    """Return how an attempt's driver was lost at its end: the last requests failed by the cluster's fault; None if it was not."""
+    row: list[str] = []
+    for call in calls:
+        if call.attempt != attempt or call.under_way or call.left or call.refused is not None:
+            continue
+        if call.fault == "cluster":
+            row.append(call.error or str(call.status))
+        elif call.status < 300:
+            row.clear()
+    if not row or (len(row) < MANY and not any(error.startswith(LOST) for error in row)):
+        return None
+    return f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
 
 
 # --- HTTP proxy to a driver: its spec's, else that of the job's environment

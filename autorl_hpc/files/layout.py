@@ -103,6 +103,7 @@ class ExperimentDir:
     cancel = Below("cancel")  # one file per cancelled run, or `all`
     jobs = Below("jobs")  # submitit's folder: scripts and logs of the jobs
     report = Below("report")
+    sandbox = Below("sandbox.json")  # the level that the first attempt proved, where the experiment says `auto`
 
     def driver_endpoint(self, name: str) -> Path:
         """Return the file that says where a driver of kind `vllm` answers."""

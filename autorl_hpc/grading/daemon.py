@@ -36,7 +36,7 @@ from autorl_hpc.grading.evaluate import Bench
 from autorl_hpc.grading.feedback import PASSING, Feedback
 from autorl_hpc.grading.final_score import FinalScore
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
-from autorl_hpc.grading.lost_runs import Watcher
+from autorl_hpc.grading.lost_runs import STANDS_STILL_S, Watcher
 from autorl_hpc.grading.schedule import RETRY_AFTER_TROUBLE_S, Backoff, Order, RunCatalog
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.entries import Evaluation
@@ -99,7 +99,6 @@ class HeartbeatThread(threading.Thread):
 # other grader would follow. This uses the watcher's last notes, so any grader can decide it.
 
 LOOK_S = 15.0
-STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 
 
 class Activity:

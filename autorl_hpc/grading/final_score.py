@@ -134,6 +134,8 @@ def _why_nothing(view: RunView) -> tuple[Fault, str]:
         return infrastructure[0].fault or Fault.GRADER, infrastructure[0].reason or "an evaluation failed"
     if failed:
         return Fault.ARTIFACT, f"none of {len(failed)} accepted submissions could be evaluated: {failed[0].reason}"
+    if lost := [refused for refused in view.refused() if refused.fault is Fault.CLUSTER]:
+        return Fault.CLUSTER, f"{len(lost)} submissions could not be taken in, the last one: {lost[-1].message}"
     if view.refused():
         last = view.refused()[-1]
         return Fault.ARTIFACT, f"all {view.sealed.refused} submissions were refused, the last one: {last.message}"

@@ -1,18 +1,20 @@
 """The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and seals runs whose jobs are gone.
 
-One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if two
-looks in a row agree and the run's clock has stopped.
+One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if its
+clock stood still for STANDS_STILL_S of the watcher's own time, squeue showed no job of it all that while, and scontrol agrees.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -38,33 +40,41 @@ from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs
-from autorl_hpc.states import JobState, job_state
+from autorl_hpc.states import Fault, JobState, job_state
 
 log = logging.getLogger("autorl_hpc.watcher")
 
 ENTRY = "watcher"
-LOOKS_BEFORE_SEALING = 2
+STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 LOST_LOOKS = 2
-FINISH_LOOKS, FINISH_PAUSE_S = 6, 3.0  # Looks of the last job: enough, also for exit codes
+FINISH_LOOKS, FINISH_PAUSE_S = 6, 3.0  # Looks of the last job after STANDS_STILL_S: enough, also for exit codes
 FINISH_PATIENCE_S = 120.0  # Its wait for a silent scheduler, beyond the time until a dead watcher's claim is free
 SEAL_LIMIT_S = 600.0
 JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in squeue's answer
 
 
 class Watcher(threading.Thread):
-    """The watcher of one grader; works while it holds the claim."""
+    """The watcher of one grader; works while it holds the claim. `clock`: returns seconds of this process."""
 
-    def __init__(self, experiment: ExperimentDir, claims: Claims, period_s: float) -> None:
+    def __init__(
+        self,
+        experiment: ExperimentDir,
+        claims: Claims,
+        period_s: float,
+        *,
+        standstill_s: float = STANDS_STILL_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(name="watcher", daemon=True)
         self.experiment = experiment
         self.claims = claims
         self.period_s = period_s
+        self.standstill_s, self.clock = standstill_s, clock
         self._ending = threading.Event()
         self._seen: dict[tuple[str, str], SeenJob] = {}  # by name and job id, with what was learned about ended jobs
         self._asked: set[tuple[str, str]] = set()  # jobs whose exit code was requested
         self._lost: dict[tuple[str, str], int] = {}  # jobs missing in squeue: number of accounting requests
-        self._missing: dict[str, int] = {}  # consecutive looks in which a run had no job
-        self._clocks: dict[str, int] = {}
+        self._still: dict[str, tuple[int, float]] = {}  # of runs without a job: their clock's counter, and since when
         self._sealed: set[str] = set()
         self._first_seen: dict[int, float] = {}
         self._accounting = True
@@ -98,12 +108,14 @@ class Watcher(threading.Thread):
         jobs = read_submitted(self.experiment)
         if jobs is None or not self._hold_claim():
             return False
-        if not self._ask_for_exit_code() and not self._ask_accounting():
+        looks = not self._ask_for_exit_code() and not self._ask_accounting()
+        if looks:
             self._look(jobs)
         self._trouble = None
         self._note(None)
-        board = JobTable.of(jobs, self._seen.values())
-        self._seal_orphans(self._orphans(jobs, board), board)
+        if looks:  # never on what squeue said a while ago
+            board = JobTable.of(jobs, self._seen.values())
+            self._seal_orphans(self._orphans(jobs, board), board)
         return True
 
     def _hold_claim(self) -> bool:
@@ -122,6 +134,9 @@ class Watcher(threading.Thread):
     def _look(self, jobs: SlurmJobs) -> None:
         names = names_of(jobs)
         now = {(job.name, job.job_id): job for job in slurm.jobs(names)}
+        if (own := slurm.own_id()) is not None and all(job_id != own for _, job_id in now):
+            what = f"squeue's answer lacks job {own}, which asked: the answer is not believed"
+            raise SchedulerError(what, fault=Fault.CLUSTER, next_step="nothing: it is asked again")
         for key, job in now.items():
             known = self._seen.get(key)
             if known is not None and known.state == job.state and known.exit_code is not None:
@@ -188,7 +203,7 @@ class Watcher(threading.Thread):
             if run_id in closed or run_id in self._sealed:
                 continue
             if run_id in alive or not board.of_run(run_id):
-                self._missing.pop(run_id, None)
+                self._still.pop(run_id, None)
                 continue
             run = self.experiment.run(run_id)
             if RunView.of(Ledger(run).read()).sealed is not None:
@@ -196,12 +211,24 @@ class Watcher(threading.Thread):
                 continue
             clock = reading.read_json_or_none(run.clock)
             counter = clock.get("counter", -1) if isinstance(clock, dict) else -1
-            moved = self._clocks.get(run_id, counter) != counter
-            self._clocks[run_id] = counter
-            self._missing[run_id] = 1 if moved else self._missing.get(run_id, 0) + 1
-            if self._missing[run_id] >= LOOKS_BEFORE_SEALING:
+            before, since = self._still.get(run_id, (None, 0.0))
+            if counter != before:
+                self._still[run_id] = (counter, self.clock())
+            elif self.clock() - since >= self.standstill_s and not self._lives(board.of_run(run_id)):
                 found.append(run_id)
         return found
+
+    @staticmethod
+    def _lives(tasks: list[ListedJob]) -> bool:
+        """Return whether scontrol knows a living job of a run that squeue doesn't show."""
+        names = {
+            (
+                task.seen.job_id if task.seen else f"{task.submitted.job_id}_{task.submitted.runs.index(task.run_id)}"
+            ): task
+            for task in tasks
+            if task.run_id is not None and (task.seen or task.submitted.job_id)
+        }
+        return any(slurm.lives(job_id, task.submitted.name) for job_id, task in names.items())
 
     def _just_submitted(self, jobs: SlurmJobs) -> set[str]:
         """Return runs of sbatch calls noticed less than a minute ago that the scheduler doesn't show yet."""
@@ -226,7 +253,7 @@ class Watcher(threading.Thread):
         command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]
         subprocess.run(command, input=json.dumps(rows).encode(), timeout=SEAL_LIMIT_S, check=False)
         for run_id in runs:
-            self._missing.pop(run_id, None)  # a failed one is tried again after more looks
+            self._still.pop(run_id, None)  # a failed one is tried again later
 
     def _ending_of(self, run_id: str, tasks: list[ListedJob]) -> OrphanEnding:
         known = [task for task in tasks if task.seen is not None]
@@ -254,23 +281,27 @@ class Watcher(threading.Thread):
             log.warning("%s not written: %s", "seen.json", error)
 
 
-def seal_what_is_lost(experiment: ExperimentDir, pause_s: float = FINISH_PAUSE_S) -> None:
+def seal_what_is_lost(
+    experiment: ExperimentDir, pause_s: float = FINISH_PAUSE_S, standstill_s: float = STANDS_STILL_S
+) -> None:
     """Seal the runs that have no job left. Called once by an experiment's last job, in case no grader lived to do it."""
     record = read_experiment(experiment)
     if record.cluster is None:
         return
     me = f"finish-{host_name()}-{os.getpid()}"
     claims = Claims(experiment.claims, me, host_name(), HeartbeatWatch(experiment.graders, record.grader.stale_after_s))
-    watcher = Watcher(experiment, claims, pause_s)
-    deadline = time.monotonic() + record.grader.stale_after_s + FINISH_PATIENCE_S
-    looks = 0
+    watcher = Watcher(experiment, claims, pause_s, standstill_s=standstill_s)
+    deadline = time.monotonic() + record.grader.stale_after_s + standstill_s + FINISH_PATIENCE_S
+    looks, may_end = 0, math.inf
     try:
         while True:
             try:
-                looks += watcher.step()
+                if watcher.step():
+                    looks, may_end = looks + 1, min(may_end, time.monotonic() + standstill_s)
             except (AutorlError, OSError) as error:
                 log.warning("what is lost can't be sealed now: %s", error)
-            if looks >= FINISH_LOOKS or watcher.all_sealed() or time.monotonic() > deadline:
+            enough = looks >= FINISH_LOOKS and time.monotonic() > may_end + FINISH_LOOKS * pause_s
+            if enough or watcher.all_sealed() or time.monotonic() > deadline:
                 return
             time.sleep(pause_s)
     finally:

@@ -23,7 +23,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.jobs import EARLY_S
-from autorl_hpc.launch.local import Stopping
+from autorl_hpc.launch.local import KEPT, Stopping
 from autorl_hpc.records.cluster import ClusterProfile, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, Fault, JobState, job_state
@@ -122,7 +122,7 @@ class ArrayTask:
             if self._grader.poll() is None:
                 return
             self.stopping.children.remove(self._grader)
-        self._grader = self.stopping.start("grader", str(self.experiment.path), env=self._gpus()[1])
+        self._grader = self.stopping.start("grader", str(self.experiment.path), KEPT, env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
         """End the grader and return the code; after success let it clear the queue first, which it does after closing a run. The

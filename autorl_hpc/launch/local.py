@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from autorl_hpc.drivers.serve import Users
 from autorl_hpc.errors import AutorlError, Exit
@@ -25,9 +26,11 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files.frozen_records import JOBS_NAME, LocalJob, alive_jobs, process_start, read_experiment
 from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.processes import host_name, job_id
 from autorl_hpc.launch.drivers import served
 from autorl_hpc.launch.jobs import job_environment
 from autorl_hpc.launch.plan import only_one
+from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, EXIT_TROUBLE, Fault
 
@@ -77,6 +80,12 @@ CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 IDLE_PAUSE_S = 5.0  # seconds between two checks whether a driver is needed again
+STEADY_S = 600.0  # a grader that lived this long is started again without counting its earlier deaths
+ENDED_ITSELF = (
+    0,
+    130,
+    EXIT_TROUBLE,
+)  # exit codes of a grader that has nothing to do, was told to end, or can't score here
 CRASHES_BEFORE_LEAVING = 10
 """Supervisors of one run that may fail before an array gives up on it; with the pauses, five minutes."""
 
@@ -147,10 +156,59 @@ def supervisors(experiment: ExperimentDir) -> dict[str, int]:
     return {words[-1]: pid for pid, words in rows.items() if len(words) == 3 and words[0] == "agent"}
 
 
+KEPT = "kept"  # the argument of a grader that another process of its job starts again
+
+
+class GraderKeeper:
+    """Runs graders one after another in one job; one that died is started again after a growing pause."""
+
+    def __init__(self, experiment: ExperimentDir, stopping: Stopping) -> None:
+        self.experiment, self.stopping, self.deaths = experiment, stopping, 0
+        host, pid = host_name(), os.getpid()
+        self._beat = Heartbeat(
+            grader=f"{host}-{pid}-job", host=host, pid=pid, counter=0, state="ended", job_id=job_id()
+        )
+
+    def once(self) -> int:
+        """Run one grader to its end, and return its exit code; after a death, when the pause is over."""
+        began_s = time.monotonic()
+        child = self.stopping.start("grader", str(self.experiment.path), KEPT)
+        code = child.wait()
+        self.stopping.children.remove(child)
+        if self.stopping.asked or code in ENDED_ITSELF:
+            return code
+        self.deaths = 1 if time.monotonic() - began_s > STEADY_S else self.deaths + 1
+        pause_s = min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** min(self.deaths - 1, 10))
+        problem = f"the grader died ({code}), {self.deaths} in a row; started again in {pause_s:.0f} s"
+        log.warning(problem)
+        self._tell(state="restarting", problem=problem)
+        self.stopping.sleep(pause_s)
+        self._tell(state="ended")
+        return code
+
+    def _tell(self, **changes: Any) -> None:
+        self._beat = self._beat.model_copy(update={"counter": self._beat.counter + 1, **changes})
+        with contextlib.suppress(OSError):
+            queues.write_heartbeat(self.experiment.graders, self._beat)
+
+
+def run_graders(experiment: ExperimentDir) -> int:
+    """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told to: the chain's
+    next link takes over."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stopping = Stopping(usr2=True)
+    keeper = GraderKeeper(experiment, stopping)
+    while True:
+        code = keeper.once()
+        if stopping.asked or code in ENDED_ITSELF:
+            return code if code >= 0 else 128 - code
+
+
 def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
-    """Run graders one after another: start the next if one died, or ended idle and there is new work. Return the exit code."""
+    """Run graders one after another while agents work, then until the experiment is over: start the next if one died, or ended
+    idle and there is new work. Return the exit code."""
     stopping = Stopping()
-    left = read_experiment(experiment).grader.chain
+    keeper, left = GraderKeeper(experiment, stopping), read_experiment(experiment).grader.chain
     alive = still_alive(experiment, while_alive)
     while not stopping.asked and left > 0:
         if _over(experiment):
@@ -160,16 +218,12 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
                 return 0
             time.sleep(POLL_S)
             continue
-        child = stopping.start("grader", str(experiment.path))
-        code = child.wait()
-        stopping.children.remove(child)
-        if code == EXIT_TROUBLE and alive():  # agents run: later staging or a repair may help
+        code = keeper.once()
+        if code and not alive():  # nobody waits for a score any more: no reason to try for ever
+            left -= 1
+        elif code == EXIT_TROUBLE:  # agents run: later staging or a repair may help
             log.warning("grader can't score anything here; the next one in %.0f s", TROUBLE_PAUSE_S)
             stopping.sleep(TROUBLE_PAUSE_S)
-        elif code != 0:
-            left -= 1
-            log.warning("grader ended with %s; %d of the chain are left", code, left)
-            time.sleep(CRASH_PAUSE_S)
     return 130 if stopping.asked else 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import secrets
@@ -195,7 +196,29 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
         planner = Planner(record, record.cluster, sites.ask(record.cluster), jobs.uid, first)
         planned = planner.plan(_missing(experiment, record, jobs))
-        return _submit_all(experiment, jobs, planned, Scripts(experiment, record, record.cluster, jobs.uid))
+        scripts = Scripts(experiment, record, record.cluster, jobs.uid)
+        done = _submit_all(experiment, jobs, planned, scripts)
+        for words in never_start(planned, scripts):
+            say(words)
+        return done
+
+
+def never_start(planned: list[JobPlan], scripts: Scripts) -> list[str]:
+    """Return in words which of the planned jobs Slurm would not start on the cluster as it is now, one of each kind. Slurm accepts
+    some of them all the same, and they wait for ever."""
+    found, seen = [], set()
+    for job in planned:
+        asked = (job.kind.model_dump_json(), job.minutes)
+        if asked in seen:
+            continue
+        seen.add(asked)
+        alone = dataclasses.replace(job, depends="", submitted=job.submitted.model_copy(update={"runs": ()}))
+        try:
+            slurm.sbatch(scripts.text(alone, {}), ["--test-only"])
+        except SchedulerError as error:
+            role = job.submitted.role
+            found.append(f"WARNING: `{role}` can't start on this cluster as it is: {error.what}. {error.next_step}")
+    return found
 
 
 @contextmanager

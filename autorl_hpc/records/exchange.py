@@ -73,8 +73,9 @@ class Heartbeat(Record):
     host: str
     pid: int
     counter: int
-    state: Literal["starting", "idle", "scoring", "ended"]
+    state: Literal["starting", "idle", "scoring", "restarting", "ended"]
     working_on: str | None = None
+    problem: str | None = Field(None, description="How it died, of one that its job starts again.")
     scored: int = 0
     engine_hash: Sha256 | None = None
     job_id: str | None = None

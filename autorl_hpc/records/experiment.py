@@ -125,7 +125,7 @@ class GraderSpec(Table):
         "where a site grants only one job at a time.",
     )
     count: int = Field(1, ge=1, le=64)
-    chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from a dead one.")
+    chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from one that ends.")
     engine: Literal["transformers", "vllm"] = Field("transformers", description="Who answers; see docs/engines.md.")
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = Field(1, ge=0, description="torch threads on the CPU; 0: torch's own. One is best for tiny models.")

@@ -49,6 +49,7 @@ from autorl_hpc.report.pages import (
     write_versus,
 )
 from autorl_hpc.report.run_summary import digest
+from autorl_hpc.report.status import nobody_grades
 from autorl_hpc.report.summary import MergedReport, RunSummary, read_paper
 from autorl_hpc.report.versus import compare
 from autorl_hpc.states import RunState
@@ -88,7 +89,9 @@ def merge(found: FoundRuns, summaries: Summaries) -> MergedReport:
     experiments = {run.experiment for run in runs} or {shown(one.path) for one in found.experiments}
     merged = assemble(runs, experiments, found.left_out)
     folders = tuple(folder for folder, _ in taken)
-    return merged.model_copy(update={"run_folders": folders, "default_out": str(found.out)})
+    unserved = (f"{shown(one.path)}: {words}" for one in found.experiments if (words := nobody_grades(one)) is not None)
+    notes = (*unserved, *merged.notes)
+    return merged.model_copy(update={"run_folders": folders, "default_out": str(found.out), "notes": notes})
 
 
 def _order(run: RunSummary) -> tuple[str | int, ...]:

@@ -49,6 +49,7 @@ class JobsNow:
     by_run: dict[str, str] = field(default_factory=dict)  # job number and state of each run's array task, if it has one
     step: bool = False  # graders run inside the agents' jobs
     grader_ids: frozenset[str] | None = None  # numbers of the living graders' jobs; None: this machine
+    graders_wait: bool = False  # the graders' jobs all wait to start
 
     def may_live(self, heartbeat: Mapping[str, object]) -> bool:
         """Return whether the grader of a heartbeat may be alive; a killed one leaves its heartbeat behind."""
@@ -82,6 +83,7 @@ def _stuck(alive: list[ListedJob]) -> str | None:
 Row = dict[str, Any]
 Facts = dict[str, Any]
 
+NO_GRADER = "no grader is left: `autorl-hpc launch` with the same file starts one"
 BASELINE = "b"  # first letter of the names of base models' queue entries
 
 
@@ -92,8 +94,8 @@ class StatusWatch:
         self.ledgers: dict[Path, Ledger] = {}
         self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
 
-    def jobs(self, experiment: ExperimentDir) -> JobsNow:
-        """Return the present jobs of an experiment."""
+    def jobs(self, experiment: ExperimentDir, *, ask: bool = True) -> JobsNow:
+        """Return the present jobs of an experiment; without `ask` as the watcher saw them last."""
         here = [job.role for job in alive_jobs(experiment)]
         text = ", ".join(here) or "none running"
         try:
@@ -105,7 +107,7 @@ class StatusWatch:
         asked_s, seen, trouble = self._seen.get(experiment.path, (-math.inf, [], None))
         if time.monotonic() - asked_s >= LOOK_S:
             try:
-                seen, trouble = slurm.jobs(list(names_of(submitted))), None
+                seen, trouble = (slurm.jobs(names_of(submitted)) if ask else list(read_seen(experiment).jobs)), None
             except slurm.SchedulerError as error:
                 seen, trouble = list(read_seen(experiment).jobs), f"as the watcher saw it last; {error.what}"
             self._seen[experiment.path] = (time.monotonic(), seen, trouble)
@@ -114,7 +116,10 @@ class StatusWatch:
         by_run = {task.run_id: f"{task.seen.job_id} {task.seen.state}" for task in alive if task.run_id and task.seen}
         ids = frozenset(t.seen.job_id for t in alive if t.seen and t.submitted.role.startswith("grader-"))
         step = not any(job.role.startswith("grader-") for job in submitted.submitted)
-        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids)
+        waits = bool(ids) and not any(
+            t.state is JobState.RUNNING for t in alive if t.submitted.role.startswith("grader-")
+        )
+        return JobsNow(roles, _told(alive), trouble or _stuck(alive), by_run, step, ids, waits)
 
     def run(self, run: RunDir) -> Row:
         """Return one row: the present state of a run."""
@@ -169,30 +174,57 @@ class StatusWatch:
         run_ids, damage = runs_of(experiment)
         jobs = self.jobs(experiment)
         troubles = read_troubles(experiment.troubles)
-        heartbeats = [reading.read_json_or_none(path) for path in _files(experiment.graders)]
         endpoints = [read_endpoint(path) for path in _files(experiment.drivers) if path.suffix == ".json"]
         rows = [
             _with_trouble({**self.run(experiment.run(run_id)), "job": jobs.by_run.get(run_id)}, troubles)
             for run_id in run_ids
         ]
         over = damage is None and set(run_ids) <= set(reading.list_names(experiment.finished))
+        waiting = queues.waiting(experiment.queue)
+        graders = _graders(experiment, jobs)
         return {
             "experiment": str(experiment.path),
             "damage": damage,
             "runs": rows,
             "troubles": [trouble.model_dump(mode="json") for trouble in troubles],
-            "graders": [
-                g for g in heartbeats if isinstance(g, dict) and g.get("state") != "ended" and jobs.may_live(g)
-            ],
+            "graders": graders,
+            "nobody_grades": None if over or damage else _nobody_grades(jobs, graders, len(waiting)),
             "graders_in_agents_jobs": jobs.step,
             "drivers": [each.model_dump(mode="json") for each in endpoints if each is not None],
-            "queue": queues.waiting(experiment.queue),
+            "queue": waiting,
             "jobs": jobs.roles,
             "jobs_text": jobs.text,
             "jobs_trouble": jobs.trouble,
             "over": over,
             "head": _head(experiment, rows) if over else None,
         }
+
+
+def _nobody_grades(jobs: JobsNow, graders: Sequence[Mapping[str, Any]], waiting: int) -> str | None:
+    """Return in words that nobody scores what waits, and why; None if somebody does, or nothing waits or will."""
+    works = [grader for grader in graders if grader.get("state") != "restarting"]
+    if not jobs.step and not any(role.startswith("grader-") for role in jobs.roles):
+        why = f"{NO_GRADER} (entries that wait: {waiting})" if jobs.roles or waiting else None
+    elif waiting and jobs.graders_wait:
+        why = f"{waiting} entries wait for graders whose jobs have not started"
+    else:
+        why = str(graders[0].get("problem")) if waiting and graders and not works else None
+    return None if why is None else f"NOBODY GRADES: {why}"
+
+
+def nobody_grades(experiment: ExperimentDir) -> str | None:
+    """Return in words that nobody scores what waits in an experiment, by its files alone."""
+    waiting = len(queues.waiting(experiment.queue))
+    if not waiting or set(runs_of(experiment)[0]) <= set(reading.list_names(experiment.finished)):
+        return None
+    jobs = StatusWatch().jobs(experiment, ask=False)
+    return _nobody_grades(jobs, _graders(experiment, jobs), waiting)
+
+
+def _graders(experiment: ExperimentDir, jobs: JobsNow) -> list[dict[str, Any]]:
+    """Return the heartbeats of graders that may be alive."""
+    beats = [reading.read_json_or_none(path) for path in _files(experiment.graders)]
+    return [g for g in beats if isinstance(g, dict) and g.get("state") != "ended" and jobs.may_live(g)]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -268,13 +300,13 @@ def _head_lines(facts: Facts) -> list[Any]:
 
     runs, jobs, drivers, over = facts["runs"], facts["jobs"], facts["drivers"], facts["over"]
     finished = sum(row["state"] == "finished" for row in runs)
-    has_grader = facts["graders_in_agents_jobs"] or any(role.startswith("grader-") for role in jobs)
-    lacks_grader = bool(jobs and not has_grader and (facts["queue"] or finished < len(runs)))
-    beating = [] if lacks_grader else facts["graders"]
+    beating = [] if facts["nobody_grades"] and NO_GRADER in facts["nobody_grades"] else facts["graders"]
     graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
     parts = [f"{finished} of {len(runs)} runs finished", f"queue {len(facts['queue'])}", f"graders: {graders}"]
     parts += [f"jobs: {facts['jobs_text']}", *(f"driver {d['name']}: {d['state']}" for d in drivers)]
     lines = [Text(facts["experiment"], style="bold"), Text(clean("; ".join(parts)) or "")]
+    if facts["nobody_grades"] and jobs:  # without any job, launch is asked for anyway
+        lines.insert(1, Text(clean(facts["nobody_grades"], 300) or "", style="bold red"))
     if facts["head"]:
         lines.append(Text(f"head {facts['head']}", style="dim"))
     if facts["damage"]:
@@ -285,8 +317,6 @@ def _head_lines(facts: Facts) -> list[Any]:
             yellow.append(f"driver {driver['name']}: {clean(driver['problem'], 300)}")
     if not facts["damage"] and not jobs and not over:
         yellow.append("no job is running: `autorl-hpc launch` with the same file goes on")
-    elif not facts["damage"] and lacks_grader:
-        yellow.append("no grader is left: `autorl-hpc launch` with the same file starts one")
     for each in facts["troubles"]:
         if each["entry"].startswith(BASELINE):
             why = _failed(each["failures"], each["problem"])

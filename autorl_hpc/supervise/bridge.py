@@ -76,12 +76,17 @@ class _Server(ThreadingHTTPServer):
 
 class Bridge:
     """One run's HTTP server, on a free port of the loopback and on a Unix socket. `meta`: what `/time` tells besides the
-    budget; `budget`: returns the content of time.json."""
+    budget; `budget`: returns the content of time.json; `died`: takes note that the forwarder inside the sandbox died."""
 
     def __init__(
-        self, answers: ResultWriter, meta: dict[str, Any], budget: Callable[[], dict[str, Any]], unix: Path
+        self,
+        answers: ResultWriter,
+        meta: dict[str, Any],
+        budget: Callable[[], dict[str, Any]],
+        unix: Path,
+        died: Callable[[], None],
     ) -> None:
-        self.answers, self.meta, self.budget = answers, meta, budget
+        self.answers, self.meta, self.budget, self.died = answers, meta, budget, died
         self.token = secrets.token_urlsafe(24)
         self.last_submit_time: int | None = None
         self._workspace = Folder.open(answers.workspace)
@@ -163,6 +168,9 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
                 self._send(*bridge.submit(body))
             elif action == "set_baseline":
                 self._send(403, {"error": "the baseline is measured by the grader and can't be set"})
+            elif action == "forwarder_died":
+                bridge.died()
+                self._send(200, {})
             else:
                 self._send(404, {"error": "Not found"})
 

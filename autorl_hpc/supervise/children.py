@@ -230,6 +230,7 @@ class GatewayProcess(OwnChild):
         self.token = secrets.token_urlsafe(32)
         self.port = 0
         self.exhausted: str | None = None
+        self.deaf = False  # it took no question at the agent's end
         self._heard = 0
         self._use = read_use(run.driver_log)
         self._closed: str | None = None
@@ -267,6 +268,7 @@ class GatewayProcess(OwnChild):
         `QUIET_S` of silence. If it died, all its reports were read before `_process` was cleared or replaced."""
         ends_at = time.monotonic() + self.hear_out_s
         number, asked = self.ping()
+        self.deaf = asked is None
         while asked is not None and self._answered < number and self._process is asked:
             if self.exhausted is not None or time.monotonic() >= ends_at:
                 break

@@ -18,13 +18,15 @@ from typing import Any
 from autorl_hpc.agents import Agent
 from autorl_hpc.agents.program_check import TORCH_LIMIT_S, TORCH_SAYS, VERSION, unseen_gpus
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.processes import become_subreaper, end_all
 from autorl_hpc.files.queue import append_event
+from autorl_hpc.records import readable_json
 from autorl_hpc.records.entries import SandboxUsed
 from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.sandbox.prove import ChosenLevel, choose
+from autorl_hpc.sandbox.prove import AUTO, ChosenLevel, choose
 from autorl_hpc.sandbox.sandbox_plan import (
     DRIVER_SOCKET_NAME,
     SOCKET_NAME,
@@ -56,7 +58,7 @@ class Confinement:
         venv: Path | None,
         image: Path | None = None,
     ) -> None:
-        self.record, self.spec = record, spec
+        self.record, self.spec, self._first = record, spec, experiment.sandbox
         self.socket_folder = tempfile.mkdtemp(prefix="autorl-", dir=SHORT)
         lay_way_out(self.socket_folder)
         outer = dict(os.environ)
@@ -102,15 +104,37 @@ class Confinement:
         port; None if there is no gateway."""
         driver = () if driver_port is None else ((driver_port, DRIVER_SOCKET_NAME),)
         plan = dataclasses.replace(self._plan, ways=((port, SOCKET_NAME), *driver))
-        self._chosen = choose(
-            self.spec.sandbox,
-            plan,
-            env,
-            wanted=self.record.science.network,
-            secret=self._secret,
-            programs=self.programs,
-        )
+        if self.spec.sandbox.level != AUTO or plan.image is not None:
+            self._chosen = self._prove(plan, env, self.spec.sandbox.level)
+        else:  # the level that the experiment's first attempt proved, so that its runs can be compared
+            if (fixed := self._proven_first()) is None:
+                self._chosen = self._prove(plan, env, AUTO)
+                first = {"schema_version": 1, "level": self._chosen.level.name, "run_id": self.record.run_id}
+                atomic.publish_bytes(self._first, readable_json(first))
+                fixed = self._proven_first()
+            if self._chosen is None or fixed != self._chosen.level.name:
+                self._chosen = self._prove(plan, env, fixed or AUTO)
         return self._chosen.record.model_copy(update={"attempt": attempt})
+
+    def _proven_first(self) -> str | None:
+        names = reading.list_names(self._first.parent)  # a name that was missing may stay missing in a client's cache
+        return None if self._first.name not in names else str(reading.read_json(self._first)["level"])
+
+    def _prove(self, plan: SandboxPlan, env: Mapping[str, str], level: str) -> ChosenLevel:
+        spec = self.spec.sandbox.model_copy(update={"level": level})
+        wanted = self.record.science.network
+        try:
+            return choose(spec, plan, env, wanted=wanted, secret=self._secret, programs=self.programs)
+        except AutorlError as error:
+            if level == self.spec.sandbox.level:
+                raise
+            what = f"{error.what}. The first attempt of this experiment ran at level {level}, and `auto` means one level for all its runs"
+            advice = (
+                "give these jobs nodes like the first one's (`constraint` in the profile), or launch a new experiment"
+            )
+            raise AutorlError(
+                what, where=self._first, fault=Fault.CLUSTER, next_step=advice, exit_code=error.exit_code
+            ) from None
 
     @property
     def placing(self) -> Placing:

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from signal import Signals
 from typing import Any
 
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.agents.definition import RESTART
-from autorl_hpc.drivers.client import wait_ready
+from autorl_hpc.drivers.client import forget_key, lost, wait_key, wait_ready
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
@@ -29,7 +30,7 @@ from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.processes import deny_inspection, end_all
 from autorl_hpc.files.queue import append_event, claimed_entries
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.files.safe_open import Folder
+from autorl_hpc.files.safe_open import Folder, read_calls
 from autorl_hpc.records import readable_json
 from autorl_hpc.records.entries import AttemptEnded
 from autorl_hpc.records.run import RunRecord
@@ -53,6 +54,10 @@ LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
+MOST_NOTED = 20  # deaths of an attempt's forwarder that are written as events
+START = 's=$AUTORL_SCRIPT; unset AUTORL_SCRIPT; BASH_ARGV0=$s; [ "$0" = "$s" ] || exec bash "$s"; . "$s"'
+"""Runs the agent's script with its own path as $0, and a command line without agent, task and path: an agent's `pkill -f sft` or
+`-f train` would end its own script. Before bash 5, which can't set $0, the path stands there."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class WorkEnd:
     ended_by: EndedBy | None  # None for a signal or a newer attempt
     agent: AgentEnd  # how its last start ended
     excess: str | None = None  # which limit it exceeded at one moment (memory, disk, processes); None if none
+    trouble: str | None = None  # of gateway or driver, in which it ended; None if none
 
 
 @dataclass
@@ -112,7 +118,7 @@ class AgentRun:
 
     def _goes_on(self, end: WorkEnd) -> bool:
         """Return whether the agent ended early and is started again. A newer attempt ends our agent: then it isn't."""
-        if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started:
+        if end.ended_by is not EndedBy.AGENT_EXIT or not end.agent.started or end.trouble is not None:
             return False
         if self.clock.progress.reprompts >= self.record.science.reprompts or self._cancelled_now() or self.stops.asked:
             return False
@@ -133,9 +139,10 @@ class AgentRun:
             prompt = self.prompts.first() if again is None else self.prompts.again(again, goes_on=goes_on)
         begin = {"attempt": clock.attempt, "elapsed_s": clock.elapsed_s, "start": number, "script": script}
         append_event(events, "agent_started", **begin)
+        path = self.workspace / ".agent" / self.agent.name / script
         process = AgentProcess(
-            self.argv(["bash", str(self.workspace / ".agent" / self.agent.name / script)]),
-            {**self.env, "AUTORL_START": str(number)},
+            self.argv(["bash", "-c", START]),
+            {**self.env, "AUTORL_START": str(number), "AUTORL_SCRIPT": str(path)},
             self.workspace,
             self.run.agent_log,
             self.mark,
@@ -170,7 +177,14 @@ class AgentRun:
         clock.note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
         end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
         append_event(events, "agent_ended", ended_by=ended_by, **end)
-        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason)
+        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason, self._trouble())
+
+    def _trouble(self) -> str | None:
+        if self.gateway is None:
+            return None
+        return (
+            "the gateway was dead" if self.gateway.deaf else lost(read_calls(self.run.driver_log), self.clock.attempt)
+        )
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
@@ -336,10 +350,16 @@ class Supervisor:
         if (over := limits.over) is not None:  # the attempt before was cut off in its last grace
             codes = clock.progress.exit_codes
             return self._finish(over, codes[-1] if codes else None, clock, intake)
-        driver = self.spec.driver(self.record.science.driver)
-        if driver is not None and driver.kind == "vllm":  # waited for before the clock starts
+        name = self.record.science.driver
+        driver = None if self.record.science.network is Network.NONE else self.spec.driver(name)
+        if driver is not None:  # before the clock starts
             stop = lambda: self.stops.asked or self.stops.cancelled()  # noqa: E731
-            if wait_ready(self.experiment, self.record.science.driver, driver, stop) is None:
+            if driver.kind == "vllm":
+                there = wait_ready(self.experiment, name, driver, stop) is not None
+            else:
+                dialect = "any" if agent.file.driver is None else agent.file.driver.dialect
+                there = wait_key(self.experiment, name, driver, dialect, stop)
+            if not there:
                 stopped = self.stops.signal
                 why = "cancelled while the driver was waited for" if stopped is None else f"{BY_SIGNAL}{stopped}"
                 return self._interrupt(clock, why)
@@ -350,7 +370,11 @@ class Supervisor:
             raise Superseded
         if end.ended_by is None:
             return self._interrupt(clock, f"{BY_SIGNAL}{self.stops.signal}")
-        return self._finish(end.ended_by, end.agent.exit_code, clock, intake, end.excess)
+        if end.ended_by is EndedBy.AGENT_EXIT and end.trouble is not None:  # no fault of the agent: it works again
+            if driver is not None and driver.kind == "api":
+                forget_key(self.experiment, name)
+            return self._interrupt(clock, end.trouble)
+        return self._finish(end.ended_by, end.agent.exit_code, clock, intake, end.excess, end.trouble)
 
     def intake(self, base: BaseModel, clock: BudgetClock) -> Intake:
         """Return the intake of this run, with what a killed attempt left repaired."""
@@ -376,7 +400,13 @@ class Supervisor:
                 gateway.start()
                 limits.use, limits.exhausted = gateway.use, lambda: gateway.exhausted
                 ways = laying.driver_environment(spec, gateway.url, gateway.token)
-            bridge = Bridge(intake.answers, meta, limits.told, sandbox.socket)
+            noted = iter(range(MOST_NOTED))  # the agent can say it too, as often as it likes
+
+            def died() -> None:
+                if (number := next(noted, None)) is not None:
+                    append_event(self.run.events, "forwarder_died", attempt=clock.attempt, number=number + 1)
+
+            bridge = Bridge(intake.answers, meta, limits.told, sandbox.socket, died)
             stack.callback(bridge.stop)
             bridge.start()
             # Marked per attempt: an older supervisor that cleans up must not end the newer one's agent.
@@ -409,10 +439,16 @@ class Supervisor:
             return AgentRun(self.experiment, record, agent, path, inside, env, mark, *parts).work()
 
     def _finish(
-        self, ended_by: EndedBy, exit_code: int | None, clock: BudgetClock, intake: Intake, excess: str | None = None
+        self,
+        ended_by: EndedBy,
+        exit_code: int | None,
+        clock: BudgetClock,
+        intake: Intake,
+        excess: str | None = None,
+        trouble: str | None = None,
     ) -> int:
         """Take in the last manifests and seal the run; return the job's exit code. After a signal, the rest is left to the next
-        attempt. `excess`: which limit the agent exceeded at one moment; None if none."""
+        attempt. `excess`: which limit the agent exceeded at one moment; `trouble`: of gateway or driver, in which it ended."""
         stops, seals = self.stops, self.seals
         stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
         if stops.signal is not None and intake.left():
@@ -422,8 +458,13 @@ class Supervisor:
         fault, reason = (None if excess is None else Fault.AGENT), excess
         if ended_by in (EndedBy.GPU_HOURS, EndedBy.TOKENS, EndedBy.COST):  # no fault, as for wall-clock time
             reason = BudgetLimits(clock).reason
+        if trouble is not None and ended_by in (EndedBy.BUDGET, EndedBy.GPU_HOURS):
+            fault, reason = Fault.CLUSTER, trouble
         if exit_code != 0 and ended_by is EndedBy.AGENT_EXIT:  # other endings are caused by our own TERM
             fault, reason = Fault.AGENT, f"the agent exited with code {exit_code}"
+            with contextlib.suppress(TypeError, ValueError):
+                name = Signals(exit_code - 128 if exit_code > 128 else -exit_code).name  # type: ignore[operator]
+                reason += f": something ended it by {name}, such as its own `kill` or `pkill`"
             if exit_code is None:
                 reason = "the agent's keeper was killed, so the agent was ended; it left no exit code"
         driver = stops.patiently(seals.driver_use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import urllib.error
@@ -23,7 +24,7 @@ from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.states import EndedBy
+from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise.attempt_ledger import Seals
 from autorl_hpc.supervise.budget import (
     SUSPENSION_S,
@@ -506,3 +507,67 @@ def test_the_agents_variables_hold_no_key_and_every_dialect_leads_to_the_gateway
     assert json.loads(env["AUTORL_DRIVER_PARAMETERS"]) == {"temperature": 0.5}
     assert env["AUTORL_DRIVER_CONTEXT_TOKENS"] == "8192" and "AUTORL_DRIVER_MAX_OUTPUT_TOKENS" not in env
     assert "api.example.org" not in json.dumps(env)
+
+
+def test_a_key_that_is_refused_starts_no_clock_and_a_corrected_one_goes_on(
+    cluster: Cluster, driver: DriverServer
+) -> None:
+    """The agent got 0 for it, though the gateway knew. One request an experiment: the second run asks nothing."""
+    script = CALLS + "does 'calls(1)'\n"
+    cluster.agent("one", script, driver={"dialect": "openai-chat"})
+    given = drivers(driver, cluster.root.path.parent)
+    first, second = cluster.prepare(["one"], matrix={"driver": "d", "seed": [0, 1]}, drivers=given)
+    key = cluster.root.path.parent / "key"
+    key.write_text("sk-another-key")
+    supervisor = cluster.supervisor(first)
+    place = cluster.experiment.drivers / "d.json"
+    told = wait_for(lambda: place.exists() and json.loads(place.read_text()), what="the driver's word")
+    assert told["state"] == "failed" and "refuses the key of this experiment (401" in told["problem"]
+    shown = cluster.run("status", str(cluster.experiment.path)).stdout
+    assert "refuses the key of this experiment" in " ".join(shown.split())
+    assert not cluster.run_dir(first).clock.exists() and driver.asked == [] and len(driver.probed) == 1
+    key.write_text(KEY)
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    assert cluster.supervisor(second).wait(PATIENCE_S) == 0, cluster.logs()
+    told = json.loads(place.read_text())
+    assert told["state"] == "ready"
+    assert re.fullmatch(r"one request to prove the key: \d+ tokens in, \d+ out", told["said"]), told
+    assert len(driver.probed) == 2 and len(driver.asked) == 2
+    sealed = [cluster.view(run).sealed for run in (first, second)]
+    assert [(s.fault, s.driver.calls) for s in sealed if s and s.driver] == [(None, 1), (None, 1)]
+
+
+def test_a_driver_that_is_lost_is_the_clusters_fault_and_the_run_goes_on(
+    cluster: Cluster, driver: DriverServer
+) -> None:
+    """A key that is taken back while the agent works; with the next attempt it is there again."""
+    script = CALLS + "does 'calls(1)'\ntouch code/began\nuntil [ -e code/go ]; do sleep 0.1; done\ndoes 'calls(1)'\n"
+    script += "grep -q 401 code/statuses && [ $AUTORL_ATTEMPT = 1 ] && exit 1; exit 0\n"
+    run_id = prepare(cluster, driver, script, attempts=2)
+    code = cluster.workspace(run_id) / "code"
+    supervisor = cluster.supervisor(run_id)
+    wait_for((code / "began").exists, what="its first call")
+    driver.key = "another"
+    (code / "go").touch()
+    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
+    (ended,) = cluster.view(run_id).ended
+    assert "the driver was lost: the last 1 requests failed" in ended.reason and "driver_key" in ended.reason
+    driver.key = KEY
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, 0, None)
+
+
+def test_a_driver_that_stays_lost_leaves_a_run_that_does_not_count(cluster: Cluster, driver: DriverServer) -> None:
+    script = CALLS + "touch code/began\nuntil [ -e code/go ]; do sleep 0.1; done\ndoes 'calls(1)'; exit 1\n"
+    run_id = prepare(cluster, driver, script, attempts=1)
+    code = cluster.workspace(run_id) / "code"
+    supervisor = cluster.supervisor(run_id)
+    wait_for((code / "began").exists, what="the agent")
+    driver.key = "another"
+    (code / "go").touch()
+    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "the driver was lost" in str(sealed.reason)

@@ -577,6 +577,42 @@ def test_a_demand_that_a_node_cannot_keep_ends_the_attempt_before_the_agent(clus
     assert sealed is not None and sealed.fault is Fault.CLUSTER
 
 
+def test_auto_means_the_level_that_the_first_attempt_proved(cluster: Cluster, plan: SandboxPlan) -> None:
+    """The later runs of an experiment got another level when a package appeared on their node."""
+    usable(SandboxLevel.BWRAP, plan)
+    usable(SandboxLevel.NAMESPACES, plan)
+    cluster.agent("one", "#!/usr/bin/env bash\ntrue\n")
+    settings = {"sandbox": {"level": "auto"}, "attempts": 1, "matrix": {"seed": [0, 1, 2]}}
+    first, second, third = cluster.prepare(["one"], **settings)
+
+    def supervise(run_id: str, path: str) -> int:
+        command = [sys.executable, "-m", "autorl_hpc", "job", "agent", str(cluster.experiment.path), run_id]
+        process = subprocess.Popen(command, env={**cluster.env, "PATH": path}, cwd=cluster.root.path)
+        cluster.processes.append(process)
+        return process.wait(PATIENCE_S)
+
+    broken = cluster.root.path / "broken"
+    broken.mkdir()
+    (broken / "bwrap").write_text("#!/bin/sh\nexit 1\n")
+    (broken / "bwrap").chmod(0o755)
+    levels = []
+    for run_id, path in ((first, f"{broken}:{os.environ['PATH']}"), (second, os.environ["PATH"])):
+        assert supervise(run_id, path) == 0, cluster.logs()
+        (used,) = cluster.view(run_id).sandboxes
+        levels.append(used.level)
+    assert levels == [SandboxLevel.NAMESPACES, SandboxLevel.NAMESPACES]
+    written = json.loads(cluster.experiment.sandbox.read_text())
+    assert (written["level"], written["run_id"]) == ("namespaces", first)
+    cluster.experiment.sandbox.chmod(0o644)
+    cluster.experiment.sandbox.write_text(json.dumps({**written, "level": "bwrap"}))
+    assert supervise(third, f"{broken}:{os.environ['PATH']}") == 75
+    (ended,) = cluster.view(third).ended
+    assert "The first attempt of this experiment ran at level bwrap" in ended.reason
+    assert supervise(third, os.environ["PATH"]) == 0
+    sealed = cluster.view(third).sealed
+    assert sealed is not None and sealed.fault is Fault.CLUSTER
+
+
 SLEEP = "; sleep 600"
 HOGS: dict[str, tuple[dict[str, Any], str, EndedBy]] = {
     "shared memory": ({"memory_gib": 0.2}, "head -c 400M /dev/zero > /dev/shm/autorl-hog", EndedBy.OUT_OF_MEMORY),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from held_graders import HeldGraders
 from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
+from autorl_hpc.launch.local import processes
 from autorl_hpc.records.entries import Score
 from autorl_hpc.states import EntryKind, Fault, Split
 
@@ -63,6 +68,30 @@ def test_a_stopped_grader_gives_its_claim_back_and_that_of_a_killed_one_is_taken
     assert score.generation == 2 and score.evaluation.score is not None
     assert cluster.finished([run_id])
     assert_nothing_waits(cluster)
+
+
+def test_a_job_starts_its_grader_again_more_often_than_the_chain_has_links(cluster: Cluster) -> None:
+    """Three kills used up the chain, and submissions waited until a person launched again."""
+    cluster.mini_task()
+    run_id = cluster.sealed_run(**MINI, grader={"device": "cpu", "stale_after_s": 3, "chain": 3})
+    command = [sys.executable, "-m", "autorl_hpc", "job", "grader", str(cluster.experiment.path)]
+    job = subprocess.Popen(command, env={**cluster.env, "SLURM_JOB_ID": "1"}, cwd=cluster.root.path)
+    cluster.processes.append(job)
+
+    def grader() -> int | None:
+        """The pid of the grader behind the job's first process."""
+        found = [pid for pid, words in processes(cluster.experiment).items() if words[0] == "grader" and pid != job.pid]
+        return found[0] if found else None
+
+    for deaths in range(1, 5):
+        os.kill(int(wait_for(grader, what="a grader")), signal.SIGKILL)
+        word = f"the grader died (-9), {deaths} in a row"
+        wait_for(lambda: any(word in (beat.get("problem") or "") for beat in cluster.heartbeats()), what=word)  # noqa: B023
+        if deaths == 4:
+            facts = json.loads(cluster.run("status", str(cluster.experiment.path), "--json").stdout)
+            assert word in str(facts)
+    assert job.wait(PATIENCE_S) == 0, cluster.logs()
+    assert cluster.finished([run_id]) and len(scores_in_ledger(cluster, run_id)) == 1
 
 
 def test_two_graders_race_over_their_submissions(cluster: Cluster) -> None:

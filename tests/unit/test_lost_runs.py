@@ -13,6 +13,7 @@ from fakes import Clients, lines, squeue_line
 from plans import UID, experiment, profile
 
 from autorl_hpc.cluster.job_table import write_submitted
+from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, write_heartbeat
@@ -32,7 +33,7 @@ STALE_S = 1.0
 @pytest.fixture
 def clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clients:
     made = Clients(tmp_path, monkeypatch)
-    made.says("scontrol", error="slurm_load_jobs error: Invalid job id specified", code=1)
+    made.says("scontrol", error="slurm_load_jobs error: Invalid job id specified\n", code=1)
     made.says("squeue", lines([squeue_line("7_0", AGENTS, "CANCELLED", 1)]))
     return made
 
@@ -66,7 +67,7 @@ def test_a_dead_watchers_claim_is_waited_for(desk: Desk) -> None:
     """Six looks, three seconds apart, are over long before a claim is free."""
     write_heartbeat(desk.experiment.graders, Heartbeat(grader="dead", host="h", pid=1, counter=5, state="idle"))
     assert Claims(desk.experiment.claims, "dead", "h", watch(desk)).take(ENTRY, {}) == 1
-    seal_what_is_lost(desk.experiment, PAUSE_S)
+    seal_what_is_lost(desk.experiment, PAUSE_S, 0.1)
     assert sealed_by(desk) is EndedBy.CANCELLED
     assert claimed_entries(desk.experiment.claims) == {}
 
@@ -75,7 +76,7 @@ def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, cl
     tries, row = clients.folder / "tries", squeue_line("7_0", AGENTS, "CANCELLED", 1)
     silent = f"echo >>{tries}; if [ $(wc -l <{tries}) -lt 8 ]; then echo 'Socket timed out' >&2; exit 1; fi"
     clients.script("squeue", silent, f"printf '%s\\n' '{row}'")
-    seal_what_is_lost(desk.experiment, PAUSE_S)
+    seal_what_is_lost(desk.experiment, PAUSE_S, 0.1)
     assert sealed_by(desk) is EndedBy.CANCELLED
 
 
@@ -87,7 +88,7 @@ def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
     clients.says("squeue", "")
     if marked:
         (desk.experiment.cancel / desk.record.run_id).touch()
-    seal_what_is_lost(desk.experiment, PAUSE_S)
+    seal_what_is_lost(desk.experiment, PAUSE_S, 0.1)
     assert sealed_by(desk) is ended_by
 
 
@@ -99,18 +100,70 @@ def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:
     assert claimed_entries(desk.experiment.claims) == {}
 
 
-def test_a_run_is_sealed_after_two_looks_and_while_its_clock_stands_still(desk: Desk) -> None:
-    """The scheduler may be wrong for a moment, or have lost a job whose supervisor goes on."""
-    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
-    for counter in range(5):
+def watcher_of(desk: Desk, now: list[float]) -> Watcher:
+    claims = Claims(desk.experiment.claims, "g", "h", watch(desk))
+    return Watcher(desk.experiment, claims, 1.0, clock=lambda: now[0])
+
+
+def test_a_run_is_sealed_once_its_clock_stood_still_for_a_minute_of_the_watchers(desk: Desk) -> None:
+    """A supervisor writes its clock every 10 s: looks in between, however many, see the same counter of a run that lives."""
+    now = [0.0]
+    watcher = watcher_of(desk, now)
+    for written in range(3):
         desk.intake.clock.persist()
-        assert watcher.step() and sealed_by(desk) is None, counter
+        for _ in range(5):
+            assert watcher.step() and sealed_by(desk) is None, written
+            now[0] += 9.9
+    now[0] += 61.0
+    assert watcher.step() and watcher.step() and sealed_by(desk) is EndedBy.CANCELLED
+
+
+def scontrol_line(state: str, task: str = "0") -> str:
+    return f"JobId=8 ArrayJobId=7 ArrayTaskId={task} JobName={AGENTS} JobState={state} Reason=None\n"
+
+
+WAITS = f"JobId=7 ArrayJobId=7 ArrayTaskId=0-3%2 JobName={AGENTS} JobState=PENDING Reason=Priority\n"
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "ended_by"),
+    [
+        (scontrol_line("RUNNING"), None),
+        (WAITS, None),
+        (scontrol_line("RUNNING", "1"), EndedBy.CRASHED),
+        (WAITS.replace("0-3", "1-3,5"), EndedBy.CRASHED),
+        (scontrol_line("COMPLETED"), EndedBy.CRASHED),
+        (scontrol_line("RUNNING").replace(AGENTS, "reused"), EndedBy.CRASHED),
+    ],
+)
+def test_a_run_that_squeue_leaves_out_is_sealed_only_if_scontrol_agrees(
+    desk: Desk, clients: Clients, scontrol: str, ended_by: EndedBy | None
+) -> None:
+    """A live run was sealed as crashed when squeue answered empty twice."""
+    now = [0.0]
+    watcher = watcher_of(desk, now)
+    clients.says("squeue", "")
+    clients.says("scontrol", scontrol)
+    for _ in range(6):
+        assert watcher.step()
+        now[0] += 61.0
+        watcher._first_seen = dict.fromkeys(watcher._first_seen, -1e9)
+    assert sealed_by(desk) is ended_by
+
+
+def test_an_answer_without_the_watchers_own_job_is_trouble(
+    desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    watcher = watcher_of(desk, now)
+    assert watcher.step() and watcher.step()
+    now[0] = 61.0
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    with pytest.raises(SchedulerError, match="lacks job 5"):
+        watcher.step()
+    assert sealed_by(desk) is None
+    clients.says("squeue", lines([squeue_line("7_0", AGENTS, "CANCELLED", 1), squeue_line("5", "grader", "RUNNING")]))
     assert watcher.step() and sealed_by(desk) is EndedBy.CANCELLED
-
-
-def test_one_look_seals_nothing(desk: Desk) -> None:
-    watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
-    assert watcher.step() and sealed_by(desk) is None
 
 
 def test_a_job_that_was_just_submitted_is_not_lost(desk: Desk, clients: Clients) -> None:

@@ -15,10 +15,13 @@ from treemaker import Tree, outcomes
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.frozen_records import JOBS_NAME, process_start
+from autorl_hpc.files.processes import host_name
+from autorl_hpc.files.queue import put, write_heartbeat
+from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.report import report, status
 from autorl_hpc.report.format import UNKNOWN
 from autorl_hpc.report.terminal import print_summary
-from autorl_hpc.states import EndedBy, Fault
+from autorl_hpc.states import EndedBy, Fault, QueueKind
 
 
 @pytest.fixture(autouse=True)
@@ -112,17 +115,46 @@ def test_many_experiments_on_a_small_terminal(tmp_path: Path) -> None:
     assert lines[-1].startswith("and ") and lines[-1].endswith(" more experiments")
 
 
-def test_no_grader_is_left(tmp_path: Path) -> None:
+def beats(tree: Tree, state: str, pid: int | None = None) -> None:
+    beat = Heartbeat(grader="g", host=host_name(), pid=pid or os.getpid(), counter=1, state=state, problem="died (-9)")
+    write_heartbeat(tree.experiment.graders, beat)
+
+
+@pytest.mark.parametrize(
+    ("roles", "state", "waits", "says"),
+    [
+        (("agents", "report"), None, False, "no grader is left: `autorl-hpc launch` with the same file starts one"),
+        (("agents", "report"), "idle", True, "no grader is left"),  # a heartbeat that a killed one left
+        (("agents", "grader-0"), "idle", True, None),
+        (("agents", "grader-0"), "restarting", True, "died (-9)"),
+        (("agents", "grader-0"), "restarting", False, None),
+        ((), None, False, None),  # nothing waits
+        ((), None, True, "no grader is left"),
+    ],
+)
+def test_nobody_grades_is_said_first(
+    tmp_path: Path, roles: tuple[str, ...], state: str | None, waits: bool, says: str | None
+) -> None:
+    """In `status` and on the report's page: three dead graders left submissions waiting, and nothing said so."""
     tree = Tree(tmp_path / "runs" / "exp")
     tree.run().start().clock(1.0)
-    message = "no grader is left: `autorl-hpc launch` with the same file starts one"
-    jobs(tree, "agents", "report")
-    facts = status.collect([tree.path])
-    assert message in shown(facts)
-    assert message not in shown([{**facts[0], "jobs": ["agents", "grader-0"]}])
-    assert message not in shown([{**facts[0], "jobs": []}])  # then launch is asked for anyway
-    over = {**facts[0], "runs": [{**facts[0]["runs"][0], "state": "finished"}]}
-    assert message not in shown([over]) and message in shown([{**over, "queue": ["c-x"]}])
+    jobs(tree, *roles)
+    if state is not None:
+        beats(tree, state)
+    if waits:
+        put(
+            tree.experiment.queue,
+            QueueEntry(kind=QueueKind.CLOSE, run_id="r", task="t", base_model="b", recipe_hash="0" * 64),
+        )
+    (facts,) = status.collect([tree.path])
+    lines = shown([facts], 200)
+    if says is None:
+        assert facts["nobody_grades"] is None and "NOBODY GRADES" not in "".join(lines)
+    else:
+        assert says in facts["nobody_grades"]
+        assert not roles or ("NOBODY GRADES: " in lines[1] and says in lines[1])  # without jobs, launch is asked for
+    page = report.refresh([tree.path]).index.read_text() if waits else ""
+    assert ("NOBODY GRADES" in page) == (waits and says is not None)
 
 
 def test_damaged_experiment_hides_no_other(tmp_path: Path) -> None:
