@@ -245,7 +245,7 @@ def _trial_plan(folder: Path) -> SandboxPlan:
 # Programs of agents and graders: most experiments need few of them, so a missing one is no problem yet
 
 
-def check_agents(profile: ClusterProfile | None) -> list[Finding]:
+def check_agents(profile: ClusterProfile | None, root: Path) -> list[Finding]:
     where: list[Where] = []
 
     def path_of_jobs() -> Finding:
@@ -256,16 +256,16 @@ def check_agents(profile: ClusterProfile | None) -> list[Finding]:
 
     found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
     limit_s = 2 * PROGRAM_LIMIT_S + 5
-    checks = [Check(name, partial(_agent, name, each), limit_s) for each in where for name in agent_names()]
+    checks = [Check(name, partial(_agent, name, each, root), limit_s) for each in where for name in agent_names()]
     return found + examine("Agents", checks)
 
 
-def _agent(name: str, where: Where) -> list[Finding]:
+def _agent(name: str, where: Where, root: Path) -> list[Finding]:
     try:
         agent = load_agent(name)
     except AutorlError as error:
         return [warning(name, error.what, "an experiment with it can't be launched", error.next_step or "")]
-    seen = look(agent, where) if has_checks(agent.file) else []
+    seen = look(agent, where, hidden=(root,)) if has_checks(agent.file) else []
     return [_judged(name, each, "an experiment with it is refused", "it may work") for each in seen]
 
 

@@ -33,6 +33,7 @@ from autorl_hpc.files.safe_open import Folder
 from autorl_hpc.records import readable_json
 from autorl_hpc.records.entries import AttemptEnded
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.sandbox.sandbox_plan import carried, take_own, with_carried
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault, Network
 from autorl_hpc.supervise import workspace as laying
 from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
@@ -301,7 +302,8 @@ class Supervisor:
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
         used, budget = self.seals.used_so_far(view), self.record.science.budget
-        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus_of_job())
+        note = self.seals.elapsed_file(attempt)
+        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus_of_job(), note=note)
         try:
             return self._attempt(clock)
         except Superseded:
@@ -381,10 +383,10 @@ class Supervisor:
             mark, readable = f"{self.seals.marks}{clock.attempt}.", self.spec.sandbox.readable
             env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable)
             env.update(ways)
-            own = laying.take_own(env, file.env)
+            own = take_own(env, file.env)
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
-            plain |= laying.carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
-            env |= laying.carried(own)
+            plain |= carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
+            env |= carried(own)
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)
             self.chain.write(EntryKind.SANDBOX, used)
@@ -395,7 +397,7 @@ class Supervisor:
             Folder.open(path).write("run_meta.json", readable_json(meta))
 
             def inside(command: Sequence[str]) -> list[str]:
-                return sandbox.argv(laying.with_carried(command) if own else command)
+                return sandbox.argv(with_carried(command) if own else command)
 
             note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
             self.contamination.start()
