@@ -20,8 +20,16 @@ class Exit(IntEnum):
     INTERRUPTED = 130  # ctrl-C
 
 
+def visible(text: str) -> str:
+    """Return `text` with all but plain characters, tabs and line breaks escaped. Messages quote files and programs of others, which
+    must not steer the terminal that shows them."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
 class AutorlError(Exception):
-    """An error with a message for people.
+    """An error with a message for people. Terminal escapes in it are made visible.
 
     Args:
         what: what went wrong, in one sentence.
@@ -40,11 +48,11 @@ class AutorlError(Exception):
         next_step: str | None = None,
         exit_code: Exit = Exit.USAGE,
     ) -> None:
-        super().__init__(what)
-        self.what = what
-        self.where = None if where is None else os.fspath(where)
+        self.what = visible(what)
+        super().__init__(self.what)
+        self.where = None if where is None else visible(os.fspath(where))
         self.fault = fault
-        self.next_step = next_step
+        self.next_step = None if next_step is None else visible(next_step)
         self.exit_code = exit_code
 
     def of_field(self, field: str, where: str | os.PathLike[str] | None = None) -> AutorlError:
@@ -96,10 +104,8 @@ class Refused(Exception):
     """
 
     def __init__(self, code: str, message: str, advice: str, fault: Fault = Fault.ARTIFACT) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.advice = advice
+        self.code, self.message, self.advice = code, visible(message), visible(advice)
+        super().__init__(self.message)
         self.fault = fault
 
 
