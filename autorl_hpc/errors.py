@@ -37,6 +37,7 @@ class AutorlError(Exception):
         fault: who has to act.
         next_step: what to do about it.
         exit_code: exit code of the command that fails with this error.
+        final: trying again can't help, so a job that fails with it isn't started again.
     """
 
     def __init__(
@@ -47,7 +48,9 @@ class AutorlError(Exception):
         fault: Fault | None = None,
         next_step: str | None = None,
         exit_code: Exit = Exit.USAGE,
+        final: bool = False,
     ) -> None:
+        self.final = final
         self.what = visible(what)
         super().__init__(self.what)
         self.where = None if where is None else visible(os.fspath(where))
@@ -109,6 +112,19 @@ class Refused(Exception):
         self.fault = fault
 
 
+def room_at(where: str | os.PathLike[str]) -> str:
+    """Return in words which file system a path is on and how much of it is free; nothing if it can't be asked."""
+    place = os.path.abspath(where)
+    while not os.path.ismount(place) and place != "/":
+        place = os.path.dirname(place)
+    try:
+        room = os.statvfs(place)
+    except OSError:
+        return ""
+    free, total = (blocks * room.f_frsize / 2**30 for blocks in (room.f_bavail, room.f_blocks))
+    return f"; file system {place}: {free:.1f} of {total:.1f} GiB free, {room.f_favail} of {room.f_files} files"
+
+
 def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> AutorlError:
     """Return an AutorlError for an OSError, with advice for full disks, quotas and permissions; `doing` names the action."""
     import errno
@@ -121,8 +137,9 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
         errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
+    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return AutorlError(
-        f"{doing} failed: {error.strerror or error}",
+        f"{doing} failed: {error.strerror or error}{full}",
         where=where,
         fault=Fault.CLUSTER,
         next_step=advice,

@@ -50,7 +50,15 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.levels import LEVELS, Level
 from autorl_hpc.sandbox.prove import probe
-from autorl_hpc.sandbox.sandbox_plan import SOCKET_NAME, SandboxPlan, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.sandbox_plan import (
+    SHORT,
+    SOCKET_NAME,
+    SandboxPlan,
+    devices,
+    lay_way_out,
+    slurm_programs,
+    software,
+)
 from autorl_hpc.states import Network, SandboxLevel
 
 LEAST_LIMIT = 1024
@@ -180,7 +188,7 @@ PORT = 29570  # inside, where the way out is tried; one of those that level land
 def check_sandbox() -> list[Finding]:
     """Tell the level that runs on this host would have, then what each level stops."""
     tried = [level for level in LEVELS if level.name not in (SandboxLevel.NONE, SandboxLevel.APPTAINER)]
-    with tempfile.TemporaryDirectory(prefix="autorl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="autorl-", dir=SHORT) as folder:
         plan = _trial_plan(Path(folder))
         found = [_level(level, plan) for level in tried]
     so_what = "an agent could read held-out items, ledgers and your files: such scores never rank"

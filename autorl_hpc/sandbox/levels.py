@@ -194,7 +194,7 @@ class Nothing(Level):
         return ("everything that the user may do",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        return inner_command(plan, command, sys.executable, inside_script())
+        return inner_command(plan, ["env", f"TMPDIR={plan.tmp}", *command], sys.executable, inside_script())
 
 
 LEVELS: tuple[Level, ...] = (Apptainer(), Bwrap(), Namespaces(), Landlock(), Nothing())

@@ -28,7 +28,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.entries import SandboxUsed
 from autorl_hpc.records.experiment import SandboxSpec
 from autorl_hpc.sandbox.levels import LEVELS, Level
-from autorl_hpc.sandbox.sandbox_plan import SandboxPlan, below
+from autorl_hpc.sandbox.sandbox_plan import SHORT, SandboxPlan, below
 from autorl_hpc.sandbox.seccomp import key_calls
 from autorl_hpc.states import Fault, Network, SandboxLevel
 
@@ -196,7 +196,7 @@ def _server() -> socket.socket:
 def _waiting_outside() -> Iterator[Outside]:
     word = f"autorl-trial-{secrets.token_hex(8)}"
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-", dir=SHORT))
         tcp = stack.enter_context(_server())
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))

@@ -22,6 +22,9 @@ GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")  # name prefixes of 
 SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Parts of /proc that belong to the node and not to a process."""
 
+SHORT = "/tmp"
+"""Folder for sockets: a Unix socket's path is limited to 107 bytes, and $TMPDIR and scratch may be longer."""
+
 INSIDE = "/run/autorl"  # folder in the sandbox with the sockets that lead out and the script that forwards to them
 SOCKET_NAME = "bridge.sock"
 DRIVER_SOCKET_NAME = "driver.sock"

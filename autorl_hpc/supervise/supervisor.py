@@ -21,7 +21,7 @@ from typing import Any
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.agents.definition import RESTART
 from autorl_hpc.drivers.client import wait_ready
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.frozen_records import read_experiment, read_run
@@ -188,6 +188,8 @@ class AgentRun:
                 return over
             if usage.excess is not None:
                 return usage.excess.ended_by
+            if os.fstat(self._folder.fd).st_nlink == 0:
+                raise _deleted(self.workspace)
             now = time.monotonic()
             if now >= self._next_look:
                 self._next_look = now + self.look_s
@@ -311,8 +313,12 @@ class Supervisor:
             return 0
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
-            what = error.what if isinstance(error, AutorlError) else str(error)
-            return self._interrupt(clock, what[:500])
+            if isinstance(error, OSError):
+                error = from_os_error(error, "this attempt", error.filename or self.workspace)
+            if error.final:
+                reason = f"{error.what} ({error.where}); {error.next_step}"
+                return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason[:500])
+            return self._interrupt(clock, error.what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
         if self.chain.look().sealed is not None:  # an older attempt sealed it, but can't queue what comes next
@@ -322,7 +328,9 @@ class Supervisor:
         if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
             what = "the task or the agent that this job found is not the one that run.json names"
             advice = "launch again: jobs run the frozen code of the experiment"
-            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice)
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice, final=True)
+        if self.seals.had_begun(clock.attempt) and not self.workspace.is_dir():
+            raise _deleted(self.workspace)
         path, patiently = self.workspace, functools.partial(self.stops.patiently, may_pass=is_cluster_error)
         patiently(lambda: laying.lay_folders(path, self.root, self.record))
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(path)})
@@ -456,6 +464,12 @@ class Supervisor:
         except (AutorlError, OSError) as error:
             log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
         return EXIT_RESUME
+
+
+def _deleted(workspace: Path) -> AutorlError:
+    what = "the run's workspace was deleted, with what the agent had made and not submitted"
+    advice = "keep scratch until a run is closed: look for a purge of old files there, and name another `scratch` in the cluster's profile; then launch the run as another seed"
+    return AutorlError(what, where=workspace, fault=Fault.CLUSTER, next_step=advice, final=True)
 
 
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:
