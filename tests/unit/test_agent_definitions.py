@@ -128,3 +128,11 @@ def test_a_definition_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(AutorlError, match="is a link") as found:
         load_agent("mine", [mine.parent])
     assert "held-out" not in str(found.value)
+
+
+def test_what_a_definition_asks_for_is_listed(tmp_path: Path) -> None:
+    """What `launch --dry-run` prints of it: secrets and variables by name, what is brought along, what runs on this host."""
+    text = "name: mine\ndescription: d\nsecrets: [HF_TOKEN]\nenv: {LD_PRELOAD: x.so}\ninclude: [accelerate]\nprogram: [prog, -v]\n"
+    mine = folder(tmp_path / "agents", "mine", text)
+    said = "; ".join(load_agent("mine", [mine.parent]).asks_for())
+    assert all(word in said for word in ("HF_TOKEN", "LD_PRELOAD", "accelerate", "prog -v"))
