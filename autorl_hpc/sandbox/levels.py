@@ -194,6 +194,8 @@ class Nothing(Level):
         return ("everything that the user may do",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
+        if shutil.which(command[0]) is None:  # whoever starts it is to see that the node lacks it
+            return list(command)
         return inner_command(plan, ["env", f"TMPDIR={plan.tmp}", *command], sys.executable, inside_script())
 
 

@@ -221,8 +221,10 @@ def test_a_deleted_workspace_is_told_and_not_tried_again(cluster: Cluster) -> No
     cluster.agent("sleeper", "sleep 600")
     (run_id,) = cluster.prepare(["sleeper"])
     first = cluster.supervisor(run_id)
-    wait_for(lambda: "agent_started" in cluster.run_dir(run_id).events.read_text(), "the agent's start")
-    shutil.rmtree(cluster.workspace(run_id))
+    events = cluster.run_dir(run_id).events
+    wait_for(lambda: events.exists() and "agent_started" in events.read_text(), "the agent's start")
+    while cluster.workspace(run_id).exists():  # the supervisor still writes into it
+        shutil.rmtree(cluster.workspace(run_id), ignore_errors=True)
     assert first.wait(PATIENCE_S) == 0, "no other attempt is to follow"
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
