@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from autorl_hpc import __version__
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError, Exit, visible
 from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
 
 app = typer.Typer(
@@ -42,7 +42,7 @@ def print_json(value: Any) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(visible(text), file=sys.stderr, flush=True)
 
 
 def _root(given: Path | None) -> Root:
@@ -179,11 +179,11 @@ def launch(
     own_agents.put_first(agents or [])
     if dry_run:
         described = dryrun.describe(plan.plan(job, place, keep_frozen=keep_frozen, cluster=cluster), job)
-        print_json(described) if as_json else print(dryrun.as_text(described))
+        print_json(described) if as_json else print(visible(dryrun.as_text(described)))
         return
     planned, record = plan.prepare(job, place, keep_frozen=keep_frozen, cluster=cluster, checked=not unchecked)
     facts = start.start(planned, record, _say)
-    print_json(facts) if as_json else print(start.as_text(facts))
+    print_json(facts) if as_json else print(visible(start.as_text(facts)))
     if follow:
         from autorl_hpc.report.status import watch
 
@@ -276,7 +276,7 @@ def verify(
     signed = known.read_anchors(anchors, known.read_key_file(key)) if anchors and key else ()
     heads = tuple(known.normal_head(head) for head in expect or [])
     results = verify_paths(paths, known.KnownHeads(heads, signed))
-    print_json([r.as_dict() for r in results]) if as_json else print("\n".join(as_lines(results)))
+    print_json([r.as_dict() for r in results]) if as_json else print(visible("\n".join(as_lines(results))))
     if any(not result.whole for result in results):
         raise typer.Exit(Exit.FAILED)
 
@@ -319,7 +319,7 @@ def export(
     from autorl_hpc.evidence.export import export_run
 
     done = export_run(run, out, _say)
-    print_json(done.as_dict()) if as_json else print(done.as_text())
+    print_json(done.as_dict()) if as_json else print(visible(done.as_text()))
 
 
 @app.command()
@@ -359,7 +359,7 @@ def rescore(
     place = Root((root or default_root()).absolute())
     asked = RescoreOptions(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
     done = rescore_bundle(place, bundle, asked, _say)
-    print_json(done.as_dict()) if as_json else print("\n".join(done.as_lines()))
+    print_json(done.as_dict()) if as_json else print(visible("\n".join(done.as_lines())))
     if not done.holds:
         raise typer.Exit(Exit.FAILED)
 
@@ -408,7 +408,7 @@ def cancel(
     from autorl_hpc.launch.cancel import cancel_runs
 
     facts = cancel_runs(ExperimentDir(experiment.absolute()), runs or [], _say)
-    print_json(facts) if as_json else print(facts["text"])
+    print_json(facts) if as_json else print(visible(facts["text"]))
     if facts["not_sealed"] or facts["jobs_left"]:
         raise typer.Exit(Exit.FAILED)
 

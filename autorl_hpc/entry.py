@@ -93,4 +93,6 @@ def _print_json(error: Any) -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    from autorl_hpc.errors import visible
+
+    print(visible(text), file=sys.stderr, flush=True)

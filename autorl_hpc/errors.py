@@ -20,8 +20,16 @@ class Exit(IntEnum):
     INTERRUPTED = 130  # ctrl-C
 
 
+def visible(text: str) -> str:
+    """Return `text` with all but plain characters, tabs and line breaks escaped. Messages quote files and programs of others, which
+    must not steer the terminal that shows them."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
 class AutorlError(Exception):
-    """An error with a message for people.
+    """An error with a message for people. Terminal escapes in it are made visible.
 
     Args:
         what: what went wrong, in one sentence.
@@ -29,6 +37,7 @@ class AutorlError(Exception):
         fault: who has to act.
         next_step: what to do about it.
         exit_code: exit code of the command that fails with this error.
+        final: trying again can't help, so a job that fails with it isn't started again.
     """
 
     def __init__(
@@ -39,12 +48,14 @@ class AutorlError(Exception):
         fault: Fault | None = None,
         next_step: str | None = None,
         exit_code: Exit = Exit.USAGE,
+        final: bool = False,
     ) -> None:
-        super().__init__(what)
-        self.what = what
-        self.where = None if where is None else os.fspath(where)
+        self.final = final
+        self.what = visible(what)
+        super().__init__(self.what)
+        self.where = None if where is None else visible(os.fspath(where))
         self.fault = fault
-        self.next_step = next_step
+        self.next_step = None if next_step is None else visible(next_step)
         self.exit_code = exit_code
 
     def of_field(self, field: str, where: str | os.PathLike[str] | None = None) -> AutorlError:
@@ -96,11 +107,22 @@ class Refused(Exception):
     """
 
     def __init__(self, code: str, message: str, advice: str, fault: Fault = Fault.ARTIFACT) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.advice = advice
+        self.code, self.message, self.advice = code, visible(message), visible(advice)
+        super().__init__(self.message)
         self.fault = fault
+
+
+def room_at(where: str | os.PathLike[str]) -> str:
+    """Return in words which file system a path is on and how much of it is free; nothing if it can't be asked."""
+    place = os.path.abspath(where)
+    while not os.path.ismount(place) and place != "/":
+        place = os.path.dirname(place)
+    try:
+        room = os.statvfs(place)
+    except OSError:
+        return ""
+    free, total = (blocks * room.f_frsize / 2**30 for blocks in (room.f_bavail, room.f_blocks))
+    return f"; file system {place}: {free:.1f} of {total:.1f} GiB free, {room.f_favail} of {room.f_files} files"
 
 
 def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> AutorlError:
@@ -115,8 +137,9 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
         errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
+    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
     return AutorlError(
-        f"{doing} failed: {error.strerror or error}",
+        f"{doing} failed: {error.strerror or error}{full}",
         where=where,
         fault=Fault.CLUSTER,
         next_step=advice,

@@ -38,8 +38,8 @@ def folder_of(agent: str) -> Path:
     return Path(given)
 
 
-def installed(names: tuple[str, ...] = tuple(PACKAGES)) -> Path:
-    """The npm prefix that holds these agents' programs, in the versions of their definitions. Skips without npm or network.
+def installed(names: tuple[str, ...] = tuple(PACKAGES), which: int = 0) -> Path:
+    """The npm prefix that holds these agents' programs, in the versions `which` of their definitions. Skips without npm or network.
 
     $AUTORL_TEST_AGENTS names a prefix where they stand already.
     """
@@ -47,8 +47,8 @@ def installed(names: tuple[str, ...] = tuple(PACKAGES)) -> Path:
         return Path(given)
     if shutil.which("npm") is None:
         needs.skip("npm", "npm is not here: the programs of claude-code and codex can't be installed")
-    wanted = [f"{PACKAGES[name]}@{load_agent(name).file.versions[0]}" for name in names]
-    prefix = CACHE / "-".join(sorted(f"{name}-{load_agent(name).file.versions[0]}" for name in names))
+    wanted = [f"{PACKAGES[name]}@{load_agent(name).file.versions[which]}" for name in names]
+    prefix = CACHE / "-".join(sorted(f"{name}-{load_agent(name).file.versions[which]}" for name in names))
     if not prefix.is_dir():
         new = prefix.with_name(f"{prefix.name}.{os.getpid()}")
         _npm("install", "--global", "--prefix", str(new), "--no-audit", "--no-fund", *wanted)

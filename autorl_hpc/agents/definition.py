@@ -94,7 +94,7 @@ class AgentFile(Record):
     )
     check: ScriptName | None = Field(
         None,
-        description="A script beside `start` that `doctor` and `launch` run where they are: exit code 0, or its words are shown.",
+        description="A script beside `start` that `doctor` and `launch` run where they are, in a sandbox: exit code 0, or its words are shown.",
     )
     install: Words = Field("", description="How its program is installed, in words.")
     trace: TraceFormat | None = Field(
@@ -144,11 +144,27 @@ class Agent:
         return self.file.name
 
     def folders(self) -> list[Path]:
-        """Return the agent's folder and the included ones, which are beside it or beside the folder of agents."""
+        """Return the agent's folder and the included ones, which are beside it, or templates of the suite."""
         agents, found = self.folder.parent, [self.folder]
         for name in self.file.include:
-            beside = (agents / name, agents.parent / name)
+            beside = (agents / name, share("templates") / name)
             found.append(next(filter(Path.is_dir, beside), agents / name))
+        return found
+
+    def asks_for(self) -> list[str]:
+        """Return in words what the definition asks for, beyond running its start script inside the sandbox."""
+        file, found = self.file, []
+        if file.secrets:
+            found.append(f"gets {', '.join(file.secrets)} of your environment")
+        if file.env:
+            found.append(f"sets {', '.join(file.env)}")
+        if file.include:
+            found.append(f"brings {', '.join(file.include)} along")
+        if file.driver is not None:
+            found.append(f"calls a driver ({file.driver.dialect})")
+        tried = [*([" ".join(file.program)] if file.program else []), *([file.check] if file.check else [])]
+        if tried:
+            found.append(f"runs {' and '.join(tried)} on this host, in a sandbox, when it is looked at")
         return found
 
     def script(self, *, again: bool) -> str:
@@ -191,6 +207,9 @@ def load_agent(name: str, folders: Sequence[Path] | None = None) -> Agent:
         near = get_close_matches(name, agent_names(), n=1)
         what = f"there is no agent `{name}`" + (f"; did you mean `{near[0]}`?" if near else "")
         raise AutorlError(what, where=share("templates") / "agents", next_step=advice)
+    if path.is_symlink():  # before it is read: messages quote what can't be parsed
+        what = f"agent {name}: {path.name} is a link, which is not frozen"
+        raise AutorlError(what, where=path, next_step="copy the file in its place")
     file = read_config(path) if path.name == CONFIG else parse_record(AgentFile, read_yaml(path), path)
     agent = Agent(path.parent, file)
     _check_complete(agent)
@@ -204,6 +223,9 @@ def _check_complete(agent: Agent) -> None:
         what = f"field `name`: agent {agent.name} is in a folder named {agent.folder.name}"
         raise AutorlError(what, where=agent.folder / DEFINITION, next_step="give both the same name")
     for part in agent.folders():
+        if part.is_symlink() and part != agent.folder:
+            what = f"field `include`: {part.name} is a link; what is included must be in the folder of agents itself"
+            raise AutorlError(what, where=part, next_step="copy the folder in its place")
         if not part.is_dir():
             raise AutorlError(f"agent {agent.name} lacks {part.name}/", where=part, next_step=complete)
         for entry in sorted(part.rglob("*")):

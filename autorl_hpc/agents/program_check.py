@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,9 +16,23 @@ from typing import Literal
 from autorl_hpc.agents.definition import UNTESTED, Agent, AgentFile
 from autorl_hpc.cluster.profile import module_lines
 from autorl_hpc.cluster.vllm_program import ask
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
-from autorl_hpc.sandbox.sandbox_plan import below, program_folders, software
+from autorl_hpc.records.experiment import SandboxSpec
+from autorl_hpc.sandbox.prove import choose
+from autorl_hpc.sandbox.sandbox_plan import (
+    SandboxPlan,
+    below,
+    carried,
+    devices,
+    outermost,
+    program_folders,
+    software,
+    take_own,
+    with_carried,
+)
+from autorl_hpc.states import Network
 
 # --- where programs must be: on the PATH of jobs, and visible in the sandbox
 
@@ -90,10 +104,17 @@ def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
     Args:
         program: absolute path.
     """
+    return next(
+        (p for p in _needed(program) if shown is not None and not any(below(p, folder) for folder in shown)), None
+    )
+
+
+def _needed(program: str) -> list[str]:
+    """Return a program, what it is a link to, and its interpreter."""
     paths = _links(program)
     if (interpreter := _interpreter(paths[-1])) is not None:
         paths += _links(interpreter)
-    return next((p for p in paths if shown is not None and not any(below(p, folder) for folder in shown)), None)
+    return paths
 
 
 def _links(path: str) -> list[str]:
@@ -170,17 +191,22 @@ def has_checks(file: AgentFile) -> bool:
     return bool(file.program or file.check or file.secrets)
 
 
-def look(agent: Agent, where: Where, environ: Mapping[str, str] = os.environ) -> list[Looked]:
-    """Return the findings on one agent, up to the first problem."""
+def look(
+    agent: Agent, where: Where, environ: Mapping[str, str] = os.environ, hidden: Sequence[Path] = ()
+) -> list[Looked]:
+    """Return the findings on one agent, up to the first problem. What its definition names runs in a sandbox of this host that
+    hides the home and `hidden`, such as the root."""
     found: list[Looked] = []
-    for state, value, do_this in _looks(agent, where, environ):
+    for state, value, do_this in _looks(agent, where, environ, hidden):
         found.append(Looked(agent.name, state, value, do_this))
         if state == "problem":
             break
     return found
 
 
-def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[tuple[State, str, str]]:
+def _looks(
+    agent: Agent, where: Where, environ: Mapping[str, str], hidden: Sequence[Path]
+) -> Iterator[tuple[State, str, str]]:
     file = agent.file
     for name in file.secrets:
         if not environ.get(name):
@@ -192,17 +218,68 @@ def _looks(agent: Agent, where: Where, environ: Mapping[str, str]) -> Iterator[t
         return
     if where.doubt and file.program:
         yield "note", where.doubt, "see that its lines run on this host too"
-    with tempfile.TemporaryDirectory(prefix="autorl-check-") as home:
-        env = {**file.env, **without_secrets(environ), "PATH": where.path, "HOME": home, "TMPDIR": home}
-        if file.program:
-            yield _program(file, where, env)
-        if file.check is not None:
-            code, said = _run(["bash", str(agent.folder / file.check)], env)
-            if code != 0:
-                yield "problem", said or f"{file.check} failed without a word", _install(file)
+    program = _found(file, where) if file.program else None
+    if isinstance(program, tuple):
+        yield program
+    elif file.program or file.check:
+        with tempfile.TemporaryDirectory(prefix="autorl-check-") as place:
+            try:
+                run = _confined(agent, where, environ, hidden, place, program)
+            except AutorlError as error:
+                words = f"its program and check can't be tried here: no sandbox works on this host ({error.what})"
+                yield "note", words[:MOST_WORDS], "try one short run first"
+                return
+            if program is not None:
+                yield _version(file, program, where, run)
+            if file.check is not None:
+                code, said = run(["bash", str(agent.folder.resolve() / file.check)])
+                if code != 0:
+                    yield "problem", said or f"{file.check} failed without a word", _install(file)
 
 
-def _program(file: AgentFile, where: Where, env: Mapping[str, str]) -> tuple[State, str, str]:
+Run = Callable[[Sequence[str]], tuple[int | None, str]]
+"""Runs a command; returns its exit code (None if it could not start or gave no answer) and its last words."""
+
+
+def _confined(
+    agent: Agent, where: Where, environ: Mapping[str, str], hidden: Sequence[Path], place: str, program: str | None
+) -> Run:
+    """Return how commands run with the definition's variables in the strongest sandbox of this host, without a network. Raises
+    AutorlError: none works."""
+    for name in ("home", "tmp"):
+        os.mkdir(f"{place}/{name}")
+    env = {
+        **agent.file.env,
+        **without_secrets(environ),
+        "PATH": where.path,
+        "HOME": f"{place}/home",
+        "TMPDIR": f"{place}/tmp",
+    }
+    own = take_own(env, agent.file.env)
+    shown = where.shown
+    if shown is None:  # agents will see everything; here the program must do with what it obviously needs
+        paths = [] if program is None else _needed(program)
+        shown = (*software([sys.prefix, sys.base_prefix], env), *{os.path.dirname(path) for path in paths})
+    secret = {str(path) for folder in (*hidden, Path.home()) for path in (folder, folder.resolve())}
+    plan = SandboxPlan(
+        workspace=place,
+        tmp=f"{place}/tmp",
+        readable=tuple(path for path in (*shown, str(agent.folder.resolve())) if os.path.lexists(path)),
+        hidden=tuple(outermost(secret)),
+        devices=tuple(devices()),
+    )
+    chosen = choose(SandboxSpec(level="auto", network=Network.NONE), plan, env, wanted=Network.NONE)
+
+    def run(command: Sequence[str]) -> tuple[int | None, str]:
+        argv = chosen.level.argv(chosen.plan, with_carried(command))
+        answer = ask(argv, env={**env, **carried(own)}, limit_s=PROGRAM_LIMIT_S, folder="/")
+        return answer.code, answer.last_words(MOST_WORDS)
+
+    return run
+
+
+def _found(file: AgentFile, where: Where) -> str | tuple[State, str, str]:
+    """Return the program's path, or the finding that it is not there."""
     path = shutil.which(file.program[0], path=where.path)
     if path is None:
         return "problem", f"{file.program[0]} is not on the PATH of jobs", _install(file)
@@ -211,10 +288,18 @@ def _program(file: AgentFile, where: Where, env: Mapping[str, str]) -> tuple[Sta
         leads = "" if hidden == path else f", to which {path} leads"
         words = f"the sandbox hides {hidden}{leads}: agents see system folders, those of PATH, and lib beside them"
         return "problem", words, f"{_install(file)}; or name its folder in `sandbox.readable`"
-    code, said = _run([path, *file.program[1:]], env)
+    return path
+
+
+def _version(file: AgentFile, path: str, where: Where, run: Run) -> tuple[State, str, str]:
+    code, said = run([path, *file.program[1:]])
     if code != 0:
         words = f"{' '.join(file.program)} doesn't run: {said}"
-        return "problem", words, f"run it by hand with an empty HOME; {_install(file)}"
+        return (
+            "note" if where.shown is None else "problem",
+            words,
+            f"run it by hand with an empty HOME; {_install(file)}",
+        )
     version = VERSION.search(said)
     told = version.group() if version else said
     if told in file.versions:
@@ -222,12 +307,6 @@ def _program(file: AgentFile, where: Where, env: Mapping[str, str]) -> tuple[Sta
     untested = file.versions == (UNTESTED,)
     known = "no version of it was tested" if untested else f"known to work: {', '.join(file.versions)}"
     return "note", f"{path}, version {told}; {known}", "try one short run first"
-
-
-def _run(argv: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str]:
-    """Return the exit code (None if it could not start or gave no answer) and the last words."""
-    answer = ask(argv, env=env, limit_s=PROGRAM_LIMIT_S, folder=env["HOME"])
-    return answer.code, answer.last_words(MOST_WORDS)
 
 
 def _install(file: AgentFile) -> str:

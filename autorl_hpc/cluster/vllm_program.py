@@ -12,6 +12,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
+from autorl_hpc.errors import visible
 from autorl_hpc.files.redact import without_secrets
 from autorl_hpc.records.cluster import ClusterProfile
 
@@ -28,7 +29,7 @@ class ProgramAnswer:
     def last_words(self, most: int) -> str:
         """Return the last non-empty line, of standard output if there is any, cut to `most` characters."""
         lines = [line.strip() for line in f"{self.err}\n{self.out}".splitlines() if line.strip()]
-        return (lines[-1] if lines else "")[:most]
+        return visible(lines[-1] if lines else "")[:most]
 
 
 def ask(

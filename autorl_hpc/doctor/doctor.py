@@ -54,7 +54,7 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         if scratch is not None:
             found += _files(SCRATCH_GROUP, scratch, like=place)
         found += [*wrong, *examine("Home", _kind_and_space(storage.existing(Path.home()), like=place))]
-        found += host.check_agents(profile) + host.check_engine(profile)
+        found += host.check_agents(profile, root) + host.check_engine(profile)
         return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 

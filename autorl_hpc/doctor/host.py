@@ -53,7 +53,15 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.sandbox.levels import LEVELS, Level
 from autorl_hpc.sandbox.prove import probe
-from autorl_hpc.sandbox.sandbox_plan import SOCKET_NAME, SandboxPlan, devices, lay_way_out, slurm_programs, software
+from autorl_hpc.sandbox.sandbox_plan import (
+    SHORT,
+    SOCKET_NAME,
+    SandboxPlan,
+    devices,
+    lay_way_out,
+    slurm_programs,
+    software,
+)
 from autorl_hpc.states import Network, SandboxLevel
 
 LEAST_LIMIT = 1024
@@ -193,7 +201,7 @@ PORT = 29570  # inside, where the way out is tried; one of those that level land
 def check_sandbox() -> list[Finding]:
     """Tell the level that runs on this host would have, then what each level stops."""
     tried = [level for level in LEVELS if level.name not in (SandboxLevel.NONE, SandboxLevel.APPTAINER)]
-    with tempfile.TemporaryDirectory(prefix="autorl-") as folder:
+    with tempfile.TemporaryDirectory(prefix="autorl-", dir=SHORT) as folder:
         plan = _trial_plan(Path(folder))
         found = [_level(level, plan) for level in tried]
     so_what = "an agent could read held-out items, ledgers and your files: such scores never rank"
@@ -258,7 +266,7 @@ def _trial_plan(folder: Path) -> SandboxPlan:
 # Programs of agents and graders: most experiments need few of them, so a missing one is no problem yet
 
 
-def check_agents(profile: ClusterProfile | None) -> list[Finding]:
+def check_agents(profile: ClusterProfile | None, root: Path) -> list[Finding]:
     where: list[Where] = []
 
     def path_of_jobs() -> Finding:
@@ -269,16 +277,16 @@ def check_agents(profile: ClusterProfile | None) -> list[Finding]:
 
     found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
     limit_s = 2 * PROGRAM_LIMIT_S + 5
-    checks = [Check(name, partial(_agent, name, each), limit_s) for each in where for name in agent_names()]
+    checks = [Check(name, partial(_agent, name, each, root), limit_s) for each in where for name in agent_names()]
     return found + examine("Agents", checks)
 
 
-def _agent(name: str, where: Where) -> list[Finding]:
+def _agent(name: str, where: Where, root: Path) -> list[Finding]:
     try:
         agent = load_agent(name)
     except AutorlError as error:
         return [warning(name, error.what, "an experiment with it can't be launched", error.next_step or "")]
-    seen = look(agent, where) if has_checks(agent.file) else []
+    seen = look(agent, where, hidden=(root,)) if has_checks(agent.file) else []
     return [_judged(name, each, "an experiment with it is refused", "it may work") for each in seen]
 
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -27,7 +28,7 @@ from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.processes import deny_inspection, die_with_parent, host_name, job_id
+from autorl_hpc.files.processes import MARK_VARIABLE, deny_inspection, die_with_parent, end_all, host_name, job_id
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import newest_generation, read_key, take_generation, verify_model, write_endpoint
 from autorl_hpc.records.cluster import ClusterProfile
@@ -57,6 +58,7 @@ class Server:
     ) -> None:
         """Start the server in `folder`, with its output appended to `log`."""
         self.model = model
+        self._mark = f"driver-{secrets.token_hex(8)}"
         self._key = key
         self._base = f"http://127.0.0.1:{port}"
         self._log = log
@@ -66,7 +68,7 @@ class Server:
             self._log_from = output.tell()
             self.process = subprocess.Popen(
                 argv,
-                env=dict(env),
+                env={**env, MARK_VARIABLE: self._mark},
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -106,6 +108,7 @@ class Server:
                 os.killpg(self.process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(STOP_WAIT_S)
+        end_all(self.process.pid, self._mark)  # those in sessions of their own too
 
     def last_words(self) -> str:
         """Return the last error line of this start that does not only follow another error; without one, the last line."""

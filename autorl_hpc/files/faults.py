@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 CLUSTER_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO}
-    | {errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR}
+    | {errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN}
 )
-"""A full disk, a stale handle, no free descriptors and the like: retried, never charged to an agent."""
+"""A full disk, a stale handle, no free descriptors, a file under a lease and the like: retried, never charged to an agent."""
 
 
 def is_cluster_error(error: OSError) -> bool:

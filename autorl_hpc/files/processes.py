@@ -4,6 +4,7 @@ memory and open files, end them all; host, boot and job ids; cancelling work of 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import re
@@ -85,8 +86,9 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 
 
+@functools.cache
 def boot_id() -> str | None:
-    """Return the id of the host's current boot."""
+    """Return the id of the host's current boot, read once: root can hold up readers of the file by a lease on it."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("autorl_hpc.gateway")
 
 MAX_CONNECTIONS: Final = 2048
-"""Connecting needs no token. At most a quarter of the descriptors: each stream also has a connection to the driver."""
+"""At most a quarter of the descriptors: each stream also has a connection to the driver. Half of them are for clients that have not
+shown the token yet, such as other runs' agents: one more closes the oldest of these."""
 
 MOST_FILES: Final = 4 * MAX_CONNECTIONS
 DEAF_TO: Final = [getattr(signal, f"SIG{name}") for name in ["TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "ALRM"]]
@@ -139,12 +140,20 @@ def _server(gateway: Gateway, most: int) -> web.Server:
     from aiohttp import web
 
     class Limited(web.Server):
-        """Closes connections beyond `most` immediately."""
+        """Closes connections beyond `most` at once, and the oldest without the token if these are too many."""
 
         def connection_made(self, handler: Any, transport: asyncio.Transport) -> None:
             super().connection_made(handler, transport)
-            if len(self.connections) > most:
-                asyncio.get_running_loop().call_soon(transport.abort)
+            gateway.unknown[handler] = transport
+            surplus = transport if len(self.connections) > most else None
+            if len(gateway.unknown) > most // 2:
+                surplus = gateway.unknown.pop(next(iter(gateway.unknown)))
+            if surplus is not None:
+                asyncio.get_running_loop().call_soon(surplus.abort)
+
+        def connection_lost(self, handler: Any, exc: BaseException | None = None) -> None:
+            gateway.unknown.pop(handler, None)
+            super().connection_lost(handler, exc)
 
     options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_S, "tcp_keepalive": False, "read_bufsize": READ_BYTES}
     return Limited(gateway.handle, access_log=None, **options)

@@ -123,6 +123,9 @@ class Gateway:
         self._bodies_bytes = self._at_once = 0
         self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
+        self.unknown: dict[
+            Any, asyncio.Transport
+        ] = {}  # connections that have not shown the token, in the order of their coming
 
     def close(self, reason: str) -> None:
         """Refuse all requests from now on; answers under way go on."""
@@ -157,6 +160,7 @@ class Gateway:
         from aiohttp import web
 
         shown_in = upstream.shown_key(request.headers, keys_in(request.raw_path), self._settings.token)
+        self.unknown.pop(request.protocol, None)
         if "Upgrade" in request.headers:
             raise Refusal(400, "upgrade", "the driver's gateway passes plain HTTP requests only, no websockets")
         found = route(request.method, request.raw_path)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autorl_hpc.agents import load_agent
 from autorl_hpc.agents.program_check import Looked
 from autorl_hpc.cluster.vllm_program import VllmOnHost
 from autorl_hpc.errors import AutorlError
@@ -97,6 +98,7 @@ def describe(plan: Plan, path: Path) -> dict[str, Any]:
             "level": spec.sandbox.level,
             "network": sorted({str(cell.science.network) for cell in plan.cells}),
         },
+        "agents_ask_for": {name: load_agent(name).asks_for() for name in spec.matrix.agent},
         "agents": [asdict(looked) for looked in look_at_agents(root, spec, plan.cells, plan.cluster)],
         "engine": None if (seen := look_at_engine(spec, plan.cluster)) is None else asdict(seen),
         "graders_need": expand.lines(spec, plan.cells),
@@ -149,6 +151,7 @@ def as_text(facts: dict[str, Any]) -> str:
         lines.append(f"at most {facts['max_submissions']} checkpoints of different content are accepted in each run")
     for task, splits in facts["smallest_visible_gain"].items():
         lines.append(visible_line(task, splits))
+    lines += [f"agent {name} {'; '.join(asked)}" for name, asked in facts["agents_ask_for"].items() if asked]
     engine = None if facts["engine"] is None else VllmOnHost(**facts["engine"])
     lines += finding_lines([Looked(**row) for row in facts["agents"]], engine)
     lines += facts["graders_need"]

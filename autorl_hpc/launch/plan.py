@@ -107,7 +107,7 @@ def git_revision() -> str | None:
 def look_at_agents(
     root: Root, spec: ExperimentSpec, cells: Sequence[Cell], profile: ClusterProfile | None
 ) -> list[Looked]:
-    """Return findings on the experiment's agents; runs their programs to learn versions. Raises nothing."""
+    """Return findings on the experiment's agents; runs their programs in a sandbox to learn versions. Raises nothing."""
     environment = cells[0].environment  # the same for all
     image = environment is not None and environment.kind == "image"
     venv = None if environment is None or image else root.environment(environment.name, environment.content_hash) / VENV
@@ -119,7 +119,7 @@ def look_at_agents(
             words = f"it calls no driver, so its runs with {driver} differ from those with none in name only"
             found.append(Looked(agent, "note", words, f"exclude: [{{agent: {agent}, driver: {driver}}}]"))
     for name in spec.matrix.agent:
-        found += look(load_agent(name), where)
+        found += look(load_agent(name), where, hidden=(root.path,))
     return found + look_at_torch(spec.matrix.agent, where, gpus)
 
 

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _landlock(job: dict[str, Any]) -> None:
-    from autorl_hpc.sandbox import seccomp
+    from autorl_hpc.sandbox import inside, seccomp
     from autorl_hpc.sandbox.sandbox_plan import carved
 
     # Resolve links before hidden folders are cut out: a link (/bin) would allow what is hidden under its real name (/usr/bin).
@@ -56,6 +56,7 @@ def _landlock(job: dict[str, Any]) -> None:
         linux.drop_capabilities()
     spans = job["ports"]
     linux.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
+    inside.guard(seccomp.guard_job())
     if spans is not None:
         seccomp.only_tcp()
 

@@ -1,14 +1,16 @@
-"""First program inside a sandbox: forwards TCP ports to Unix sockets that lead out, then executes the agent.
+"""First program inside a sandbox: closes kernel keyrings and file leases, forwards TCP ports to Unix sockets that lead out, then
+executes the agent.
 
-`python -I inside.py JSON` with `command` and `ways`, pairs of port and socket. One file with the standard library only, because
-nothing else of the suite is visible inside. The forwarder's command line is a neutral word, so that no `pkill -f python` or `-f
-TASK` of the agent finds it; if it dies, its parent tells the bridge and starts it again.
+`python -I inside.py JSON` with `command`, `guard` (seccomp.guard_job) and `ways`, pairs of port and socket. One file with the
+standard library only, because nothing else of the suite is visible inside. The forwarder's command line is a neutral word, so that no
+`pkill -f python` or `-f TASK` of the agent finds it; if it dies, its parent tells the bridge and starts it again.
 """
 
 import ctypes
 import json
 import os
 import socket
+import struct
 import sys
 import threading
 import time
@@ -17,10 +19,13 @@ CHUNK_BYTES = 65536
 BACKLOG = 128
 PAUSE_S = 0.2  # before the forwarder is started again
 PR_SET_NAME = 15
+PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 38, 2
+JOIN_SESSION_KEYRING = 1
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
+    guard(job["guard"])
     listeners = [(socket.create_server(("127.0.0.1", port), backlog=BACKLOG), path) for port, path in job["ways"]]
     if listeners:
         # Fork twice: this process becomes the command, which must not have an unknown child.
@@ -38,6 +43,21 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"{command[0]}: {error.strerror}\n")
         sys.exit(127)
+
+
+def guard(given: "dict | None") -> None:  # type: ignore[type-arg]
+    """Give this process and its children a session keyring of their own, and filter their system calls. What the kernel refuses
+    stays open; the trial tells it."""
+    if given is not None:
+        libc = ctypes.CDLL(None)
+        libc.syscall(ctypes.c_long(given["keyctl"]), ctypes.c_long(JOIN_SESSION_KEYRING), None)
+        steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in given["steps"]))
+        program = struct.pack("HP", len(given["steps"]), ctypes.addressof(steps))
+        if (
+            libc.prctl(PR_SET_SECCOMP, FILTER, program) != 0
+        ):  # only root may, as long as a setuid program could gain rights
+            libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            libc.prctl(PR_SET_SECCOMP, FILTER, program)
 
 
 def _keep_forwarding(listeners: "list[tuple[socket.socket, str]]") -> None:

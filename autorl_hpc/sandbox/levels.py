@@ -65,8 +65,9 @@ class Apptainer(Level):
         if plan.network is not Network.OPEN:
             made += ["--net", "--network", "none"]
         binds = [(plan.workspace, plan.workspace, "rw"), *((source, target, "ro") for source, target in plan.placed)]
+        binds.append((inside_script(), f"{INSIDE}-inside.py", "ro"))
         if plan.socket_folder is not None:
-            binds += [(plan.socket_folder, INSIDE, "ro"), (inside_script(), f"{INSIDE}-inside.py", "ro")]
+            binds.append((plan.socket_folder, INSIDE, "ro"))
         for source, target, how in binds:
             if set(":,\\") & {*source, *target}:
                 raise OSError(f"apptainer can't bind a path with a colon or comma: {source}")
@@ -193,7 +194,9 @@ class Nothing(Level):
         return ("everything that the user may do",)
 
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
-        return list(command)
+        if shutil.which(command[0]) is None:  # whoever starts it is to see that the node lacks it
+            return list(command)
+        return inner_command(plan, ["env", f"TMPDIR={plan.tmp}", *command], sys.executable, inside_script())
 
 
 LEVELS: tuple[Level, ...] = (Apptainer(), Bwrap(), Namespaces(), Landlock(), Nothing())

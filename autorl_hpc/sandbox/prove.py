@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import random
 import secrets
 import socket
@@ -27,7 +28,8 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.records.entries import SandboxUsed
 from autorl_hpc.records.experiment import SandboxSpec
 from autorl_hpc.sandbox.levels import LEVELS, Level
-from autorl_hpc.sandbox.sandbox_plan import SandboxPlan, below
+from autorl_hpc.sandbox.sandbox_plan import SHORT, SandboxPlan, below
+from autorl_hpc.sandbox.seccomp import key_calls
 from autorl_hpc.states import Fault, Network, SandboxLevel
 
 TRIAL_S = 60.0  # CUDA may take many seconds to start on a node with eight GPUs
@@ -55,6 +57,7 @@ class Outside:
     unix: str
     target: subprocess.Popen[bytes]
     clock: str
+    terminal: str
 
 
 def cuda_works() -> bool:
@@ -106,6 +109,8 @@ def _job(
         "sockets": [outside.unix, *(path for path in MUNGE if os.path.exists(path))],
         "pid": outside.target.pid,
         "backwards": outside.clock[::-1],
+        "terminal": outside.terminal,
+        "key_calls": key_calls(),
         "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
         "programs": list(programs),
         "cuda": cuda_works(),
@@ -168,7 +173,11 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
         "root may change the node's settings in /proc/sys": any(how is True for how in value["settings"].values()),
         "shared memory is shared with the node": bool(value["shared_shm"]),
         "abstract Unix sockets of other programs can be reached": value["abstract"] is True,
-        "Unix sockets of other programs can be reached": sockets.get(outside.unix) is True,
+        "Unix sockets of other programs can be reached (tmux, ssh-agent)": sockets.get(outside.unix) is True,
+        "terminals of other programs can be read and written (/dev/pts)": value["terminal"] is True,
+        "kernel keyrings are shared with other processes": value["keys"] is True,
+        "leases can hold up whoever opens a file": value["lease"] is True,
+        "locks (flock) on files that several runs read are shared": value["lock"] is True,
         "munge can be asked, so jobs can be submitted": any(sockets.get(path) is True for path in MUNGE),
         "Slurm's programs can be run": any(value["programs"].values()),
     }
@@ -187,7 +196,7 @@ def _server() -> socket.socket:
 def _waiting_outside() -> Iterator[Outside]:
     word = f"autorl-trial-{secrets.token_hex(8)}"
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-"))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="autorl-", dir=SHORT))
         tcp = stack.enter_context(_server())
         udp = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
         udp.bind(("127.0.0.1", 0))
@@ -203,7 +212,10 @@ def _waiting_outside() -> Iterator[Outside]:
             shm = Path("/dev/shm") / word
             shm.touch(mode=0o600)
             stack.callback(shm.unlink)
-        yield Outside(word, tcp.getsockname()[1], udp, f"{folder}/s", target, clock)
+        ends = pty.openpty()
+        for end in ends:
+            stack.callback(os.close, end)
+        yield Outside(word, tcp.getsockname()[1], udp, f"{folder}/s", target, clock, os.ttyname(ends[1]))
 
 
 def _ways(plan: SandboxPlan) -> tuple[tuple[int, str], ...]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+from autorl_hpc.sandbox.seccomp import guard_job
 from autorl_hpc.states import Network
 
 SYSTEM = (
@@ -20,6 +21,9 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 GPU_DEVICES = ("nvidia", "dri", "kfd", "infiniband", "dxg")  # name prefixes of devices for GPUs and their networks
 SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
 """Parts of /proc that belong to the node and not to a process."""
+
+SHORT = "/tmp"
+"""Folder for sockets: a Unix socket's path is limited to 107 bytes, and $TMPDIR and scratch may be longer."""
 
 INSIDE = "/run/autorl"  # folder in the sandbox with the sockets that lead out and the script that forwards to them
 SOCKET_NAME = "bridge.sock"
@@ -215,9 +219,33 @@ def handed_out() -> range:
 # --- the first command inside
 
 
-def inner_command(plan: SandboxPlan, command: Sequence[str], python: str) -> list[str]:
-    """Return `command` behind inside.py, run by `python`, which must exist inside; unchanged if nothing is forwarded."""
-    if plan.network is Network.OPEN or plan.socket_folder is None:
-        return list(command)
-    job = {"command": list(command), "ways": [(port, f"{INSIDE}/{name}") for port, name in plan.ways]}
-    return [python, "-I", f"{INSIDE}-inside.py", json.dumps(job)]
+def inner_command(
+    plan: SandboxPlan, command: Sequence[str], python: str, script: str = f"{INSIDE}-inside.py"
+) -> list[str]:
+    """Return `command` behind inside.py, run by `python`, which must exist inside. `script`: inside.py as seen there."""
+    forwards = plan.network is not Network.OPEN and plan.socket_folder is not None
+    ways = [(port, f"{INSIDE}/{name}") for port, name in plan.ways if forwards]
+    return [python, "-I", script, json.dumps({"command": list(command), "guard": guard_job(), "ways": ways})]
+
+
+# --- an agent definition's own variables, which begin inside
+
+_CARRIED: Final = "AUTORL_CARRIED_"
+_TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; unset "$each"; done; unset each; exec "$@"'
+
+
+def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Remove an agent definition's variables from `env` and return them, except those that ours override. They must not reach
+    the programs that build the sandbox from outside: LD_PRELOAD would load the agent's own code into them."""
+    return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
+
+
+def carried(own: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables under neutral names, until `with_carried` restores them; a command line would show them to
+    everybody."""
+    return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
+
+
+def with_carried(command: Sequence[str]) -> list[str]:
+    """Return `command` with the carried variables restored, so that only it sees them."""
+    return ["bash", "-c", _TAKE_UP, "bash", *command]

@@ -1,4 +1,5 @@
-"""Filters of system calls (seccomp): for programs of a model (`restrict_calls`), and for agents at level `landlock` (`only_tcp`)."""
+"""Filters of system calls (seccomp): for programs of a model (`restrict_calls`), for agents at every level (`guard_job`), and for
+agents at level `landlock` (`only_tcp`)."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from autorl_hpc.sandbox.linux import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, call, prctl
 
@@ -19,6 +21,7 @@ Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, va
 ALLOW: Instruction = (RETURN, 0, 0, 0x7FFF0000)
 REFUSE: Instruction = (RETURN, 0, 0, 0x00050000 | errno.EPERM)
 KILL: Instruction = (RETURN, 0, 0, 0x80000000)
+UNKNOWN: Instruction = (RETURN, 0, 0, 0x00050000 | errno.ENOSYS)
 
 
 class _Filter(ctypes.Structure):
@@ -37,17 +40,17 @@ def load(made: Sequence[Instruction]) -> None:
     call("prctl", ctypes.c_int(PR_SET_SECCOMP), filter_mode, ctypes.byref(_Program(len(made), filters)))
 
 
-def _preamble(machine: str) -> list[Instruction]:
-    """Kill callers of another architecture, whose numbers mean other calls, and load the number of the call."""
+def _preamble(machine: str, other: Instruction = KILL) -> list[Instruction]:
+    """Kill callers of another architecture, whose numbers mean other calls (or answer `other`); load the number of the call."""
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"no list of system calls for {machine}")
     return [
         (LOAD, 0, 0, ARCHITECTURE_AT),
         (EQUAL, 1, 0, ARCHITECTURES[machine][0]),
-        KILL,
+        other,
         (LOAD, 0, 0, NUMBER_AT),
         (AT_LEAST, 0, 1, X32_BIT),
-        KILL,
+        other,
     ]
 
 
@@ -117,6 +120,34 @@ def restrict_calls(*, may_write: bool) -> None:
     """Limit this process to the listed calls. It must have set PR_SET_NO_NEW_PRIVS. `may_write`: allow opening files for
     writing, because another layer restricts where. Raises OSError: the kernel refuses, or the architecture is unknown."""
     load(instructions(os.uname().machine, may_write=may_write))
+
+
+# --- what namespaces leave open to an agent, and level `none`: kernel keyrings and file leases
+# Keyrings belong to the user and the session, so all runs of a session would share them. A lease holds up whoever opens the file,
+# for 45 seconds each time: the suite's own processes too.
+
+KEY_CALLS = "keyctl 250 219, add_key 248 217, request_key 249 218"
+F_SETLEASE = 1024
+
+
+def key_calls() -> list[int]:
+    """Return the numbers of keyctl, add_key and request_key; none if this architecture's numbers are unknown."""
+    machine = os.uname().machine
+    return [row[0] for row in _numbers(KEY_CALLS, ARCHITECTURES[machine][1])] if machine in ARCHITECTURES else []
+
+
+def guard_job() -> dict[str, Any] | None:
+    """Return what inside.py needs for `guard`: the number of keyctl and the filter's instructions; None if this architecture's
+    numbers are unknown."""
+    machine, calls = os.uname().machine, key_calls()
+    if not calls:
+        return None
+    made = _preamble(machine, UNKNOWN)
+    for number in calls:
+        made += [(EQUAL, 0, 1, number), REFUSE]
+    for number, *_ in _numbers(FCNTL, ARCHITECTURES[machine][1]):
+        made += _by_argument(number, 1, [(EQUAL, 0, 1, F_SETLEASE), REFUSE, ALLOW])
+    return {"keyctl": calls[0], "steps": [*made, ALLOW]}
 
 
 # --- what Landlock leaves open to an agent: network and process limits

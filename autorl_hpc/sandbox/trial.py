@@ -5,6 +5,7 @@ whether anything arrived.
 """
 
 import ctypes
+import fcntl
 import json
 import os
 import signal
@@ -92,6 +93,32 @@ def open_to_write(path: str) -> None:
     os.close(os.open(path, os.O_WRONLY))
 
 
+def lease(path: str) -> None:
+    with open(os.path.join(path, ".autorl-trial"), "w") as file:
+        os.unlink(file.name)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+
+
+def lock(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    os.close(fd)
+
+
+def keys(calls: "list[int]") -> None:
+    """Use the session's keyring by each of the calls (keyctl, add_key, request_key)."""
+    keyctl, add, request = calls
+    libc, session = ctypes.CDLL(None), -3
+    for given in (
+        (keyctl, 0, session, 0),
+        (add, b"user", b"autorl", b"x", 1, session),
+        (request, b"user", b"autorl", None, 0),
+    ):
+        if libc.syscall(*[ctypes.c_long(each) if isinstance(each, int) else each for each in given]) >= 0:
+            return
+    raise OSError("refused")
+
+
 def cuda() -> None:
     code = ctypes.CDLL("libcuda.so.1").cuInit(0)
     if code:
@@ -113,6 +140,10 @@ def main() -> None:
         "udp": tried(lambda: udp(job["udp"], job["word"])),
         "abstract": tried(lambda: unix("\0" + job["word"])),
         "sockets": each(job["sockets"], unix),
+        "lease": tried(lambda: lease(job["workspace"])),
+        "lock": tried(lambda: lock(job["read_only"][-1])),
+        "keys": tried(lambda: keys(job["key_calls"])) if job["key_calls"] else True,
+        "terminal": tried(lambda: os.close(os.open(job["terminal"], os.O_RDWR | os.O_NOCTTY))),
         "environ": tried(lambda: find(f"/proc/{pid}/environ", job["word"])),
         "settings": each(job["settings"], open_to_write),
         "shared_shm": os.path.exists("/dev/shm/" + job["word"]),

@@ -7,6 +7,7 @@ paths begin with a secret token of this run, so that agents of other runs on the
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import logging
@@ -34,7 +35,10 @@ HOLD_S = 24 * 3600.0
 SOCKET_TIMEOUT_S = 60.0
 PICK_UP_S = 60.0  # how long a request with `"wait": false` waits until intake has accepted or refused
 MAX_CONNECTIONS = 128
-"""Further connections are closed at once: each takes a thread and a descriptor, which the supervisor needs for its ledger."""
+"""Of clients that showed the token. Further ones are closed: each takes a thread and a descriptor, which the supervisor needs for its
+ledger."""
+MAX_UNKNOWN = 64
+"""Of clients that have not shown it yet, such as other runs' agents. One more closes the oldest of them."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -44,7 +48,9 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(self, handler: type[BaseHTTPRequestHandler], unix: Path | None = None) -> None:
-        self._places, self._unix = threading.BoundedSemaphore(MAX_CONNECTIONS), unix
+        self._unix, self._lock = unix, threading.Lock()
+        self._unknown: dict[socket.socket, None] = {}  # in the order of their coming
+        self._known: set[socket.socket] = set()
         if unix is not None:
             self.address_family = socket.AF_UNIX
         super().__init__(("127.0.0.1", 0), handler)
@@ -62,13 +68,31 @@ class _Server(ThreadingHTTPServer):
         return request, address or ("unix", 0)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        return self._places.acquire(blocking=False)
+        with self._lock:
+            self._unknown[request] = None
+            oldest = next(iter(self._unknown)) if len(self._unknown) > MAX_UNKNOWN else None
+            if oldest is not None:
+                del self._unknown[oldest]
+                with contextlib.suppress(OSError):  # its thread stops waiting for a request
+                    oldest.shutdown(socket.SHUT_RDWR)
+        return True
+
+    def admit(self, request: socket.socket) -> bool:
+        """Give a place to a client that showed the token; return False if there is none."""
+        with self._lock:
+            if request not in self._known and len(self._known) >= MAX_CONNECTIONS:
+                return False
+            self._unknown.pop(request, None)
+            self._known.add(request)
+            return True
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._lock:
+                self._unknown.pop(request, None)
+                self._known.discard(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         log.info("a client of the bridge went away", exc_info=True)
@@ -152,6 +176,8 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Handles one request."""
 
+        server: _Server
+
         timeout = SOCKET_TIMEOUT_S
         protocol_version = "HTTP/1.1"
         server_version = "autorl-hpc"
@@ -176,7 +202,12 @@ def _handler(bridge: Bridge) -> type[BaseHTTPRequestHandler]:
 
         def _action(self) -> str:
             token, _, action = self.path.split("?", 1)[0].strip("/").partition("/")
-            return action if hmac.compare_digest(token.encode("utf-8", "replace"), bridge.token.encode()) else ""
+            if not hmac.compare_digest(token.encode("utf-8", "replace"), bridge.token.encode()):
+                return ""
+            if not self.server.admit(self.connection):
+                self._send(503, {"error": "this run has too many connections open"})
+                raise ConnectionAbortedError
+            return action
 
         def _body(self) -> Any | None:
             try:

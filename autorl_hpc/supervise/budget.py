@@ -1,7 +1,8 @@
 """Count the budget outside the agent: `BudgetClock`, `Waits` (time given back), `BudgetLimits` (warnings, what ends a run).
 
 The clock is the sum of monotonic intervals. Queue time doesn't count, because no supervisor ticks then. A gap between two
-ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen node) and doesn't count either.
+ticks of more than `SUSPENSION_S` is a suspension (a stopped job, a frozen node) and doesn't count either, unless the agent's
+keeper counted on meanwhile: then only the supervisor was held up, and the agent worked.
 """
 
 from __future__ import annotations
@@ -56,15 +57,20 @@ class BudgetUsed:
     progress: Progress = field(default_factory=Progress)
 
 
+def noted(path: Path | None) -> float:
+    """Return how long the agent has run by its keeper's note, in all attempts; 0 if there is none."""
+    left = None if path is None else reading.read_json_or_none(path)
+    found = left.get("elapsed_s") if isinstance(left, dict) else None
+    return float(found) if isinstance(found, (int, float)) else 0.0
+
+
 def used_so_far(path: Path, told_s: float, elapsed_files: Sequence[Path]) -> BudgetUsed:
     """Return what all earlier attempts used, by the latest of ledger, clock file and keepers' files. `path`: of the clock;
     `told_s`: the largest time in the ledger; `elapsed_files`: what each attempt's keeper noted."""
     clock, elapsed_s = read_clock(path), told_s
     if clock is not None:
         elapsed_s = max(elapsed_s, clock.elapsed_s)
-    for left in map(reading.read_json_or_none, elapsed_files):
-        if isinstance(left, dict) and isinstance(left.get("elapsed_s"), (int, float)):
-            elapsed_s = max(elapsed_s, float(left["elapsed_s"]))
+    elapsed_s = max([elapsed_s, *map(noted, elapsed_files)])
     if clock is None:
         return BudgetUsed(elapsed_s)
     unseen_s = elapsed_s - clock.elapsed_s  # of the attempt that wrote the clock, as later ones rewrite it
@@ -78,7 +84,8 @@ class BudgetClock:
     Args:
         used: by earlier attempts.
         gpus: GPUs of this attempt's job.
-        suspension_s: a longer gap is not counted.
+        note: file in which the agent's keeper notes how long the agent ran; None: there is no keeper.
+        suspension_s: a longer gap is not counted, but for what the keeper noted.
         now: returns monotonic seconds.
     """
 
@@ -90,11 +97,13 @@ class BudgetClock:
         used: BudgetUsed | None = None,
         *,
         gpus: int = 0,
+        note: Path | None = None,
         suspension_s: float = SUSPENSION_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path, self.budget, self.attempt, self.gpus = path, budget, attempt, gpus
-        self.suspension_s = suspension_s
+        self.suspension_s, self._note = suspension_s, note
+        self._where = {"host": host_name(), "pid": os.getpid(), "boot_id": boot_id(), "job_id": job_id()}
         self._used = BudgetUsed() if used is None else dataclasses.replace(used)
         self._counter = 0
         self._now = now
@@ -131,17 +140,18 @@ class BudgetClock:
 
     def tick(self) -> None:
         """Add the interval since the last tick."""
+        now, last = self._now(), self._last
+        # Read without the lock: whatever holds up a read must not hold up the counting.
+        noted_s = noted(self._note) if last is not None and now - last > self.suspension_s else 0.0
         with self._lock:
             if self._last is None:  # paused or not started
                 return
-            now = self._now()
-            gap = now - self._last
-            if gap > self.suspension_s:
-                self._used.suspended_s += gap
-            else:
-                self._used.elapsed_s += gap
-                self._used.gpu_s += gap * self.gpus
-            self._last = now
+            gap = max(0.0, now - self._last)  # another thread may have counted it meanwhile
+            lived = gap if gap <= self.suspension_s else min(gap, max(0.0, noted_s - self._used.elapsed_s))
+            self._used.suspended_s += gap - lived
+            self._used.elapsed_s += lived
+            self._used.gpu_s += lived * self.gpus
+            self._last += gap
 
     @property
     def used(self) -> BudgetUsed:
@@ -185,18 +195,11 @@ class BudgetClock:
     def persist(self) -> None:
         """Write clock.json. A failure is logged and the next write tries again, while the agent works on."""
         with self._writing:  # one writer at a time, so that an older state never overwrites a newer one
+            self._counter += 1
             with self._lock:
-                self._counter += 1
-                record = Clock(
-                    **vars(self._used),
-                    attempt=self.attempt,
-                    gpus=self.gpus,
-                    counter=self._counter,
-                    host=host_name(),
-                    pid=os.getpid(),
-                    boot_id=boot_id(),
-                    job_id=job_id(),
-                )
+                used = dict(vars(self._used))
+            about = {"attempt": self.attempt, "gpus": self.gpus, "counter": self._counter, **self._where}
+            record = Clock(**used, **about)
             try:
                 atomic.write_bytes(self.path, record.canonical() + b"\n")
             except OSError as error:

@@ -29,6 +29,7 @@ from autorl_hpc.records.run import RunRecord
 from autorl_hpc.sandbox.prove import AUTO, ChosenLevel, choose
 from autorl_hpc.sandbox.sandbox_plan import (
     DRIVER_SOCKET_NAME,
+    SHORT,
     SOCKET_NAME,
     SandboxPlan,
     below,
@@ -41,8 +42,8 @@ from autorl_hpc.sandbox.sandbox_plan import (
 from autorl_hpc.states import Fault, SandboxLevel
 from autorl_hpc.supervise.workspace import Placing, placed
 
-SHORT = "/tmp"
-"""Folder for the sockets: a Unix socket's path is limited to 107 bytes, and scratch paths may be longer."""
+MAX_TMP_BYTES = 60
+"""Of $TMPDIR: Python's own sockets add 31 bytes to it, other programs' more, and 107 is the limit."""
 
 
 class Confinement:
@@ -61,6 +62,10 @@ class Confinement:
         self.record, self.spec, self._first = record, spec, experiment.sandbox
         self.socket_folder = tempfile.mkdtemp(prefix="autorl-", dir=SHORT)
         lay_way_out(self.socket_folder)
+        tmp = str(workspace / ".tmp")
+        if len(os.fsencode(tmp)) > MAX_TMP_BYTES:  # levels that can't mount give it to the agent under this path
+            os.symlink(tmp, f"{self.socket_folder}/tmp")
+            tmp = f"{self.socket_folder}/tmp"
         outer = dict(os.environ)
         self.programs = slurm_programs(outer)
         scratch = workspace.parent.parent
@@ -72,7 +77,7 @@ class Confinement:
         self._secret = [str(experiment.run(record.run_id).record), *map(str, sorted(vault.rglob("items.jsonl"))[:2])]
         self._plan = SandboxPlan(
             workspace=str(workspace),
-            tmp=str(workspace / ".tmp"),
+            tmp=tmp,
             readable=tuple(
                 path
                 for path in (*software(prefixes, outer), *_named(spec.sandbox.readable, private))
@@ -173,7 +178,7 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
         if any(below(real, folder) or below(folder, real) for folder in private):
             what = f"field `sandbox.readable`: {path} is inside a folder that agents must not see, or contains one"
             advice = "name a folder outside store, vault, runs and scratch, and none above them"
-            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice)
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, final=True)
     return list(readable)
 
 

@@ -18,12 +18,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autorl_hpc.errors import AutorlError
+from autorl_hpc.files.faults import again
 from autorl_hpc.files.frozen_records import read_experiment, read_run
 from autorl_hpc.files.layout import PACKAGE, ExperimentDir, Root, share
 from autorl_hpc.files.processes import deny_inspection
@@ -152,9 +153,7 @@ class Scanner:
         self._counts: Counter[str] = Counter()
         self._reasons: dict[str, None] = {}
         try:
-            fd = open_plain(self.log)
-            if fd is not None:
-                self._file(meter, fd, self.log.name)
+            self._open(meter, lambda: open_plain(self.log), self.log.name, 0)
             self._tree(meter)
         except Limit as limit:
             self._reasons[f"limit of the look: {limit}"] = None
@@ -199,16 +198,19 @@ class Scanner:
             self._count(name, known)
             self._counts["bytes_unchanged"] += size - known.skipped_bytes if known.scanned else 0
             return
+        self._open(meter, lambda: open_regular(root, file.parts), name, size)
+
+    def _open(self, meter: ReadingBudget, opened: Callable[[], int | None], name: str, size: int) -> None:
         try:
-            fd = open_regular(root, file.parts)
+            fd = again(opened)  # a lease refuses a reader only for a while
         except FileNotFoundError:
             return  # removed meanwhile
         except OSError:
             fd = None
-        if fd is None:
-            self._count(name, FileContent([], size, False, "files that can't be read"))
-        else:
+        if fd is not None:
             self._file(meter, fd, name)
+        elif name != self.log.name or self.log.exists():
+            self._count(name, FileContent([], size, False, "files that can't be read"))
 
     def _file(self, meter: ReadingBudget, fd: int, name: str) -> None:
         runs: set[int] = set()

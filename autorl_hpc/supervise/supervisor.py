@@ -22,7 +22,7 @@ from typing import Any
 from autorl_hpc.agents import Agent, load_agent
 from autorl_hpc.agents.definition import RESTART
 from autorl_hpc.drivers.client import forget_key, lost, wait_key, wait_ready
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, from_os_error
 from autorl_hpc.files import atomic
 from autorl_hpc.files.faults import is_cluster_error
 from autorl_hpc.files.frozen_records import read_experiment, read_run
@@ -34,6 +34,7 @@ from autorl_hpc.files.safe_open import Folder, read_calls
 from autorl_hpc.records import readable_json
 from autorl_hpc.records.entries import AttemptEnded
 from autorl_hpc.records.run import RunRecord
+from autorl_hpc.sandbox.sandbox_plan import carried, take_own, with_carried
 from autorl_hpc.states import EXIT_RESUME, EndedBy, EntryKind, Fault, Network
 from autorl_hpc.supervise import workspace as laying
 from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
@@ -201,6 +202,8 @@ class AgentRun:
                 return over
             if usage.excess is not None:
                 return usage.excess.ended_by
+            if os.fstat(self._folder.fd).st_nlink == 0:
+                raise _deleted(self.workspace)
             now = time.monotonic()
             if now >= self._next_look:
                 self._next_look = now + self.look_s
@@ -317,7 +320,8 @@ class Supervisor:
         if left_over:
             log.warning("processes of an earlier attempt could not be ended: %s", sorted(left_over))
         used, budget = self.seals.used_so_far(view), self.record.science.budget
-        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus)
+        note = self.seals.elapsed_file(attempt)
+        clock = BudgetClock(self.run.clock, budget, attempt, used, gpus=gpus, note=note)
         try:
             return self._attempt(clock)
         except Superseded:
@@ -325,8 +329,12 @@ class Supervisor:
             return 0
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
-            what = error.what if isinstance(error, AutorlError) else str(error)
-            return self._interrupt(clock, what[:500])
+            if isinstance(error, OSError):
+                error = from_os_error(error, "this attempt", error.filename or self.workspace)
+            if error.final:
+                reason = f"{error.what} ({error.where}); {error.next_step}"
+                return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason[:500])
+            return self._interrupt(clock, error.what[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
         if self.chain.look().sealed is not None:  # an older attempt sealed it, but can't queue what comes next
@@ -336,7 +344,9 @@ class Supervisor:
         if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
             what = "the task or the agent that this job found is not the one that run.json names"
             advice = "launch again: jobs run the frozen code of the experiment"
-            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice)
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice, final=True)
+        if self.seals.had_begun(clock.attempt) and not self.workspace.is_dir():
+            raise _deleted(self.workspace)
         path, patiently = self.workspace, functools.partial(self.stops.patiently, may_pass=is_cluster_error)
         patiently(lambda: laying.lay_folders(path, self.root, self.record))
         atomic.write_json(self.run.workspace_link, {"schema_version": 1, "workspace": str(path)})
@@ -413,10 +423,10 @@ class Supervisor:
             mark, readable = f"{self.seals.marks}{clock.attempt}.", self.spec.sandbox.readable
             env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable)
             env.update(ways)
-            own = laying.take_own(env, file.env)
+            own = take_own(env, file.env)
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
-            plain |= laying.carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
-            env |= laying.carried(own)
+            plain |= carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
+            env |= carried(own)
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)
             self.chain.write(EntryKind.SANDBOX, used)
@@ -427,7 +437,7 @@ class Supervisor:
             Folder.open(path).write("run_meta.json", readable_json(meta))
 
             def inside(command: Sequence[str]) -> list[str]:
-                return sandbox.argv(laying.with_carried(command) if own else command)
+                return sandbox.argv(with_carried(command) if own else command)
 
             note_version(self.run.events, agent, clock.attempt, inside, plain, mark, lambda: self.stops.asked)
             if why := note_torch(
@@ -501,6 +511,12 @@ class Supervisor:
         except (AutorlError, OSError) as error:
             log.error("the end of attempt %d could not be recorded: %s", clock.attempt, error)
         return EXIT_RESUME
+
+
+def _deleted(workspace: Path) -> AutorlError:
+    what = "the run's workspace was deleted, with what the agent had made and not submitted"
+    advice = "keep scratch until a run is closed: look for a purge of old files there, and name another `scratch` in the cluster's profile; then launch the run as another seed"
+    return AutorlError(what, where=workspace, fault=Fault.CLUSTER, next_step=advice, final=True)
 
 
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:

@@ -9,11 +9,11 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from autorl_hpc.agents import Agent, AgentFile
 from autorl_hpc.errors import AutorlError
@@ -327,27 +327,6 @@ def agent_environment(
         env["PYTHONPATH"] = str(workspace / "environment")
     env[MARK_VARIABLE] = mark
     return env
-
-
-_CARRIED: Final = "AUTORL_CARRIED_"
-_TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; unset "$each"; done; unset each; exec "$@"'
-
-
-def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Remove an agent definition's variables from `env` and return them, except those that ours override. They must not reach
-    the programs that build the sandbox from outside: LD_PRELOAD would load the agent's own code into them."""
-    return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
-
-
-def carried(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under neutral names, until `with_carried` restores them; a command line would show them to
-    everybody."""
-    return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
-
-
-def with_carried(command: Sequence[str]) -> list[str]:
-    """Return `command` with the carried variables restored, so that only it sees them."""
-    return ["bash", "-c", _TAKE_UP, "bash", *command]
 
 
 def driver_environment(spec: DriverSpec, url: str, token: str) -> dict[str, str]:

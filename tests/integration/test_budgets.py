@@ -409,6 +409,26 @@ def test_the_clock_counts_intervals_and_gpus_and_no_suspension(tmp_path: Path) -
     assert (later.elapsed_s, later.used.given_back_s, later.left_s) == (SUSPENSION_S, 10.0, 110.0 - SUSPENSION_S)
 
 
+@pytest.mark.parametrize(
+    ("gap_s", "noted_s", "counted_s"), [(20, 0, 20), (45, 0, 0), (45, 55, 45), (45, 25, 15), (45, 999, 45)]
+)
+def test_a_gap_is_a_suspension_only_where_the_keeper_stood_still_too(
+    tmp_path: Path, gap_s: float, noted_s: float, counted_s: float
+) -> None:
+    """Catches a clock that an agent freezes by holding up its supervisor, as by leases on files that it opens: 13.6 s of 416 s were
+    charged. The keeper noted `noted_s`, of which 10 s were known."""
+    note, now = tmp_path / "elapsed-1.json", [0.0]
+    budget = Budget(wall_clock_s=1000.0)
+    clock = BudgetClock(tmp_path / "c", budget, 1, gpus=2, note=note, now=lambda: now[0])
+    clock.resume()
+    now[0] = 10.0
+    clock.tick()
+    note.write_text(f'{{"elapsed_s": {noted_s:15.3f}}}')
+    now[0] += gap_s
+    assert (clock.elapsed_s, clock.used.gpu_s) == (10.0 + counted_s, 2 * (10.0 + counted_s))
+    assert clock.used.suspended_s == gap_s - counted_s
+
+
 def test_waiting_beyond_the_free_minute_is_given_back_up_to_the_cap(tmp_path: Path) -> None:
     clock = BudgetClock(
         tmp_path / "clock.json",

@@ -226,6 +226,39 @@ def _confinement(
     return Confinement(root, experiment, record, spec, workspace, None)
 
 
+MANAGER = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        print(manager.dict(a=1)["a"])
+"""
+
+
+@pytest.mark.parametrize("name", [*CONFINING, SandboxLevel.NONE])
+def test_sockets_work_however_long_the_paths_are(
+    name: SandboxLevel, plan: SandboxPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a $TMPDIR of more than 107 bytes with a socket's name: it failed every attempt, and the agent's DataLoader and Manager
+    at levels that can't mount."""
+    usable(name, plan) if name is not SandboxLevel.NONE else None
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    root, experiment, workspace = _place(deep / "autorl", monkeypatch)
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    (workspace / "manager.py").write_text(MANAGER)
+    confined = _confinement(root, experiment, workspace, level=str(name))
+    try:
+        env = {"PATH": os.environ["PATH"], "HOME": f"{workspace}/.home", "TMPDIR": f"{workspace}/.tmp"}
+        assert confined.choose(29563, env, 1).level is name
+        argv = confined.argv([sys.executable, "manager.py"])
+        done = subprocess.run(
+            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert done.stdout == "1\n", done.stderr[-500:]
+    finally:
+        confined.close()
+
+
 def test_the_key_files_of_all_drivers_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root, experiment, workspace = _place(tmp_path / "root", monkeypatch)
     (tmp_path / "elsewhere.key").write_text("k")
@@ -251,12 +284,13 @@ def test_what_a_level_stops(name: SandboxLevel, plan: SandboxPlan) -> None:
     assert not found.failures and found.start_s is not None
     rights = inside(level(name), plan, "grep", "CapEff", "/proc/self/status").stdout.split()
     assert rights == ["CapEff:", "0" * 16], "with root's rights it could mount"
+    locks = "locks (flock) on files that several runs read are shared"
     if name is not SandboxLevel.LANDLOCK:
-        assert found.holes == ()
+        assert found.holes == (locks,)
     else:
-        assert any("Unix sockets" in hole for hole in found.holes) and any(
-            hole.startswith("TCP leads out") for hole in found.holes
-        )
+        named = ("Unix sockets of other programs", "TCP leads out", "terminals of other programs", locks)
+        assert all(any(hole.startswith(words) for hole in found.holes) for words in named)
+        assert not any("keyrings" in hole or "leases" in hole for hole in found.holes)
 
 
 @pytest.mark.parametrize("name", CONFINING)
@@ -275,6 +309,30 @@ def test_a_trial_sees_what_is_open(name: SandboxLevel, plan: SandboxPlan, tmp_pa
         assert any(
             hole.startswith("abstract Unix sockets") for hole in probe(level(name), opened, environment(plan)).holes
         )
+
+
+@pytest.mark.parametrize("name", [*CONFINING, SandboxLevel.NONE])
+@pytest.mark.parametrize("network", [Network.NONE, Network.OPEN])
+def test_no_level_leaves_keyrings_and_leases_open(name: SandboxLevel, network: Network, plan: SandboxPlan) -> None:
+    """Catches a key of the user's session that an agent uses or leaves for another run, and a lease that holds up the suite's own
+    reads: also without a forwarder, and at level none. Other commands of fcntl stay."""
+    opened = SandboxPlan(**{**plan.__dict__, "network": network})
+    found = level(name) if name is SandboxLevel.NONE else usable(name, opened)
+    code = (
+        "import ctypes, fcntl, os, sys\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "said = []\n"
+        "for numbers in ((250, 0, -3, 0), (248, b'user', b'k', b'v', 1, -3), (249, b'user', b'k', None, 0)):\n"
+        "    words = [ctypes.c_long(n) if isinstance(n, int) else n for n in numbers]\n"
+        "    said.append(ctypes.get_errno() if libc.syscall(*words) < 0 else 0)\n"
+        "with open('own', 'w') as file:\n"
+        "    fcntl.fcntl(file, fcntl.F_SETFD, 1)\n"
+        "    try: fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK); said.append(0)\n"
+        "    except OSError as error: said.append(error.errno)\n"
+        "print(said)"
+    )
+    done = inside(found, opened, sys.executable, "-I", "-c", code)
+    assert done.stdout == "[1, 1, 1, 1]\n", done.stderr
 
 
 @pytest.mark.parametrize("name", CONFINING)

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import socketserver
@@ -29,6 +30,7 @@ from helpers import alive, wait_for
 
 from autorl_hpc.files.safe_open import read_calls
 from autorl_hpc.files.store import write_endpoint, write_key
+from autorl_hpc.gateway.run_gateway import MAX_CONNECTIONS
 from autorl_hpc.records.driver import DriverEndpoint
 
 START = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\n".encode()
@@ -723,3 +725,17 @@ def test_packed_bodies_that_are_none_fill_no_log(gateway: GatewayProcess, encodi
         gateway.raw(packed)
     assert gateway.ask("/v1/models", method="GET").status == 200
     assert len(gateway.stderr.read_bytes()) == before
+
+
+def test_idle_connections_of_others_take_no_place(gateway: GatewayProcess) -> None:
+    """Catches another run's agent that opens connections, says nothing, and so keeps this run from its driver."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
+    idle = [socket.create_connection(("127.0.0.1", gateway.port)) for _ in range(MAX_CONNECTIONS + 300)]
+    try:
+        for _ in range(3):
+            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
+    finally:
+        for each in idle:
+            each.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -216,6 +216,21 @@ def test_killed_supervisors_take_their_agents_along_until_the_attempts_are_used_
     assert "killed without a word" in str(sealed.reason)
 
 
+def test_a_deleted_workspace_is_told_and_not_tried_again(cluster: Cluster) -> None:
+    """Catches a purge of scratch that three attempts meet, of which the last two begin with an empty workspace and no word."""
+    cluster.agent("sleeper", "sleep 600")
+    (run_id,) = cluster.prepare(["sleeper"])
+    first = cluster.supervisor(run_id)
+    events = cluster.run_dir(run_id).events
+    wait_for(lambda: events.exists() and "agent_started" in events.read_text(), "the agent's start")
+    while cluster.workspace(run_id).exists():  # the supervisor still writes into it
+        shutil.rmtree(cluster.workspace(run_id), ignore_errors=True)
+    assert first.wait(PATIENCE_S) == 0, "no other attempt is to follow"
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "workspace was deleted" in (sealed.reason or "") and "purge" in (sealed.reason or "")
+
+
 def test_a_preemption_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
     """More often than `attempts`: it is no crash. The second one comes as from a scheduler, to supervisor, keeper and agent at
     once: the agent's death is not its end of work. The agent goes on by its own script."""

@@ -91,11 +91,38 @@ def test_a_program_that_does_not_run(tmp_path: Path) -> None:
 
 def test_programs_and_checks_get_an_empty_home_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-secret")
-    check = f'ls -A "$HOME" > {tmp_path}/home; env > {tmp_path}/env; echo "$MODE"; exit 1\n'
+    check = 'ls -A "$HOME"; env | grep sk-secret; echo "$MODE"; exit 1\n'
     program(tmp_path / "p" / "bin" / "prog")
     looked = seen(tmp_path, agent(tmp_path, check, env={"MODE": "of the definition"}))
     assert looked.state == "problem" and looked.value == "of the definition"
-    assert (tmp_path / "home").read_text() == "" and "sk-secret" not in (tmp_path / "env").read_text()
+
+
+REACHES = """cat {root}/vault/items > {out} 2> /dev/null; cat {root}/vault/items; touch {out}; exit 1
+"""
+
+
+@pytest.mark.parametrize("by", ["check", "program", "env"])
+def test_what_a_definition_brings_runs_without_the_vault(tmp_path: Path, by: str) -> None:
+    """Catches a check, a program or a variable of an agent's folder that reaches the vault as soon as somebody looks at it, as by
+    `launch --dry-run`. The held-out item must come back by no way: what is said, or a file outside."""
+    root, out = tmp_path / "root", tmp_path / "out"
+    (root / "vault").mkdir(parents=True)
+    (root / "vault" / "items").write_text("the held-out answer")
+    program(tmp_path / "p" / "bin" / "prog")
+    reaches = REACHES.format(root=root, out=out)
+    (root / "agents" / "mine").mkdir(parents=True)
+    (root / "agents" / "mine" / "reach.sh").write_text(reaches)
+    script = str(root / "agents" / "mine" / "reach.sh")
+    given: dict[str, dict[str, object]] = {
+        "check": {"check": reaches},
+        "program": {"program": ["bash", script]},
+        "env": {"env": {"BASH_ENV": script}, "check": "exit 1\n"},
+    }
+    made = agent(root, **given[by])  # type: ignore[arg-type]
+    where = where_agents_run(None, environ={**os.environ, "PATH": f"{tmp_path}/p/bin:/usr/bin:/bin"})
+    looked = look(made, where, hidden=(root,))
+    assert looked[-1].state == "problem" and not out.exists(), "it ran, and outside of a sandbox"
+    assert "held-out answer" not in str(looked)
 
 
 def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +159,6 @@ def test_the_doctor_names_agents_with_programs(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "broken" / "agent.yaml").write_text("name: broken\n")
     monkeypatch.setattr(doctor_agents, "agent_names", lambda: ["broken", "mine", "plain"])
     monkeypatch.setenv("AUTORL_AGENTS_PATH", str(tmp_path))
-    found = doctor_agents.check_agents(None)
+    found = doctor_agents.check_agents(None, tmp_path)
     assert [(f.check, str(f.state)) for f in found] == [("PATH of jobs", "ok"), ("broken", "warning"), ("mine", "note")]
     assert "no-such-program is not on the PATH" in found[2].value

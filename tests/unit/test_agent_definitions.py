@@ -105,3 +105,34 @@ def test_folders_given_by_option_are_looked_into_first(tmp_path: Path, monkeypat
     assert os.environ["AUTORL_AGENTS_PATH"] == str(tmp_path / "agents")
     with pytest.raises(AutorlError, match="--agents names the folder that holds agent folders"):
         put_first([share("templates") / "agents" / "codex" / "start.sh"])
+
+
+def test_includes_stay_in_the_agents_folder(tmp_path: Path) -> None:
+    """Catches an include that takes the root's vault along into a workspace: by its name beside the agents' folder, or by a link."""
+    (tmp_path / "vault").mkdir()
+    mine = folder(tmp_path / "agents", "mine", "name: mine\ndescription: d\ninclude: [vault]\n")
+    with pytest.raises(AutorlError, match="lacks vault/"):
+        load_agent("mine", [mine.parent])
+    (mine.parent / "vault").symlink_to(tmp_path / "vault")
+    with pytest.raises(AutorlError, match="vault is a link"):
+        load_agent("mine", [mine.parent])
+    (mine / "agent.yaml").write_text("name: mine\ndescription: d\ninclude: [accelerate]\n")
+    assert load_agent("mine", [mine.parent]).folders()[1] == share("templates") / "accelerate"
+
+
+def test_a_definition_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "items.jsonl").write_text("{the held-out answer")
+    mine = folder(tmp_path / "agents", "mine", "")
+    (mine / "agent.yaml").unlink()
+    (mine / "agent.yaml").symlink_to(tmp_path / "items.jsonl")
+    with pytest.raises(AutorlError, match="is a link") as found:
+        load_agent("mine", [mine.parent])
+    assert "held-out" not in str(found.value)
+
+
+def test_what_a_definition_asks_for_is_listed(tmp_path: Path) -> None:
+    """What `launch --dry-run` prints of it: secrets and variables by name, what is brought along, what runs on this host."""
+    text = "name: mine\ndescription: d\nsecrets: [HF_TOKEN]\nenv: {LD_PRELOAD: x.so}\ninclude: [accelerate]\nprogram: [prog, -v]\n"
+    mine = folder(tmp_path / "agents", "mine", text)
+    said = "; ".join(load_agent("mine", [mine.parent]).asks_for())
+    assert all(word in said for word in ("HF_TOKEN", "LD_PRELOAD", "accelerate", "prog -v"))

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from autorl_hpc.supervise.workspace import carried, take_own, with_carried
+from autorl_hpc.sandbox.sandbox_plan import carried, take_own, with_carried
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 OWN = {

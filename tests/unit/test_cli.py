@@ -44,6 +44,19 @@ def test_a_usage_error_is_json_where_json_is_asked_for(
     assert words in done.stderr, "a person sees nothing"
 
 
+ESCAPES = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_what_a_message_quotes_of_a_file_steers_no_terminal(tmp_path: Path, as_json: list[str]) -> None:
+    """Catches terminal escapes in an experiment, a file's name or an agent's definition that reach the terminal of who looks at it."""
+    job = tmp_path / f"job{ESCAPES}.yaml"
+    job.write_text(json.dumps({"name": f"a{ESCAPES}", f"field{ESCAPES}": 1}))
+    done = call("launch", str(job), "--root", str(tmp_path / "root"), "--dry-run", *as_json, cwd=tmp_path)
+    assert done.returncode == 2 and "owned" in done.stdout + done.stderr
+    assert not set(ESCAPES) - set("]0;owned[2J31m") & set(done.stdout + done.stderr)
+
+
 # --- --root ---
 
 

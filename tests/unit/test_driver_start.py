@@ -69,3 +69,12 @@ def test_it_ends_with_its_job(tmp_path: Path) -> None:
     job.kill()
     job.wait()
     wait_for(lambda: not alive(pid), "the server's end")
+
+
+def test_it_stops_with_children_in_sessions_of_their_own(tmp_path: Path) -> None:
+    """Catches a server's process that left its session, and keeps the GPU."""
+    child = "import subprocess, sys, time; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'], start_new_session=True)"
+    server = started(tmp_path, f"{child}; print(p.pid, flush=True); time.sleep(900)")
+    pid = int(wait_for(lambda: (tmp_path / "log").read_text().strip(), "its child"))
+    server.stop()
+    wait_for(lambda: not alive(pid), "the child's end")

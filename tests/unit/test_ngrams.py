@@ -13,6 +13,7 @@ import quopri
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import unicodedata
 import zipfile
@@ -370,3 +371,28 @@ def test_names_are_escaped_and_the_list_is_bounded(tmp_path: Path) -> None:
     look = scanner(tmp_path).look(meter())
     assert len(look.found) == 20 and look.found_unlisted == 10 and look.items == {Split.REPORT: 1}
     assert all("\x1b" not in line.file for line in look.found)
+
+
+@pytest.mark.parametrize("refused", ["inside.txt", "no-log"])
+def test_a_look_that_was_refused_a_file_is_not_complete(tmp_path: Path, refused: str) -> None:
+    """Catches a look that calls itself complete, or gives up all other files, where one can't be opened: here it is under a lease."""
+    (tmp_path / "other.txt").write_text(LONG)
+    (tmp_path / refused).write_text(SHORT)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(tmp_path / refused)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None and holder.stdout.read(1) == b"x"
+        seen = scanner(tmp_path).look(meter())
+    finally:
+        holder.kill()
+        holder.wait()
+    assert not seen.complete and "can't be read" in (seen.reason or "") and sum(seen.items.values()) == 1
+
+
+HOLDS = """
+import fcntl, os, signal, sys, time
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+os.write(1, b"x")
+time.sleep(600)
+"""

@@ -277,6 +277,21 @@ def test_damaged_code_is_said(tree: Tree) -> None:
     assert any("code.git" in note for note in story.recorder)
 
 
+def test_trainings_that_an_agent_left_at_work_are_named(tree: Tree) -> None:
+    """Catches a run whose agent said that it was done and ended, while its trainings worked: nothing told that they were killed."""
+    run = recorded_run(tree)
+    append_event(run.dir.events, "agent_ended", ended_by="agent_exit", exit_code=0, elapsed_s=500.0, left=[], start=1)
+    for pid, command, code in (
+        (8, "python train.py --big", -9),
+        (9, "torchrun x.py", -9),
+        (10, "python done.py", 0),
+        (11, "bash", -9),
+    ):
+        make.add(run, "processes", make.process(501.0, command, "ended", pid=pid, exit_code=code))
+    words = "the agent ended while 2 of its programs worked, and they were killed: python train.py --big; torchrun x.py"
+    assert told(run).story.recorder[0] == words
+
+
 def test_what_the_recorder_missed_is_said(tree: Tree) -> None:
     run = recorded_run(tree)
     append_event(run.dir.events, "recorder_trouble", watch="usage", message="nvidia-smi \x1b[31m: no answer")

@@ -259,7 +259,7 @@ def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
     unsound = (SubmissionState.REFUSED, SubmissionState.FAILED)
     submissions = sum(p.elapsed_s < last and p.status in unsound and p.fault not in INFRASTRUCTURE for p in points)
     ended = [p for p in recorded.processes.records if p.what == "ended" and p.elapsed_s < last]
-    ended = list(filter(_is_program, ended)) or ended  # if there were no programs, it is known from others
+    ended = list(filter(is_program, ended)) or ended  # if there were no programs, it is known from others
     if any(p.exit_code is not None for p in ended):
         return submissions + sum(map(failed, ended))
     calls = _failed_calls([e for e in recorded.trace.records if e.elapsed_s < last])
@@ -278,7 +278,8 @@ def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
     return [e.model_copy(update={"command": e.command or commands.get(e.call_id)}) for e in results]
 
 
-def _is_program(process: ProcessSeen) -> bool:
+def is_program(process: ProcessSeen) -> bool:
+    """Return whether a process is one of PROGRAMS."""
     return process.command.partition(" ")[0].rsplit("/", 1)[-1].startswith(PROGRAMS)
 
 
@@ -305,7 +306,7 @@ def may_train(process: ProcessSeen) -> bool:
 
 def failed(process: ProcessSeen) -> bool:
     """Return whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
-    return process.what == "ended" and (process.exit_code or 0) > 0 and _is_program(process)
+    return process.what == "ended" and (process.exit_code or 0) > 0 and is_program(process)
 
 
 def _stage(points: Sequence[Point], recorded: Recorded, said_something: bool) -> Stage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import posixpath
+import signal
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +41,14 @@ from autorl_hpc.report.run_story.failures import (
     failure_of,
 )
 from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt
-from autorl_hpc.report.run_story.resources import Trained, may_train, reference_metrics, skill_metrics, trained_by
+from autorl_hpc.report.run_story.resources import (
+    Trained,
+    is_program,
+    may_train,
+    reference_metrics,
+    skill_metrics,
+    trained_by,
+)
 from autorl_hpc.report.scores import PairedItems
 from autorl_hpc.report.statistics import hull, tango_of, tango_of_clusters, totals, variance_of_mean
 from autorl_hpc.report.story_records import (
@@ -422,6 +430,9 @@ MAX_NAMED = 40
 AGENT_VERSION = "agent_version"
 """The event with the version that the agent's program printed, once per attempt."""
 
+KILLED_BEFORE_S, KILLED_AFTER_S = 0.5, 15.0
+"""When the recorder sees that programs were killed with their agent, around its end."""
+
 RECORDER_EVENTS = "recorder"
 """Prefix of the recorder's own events: what it missed, and its crashes."""
 
@@ -611,9 +622,31 @@ def _resources(known: RunContext) -> ResourcesUsed:
     )
 
 
+def _left_working(known: RunContext) -> list[str]:
+    """Return for each end of the agent by itself which of its programs still worked: they were killed with it."""
+    notes = []
+    for event in known.events:
+        if event["event"] != "agent_ended" or event.get("ended_by") != "agent_exit":
+            continue
+        at_s = event.get("elapsed_s")
+        last = (
+            between(known.recorded.processes.records, at_s - KILLED_BEFORE_S, at_s + KILLED_AFTER_S)
+            if isinstance(at_s, float)
+            else ()
+        )
+        killed = [p.command for p in last if p.what == "ended" and p.exit_code == -signal.SIGKILL and is_program(p)]
+        if killed:
+            named = "; ".join(known.hidden.said(masked(command)) or "" for command in killed[:MAX_NAMED])
+            more = f" and {len(killed) - MAX_NAMED} more" if len(killed) > MAX_NAMED else ""
+            notes.append(
+                f"the agent ended while {len(killed)} of its programs worked, and they were killed: {named}{more}"
+            )
+    return notes
+
+
 def _notes(known: RunContext) -> tuple[str, ...]:
     hidden, revisions = known.hidden, known.code.revisions
-    notes = list(known.recorded.troubles)
+    notes = [*_left_working(known), *known.recorded.troubles]
     for event in known.events:
         if event["event"].startswith(RECORDER_EVENTS) and event["event"] not in NO_TROUBLE:
             told = {
