@@ -46,13 +46,12 @@ from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.supervise.lint import BaseModel
 
 REFUSED_CONFIGS: list[tuple[str, dict[str, Any], str]] = [
-    ("rope_theta", {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}, "rope_theta"),
-    ("older rope_theta", {"rope_parameters": None, "rope_theta": 20000.0}, "rope_theta"),
-    ("rope two ways", {"rope_theta": 20000.0}, "rope_theta"),
-    ("rope scaling", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-    ("older rope scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
-    ("theta hidden in the scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"rope_theta": 5.0}}, "rope_theta"),
-    ("rope for each kind of layer", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters"),
+    ("rope_theta", {"rope_parameters": {"rope_theta": 20000.0, "rope_type": "default"}}, "rope_parameters.rope_theta"),
+    ("older rope_theta", {"rope_parameters": None, "rope_theta": 20000.0}, "rope_parameters.rope_theta"),
+    ("rope scaling", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}}, "rope_parameters.factor"),
+    ("older rope scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_parameters.factor"),
+    ("theta hidden in the scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"rope_theta": 5.0}}, "rope_parameters.rope_theta"),
+    ("rope for each kind of layer", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters.full_attention"),
     ("more layers", {"num_hidden_layers": 3}, "num_hidden_layers"),
     ("fewer layers", {"num_hidden_layers": 1}, "num_hidden_layers"),
     ("another architecture", {"model_type": "qwen2"}, "model_type"),
