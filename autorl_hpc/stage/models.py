@@ -136,11 +136,11 @@ def stage_model(
 
 def _install(root: Root, target: Path, manifest: StoreManifest, work: Path, say: Say) -> None:
     write_manifest(work, manifest)
-    _tell_change(root, target, manifest, work, say)
+    tell_change(root, target, manifest, work, say)
     replace_folder(work, target)
 
 
-def _tell_change(root: Root, target: Path, new: StoreManifest, work: Path, say: Say) -> None:
+def tell_change(root: Root, target: Path, new: StoreManifest, work: Path, say: Say) -> None:
     """Say what of a staged model is about to change. Raises AutorlError if an experiment that isn't over asks it."""
     try:
         old = read_manifest(target, name=new.name, stage_command=f"autorl-hpc stage {new.name}")

@@ -59,8 +59,12 @@ def test_base_models_of_equal_weights_and_other_templates_share_no_score(cluster
 
     other = tiny_with(tmp_path / "other", chat_template__jinja=ODD + "!")
     again = ("stage", "b/odd", "--from", str(other), "--again", "--root", str(cluster.root.path))
-    refused = cluster.run(*again, check=False)
-    assert refused.returncode and "chat_template.jinja" in refused.stderr and "isn't over" in refused.stderr
+    elsewhere, bundle = str(tmp_path / "elsewhere"), str(tmp_path / "b.tar.gz")
+    cluster.run("stage", "b/odd", "--from", str(other), "--root", elsewhere)
+    cluster.run("stage", "b/odd", "--bundle", bundle, "--root", elsewhere)
+    for asked in (again, ("stage", "--from", bundle, "--again", "--root", str(cluster.root.path))):
+        refused = cluster.run(*asked, check=False)
+        assert refused.returncode and "chat_template.jinja" in refused.stderr and "isn't over" in refused.stderr
 
     for run_id in run_ids:
         assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()

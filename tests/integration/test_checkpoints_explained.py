@@ -17,7 +17,8 @@ from autorl_hpc.states import SubmissionState
 
 def named(folder: Path, base: str) -> Path:
     """An adapter whose config names that base model."""
-    return write_adapter(folder, {"base_model_name_or_path": base})
+    write_adapter(folder, {"base_model_name_or_path": base})
+    return folder
 
 
 @pytest.mark.parametrize(
