@@ -79,6 +79,27 @@ def test_what_is_saved_again_is_the_same_model(tmp_path: Path, family: str) -> N
     assert isinstance(other, str) or first_difference(told(other), told(theirs)) is not None
 
 
+OTHER_MODELS: list[tuple[str, dict[str, Any], str]] = [
+    ("older rope_theta", {"rope_parameters": None, "rope_theta": 20000.0}, "rope_parameters.rope_theta"),
+    ("rope scaling", {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}}, "rope_parameters.factor"),
+    ("older rope scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_parameters.factor"),
+    ("theta hidden in the scaling", {"rope_parameters": None, "rope_theta": 10000.0, "rope_scaling": {"rope_theta": 5.0}}, "rope_parameters.rope_theta"),
+    ("rope for each kind of layer", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "rope_parameters.full_attention"),
+    ("quantised", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ("sliding window", {"sliding_window": 16}, "sliding_window"),
+    ("other layers", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("changes", "field"), [row[1:] for row in OTHER_MODELS], ids=[row[0] for row in OTHER_MODELS])
+def test_what_transformers_makes_of_it_is_another_model(changes: dict[str, Any], field: str) -> None:
+    mine, theirs = read({**tiny_config(), **changes}), read(tiny_config())
+    assert isinstance(mine, dict) and isinstance(theirs, dict)
+    found = first_difference(told(mine), told(theirs))
+    assert found is not None and found[0] == field
+
+
 @pytest.mark.slow
 def test_a_config_in_other_words_is_accepted_and_a_hostile_one_refused(tmp_path: Path) -> None:
     """Through the intake, with the process that asks transformers."""
