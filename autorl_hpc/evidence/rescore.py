@@ -49,7 +49,7 @@ and may give one text two outcomes."""
 
 SCORE_TOLERANCE = 1e-6  # Points; the sum may run in another order
 
-Word = Literal["identical", "within noise", "differs", "not scored"]
+Word = Literal["identical", "within noise", "differs", "older version", "not scored"]
 
 
 @dataclass
@@ -147,6 +147,12 @@ def compare(
             found.same_text_other_outcome += old.outcome != new.outcome
     found.changed, found.p_value = found.up + found.down, mcnemar_midp(found.up, found.down)
     found.word, found.why = _judge(found, noise, scorer, reproducible)
+    same_text = found.same_text_other_outcome and scorer in PURE_SCORERS
+    if claimed.prompts_sha256 is None and not (found.holds or reproducible or same_text):
+        found.why = f"it was scored by an older version, which kept no hash of its prompts; {found.why}"
+        found.word = "older version"
+    elif claimed.prompts_sha256 not in (None, here.prompts_sha256):
+        found.word, found.why = "differs", "the prompts asked here are not those that the score names by their hash"
     return found
 
 
@@ -219,6 +225,12 @@ class Rescored:
         failing = [f"{one.what} {one.word}" for one in self.compared if not one.holds]
         return "; ".join(failing) if not self.holds else "the evidence is whole, and the score was measured again"
 
+    @property
+    def older(self) -> bool:
+        """Return whether what does not hold is only what an older version scored, which this one can't ask again."""
+        failing = {one.word for one in self.compared if not one.holds}
+        return not self.problems and failing == {"older version"}
+
     def as_dict(self) -> dict[str, Any]:
         """Return the fields of `--json`."""
         return {
@@ -228,6 +240,7 @@ class Rescored:
             "entries": self.manifest.head.entries,
             "anchored": bool(self.anchored),
             "holds": self.holds,
+            "older": self.older,
             "verdict": self.verdict,
             "problems": self.problems,
             "notes": self.notes,
@@ -241,7 +254,8 @@ class Rescored:
 
     def as_lines(self) -> list[str]:
         """Return the result as text lines."""
-        lines = [f"{'HOLDS  ' if self.holds else 'DOES NOT HOLD'}  {self.manifest.run_id}: {self.verdict}"]
+        word = "HOLDS  " if self.holds else "OLDER VERSION" if self.older else "DOES NOT HOLD"
+        lines = [f"{word}  {self.manifest.run_id}: {self.verdict}"]
         lines += [f"         {problem}" for problem in self.problems]
         lines += [f"         {one.as_text()}" for one in self.compared]
         if self.compared:

@@ -340,6 +340,8 @@ class _Scores:
         wanted = (submission.content_hash, self.science.recipe.hash())
         if (evaluation.content_hash, evaluation.recipe_hash) != wanted:
             yield f"{name} is one of other weights or of another recipe"
+        elif not self._asked_alike(evaluation):
+            yield f"{name} is one of other prompts than the base model's"
         elif submission.is_base:
             yield from self._of_base(evaluation, name)
         elif evaluation.items_sha256 is not None:
@@ -349,6 +351,22 @@ class _Scores:
             yield from self._items(path, f"items/{path.name}", evaluation)
         elif evaluation.score is not None:
             yield f"{name} names no items file"
+
+    def _asked_alike(self, evaluation: Evaluation) -> bool:
+        """Return whether a score names prompts, and these are the ones that the same engine asked the base model. Older
+        versions named none."""
+        if (
+            evaluation.score is None
+            or evaluation.engine_hash is None
+            or str(evaluation.split) not in self.science.splits
+        ):
+            return True
+        key = baseline_key(self.science, evaluation.split, evaluation.engine_hash)
+        base = read_baseline(self.experiment.baselines, key)
+        named = evaluation.prompts_sha256 is not None or self.science.base_model_prompting_hash is None
+        if base is None or base.evaluation.split is not evaluation.split:
+            return named
+        return named and base.evaluation.prompts_sha256 == evaluation.prompts_sha256
 
     def _closing(self, closed: Closed) -> Iterator[str]:
         for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):

@@ -86,6 +86,8 @@ def baseline_key(science: Science, split: Split, engine_hash: str) -> str:
     parts = [science.base_model_content_hash, science.splits[split].sha256, science.recipe.hash(), engine_hash]
     if (part := science.part(split)) is not None:
         parts.append(part.sha256)
+    if science.base_model_prompting_hash is not None:
+        parts.append(science.base_model_prompting_hash)
     return hashlib.sha256(canonical_json(parts)).hexdigest()
 
 

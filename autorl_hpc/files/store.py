@@ -10,12 +10,13 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import atomic, reading
-from autorl_hpc.files.checkpoint import file_sha256, walk_files
+from autorl_hpc.files.checkpoint import INDEX_NAME, file_sha256, walk_files
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.queue import claimed_entries
@@ -23,9 +24,12 @@ from autorl_hpc.records import canonical_json
 from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
 from autorl_hpc.records.exchange import EnvironmentPointer, StoreFile, StoreManifest
+from autorl_hpc.records.run import BaseModelPin, Science
 from autorl_hpc.states import Fault
 
 MANIFEST_NAME = "MANIFEST.json"
+WEIGHT_NAMES = (".safetensors", INDEX_NAME)
+MAX_SMALL_JSON_BYTES = 1 << 20
 
 
 def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManifest:
@@ -83,6 +87,55 @@ def verify_model(root: Root, name: str) -> StoreManifest:
     command = f"autorl-hpc stage {name}"
     manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
     verify_files(root.model(name), manifest, command)
+    return manifest
+
+
+OTHER_PROMPTING = "another chat template, tokenizer, special tokens or config"
+PROMPTING_NOISE = frozenset([
+    "transformers_version", "_name_or_path", "name_or_path", "tokenizer_file", "is_local", "local_files_only",
+    "_from_model_config", "dtype", "torch_dtype",
+])  # fmt: skip
+"""Fields of a model folder's small JSON files that decide neither a prompt nor where an answer ends."""
+
+
+def prompting_hash(folder: Path, manifest: StoreManifest) -> str:
+    """Return the hash of what decides a staged model's prompts and decoding beside its weights: chat template, tokenizer,
+    special tokens, config, generation config. Small JSON files count by value, without what a save notes about itself."""
+    rows: dict[str, Any] = {}
+    for file in manifest.files:
+        if file.path.endswith(WEIGHT_NAMES):
+            continue
+        rows[file.path] = file.sha256
+        if file.path.endswith(".json") and file.size_bytes <= MAX_SMALL_JSON_BYTES and file.path != "tokenizer.json":
+            value = reading.read_json(folder / file.path)
+            rows[file.path] = {k: v for k, v in value.items() if k not in PROMPTING_NOISE}
+    return hashlib.sha256(canonical_json(rows)).hexdigest()
+
+
+def staged_pin(root: Root, name: str) -> BaseModelPin:
+    """Return the hashes of a staged base model, by its manifest. Raises AutorlError: it is not staged, or has no content hash."""
+    command = f"autorl-hpc stage {name}"
+    manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
+    if manifest.content_hash is None:
+        what = f"{name} was staged without a content hash"
+        raise AutorlError(what, where=root.model(name), next_step=f"run: {command} --again")
+    prompting = prompting_hash(root.model(name), manifest)
+    return BaseModelPin(content_hash=manifest.content_hash, prompting_hash=prompting)
+
+
+def verify_base_model(root: Root, science: Science) -> StoreManifest:
+    """Return the manifest of a run's base model after checking every file's hash. Raises AutorlError: it is not staged, was
+    changed, or is not the one of the launch."""
+    manifest = verify_model(root, science.base_model)
+    folder, other = root.model(science.base_model), None
+    if manifest.content_hash != science.base_model_content_hash:
+        other = "other weights"
+    elif science.base_model_prompting_hash not in (None, prompting_hash(folder, manifest)):
+        other = OTHER_PROMPTING
+    if other is not None:
+        what = f"base model {manifest.name} is not staged here as the run was launched with it: {other}"
+        advice = "stage what it was launched with, or launch with this one under another name"
+        raise AutorlError(what, where=folder, fault=Fault.CLUSTER, next_step=advice)
     return manifest
 
 

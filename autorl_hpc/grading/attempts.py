@@ -268,7 +268,7 @@ class Baselines:
         return found
 
     def _key(self, science: Science, split: Split) -> str:
-        return baseline_key(science, split, self.bench.engine(science.base_model, science.recipe).identity.digest())
+        return baseline_key(science, split, self.bench.engine(science).identity.digest())
 
     def _measure(self, science: Science, split: Split, key: str) -> Baseline | None:
         log.info("measuring the base model %s on the %s split of %s", science.base_model, split, science.task)

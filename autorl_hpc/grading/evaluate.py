@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Final
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.processes import host_name
-from autorl_hpc.files.store import verify_model
+from autorl_hpc.files.store import verify_base_model
 from autorl_hpc.grading.background import RATED_AT_ONCE, GraderOverdue, RatingOverdue, within
 from autorl_hpc.records.entries import CLUSTERS, Evaluation, Timings
 from autorl_hpc.records.exchange import Engine as EngineIdentity
@@ -62,7 +62,7 @@ class Judging:
         self.root = root
         self._spec = spec
         self._judges: dict[tuple[str, str | None], tuple[JudgeSpec | None, MeteredJudge]] = {}
-        self._unjudged: dict[Hashable, list[list[Answer]]] = {}
+        self._unjudged: dict[Hashable, tuple[list[list[Answer]], str]] = {}
 
     def context(self, science: Science) -> Context:
         """Return the scorer's context for a run. AutorlError: the judge can't be created, or its prompt is not staged."""
@@ -90,15 +90,15 @@ class Judging:
             self._judges[key] = (spec, make_judge(spec, key[0], self.root.judge_cache, key[1]))
         return self._judges[key][1]
 
-    def kept(self, key: Hashable) -> list[list[Answer]] | None:
-        """Return, once, the answers that the judge failed to judge in the last try."""
+    def kept(self, key: Hashable) -> tuple[list[list[Answer]], str] | None:
+        """Return, once, the answers that the judge failed to judge in the last try, with the hash of their prompts."""
         return self._unjudged.pop(key, None)
 
-    def keep(self, key: Hashable, answers: list[list[Answer]]) -> None:
+    def keep(self, answered: SplitAnswers) -> None:
         """Keep answers for the next try."""
         while len(self._unjudged) >= MAX_KEPT:
             self._unjudged.pop(next(iter(self._unjudged)))
-        self._unjudged[key] = answers
+        self._unjudged[answered.asked] = answered.answers, answered.prompts_sha256
 
 
 # --- interactive tasks: items are goals, and the model's answer is an episode
@@ -126,15 +126,16 @@ class Playground:
         items: Sequence[Item],
         engine: ServingEngine,
         order: Sequence[int] | None = None,
-    ) -> list[list[Answer]]:
-        """Play each item's episodes, one per sample, begun in this order; return them as answers for the scorer, in the items' order.
-        AutorlError if the environment failed, which is the grader's fault: nothing is scored."""
+    ) -> tuple[list[list[Answer]], str]:
+        """Play each item's episodes, one per sample, begun in this order; return them as answers for the scorer, in the items' order,
+        and the hash of the prompts that they began with. AutorlError if the environment failed, which is the grader's fault: nothing is scored."""
         recipe = science.recipe
         pool = self._warm(science)
         places = range(len(items)) if order is None else order
         goals = [{**items[place].data, "id": items[place].id, "question": items[place].question} for place in places]
         limit = recipe.options.get("max_prompt_tokens")
         drawn: list[dict[int, Answer]] = []
+        begun: list[dict[int, tuple[int, ...]]] = []
         for number in range(recipe.samples):
             try:
                 episodes = run_episodes(
@@ -159,7 +160,9 @@ class Playground:
                 ) from error
             rated = recipe.scorer != BY_REWARD
             drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
-        return [[sample[place] for sample in drawn] for place in range(len(items))]
+            begun.append({place: episode.first_prompt for place, episode in zip(places, episodes, strict=True)})
+        answers = [[sample[place] for sample in drawn] for place in range(len(items))]
+        return answers, prompts_sha256(sample[place] for place in range(len(items)) for sample in begun)
 
     def close(self) -> None:
         """End the environments' processes; the next evaluation starts new ones."""
@@ -204,7 +207,7 @@ def _answer(episode: Episode, rated: bool) -> Answer:
 
 def engine_group(base_model: str, recipe: Recipe) -> str:
     """Return the engine group; runs of one group share an engine that only swaps weights between them."""
-    return f"{base_model} {recipe.dtype}"
+    return f"{base_model} {recipe.dtype} {recipe.date}"
 
 
 @dataclass(frozen=True)
@@ -227,6 +230,7 @@ class SplitAnswers:
     content_hash: str
     items: Sequence[Item]
     answers: list[list[Answer]]
+    prompts_sha256: str
     engine_hash: str
     asked: Hashable
     timings: Timings
@@ -255,18 +259,19 @@ class Bench:
         self._rating = threading.Lock()
         self.likely_next: Callable[[], tuple[Path, str] | None] = lambda: None  # returns weights and content hash
 
-    def engine(self, base_model: str, recipe: Recipe) -> ServingEngine:
-        """Return the running engine for a base model and dtype; closes another one first. AutorlError or OSError if it does not
+    def engine(self, science: Science) -> ServingEngine:
+        """Return the running engine for a run's base model and dtype; closes another one first. AutorlError or OSError if it does not
         start: the node is at fault, because no artifact has been loaded yet."""
         from autorl_hpc.grading.engines import make_engine
 
+        base_model, recipe = science.base_model, science.recipe
         wanted = engine_group(base_model, recipe)
         if self._engine is not None and self.group == wanted:
             return self._engine
         self.drop_engine()
-        verify_model(self.root, base_model)  # config and tokenizer too, because they decide the prompts
+        verify_base_model(self.root, science)
         try:
-            self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype)
+            self._engine = make_engine(self.spec, self.root.model(base_model), recipe.dtype, recipe.date)
         except (AutorlError, OSError):
             raise
         except Exception as error:
@@ -332,22 +337,22 @@ class Bench:
         items = self.items(science, split)[:limit]
         scorer(recipe.scorer, recipe.scorer_version, science.task)
         self._judging.context(science)  # fail before the engine works if the answers can't be rated
-        engine = self.engine(science.base_model, recipe)
+        engine = self.engine(science)
         prompts = [] if recipe.max_steps else self._tokens(science, split, engine)[:limit]
         loaded = engine.load(weights, content_hash)
         self._load_ahead(engine)
         started = time.monotonic()
         engine_hash = engine.identity.digest()
         asks = (science.split_hash(split), recipe.hash(), engine_hash, science.seed, tuple(order or ()), limit)
-        asked = (content_hash, split, *asks)
+        asked = (content_hash, science.base_model_prompting_hash, split, *asks)
         if kept := self._judging.kept(asked):
-            answers = kept
+            answers, digest = kept
         elif recipe.max_steps:
-            answers = self._playground.play(science, items, engine, order)
+            answers, digest = self._playground.play(science, items, engine, order)
         else:
-            answers = _samples(engine, prompts, recipe, science.seed, order)
+            answers, digest = _samples(engine, prompts, recipe, science.seed, order), prompts_sha256(prompts)
         timings = Timings(load_s=loaded.load_s, swap_s=loaded.swap_s, generate_s=time.monotonic() - started)
-        return SplitAnswers(science, split, content_hash, items, answers, engine_hash, asked, timings)
+        return SplitAnswers(science, split, content_hash, items, answers, digest, engine_hash, asked, timings)
 
     def rate(self, answered: SplitAnswers) -> Scored:
         """Rate the answers. May run in another thread while the engine answers the next submission. RatingOverdue or GraderOverdue
@@ -371,7 +376,7 @@ class Bench:
         can't be rated either."""
         science, recipe = answered.science, answered.science.recipe
         if recipe.judge != "none":
-            self._judging.keep(answered.asked, answered.answers)
+            self._judging.keep(answered)
             who = "judge"
         elif recipe.scorer == OWN_SCORER:
             who = "own scorer"
@@ -395,7 +400,7 @@ class Bench:
         try:
             rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answered.answers], context)
         except JudgeFailed as error:
-            self._judging.keep(answered.asked, answered.answers)
+            self._judging.keep(answered)
             raise AutorlError(
                 f"the judge failed, nothing was scored: {error}",
                 fault=Fault.GRADER,
@@ -432,6 +437,7 @@ class Bench:
             metrics=metrics,
             recipe_hash=recipe.hash(),
             engine_hash=answered.engine_hash,
+            prompts_sha256=answered.prompts_sha256,
             truncated=sum(answer.truncated for drawn in answered.answers for answer in drawn),
             timings=answered.timings.model_copy(update={"score_s": time.monotonic() - started}),
         )
@@ -460,6 +466,11 @@ def _is_alone(answered: SplitAnswers) -> bool:
     """Return whether no similar rating may run beside it: judge usage is counted per evaluation, and a task's own scorer gets
     memory and time for one."""
     return answered.science.recipe.judge != "none" or answered.science.recipe.scorer == OWN_SCORER
+
+
+def prompts_sha256(prompts: Iterable[Sequence[int]]) -> str:
+    """Return the hash (hex) of prompts as token ids, in the items' order."""
+    return hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()
 
 
 def prompt_tokens(engine: ServingEngine, recipe: Recipe, shots: Sequence[dict[str, str]], question: str) -> list[int]:

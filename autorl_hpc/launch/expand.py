@@ -17,6 +17,7 @@ from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.reading import read_yaml
+from autorl_hpc.files.store import staged_pin
 from autorl_hpc.launch.drivers import driver_sciences, model_hash
 from autorl_hpc.launch.prerequisites import check_needs, run_environment, with_judge
 from autorl_hpc.records.base import parse_record
@@ -97,9 +98,11 @@ def read_spec(path: Path) -> ExperimentSpec:
     return parse_record(ExperimentSpec, read_yaml(path), path, next_step="see docs/experiments.md for every field")
 
 
-def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None) -> list[Cell]:
+def expand(
+    spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None, *, prompting: bool = True
+) -> list[Cell]:
     """Return the runs of an experiment, in the order of the matrix. `frozen`: look for tasks and agents only in this
-    frozen code. Raises AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is
+    frozen code; `prompting`: run ids hold the hash of what decides prompts, as in every new experiment. Raises AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is
     listed twice, or no run is left."""
     task_places = None if frozen is None else [frozen / "tasks"]
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
@@ -137,6 +140,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
         _check_recipe_files(root, tasks[name], facts["recipe"])
         check_search(facts["recipe"], name, where)
     models = {name: model_hash(root, name, "matrix.base_model", "base model") for name in spec.matrix.base_model}
+    asked = {name: staged_pin(root, name).prompting_hash if prompting else None for name in models}
     drivers = driver_sciences(root, spec)
     task_hashes = {name: task.hash() for name, task in tasks.items()}
     agent_hashes = {name: agent.hash() for name, agent in agents.items()}
@@ -148,6 +152,7 @@ def expand(spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = 
             budget=spec.budget,
             protocol=spec.protocol,
             base_model_content_hash=models[values["base_model"]],
+            base_model_prompting_hash=asked[values["base_model"]],
             environment_hash=environment.content_hash if environment else None,
             network=spec.sandbox.network or (Network.NONE if values["driver"] == NO_DRIVER else Network.DRIVER),
             driver_spec=drivers.get(values["driver"]),

@@ -30,14 +30,14 @@ from autorl_hpc.files.layout import PACKAGE, ExperimentDir, Root, share
 from autorl_hpc.files.ledger import now_text, sha256_hex
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import Claims, HeartbeatWatch, put, write_heartbeat
-from autorl_hpc.files.store import VENV, Parts, code_hash, frozen_is_whole
+from autorl_hpc.files.store import OTHER_PROMPTING, VENV, Parts, code_hash, frozen_is_whole
 from autorl_hpc.launch.drivers import check_agents_secrets, check_drivers, lay_keys
 from autorl_hpc.launch.expand import Cell, expand, read_spec
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.driver import NO_DRIVER
 from autorl_hpc.records.exchange import Heartbeat, QueueEntry
 from autorl_hpc.records.experiment import ExperimentSpec
-from autorl_hpc.records.run import ExperimentRecord, RunRecord
+from autorl_hpc.records.run import BaseModelPin, ExperimentRecord, RunRecord
 from autorl_hpc.states import Fault, Protocol, QueueKind, Split
 from autorl_hpc.tasks.folders import code_files
 from autorl_hpc.tasks.loader import load_task
@@ -176,16 +176,37 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
     spec = read_spec(path)
     profile, scratch = _cluster(spec, path, cluster)
     experiment = root.experiment(spec.name)
-    frozen = None
-    if keep_frozen and experiment.resolved.exists():
-        frozen = experiment.code / read_experiment(experiment).code_hash
+    before = read_experiment(experiment) if experiment.resolved.exists() else None
+    frozen = experiment.code / before.code_hash if before is not None and keep_frozen else None
     check_drivers(spec, experiment, profile, path)
-    cells = expand(spec, root, path, frozen)
+    cells = expand(spec, root, path, frozen, prompting=before is None or bool(before.base_models))
+    _refuse_restaged(root, before, cells)
     check_agents_secrets(spec, frozen, path)
     done, known = (set(reading.list_names(folder)) for folder in (experiment.finished, experiment.path))
     new = [cell for cell in cells if cell.run_id not in known]
     finished = [cell.run_id for cell in cells if cell.run_id in done]
     return Plan(spec, cells, experiment, new, finished, profile, scratch)
+
+
+def _refuse_restaged(root: Root, before: ExperimentRecord | None, cells: Sequence[Cell]) -> None:
+    """Refuse to add to an experiment runs of another base model under the name of one that it was launched with."""
+    known = {} if before is None else before.base_models
+    for name, pin in _pins(cells).items():
+        if known.get(name, pin) != pin:
+            what = f"base model {name} was staged anew since this experiment was launched: "
+            what += "other weights" if known[name].content_hash != pin.content_hash else OTHER_PROMPTING
+            advice = "stage what it was launched with, or give the experiment another name"
+            raise AutorlError(what, where=root.model(name), fault=Fault.CLUSTER, next_step=advice)
+
+
+def _pins(cells: Sequence[Cell]) -> dict[str, BaseModelPin]:
+    return {
+        science.base_model: BaseModelPin(
+            content_hash=science.base_model_content_hash, prompting_hash=science.base_model_prompting_hash
+        )
+        for science in (cell.science for cell in cells)
+        if science.base_model_prompting_hash is not None
+    }
 
 
 def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[ClusterProfile | None, Path | None]:
@@ -282,6 +303,7 @@ def _experiment_record(
         spec_sha256=sha256_hex(reading.read_bytes(path)),
         root=str(root.path.resolve()),
         code_hash=frozen,
+        base_models={**(before.base_models if before else {}), **_pins(planned.cells)},
         git_revision=before.git_revision if before else git_revision(),
         created_at=before.created_at if before else now_text(),
         runs=tuple(runs),

@@ -101,8 +101,8 @@ class Submission(Strict):
     advice: str | None = None
 
 
-def _dropping_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Fields that came later are left out where they are null, so that hashes of older records stay what they were."""
+def dropping_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Leave out fields that came later where they are null, so that hashes of older records stay what they were."""
     return {name: each for name, each in value.items() if each is not None or name not in names}
 
 
@@ -123,7 +123,7 @@ class Timings(Strict):
 
     @model_serializer(mode="wrap")
     def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _dropping_none(handler(self), "waiting_s")
+        return dropping_none(handler(self), "waiting_s")
 
     def overhead_s(self) -> float:
         """Everything beside waiting and generation."""
@@ -152,13 +152,17 @@ class Evaluation(Strict):
     reason: str | None = None
     recipe_hash: Sha256
     engine_hash: Sha256 | None = None
+    prompts_sha256: Sha256 | None = Field(
+        None,
+        description="Of the token ids asked, item by item (of episodes, at their start); null: by an older version.",
+    )
     items_sha256: Sha256 | None = None
     truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
     timings: Timings = Timings()
 
     @model_serializer(mode="wrap")
     def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _dropping_none(handler(self), "standard_error")
+        return dropping_none(handler(self), "standard_error", "prompts_sha256")
 
     @property
     def clusters(self) -> int | None:

@@ -45,6 +45,10 @@ class Science(Strict):
     recipe: Recipe
     splits: dict[str, SplitPin]
     base_model_content_hash: Sha256
+    base_model_prompting_hash: Sha256 | None = Field(
+        None,
+        description="Of all beside its weights that decides prompts and decoding; null: launched before it was kept.",
+    )
     environment_hash: Sha256 | None = Field(None, description="Of the agent's environment; null: the suite's own.")
     network: Network = Field(Network.OPEN, description="What may be reached; the ledger says what was enforced.")
     driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
@@ -77,6 +81,8 @@ class Science(Strict):
             del value["feedback_part"]
         if self.environment_hash is None:
             del value["environment_hash"]
+        if self.base_model_prompting_hash is None:
+            del value["base_model_prompting_hash"]
         if self.network is Network.OPEN:
             del value["network"]
         return canonical_json(value)
@@ -112,6 +118,13 @@ class RunRecord(Record):
     versions: dict[str, str] = Field(default_factory=dict)
 
 
+class BaseModelPin(Strict):
+    """A base model as the experiment was launched with it."""
+
+    content_hash: Sha256
+    prompting_hash: Sha256
+
+
 class ExperimentRecord(Record):
     """experiment.json: the experiment as resolved."""
 
@@ -119,6 +132,9 @@ class ExperimentRecord(Record):
     spec_sha256: Sha256
     root: str = Field(description="The folder with store/ and vault/ when the experiment was launched.")
     code_hash: Sha256
+    base_models: dict[str, BaseModelPin] = Field(
+        default_factory=dict, description="By name; empty: launched before run ids held the hash of prompting."
+    )
     git_revision: str | None = None
     created_at: str
     runs: tuple[str, ...]

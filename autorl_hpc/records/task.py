@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import datetime
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from autorl_hpc.records.base import Name, Record, Sha256, Strict
 
@@ -24,6 +25,8 @@ HOW_REACHED = frozenset({"search_key_file", "search_key_header", "search_record"
 
 Judge = Literal["none", "discrete", "logprob", "json"]
 
+USUAL_DATE: Final = datetime.date(2026, 1, 1)
+
 
 class Recipe(Strict):
     """What is asked of a model, and how its answer is scored. Its digest is the `recipe_hash` of every score."""
@@ -36,6 +39,7 @@ class Recipe(Strict):
     shots_file: str | None = Field(None, description="A staged JSON file with `messages`, put before the prompt.")
     shots_sha256: Sha256 | None = None
     sampling: Sampling
+    date: datetime.date = Field(USUAL_DATE, description="Today, for a chat template that writes it (`strftime_now`).")
     samples: int = Field(1, ge=1, le=100, description="Answers drawn for each item; above 1 the scorer sees them all.")
     max_steps: int | None = Field(None, ge=1, le=1000, description="Of an episode, in tasks with an environment.")
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -46,6 +50,14 @@ class Recipe(Strict):
         default_factory=dict,
         description="What else decides a score: thresholds, search back end, corpus hash; the judge's model, filled in at launch.",
     )
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The usual date is left out, so that hashes of older recipes stay what they were."""
+        value: dict[str, Any] = handler(self)
+        if self.date == USUAL_DATE:
+            value.pop("date", None)
+        return value
 
     def hash(self) -> str:
         """The recipe_hash. How recorded search results are reached is not part of it: a score that is replayed compares with the one

@@ -102,7 +102,10 @@ class _Digest:
         measured = [report, *(score.evaluation for score in view.scores.values())]
         gpus, gpu_model = _gpus(view)
         summary = RunSummary(
-            **_fields(science, "task agent driver base_model base_model_content_hash seed protocol environment_hash"),
+            **_fields(
+                science, "task agent driver base_model base_model_content_hash base_model_prompting_hash seed protocol"
+            ),
+            environment_hash=science.environment_hash,
             **_fields(record, "experiment agent_hash recipe_hash code_hash task_hash"),
             **_fields(sealed, "starts reprompts ended_by exit_code"),
             **_fields(closed, "selected selected_by"),

@@ -6,14 +6,14 @@ Scores, differences, gaps and intervals are points (0 to 100), intervals 95 %, t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from autorl_hpc.files import reading
 from autorl_hpc.files.layout import share
 from autorl_hpc.records.base import Record, Strict, parse_record
-from autorl_hpc.records.entries import Contamination, Fingerprint, FingerprintFlag, SandboxUsed
+from autorl_hpc.records.entries import Contamination, Fingerprint, FingerprintFlag, SandboxUsed, dropping_none
 from autorl_hpc.report.format import lean
 from autorl_hpc.report.story_records import Story
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
@@ -39,12 +39,21 @@ class OverRuns(Strict):
     bootstrap_high: float | None = None
 
 
+LATER: Final = "base_model_prompting_hash"
+"""A field that older runs lack; left out where it is null, so that hashes and files of older reports stay what they were."""
+
+
 class Conditions(Strict):
     """What all tasks of one leaderboard share. A field that was not measured is null, and null differs from every value."""
+
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return dropping_none(handler(self), LATER)
 
     imported: str | None = None  # whose results, and from which of several folders; null: our own
     base_model: str
     base_model_content_hash: str
+    base_model_prompting_hash: str | None = None  # of its template, tokenizer and config; null: an older run
     budget_s: float
     limits: dict[str, float] = Field(default_factory=dict)  # further limits of the budget, by name
     gpus: str | None = None  # of the first attempt's job, by the ledger; `0`: there was none; null: unknown
@@ -438,6 +447,10 @@ class RunSummary(Record):
 
     TITLE: ClassVar[str] = "run summary"
 
+    @model_serializer(mode="wrap")
+    def _without_later(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return dropping_none(handler(self), LATER)
+
     tool_version: str  # of the package that wrote it: the same one gives the same bytes
     run_id: str
     experiment: str
@@ -450,6 +463,7 @@ class RunSummary(Record):
     driver: str
     base_model: str
     base_model_content_hash: str
+    base_model_prompting_hash: str | None = None  # of its template, tokenizer and config; null: an older run
     mode: str
     seed: int
     protocol: Protocol

@@ -12,7 +12,16 @@ from autorl_hpc.report import format as fmt
 from autorl_hpc.report.format import clean, csv_cell
 from autorl_hpc.report.run_folder import NEVER_RANKS, looks, selected_fingerprint
 from autorl_hpc.report.story_records import ReferenceMetrics, Story
-from autorl_hpc.report.summary import COLUMNS, Board, BoardRow, Conditions, MergedReport, RunSummary, ScoreSummary
+from autorl_hpc.report.summary import (
+    COLUMNS,
+    LATER,
+    Board,
+    BoardRow,
+    Conditions,
+    MergedReport,
+    RunSummary,
+    ScoreSummary,
+)
 from autorl_hpc.states import EndedBy, Fault, Protocol, Split, SubmissionState
 
 
@@ -100,7 +109,7 @@ def _board_row(number: int, board: Board, row: BoardRow, column: int) -> dict[st
     cell, task = row.cells[column], board.tasks[column]
     assert cell is not None
     over = cell.improvement
-    conditions = [name for name in Conditions.model_fields if name != "limits"]
+    conditions = [name for name in Conditions.model_fields if name not in ("limits", LATER)]
     return {
         "leaderboard": number,
         "task": task.task,

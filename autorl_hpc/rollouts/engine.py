@@ -62,7 +62,7 @@ class ServingEngine(Protocol):
         """
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text by the base model's tokenizer, without special tokens."""
+        """Return the token ids of a plain prompt, begun as the base model's tokenizer begins a text (BOS, if it has one)."""
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         """Return the token ids of a conversation in the base model's template with generation prompt; None without a template."""

@@ -85,6 +85,7 @@ class Episode:
         done: the environment ended it; otherwise steps or context were used up.
         steps, tokens, truncated: the model's actions, tokens, and completions that the token limit cut off.
         completions: the model's texts for each turn of the transcript.
+        first_prompt: token ids of the prompt that it began with.
         problem: why there is no reward, or what ended the episode early.
     """
 
@@ -97,6 +98,7 @@ class Episode:
     transcript_sha256: str
     transcript: Transcript = field(repr=False)
     completions: tuple[str, ...] = field(default=(), repr=False)
+    first_prompt: tuple[int, ...] = field(default=(), repr=False)
     problem: str | None = None
 
 
@@ -118,6 +120,7 @@ class Live:
     prompt: str | list[dict[str, str]] | None = None
     transcript: Transcript = field(default_factory=lambda: Transcript({}, ""))
     completions: list[str] = field(default_factory=list)
+    first_prompt: tuple[int, ...] = ()
 
     def clear(self) -> None:
         """Reset for another attempt."""
@@ -142,6 +145,7 @@ class Live:
             transcript_sha256=_digest(self.transcript),
             transcript=self.transcript,
             completions=tuple(self.completions),
+            first_prompt=self.first_prompt,
             problem=problem,
         )
 

@@ -39,7 +39,7 @@ class Answers(Protocol):
     """The part of an engine that episodes need; agents write one for the model that they train. It may be `Streaming` too."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of plain text."""
+        """Return the token ids of a plain prompt, begun as the tokenizer begins a text."""
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
         """Return the token ids of a conversation with generation prompt; None if the model has no template."""
@@ -258,6 +258,8 @@ class _Run:
         asked: list[tuple[Live, list[int]]] = []
         for live in ready:
             tokens = self._tokens(live)
+            if not live.completions:
+                live.first_prompt = tuple(tokens)
             if self.max_prompt_tokens is not None and len(tokens) > self.max_prompt_tokens:
                 self._finish(live, live.reward, "the prompt is longer than the recipe allows")
             else:
@@ -305,6 +307,13 @@ SPLITS = {
     r"\d{1,2}",
 }
 """Regular expressions by which tokenizers split texts first; all were checked for the property above."""
+
+
+def beginning(tokenizer: Any) -> list[int]:
+    """Return the token ids that a transformers tokenizer puts before a text (BOS), not those that it puts after one."""
+    whole, plain = (list(tokenizer("a", add_special_tokens=special).input_ids) for special in (True, False))
+    places = [at for at in range(len(whole) - len(plain) + 1) if whole[at : at + len(plain)] == plain]
+    return whole[: places[0]] if places else []
 
 
 class Encoder:

@@ -35,7 +35,7 @@ from autorl_hpc.records import readable_json
 from autorl_hpc.records.base import MODEL_NAME_PATTERN, is_name, parse_record
 from autorl_hpc.records.exchange import BundleManifest, BundlePart, StoreFile, StoreManifest
 from autorl_hpc.stage.environments import PREFIX, build_environment, install_image, python_tag
-from autorl_hpc.stage.models import check_unpacked, full_name
+from autorl_hpc.stage.models import check_unpacked, full_name, tell_change
 from autorl_hpc.stage.sources import Say, check_space, in_words, progress, work_folder
 from autorl_hpc.stage.tasks import replace_folder
 from autorl_hpc.tasks.heldout import verify_staged_task
@@ -316,6 +316,8 @@ def _install(root: Root, bundle: Path, place: Unpacked, part: BundlePart, again:
         staged.append(manifest)
         if again or not (target / MANIFEST_NAME).exists():
             target.parent.mkdir(parents=True, exist_ok=True)
+            if part.kind == "model":
+                tell_change(root, target, manifest, fresh, say)
             replace_folder(fresh, target, private=manifest.kind == "vault")
             say(f"{name}: installed {len(manifest.files)} files")
         elif _manifest(target, part).files != manifest.files:

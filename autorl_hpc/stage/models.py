@@ -13,9 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
+from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import INDEX_NAME, base_content_hash, weight_files
-from autorl_hpc.files.layout import Root, share
-from autorl_hpc.files.store import MANIFEST_NAME, describe_files, verify_model, write_manifest
+from autorl_hpc.files.frozen_records import read_experiment
+from autorl_hpc.files.layout import ExperimentDir, Root, share
+from autorl_hpc.files.store import (
+    MANIFEST_NAME,
+    describe_files,
+    prompting_hash,
+    read_manifest,
+    verify_model,
+    write_manifest,
+)
 from autorl_hpc.records.base import MODEL_NAME_PATTERN
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.stage.download import COMMIT, fetch_model, split_revision
@@ -116,14 +125,48 @@ def stage_model(
                 what = f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}"
                 where, advice = share("templates") / "models" / "tiny", "install the package again"
                 raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
-            write_manifest(work, manifest)
-            replace_folder(work, target)
+            _install(root, target, manifest, work, say)
     except OSError as error:
         raise from_os_error(error, f"staging {name}", lasting(error, root)) from error
     if downloaded is not None and not keep_sources:
         shutil.rmtree(downloaded, ignore_errors=True)
     say(f"{name}: content {manifest.content_hash}")
     return manifest
+
+
+def _install(root: Root, target: Path, manifest: StoreManifest, work: Path, say: Say) -> None:
+    write_manifest(work, manifest)
+    tell_change(root, target, manifest, work, say)
+    replace_folder(work, target)
+
+
+def tell_change(root: Root, target: Path, new: StoreManifest, work: Path, say: Say) -> None:
+    """Say what of a staged model is about to change. Raises AutorlError if an experiment that isn't over asks it."""
+    try:
+        old = read_manifest(target, name=new.name, stage_command=f"autorl-hpc stage {new.name}")
+    except AutorlError:
+        return
+    if (old.content_hash, prompting_hash(target, old)) == (new.content_hash, prompting_hash(work, new)):
+        return
+    before, now = ({file.path: file.sha256 for file in one.files} for one in (old, new))
+    differs = ", ".join(sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name)))[:200]
+    running = next((name for name in reading.list_names(root.runs) if _asks(root.experiment(name), new.name)), None)
+    if running is not None:
+        what = f"{new.name} is not as it was staged ({differs}), and experiment {running}, which isn't over, asks it"
+        advice = f"let it end or cancel it, or stage under another name: autorl-hpc stage {new.name}-2 --from DIR"
+        raise AutorlError(what, where=target, next_step=advice)
+    say(f"{new.name}: changed since it was staged: {differs}; runs of the two are never compared")
+
+
+def _asks(experiment: ExperimentDir, name: str) -> bool:
+    """Return whether an unfinished run of the experiment begins with this base model."""
+    try:
+        record = read_experiment(experiment)
+        return name in record.spec.matrix.base_model and not set(record.runs) <= set(
+            reading.list_names(experiment.finished)
+        )
+    except AutorlError:
+        return False  # no experiment, or a damaged one, which can't go on
 
 
 def _link(source: Path, target: Path) -> None:

@@ -6,6 +6,7 @@ Tensors as in peft's `save_pretrained`: `base_model.model.<module>.lora_A.weight
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -23,10 +24,11 @@ from autorl_hpc.supervise.lint import (
     BaseModel,
     Linted,
     SubmittedFolder,
-    compare_config,
+    explain_names,
     ignored_names,
     read_exactly,
 )
+from autorl_hpc.supervise.model_config import compare_config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -136,8 +138,9 @@ class Delta:
 class LintedAdapter(Linted):
     """An open adapter that fits the base model, whose files are copied. `deltas` is keyed by the base model's tensor names."""
 
-    fd: int
-    deltas: Mapping[str, Delta]
+    fd: int = -1
+    deltas: Mapping[str, Delta] = dataclasses.field(default_factory=dict)
+    named: str | None = None  # the base model that adapter_config.json names
 
     def as_record(self) -> MergedAdapter:
         """Return what the ledger records about the adapter."""
@@ -148,7 +151,8 @@ def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> LintedAdapter:
     """Check an adapter's config and header against the base model. Raises Refused: with a code, the file and field, and
     advice; OSError: the file system failed."""
     _one_adapter_alone(folder.sizes)
-    settings = read_settings(folder.read_json(ADAPTER_CONFIG))
+    config = folder.read_json(ADAPTER_CONFIG)
+    settings, named = read_settings(config), config.get("base_model_name_or_path")
     if base.config.get("model_type") in TRANSPOSED_TYPES:
         what = f"{ADAPTER_CONFIG}: adapters of a {base.config['model_type']} are not merged"
         raise Refused("adapter_unsupported", what, MERGE_YOURSELF)
@@ -157,7 +161,7 @@ def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> LintedAdapter:
     for tensor in folder.read_tensors(fd, ADAPTER_WEIGHTS, base):
         found = FACTOR.fullmatch(tensor.name)
         if found is None:
-            raise _no_factor(tensor.name)
+            raise _no_factor(tensor.name, base)
         modules.setdefault(found["module"], {})[found["side"]] = tensor
     deltas = {f"{name}.weight": _delta(name, pair, settings, base) for name, pair in sorted(modules.items())}
     if "config.json" in folder.sizes:  # written by some trainers, not by peft
@@ -165,7 +169,8 @@ def lint_adapter(folder: SubmittedFolder, base: BaseModel) -> LintedAdapter:
     files, tensors = base.open_weights(folder.stack)
     extra_head = base.tied and HEAD_NAME in {tensor.name for tensor in tensors}
     ignored = ignored_names(folder, {*ADAPTER_FILES, "config.json"})
-    return LintedAdapter(files, tensors, ignored, extra_head, fd, deltas)
+    named = named if isinstance(named, str) and named else None
+    return LintedAdapter(files, tensors, ignored, extra_head, None, fd, deltas, named)
 
 
 def _one_adapter_alone(sizes: dict[str, int]) -> None:
@@ -189,7 +194,9 @@ def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, bas
     if shape is None and name == HEAD_NAME and base.tied:
         raise _names(f"{HEAD_NAME} is the embedding in this base model (tied): an adapter would change both")
     if shape is None or len(shape) != 2 or name == base.embedding:
-        raise _names(f"the base model has no linear layer {shown!r}")
+        why, advice = explain_names([name], base.shapes) or ("", "")
+        what = f"the base model has no linear layer {shown!r}{why and f': {why}'}"
+        raise _names(what, f"{advice}; or " if advice else "")
     if set(pair) != {"A", "B"}:
         raise _names(f"layer {shown} has lora_{min(pair)} and no lora_{'B' if 'A' in pair else 'A'}")
     if not settings.targets_module(module):
@@ -206,8 +213,21 @@ def _delta(module: str, pair: dict[str, TensorSpec], settings: LoraSettings, bas
     return Delta(pair["A"], pair["B"], settings.scale)
 
 
-def _no_factor(name: str) -> Refused:
+WRAPPED = re.compile(r"(?P<module>[^\n]+)\.lora_[AB]\.(?:(?P<adapter>[^.\n]+)\.)?weight")
+"""A factor's name with what a wrapper puts before it, and the adapter's name, which peft leaves out when it saves."""
+
+
+def _no_factor(name: str, base: BaseModel) -> Refused:
     what = f"tensor {name[:150]!r} is no lora_A or lora_B of a linear layer"
+    if found := WRAPPED.fullmatch(name):
+        path = f"{found['module'].replace('base_model.model.', '', 1)}.weight"
+        why = [] if found["adapter"] is None else [f"names hold the adapter's name, {found['adapter'][:50]!r}"]
+        more = explain_names([path], base.shapes)
+        why += (
+            [more[0]] if more else [] if "base_model.model." in name else ["names lack the prefix 'base_model.model.'"]
+        )
+        save = "save the model inside the wrapper with peft: `model.save_pretrained(DIR)`; or "
+        return _names(f"{what}: {' and '.join(why)}" if why else what, save)
     if ".lora_" in name or not name.endswith(".weight"):
         return _names(what)
     # peft saves whole embeddings by itself if they were trained or the vocabulary was resized.

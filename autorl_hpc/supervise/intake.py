@@ -425,6 +425,7 @@ class Intake:
                 folder_fd, relative = open_model_folder(self._top, self.answers.workspace, manifest.model_path)
                 stack.callback(os.close, folder_fd)
                 linted = lint_folder(folder_fd, self.base, stack)
+                advice = self._other_base(linted) if isinstance(linted, LintedAdapter) else None
             except OSError as error:
                 if is_cluster_error(error):
                     raise
@@ -435,7 +436,12 @@ class Intake:
             except OSError as error:
                 what = f"the accepted copy can't be written: {error.strerror}"  # without our path
                 raise OSError(error.errno, what) from error
-        view = self.chain.look()
+        view, is_base = self.chain.look(), copied.content_hash == self.base.content_hash
+        if is_base and linted.inner:
+            where, kind = linted.inner
+            advice = (
+                f"these are the base model's own weights, and {kind} lies in {relative}/{where}: submit that folder"
+            )
         return Submission(
             submission_id=max(view.submissions, default=0) + 1,
             manifest_id=manifest_id,
@@ -447,13 +453,34 @@ class Intake:
             attempt=self.chain.attempt,
             content_hash=copied.content_hash,
             same_as=_answered_by(copied.content_hash, view),
-            is_base=copied.content_hash == self.base.content_hash,
+            is_base=is_base,
+            advice=None if advice is None else printable(advice),
             size_bytes=copied.size_bytes,
             tensors=len(copied.digests),
             adapter=linted.as_record() if isinstance(linted, LintedAdapter) else None,
             intake_s=time.monotonic() - started,
             ignored_files=tuple(printable(name) for name in linted.ignored),
         )
+
+    def _other_base(self, adapter: LintedAdapter) -> str | None:
+        """Return a warning if an adapter names another base model than the run's. Raises Refused: it names a folder of the
+        agent's own, where a model lies that the adapter would have to be added to."""
+        named, mine, workspace = adapter.named, self.record.science.base_model, self.answers.workspace
+        paths = [os.path.normpath(workspace / start / (named or "")) for start in ("", "code")]
+        if named is None or str(workspace / "models" / mine) in paths:
+            return None
+        what = f"adapter_config.json: field base_model_name_or_path is {named[:200]!r}"
+        for path in paths:
+            try:
+                os.close(open_model_folder(self._top, workspace, path)[0])
+            except (OSError, Refused, ValueError):
+                continue
+            own = "merge it onto that model and submit the whole: `model.merge_and_unload().save_pretrained(DIR)`"
+            advice = f"{own}; if that folder is an unchanged copy of the base model, write $MODEL_PATH into the field"
+            raise Refused("adapter_base", f"{what}, a folder of your own, and not the base model {mine}", advice)
+        if Path(named).name.lower() == Path(mine).name.lower():
+            return None
+        return f"{what}; the adapter was added to the base model of this run, {mine}: is it the one it was trained on?"
 
     def _copy(self, linted: Linted) -> Copied:
         """Copy and install the checkpoint."""

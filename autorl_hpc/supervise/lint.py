@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import math
 import os
 import re
 import stat
+from collections.abc import Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autorl_hpc.errors import AutorlError, Refused
+from autorl_hpc.errors import Refused
 from autorl_hpc.files import reading
 from autorl_hpc.files.checkpoint import (
     EMBEDDING_NAMES,
@@ -34,10 +36,10 @@ from autorl_hpc.files.checkpoint import (
 )
 from autorl_hpc.files.faults import again, is_cluster_error
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.safe_open import READ_FLAGS
-from autorl_hpc.files.store import verify_model
+from autorl_hpc.files.safe_open import DIR_FLAGS, READ_FLAGS, open_below
+from autorl_hpc.files.store import verify_base_model
 from autorl_hpc.records.run import RunRecord
-from autorl_hpc.states import Fault
+from autorl_hpc.supervise.model_config import compare_config
 
 ADAPTER_CONFIG = "adapter_config.json"
 CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json", "processor_config.json", ADAPTER_CONFIG)
@@ -97,18 +99,14 @@ class BaseModel:
 
 
 def staged_base_model(root: Root, record: RunRecord) -> BaseModel:
-    """Return the base model of a run. Raises AutorlError: it is not staged, was changed, or was staged again with other
-    weights."""
-    manifest = verify_model(root, record.science.base_model)
-    if manifest.content_hash != record.science.base_model_content_hash:
-        what = f"base model {manifest.name} was staged anew with other weights since the launch"
-        advice = "stage the weights that were launched with, or launch under another name"
-        raise AutorlError(what, where=root.model(manifest.name), fault=Fault.CLUSTER, next_step=advice)
-    return BaseModel.read(root.model(manifest.name), manifest.content_hash)
+    """Return the base model of a run. Raises AutorlError: see `verify_base_model`."""
+    manifest = verify_base_model(root, record.science)
+    return BaseModel.read(root.model(manifest.name), record.science.base_model_content_hash)
 
 
 # --- the submitted folder
 
+MAX_INNER, MAX_INNER_DEPTH = 200, 3  # folders that are looked into for a checkpoint below the submitted one
 MAX_FILES = 2000  # a checkpoint has tens of files, a trainer's output folder hundreds
 OPTIMIZER_BYTES_PER_VALUE = 16
 """Training state beside the weights (Adam in fp32, master weights) is at most this large; a larger file is refused."""
@@ -186,6 +184,27 @@ class SubmittedFolder:
             raise Refused("not_json", f"{name}: holds no JSON object", advice)
         return value
 
+    def inner(self) -> tuple[str, str] | None:
+        """Return a folder below that holds a checkpoint or an adapter, the last by number, and which of the two it is."""
+        waiting: list[tuple[str, ...]] = [(name.rstrip("/"),) for name in self.folders]
+        found: list[tuple[list[int], str, str]] = []
+        for parts in itertools.islice(waiting, MAX_INNER):  # it grows meanwhile
+            try:
+                fd = open_below(self.fd, parts, DIR_FLAGS)
+            except OSError:
+                continue
+            try:
+                names = set(itertools.islice((entry.name for entry in os.scandir(fd)), MAX_FILES))
+                if len(parts) < MAX_INNER_DEPTH:
+                    waiting += [(*parts, e.name) for e in os.scandir(fd) if e.is_dir(follow_symlinks=False)]
+            finally:
+                os.close(fd)
+            path, weights = "/".join(parts), any(name.endswith(".safetensors") for name in names)
+            if weights and not names.isdisjoint(("config.json", ADAPTER_CONFIG)):
+                kind = "an adapter" if ADAPTER_CONFIG in names else "a checkpoint"
+                found.append(([int(number) for number in re.findall(r"\d{1,18}", path)], path, kind))
+        return max(found)[1:] if found else None
+
     def read_tensors(self, fd: int, name: str, base: BaseModel) -> list[TensorSpec]:
         """Return the tensors in the header of the open file `name`, of a length that a header for this base model may have."""
         return read_header(fd, name, HEADER_BYTES + HEADER_BYTES_PER_TENSOR * len(base.shapes))
@@ -241,6 +260,7 @@ class Linted:
     tensors: list[TensorSpec]
     ignored: list[str]
     extra_head: bool  # the base model ties its head, but the file holds one, which must equal the embedding
+    inner: tuple[str, str] | None = None  # a folder below that holds a checkpoint or an adapter, and which
 
 
 def ignored_names(folder: SubmittedFolder, used: set[str]) -> list[str]:
@@ -261,15 +281,19 @@ def lint_checkpoint(folder: SubmittedFolder, base: BaseModel) -> Linted:
     if names:
         _compare_index(names, tensors)
     extra_head = _compare_tensors(tensors, base)
-    return Linted(files, tensors, ignored_names(folder, {*files, "config.json"}), extra_head)
+    return Linted(files, tensors, ignored_names(folder, {*files, "config.json"}), extra_head, folder.inner())
 
 
 def _weight_names(folder: SubmittedFolder) -> dict[str, str]:
     """Return the index as tensor name to file; empty for a single file."""
     sizes = folder.sizes
+    weights = {name for name in sizes if name.endswith(".safetensors")}
+    if ("config.json" not in sizes or not weights) and (inner := folder.inner()):
+        missing = "*.safetensors" if "config.json" in sizes else "config.json"
+        code, advice = "no_weights" if "config.json" in sizes else "no_config", f"submit that folder, {inner[0]}"
+        raise Refused(code, f"{missing} is missing; {inner[1]} lies in {inner[0]}", advice)
     if "config.json" not in sizes:
         raise Refused("no_config", "config.json is missing", "save with `model.save_pretrained(DIR)`")
-    weights = {name for name in sizes if name.endswith(".safetensors")}
     if not weights:
         pickles = [name for name in sizes if name.endswith(PICKLES)]
         if pickles:
@@ -315,8 +339,32 @@ def _compare_index(names: dict[str, str], tensors: list[TensorSpec]) -> None:
             raise Refused("index_broken", what, EMPTY_FOLDER)
 
 
-WRAPPERS = ("module.", "_orig_mod.", "base_model.model.", "_fsdp_wrapped_module.")
-"""Prefixes of tensor names that a wrapper around the model adds."""
+UNWRAPPED = "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`"
+MERGED = "merge the adapter first: `model.merge_and_unload().save_pretrained(DIR)`"
+PREFIXES = {
+    "base_model.model.": MERGED,
+    "_orig_mod.": f"{UNWRAPPED}, or `model._orig_mod` (torch.compile)",
+    "actor.": "save the actor alone: `model.actor.save_pretrained(DIR)`",
+    "module.": UNWRAPPED,
+}
+"""What to do about a prefix of tensor names that a wrapper around the model, or a trainer, adds."""
+
+
+def explain_names(unknown: Iterable[str], known: Collection[str]) -> tuple[str, str] | None:
+    """Return what explains names that a model doesn't have (a prefix more or less) and what to do; None: nothing known."""
+    for name in unknown:
+        plain = name.replace(".base_layer.", ".")
+        places = [at + 1 for at, char in enumerate(plain) if char == "." and plain[at + 1 :] in known]
+        if places:
+            prefix = plain[: places[0]]
+            advice = next((told for part, told in PREFIXES.items() if part in prefix), UNWRAPPED)
+            return f"names have the prefix {prefix[:100]!r}", MERGED if plain != name else advice
+        if ".lora_" in name:
+            return f"{name[:120]!r} is a part of an adapter", MERGED
+        if longer := next((one for one in known if one.endswith(f".{name}")), None):
+            lacks = longer.removesuffix(name)
+            return f"names lack the prefix {lacks!r}", "save the whole model (AutoModelForCausalLM), not its inner part"
+    return None
 
 
 def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
@@ -328,87 +376,16 @@ def _compare_tensors(tensors: list[TensorSpec], base: BaseModel) -> bool:
         raise Refused("untied_head", what, "keep tie_word_embeddings as in the base model")
     missing, unknown = sorted(set(base.shapes) - set(found)), sorted(set(found) - set(base.shapes))
     if missing or unknown:
-        prefix = next((prefix for prefix in WRAPPERS if any(name.startswith(prefix) for name in unknown)), None)
-        if prefix:
-            what = f"tensor names begin with {prefix!r}, such as {unknown[0][:120]}"
-            advice = "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`"
-            raise Refused("tensor_names", what, advice)
-        kind, names = ("missing", missing) if missing else ("unknown", unknown)
-        what = f"the tensors are not the base model's: {kind} {len(names)} (first {names[0][:120]})"
-        raise Refused("tensor_names", what, "submit the base model's architecture with all its tensors")
+        kinds = [(kind, names) for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+        told = ", ".join(f"{kind} {len(names)} (first {names[0][:120]})" for kind, names in kinds)
+        why, advice = explain_names(unknown, base.shapes) or (
+            "",
+            "submit the base model's architecture with all its tensors",
+        )
+        what = f"the tensors are not the base model's: {told}{why and f'; {why}'}"
+        raise Refused("tensor_names", what, advice)
     for name, shape in base.shapes.items():
         if found[name] != shape:
             what = f"tensor {name} has shape {list(found[name])}, the base model's has {list(shape)}"
             raise Refused("tensor_shapes", what, "keep the base model's architecture and vocabulary size")
     return extra_head
-
-
-# --- comparison of config.json with the base model's. The grader always computes with the base model's config, so an agent
-# gains nothing by another one. A refusal shows the agent that it trained another model than the one that would be scored.
-
-IGNORED_CONFIG = frozenset([
-    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
-    "dtype", "eos_token_id", "initializer_range", "pad_token_id", "torch_dtype", "transformers_version",
-    "use_cache", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "resid_pdrop",
-    "embd_pdrop", "attn_pdrop", "output_attentions", "output_hidden_states", "return_dict", "max_length",
-    "task_specific_params", "pretraining_tp", "is_llama_config",
-])  # fmt: skip
-"""Config fields that don't change what the base architecture computes from given weights."""
-
-PRESENCE_MATTERS = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
-"""Fields that make another model if only one of the two configs has them."""
-
-
-def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
-    """Compare the fields that both configs have, and those of PRESENCE_MATTERS. Raises Refused: names the field and both
-    values."""
-    mine, theirs = _normal_config(config), _normal_config(base)
-    for key in sorted(set(mine) | set(theirs)):
-        a, b = mine.get(key), theirs.get(key)
-        both = key in mine and key in theirs
-        if a != b and (both or key in PRESENCE_MATTERS):
-            raise _differs(key, a, f"the base model's is {_short(b)}")
-
-
-def _normal_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that matter, with RoPE in one spelling and without empty values."""
-    flat = {key: value for key, value in config.items() if key not in IGNORED_CONFIG and value is not None}
-    _one_rope(flat)
-    if not flat.get("use_sliding_window", True):
-        flat.pop("sliding_window", None)
-    if isinstance(flat.get("layer_types"), list) and set(map(str, flat["layer_types"])) == {"full_attention"}:
-        flat.pop("layer_types")
-    return flat
-
-
-def _one_rope(flat: dict[str, Any]) -> None:
-    """Convert `rope_parameters`, which newer versions of transformers write, to `rope_theta` and `rope_scaling`. Raises
-    Refused: it is given more than once with different values."""
-    scalings = [flat[key] for key in ("rope_parameters", "rope_scaling") if isinstance(flat.get(key), dict)]
-    if any(isinstance(part, dict) for scaling in scalings for part in scaling.values()):
-        return  # one set per kind of layer: compared unchanged
-    thetas = [place["rope_theta"] for place in (flat, *scalings) if place.get("rope_theta") is not None]
-    for key, values in (("rope_theta", thetas), ("rope_scaling", [_plain_scaling(s) for s in scalings])):
-        flat.pop(key, None)
-        other = next((value for value in values if value != values[0]), values[0] if values else None)
-        if values and other != values[0]:
-            raise _differs(key, values[0], f"in another place it is {_short(other)}")
-        if values and values[0] is not None:
-            flat[key] = values[0]
-    flat.pop("rope_parameters", None)
-
-
-def _plain_scaling(scaling: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the scaling without theta and with its kind as `rope_type`; None for the default kind, which changes nothing."""
-    plain = {key: value for key, value in scaling.items() if key not in ("rope_theta", "type") and value is not None}
-    plain.setdefault("rope_type", scaling.get("type") or "default")
-    return None if plain["rope_type"] == "default" else plain
-
-
-def _differs(field: str, value: Any, other: str) -> Refused:
-    what = f"config.json: field {field} is {_short(value)}, {other}"
-    return Refused("config_differs", what, "keep the base model's config; only weights may change")
-
-
-def _short(value: Any) -> str:
-    return "absent" if value is None else repr(value)[:100]

@@ -250,7 +250,8 @@ def _asked(recipe: Recipe) -> str:
             "`environment/` holds the code that plays them."
         )
     prompt = json.dumps(recipe.prompt, ensure_ascii=False)
-    return f"Prompt: {prompt} with the question in place of `{{question}}`; {limit}."
+    today = f" Today is {recipe.date} for a chat template that writes the date." if recipe.chat == "auto" else ""
+    return f"Prompt: {prompt} with the question in place of `{{question}}`; {limit}.{today}"
 
 
 def run_meta(record: RunRecord) -> dict[str, Any]:
@@ -268,6 +269,7 @@ def run_meta(record: RunRecord) -> dict[str, Any]:
         },
         "recipe": {
             **{name: getattr(recipe, name) for name in ("name", "prompt", "chat", "system", "max_steps")},
+            "date": recipe.date.isoformat(),
             "max_new_tokens": recipe.sampling.max_new_tokens,
             "temperature": recipe.sampling.temperature,
             "stop": list(recipe.sampling.stop),

@@ -183,7 +183,13 @@ def test_a_forged_score(closed: Closed, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("split", "feedback"), ("content_hash", "0" * 64), ("items_sha256", None)],
+    [
+        ("split", "feedback"),
+        ("content_hash", "0" * 64),
+        ("items_sha256", None),
+        ("prompts_sha256", "0" * 64),
+        ("prompts_sha256", None),
+    ],
 )
 def test_a_score_of_something_else(closed: Closed, tmp_path: Path, field: str, value: object) -> None:
     def change(entry: dict[str, Any]) -> None:

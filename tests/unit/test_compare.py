@@ -15,7 +15,7 @@ from autorl_hpc.states import Fault, Split
 HASH, OTHER = "a" * 64, "b" * 64
 
 
-def evaluation(values: list[float] | None, engine: str = HASH) -> Evaluation:
+def evaluation(values: list[float] | None, engine: str = HASH, prompts: str | None = HASH) -> Evaluation:
     score = None if values is None else 100.0 * sum(values) / len(values)
     facts = {} if values is not None else {"fault": Fault.ARTIFACT, "reason": "it breaks the engine"}
     return Evaluation(
@@ -25,6 +25,7 @@ def evaluation(values: list[float] | None, engine: str = HASH) -> Evaluation:
         n=len(values or []),
         recipe_hash=HASH,
         engine_hash=engine,
+        prompts_sha256=prompts,
         **facts,
     )
 
@@ -80,6 +81,23 @@ def test_an_engine_without_noise_explains_nothing() -> None:
     assert compared(solved(81), solved(80), reproducible=True, noise=9.0).word == "differs"
     claimed = compared(solved(81), solved(80), reproducible=True, noise=9.0, engine=OTHER)
     assert claimed.word == "differs", "the name of an engine is the bundle's own to choose"
+
+
+def test_a_score_of_an_older_version_is_called_that_where_other_prompts_may_explain_it() -> None:
+    """Else an honest run is accused, whose template wrote the day's date. Not where the answers show that prompts were equal."""
+
+    def older(texts: str = "u", **more: object) -> Compared:
+        given: dict[str, object] = {"scorer": "gsm8k", "noise": 0.0, **more}
+        claimed, here = evaluation(solved(100), prompts=None), evaluation(solved(80))
+        return compare("selected", claimed, rows(solved(100)), here, rows(solved(80), texts), **given)  # type: ignore[arg-type]
+
+    assert (older().word, older().holds) == ("older version", False) and "no hash of its prompts" in older().why
+    assert older(reproducible=True).word == "differs" and older(texts="t").word == "differs"
+    claimed = evaluation(solved(80), prompts=OTHER)
+    found = compare(
+        "base", claimed, rows(solved(80)), evaluation(solved(80)), rows(solved(80)), scorer="gsm8k", noise=9.0
+    )
+    assert found.word == "differs" and "prompts asked here" in found.why
 
 
 def test_other_items_and_no_scores() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import shutil
 import socket
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading.engines import framing, vllm, weights_cache, worker_process
 from autorl_hpc.grading.engines.framing import BadFrame
-from autorl_hpc.grading.engines.transformers import BaseTokenizer
+from autorl_hpc.grading.engines.transformers import BaseTokenizer, dated
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import WeightsChanged
@@ -189,6 +192,84 @@ def test_the_worker_needs_nothing_of_the_suites_libraries() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def tokenizer_with(folder: Path, template: str | None = None, **config: Any) -> BaseTokenizer:
+    """The tiny model's tokenizer with another template and config."""
+    shutil.copytree(TINY, folder, ignore=shutil.ignore_patterns("*.py", "*.safetensors"))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    return BaseTokenizer(folder)
+
+
+DATED = "{%- if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}{% endif %}{{ day + '|' + strftime_now('%B %-d, %A') }}"
+
+
+@pytest.mark.slow
+def test_a_template_s_date_is_the_recipe_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each day asks other prompts, and a rescore on another day accuses an honest run."""
+    from transformers.utils import chat_template_utils
+
+    class Later(datetime.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Later:
+            return cls(2031, 2, 3)
+
+    monkeypatch.setattr(chat_template_utils, "datetime", Later)
+    words = tokenizer_with(tmp_path / "a", DATED)
+    talk = [{"role": "user", "content": "x"}]
+    assert words.tokenizer.apply_chat_template(talk, tokenize=False) == "03 Feb 2031|February 3, Monday"
+    assert words.tokenizer.decode(words.chat(talk)) == "01 Jan 2026|January 1, Thursday"
+    other = BaseTokenizer(tmp_path / "a", datetime.date(2025, 12, 24))
+    assert other.tokenizer.decode(other.chat(talk)) == "24 Dec 2025|December 24, Wednesday"
+    assert dated(" \n{% if x %}", datetime.date(2025, 1, 1)) == " \n{% if x %}", "others stay as they are"
+
+
+@pytest.mark.slow
+def test_plain_prompts_begin_as_the_tokenizer_begins_a_text(tmp_path: Path) -> None:
+    """Gemma and Llama see a first token before every text of their training; chats bring it in their template."""
+    template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    first = tokenizer_with(tmp_path / "a", template, bos_token="<|pad|>").tokenizer.bos_token_id
+    path = tmp_path / "a" / "tokenizer.json"
+    marks = {name: {"SpecialToken": {"id": name, "type_id": 0}} for name in ("<|pad|>", "<|endoftext|>")}
+    ids = {
+        name: {"id": name, "ids": [number], "tokens": [name]} for name, number in zip(marks, (first, 0), strict=True)
+    }
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [marks["<|pad|>"], text, marks["<|endoftext|>"]]
+    adds = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": ids}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"post_processor": adds}))
+    words = BaseTokenizer(tmp_path / "a")
+    asked = words.encode("Question: 1\nAnswer:")
+    assert [*asked, 0] == words.tokenizer("Question: 1\nAnswer:").input_ids and asked[0] == first
+    assert words.encode("<|pad|>Question") == words.encode("Question"), "never twice"
+    assert words.chat([{"role": "user", "content": "Question"}]) == words.encode("Question")
+    plain = BaseTokenizer(TINY)
+    assert plain.encode("Question") == plain.tokenizer("Question", add_special_tokens=False).input_ids
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "found"),
+    [
+        (CHATML, True),
+        (CHATML.replace("<|im_end|>\n{% endfor %}", "{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"), True),
+        ("{{ raise_exception('no') }}", False),
+        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", False),
+    ],
+)
+def test_a_turn_ends_at_the_template_s_own_token(tmp_path: Path, template: str, found: bool) -> None:
+    """Else the next turns that a model writes by itself are scored as a part of its answer."""
+    words = tokenizer_with(tmp_path / "a", template, extra_special_tokens=["<|im_start|>", "<|im_end|>"])
+    end = words.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert end != words.tokenizer.eos_token_id and (end in words.ends) is found
+    told = [*words.encode("#### 4"), end, *words.encode("no #### 5")]
+    assert ("5" in words.answer(told, FEW).text) is not found
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def answered(science: Science, content_hash: str, limit: int | None = None, item
     """The answers to one item, or as many."""
     answers = [[Answer("it is 7", 3, False)] for _ in range(items)]
     asked = ("all" if limit is None else "few", content_hash)
-    return SplitAnswers(science, Split.FEEDBACK, content_hash, [], answers, "e" * 64, asked, Timings())
+    return SplitAnswers(science, Split.FEEDBACK, content_hash, [], answers, "a" * 64, "e" * 64, asked, Timings())
 
 
 @pytest.fixture
@@ -143,7 +143,9 @@ def test_judges_and_own_scorers_are_nobodys_artifact(slow: Slow, change: dict[st
         slow.rate(asked)
     assert told.value.fault is Fault.GRADER and "grader.rating_limit_s" in str(told.value)
     kept = slow._judging.kept(asked.asked)
-    assert kept == (asked.answers if who == "judge" else None), "what was answered need not be answered again"
+    assert kept == ((asked.answers, asked.prompts_sha256) if who == "judge" else None), (
+        "what was answered need not be answered again"
+    )
 
 
 def test_the_artifact_is_blamed_after_two_tries_where_the_base_models_answers_are_rated(
@@ -201,7 +203,7 @@ class Starting(Bench):
     """A bench at which nothing is asked: it begins with the engine."""
 
     def answer(self, science: Any, *others: Any, **more: Any) -> Any:
-        return self.engine(science.base_model, science.recipe)
+        return self.engine(science)
 
 
 @pytest.mark.parametrize("problem", [EngineFailed("its worker ended with 1"), RuntimeError("CUDA error: all in use")])

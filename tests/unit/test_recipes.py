@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def test_the_four_shot_conversation_of_the_reference(data: Path, tmp_path: Path)
 @pytest.mark.parametrize("question", ["How many?", "{question}", "{x} {0} %s {{}}", "a\u2028b"])
 def test_a_question_stands_as_it_is(question: str) -> None:
     assert asked(recipe(), question, template=True) == f"Q: {question}\nA:"
+
+
+def test_the_usual_date_changes_no_hash_and_another_one_does() -> None:
+    """Runs launched before recipes had a date keep their run ids; a recipe of another date asks another thing."""
+    recipe = load_task("arithmetic").file.recipes[0]
+    assert "date" not in recipe.model_dump(mode="json") and b"date" not in recipe.canonical()
+    other = Recipe.model_validate(recipe.model_dump(mode="json") | {"date": "2025-12-24"})
+    assert other.date == datetime.date(2025, 12, 24) and other.hash() != recipe.hash()

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import datetime
+
     from autorl_hpc.records.experiment import GraderSpec
     from autorl_hpc.rollouts.engine import ServingEngine
 
 
-def make_engine(spec: GraderSpec, base: Path, dtype: str) -> ServingEngine:
-    """Start the engine that the experiment names, with the architecture and tokenizer of the model in `base`.
+def make_engine(spec: GraderSpec, base: Path, dtype: str, date: datetime.date) -> ServingEngine:
+    """Start the engine that the experiment names, with the architecture and tokenizer of the model in `base`, whose template
+    takes `date` for today.
 
     Raises:
         EngineFailed, AutorlError: it could not be started.
@@ -22,12 +25,13 @@ def make_engine(spec: GraderSpec, base: Path, dtype: str) -> ServingEngine:
     if spec.engine == "vllm":
         from autorl_hpc.grading.engines.vllm import VllmEngine
 
-        return VllmEngine(base, spec, dtype)
+        return VllmEngine(base, spec, dtype, date=date)
     from autorl_hpc.grading.engines.transformers import TransformersEngine
 
     return TransformersEngine(
         base,
         dtype=dtype,
+        date=date,
         device=spec.device,
         threads=spec.threads,
         batch_tokens=spec.batch_tokens,

@@ -5,6 +5,7 @@ Config, tokenizer and template are the base model's; only weights are swapped, t
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
 import re
@@ -16,9 +17,9 @@ from typing import Any
 from autorl_hpc.files.checkpoint import HEAD_NAME, own_tensors
 from autorl_hpc.grading.engines.weights_cache import WeightsCache, default_bytes
 from autorl_hpc.records.exchange import Engine as EngineIdentity
-from autorl_hpc.records.task import Sampling
+from autorl_hpc.records.task import USUAL_DATE, Sampling
 from autorl_hpc.rollouts.engine import Answer, EngineFailed, Loaded
-from autorl_hpc.rollouts.episodes import Encoder
+from autorl_hpc.rollouts.episodes import Encoder, beginning
 
 
 def cpu_name() -> str:
@@ -28,12 +29,24 @@ def cpu_name() -> str:
     return named[1].strip() if named else platform.processor() or platform.machine()
 
 
-class BaseTokenizer:
-    """The base model's tokenizer, its config as transformers reads it, and the end tokens (`ends`) of config, tokenizer and
-    generation config, sorted."""
+def dated(template: str, date: datetime.date) -> str:
+    """Return a chat template for which today is `date`, at midnight. transformers gives templates a function for the date and
+    passes no other one on, so a macro of that name takes its place."""
+    if "strftime_now" not in template:
+        return template
+    now = datetime.datetime.combine(date, datetime.time())
+    codes = {f"%{flag}{letter}" for letter in "aAbBcdDeFHIjmMpSTuUwWxXyYZz" for flag in ("-", "")}
+    steps = "".join(f"|replace({code!r}, {now.strftime(code)!r})" for code in sorted(codes))
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{steps} }}}}{{%- endmacro %}}\n{template}"
 
-    def __init__(self, base: Path) -> None:
-        """Load it. Raises EngineFailed: the base model defines no end token."""
+
+class BaseTokenizer:
+    """The base model's tokenizer, its config as transformers reads it, and the end tokens (`ends`) of config, tokenizer,
+    generation config and template, sorted."""
+
+    def __init__(self, base: Path, date: datetime.date = USUAL_DATE) -> None:
+        """Load it. Raises EngineFailed: the base model defines no end token. `date`: what a template takes for today, so that
+        it asks the same on every day."""
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from transformers import AutoConfig, AutoTokenizer
@@ -41,17 +54,40 @@ class BaseTokenizer:
         self.config: Any = AutoConfig.from_pretrained(base, trust_remote_code=False, local_files_only=True)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(base, trust_remote_code=False, local_files_only=True)
         self._encoder = Encoder(self.tokenizer)
+        self._beginning = beginning(self.tokenizer)
+        named = bool(getattr(self.tokenizer, "chat_template", None))
+        self._template = dated(self.tokenizer.get_chat_template(), date) if named else None
         self.ends = self._end_tokens(base)
         self._end_set = frozenset(self.ends)
 
     def encode(self, text: str) -> list[int]:
-        return self._encoder.encode(text)
+        tokens, first = self._encoder.encode(text), self._beginning
+        return tokens if tokens[: len(first)] == first else [*first, *tokens]
 
     def chat(self, messages: Sequence[dict[str, str]]) -> list[int] | None:
-        if not getattr(self.tokenizer, "chat_template", None):
-            return None
-        text = self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        return self.encode(text)
+        return None if self._template is None else self._encoder.encode(self._rendered(messages))
+
+    def _rendered(self, messages: Sequence[dict[str, str]], prompt: bool = True) -> str:
+        text: str = self.tokenizer.apply_chat_template(
+            list(messages), chat_template=self._template, add_generation_prompt=prompt, tokenize=False
+        )
+        return text
+
+    def _turn_end(self) -> set[int]:
+        """Return the token by which the template ends the assistant's turn: the first added token after its text. Looked for
+        where the conversation ends with it, else where the user goes on."""
+        said, added = "0xA5", set(self.tokenizer.get_added_vocab().values())
+        turns = [{"role": role, "content": text} for role, text in (("user", "1"), ("assistant", said), ("user", "2"))]
+        for messages in (turns[:2], turns) if self._template is not None else ():
+            try:
+                text = self._rendered(messages, prompt=False)
+            except Exception:  # a template may refuse anything; then config and tokenizer name the ends
+                continue
+            _, found, rest = text.rpartition(said)
+            ends = [token for token in self._encoder.encode(rest) if token in added] if found else []
+            if ends:
+                return {ends[0]}
+        return set()
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
         """Return the answer in the tokens after a prompt, cut at the first end token and then at the first stop string."""
@@ -65,7 +101,7 @@ class BaseTokenizer:
     def _end_tokens(self, base: Path) -> list[int]:
         from transformers import GenerationConfig
 
-        ends: set[int] = set()
+        ends = self._turn_end()
         sources: list[Any] = [getattr(self.config, "eos_token_id", None), self.tokenizer.eos_token_id]
         if (base / "generation_config.json").is_file():
             sources.append(GenerationConfig.from_pretrained(base).eos_token_id)
@@ -80,9 +116,17 @@ class TransformersEngine:
     """Implements the Protocol. `threads` applies to the CPU only; 0 keeps torch's default."""
 
     def __init__(
-        self, base: Path, *, dtype: str, device: str, threads: int, batch_tokens: int, cache_gib: float | None = None
+        self,
+        base: Path,
+        *,
+        dtype: str,
+        device: str,
+        threads: int,
+        batch_tokens: int,
+        cache_gib: float | None = None,
+        date: datetime.date = USUAL_DATE,
     ) -> None:
-        words = BaseTokenizer(base)
+        words = BaseTokenizer(base, date)
         import torch
         import transformers
         from transformers import AutoModelForCausalLM, GenerationConfig

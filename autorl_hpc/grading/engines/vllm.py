@@ -6,6 +6,7 @@ and loads the artifact itself. Also here: which GPUs a grader may use (CUDA_VISI
 
 from __future__ import annotations
 
+import datetime
 import logging
 import os
 import queue
@@ -26,7 +27,7 @@ from autorl_hpc.grading.engines.weights_cache import default_bytes
 from autorl_hpc.grading.engines.worker_process import MODULE, SILENCE_LIMIT_S, START_LIMIT_S, Replica, log_beside_ours
 from autorl_hpc.records.exchange import Engine as EngineIdentity
 from autorl_hpc.records.experiment import GraderSpec
-from autorl_hpc.records.task import Sampling
+from autorl_hpc.records.task import USUAL_DATE, Sampling
 from autorl_hpc.rollouts.cores import usable_cores
 from autorl_hpc.rollouts.engine import CONVERSATION, Answer, EngineFailed, Loaded, Stream, WeightsChanged
 from autorl_hpc.states import Fault
@@ -132,6 +133,7 @@ class VllmEngine:
         spec: GraderSpec,
         dtype: str,
         *,
+        date: datetime.date = USUAL_DATE,
         command: Sequence[str] | None = None,
         log: Path | None = None,
         start_limit_s: float = START_LIMIT_S,
@@ -140,7 +142,7 @@ class VllmEngine:
         """Start the workers; EngineFailed or AutorlError if that fails. `command` replaces Python and the worker's module, and `log` is
         the file for the first worker's output; other workers write beside it."""
         self._base, self._dtype = base, dtype
-        self.tokenizer = words = BaseTokenizer(base)
+        self.tokenizer = words = BaseTokenizer(base, date)
         self.encode, self.chat = words.encode, words.chat
         self.lock = threading.Condition()
         self._failure: EngineFailed | None = None

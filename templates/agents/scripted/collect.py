@@ -126,7 +126,7 @@ class Play:
         chat = asked is not None and not plain
         if asked is None:
             asked = words.encode("\n\n".join(message["content"] for message in event.prompt))
-        answer = words.encode(said if chat else f" {said}") + words.ending(chat=chat)
+        answer = words.plain(said if chat else f" {said}") + words.ending(chat=chat)
         nothing = np.zeros(len(answer), np.float32)
         one.spoken.append(Spoken(np.asarray(asked, np.int32), np.asarray(answer, np.int32), nothing, taught))
         tickets[self._pool.act(slot, said, last=len(one.turns) + 1 >= self._steps)] = slot

@@ -45,7 +45,7 @@ def corrected(
         asked += advice is not None
         if advice is not None and not agrees:
             other += 1
-            ids = np.asarray(words.encode(f" {advice}") + words.ending(chat=False), np.int32)
+            ids = np.asarray(words.plain(f" {advice}") + words.ending(chat=False), np.int32)
             branches.append(Spoken(said.prompt, ids, np.zeros(len(ids), np.float32)))
     if len(branches) > MOST_BRANCHES:
         branches = draw.sample(branches, MOST_BRANCHES)

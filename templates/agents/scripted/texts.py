@@ -5,6 +5,7 @@ Copied into `code/` of a workspace and used from there; nothing here is part of 
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import json
 import re
@@ -28,7 +29,7 @@ def prompt_text(recipe: Mapping[str, Any], question: str, tokenizer: Any) -> str
     text = _filled(recipe, question)
     if not wears_template(recipe, tokenizer):
         return text
-    return _rendered(tokenizer, _turns(recipe, text), add_generation_prompt=True)
+    return _rendered(recipe, tokenizer, _turns(recipe, text), add_generation_prompt=True)
 
 
 def completion_text(recipe: Mapping[str, Any], question: str, answer: str, tokenizer: Any) -> str:
@@ -45,7 +46,7 @@ def completion_text(recipe: Mapping[str, Any], question: str, answer: str, token
         return clean if code else f" {clean}"
     prompt = prompt_text(recipe, question, tokenizer)
     turns = [*_turns(recipe, _filled(recipe, question)), {"role": "assistant", "content": clean}]
-    whole = _rendered(tokenizer, turns, add_generation_prompt=False)
+    whole = _rendered(recipe, tokenizer, turns, add_generation_prompt=False)
     return whole.removeprefix(prompt).rstrip() if whole.startswith(prompt) else clean
 
 
@@ -84,6 +85,23 @@ def _turns(recipe: Mapping[str, Any], text: str) -> list[dict[str, str]]:
     return [*first, {"role": "user", "content": text}]
 
 
-def _rendered(tokenizer: Any, turns: list[dict[str, str]], add_generation_prompt: bool) -> str:
-    text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=add_generation_prompt)
-    return str(text).removeprefix(tokenizer.bos_token or "")  # tokenizing adds it again
+def dated(recipe: Mapping[str, Any], tokenizer: Any) -> str:
+    """The tokenizer's chat template, for which today is the recipe's date, as it is for graders."""
+    template = str(tokenizer.get_chat_template())
+    if "strftime_now" not in template or not recipe.get("date"):
+        return template
+    now = datetime.datetime.fromisoformat(recipe["date"])
+    codes = {f"%{flag}{letter}" for letter in "aAbBcdDeFHIjmMpSTuUwWxXyYZz" for flag in ("-", "")}
+    steps = "".join(f"|replace({code!r}, {now.strftime(code)!r})" for code in sorted(codes))
+    return f"{{%- macro strftime_now(format) -%}}{{{{ format{steps} }}}}{{%- endmacro %}}\n{template}"
+
+
+def _rendered(
+    recipe: Mapping[str, Any], tokenizer: Any, turns: list[dict[str, str]], add_generation_prompt: bool
+) -> str:
+    template = dated(recipe, tokenizer)
+    text = tokenizer.apply_chat_template(
+        turns, chat_template=template, tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    begun = tokenizer.bos_token_id is not None and tokenizer.bos_token_id in tokenizer("").input_ids
+    return str(text).removeprefix(tokenizer.bos_token if begun else "")  # tokenizing adds it again

@@ -52,9 +52,16 @@ class Words:
         self.long_stops = any(len(each) > 1 for each in self.stop)
         """Whether a stop string can come about by several tokens."""
         self._encoder = _by_pieces(tokenizer)
+        whole, plain = list(tokenizer("a").input_ids), self.plain("a")
+        self._beginning = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of plain text, without special tokens added."""
+        """Token ids of a plain prompt, begun as the tokenizer begins a text."""
+        tokens = self.plain(text)
+        return tokens if tokens[: len(self._beginning)] == self._beginning else [*self._beginning, *tokens]
+
+    def plain(self, text: str) -> list[int]:
+        """Token ids of a text that goes on, such as an answer: without special tokens."""
         if self._encoder is not None:
             return list(self._encoder.encode(text))
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
@@ -70,13 +77,13 @@ class Words:
         """Token ids of a conversation with the answer's beginning, None without a template."""
         if not getattr(self.tokenizer, "chat_template", None):
             return None
-        return self.encode(
+        return self.plain(
             self.tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
         )
 
     def ending(self, *, chat: bool) -> list[int]:
         """The tokens that an answer ends with: the stop string, or the end token after a template or without a stop string."""
-        return [self.tokenizer.eos_token_id] if chat or not self.stop else self.encode(self.stop[0])
+        return [self.tokenizer.eos_token_id] if chat or not self.stop else self.plain(self.stop[0])
 
     def text(self, ids: Sequence[int]) -> tuple[str, bool]:
         """The text of sampled tokens up to the first end token or stop string, and whether there was one."""

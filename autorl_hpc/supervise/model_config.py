@@ -1,0 +1,127 @@
+"""Compare a submitted config.json with the base model's, by what transformers makes of both.
+
+The Hub, transformers of several versions and trainers say one thing in several ways (`rope_theta`, `layer_types`, defaults left
+out). Run as a module, this file is the child that asks transformers: the import takes seconds and torch's memory, and a hostile
+value may ask for any amount. The grader always computes with the base model's config, so an agent gains nothing by another
+one; a refusal shows it that it trained another model than the one that would be scored.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from autorl_hpc.errors import Refused
+from autorl_hpc.files.processes import start_own
+
+IGNORED = frozenset([
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "attn_implementation", "bos_token_id",
+    "dtype", "eos_token_id", "initializer_range", "pad_token_id", "torch_dtype", "transformers_version",
+    "use_cache", "attention_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob", "resid_pdrop",
+    "embd_pdrop", "attn_pdrop", "output_attentions", "output_hidden_states", "return_dict", "max_length",
+    "task_specific_params", "pretraining_tp", "is_llama_config", "id2label", "label2id", "num_labels",
+    "problem_type", "type",
+])  # fmt: skip
+"""Fields that don't change what the base architecture computes from given weights."""
+
+ALSO_ALONE = {"quantization_config", "rope_parameters", "rope_scaling", "sliding_window", "layer_types"}
+"""Fields that make another model even if transformers finds them in one of the two configs only."""
+
+CPU_S, MEMORY_BYTES, WALL_S = 60, 4 << 30, 600
+
+
+def compare_config(config: dict[str, Any], base: dict[str, Any]) -> None:
+    """Compare two configs by their meaning. Raises Refused: names the field and both values; OSError: transformers could not
+    be asked."""
+    mine, theirs = told(config), told(base)
+    if mine == theirs:
+        return
+    found = next(
+        ((f, mine[f], theirs[f]) for f in sorted(mine.keys() & theirs.keys()) if _clear(f, mine[f], theirs[f])), None
+    )
+    if found is None:
+        mine, theirs = _meaning(json.dumps([mine, theirs], sort_keys=True)) or (mine, theirs)
+        found = first_difference(mine, theirs)
+    if found is not None:
+        field, a, b = found
+        what = f"config.json: field {field} is {_short(a)}, the base model's is {_short(b)}"
+        raise Refused("config_differs", what, "keep the base model's config; only weights may change")
+
+
+def _clear(field: str, a: Any, b: Any) -> bool:
+    """Return whether two values differ whatever transformers makes of them: those of fields that no version says otherwise."""
+    plain = isinstance(a, int | float | str) and isinstance(b, int | float | str)
+    return plain and a != b and field not in {*ALSO_ALONE, "rope_theta"}
+
+
+def told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that count, without empty values, also of nested parts."""
+    kept = {name: value for name, value in config.items() if name not in IGNORED and value is not None}
+    return {name: told(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
+def first_difference(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "", alone: bool = False
+) -> tuple[str, Any, Any] | None:
+    """Return name and values of the first field that both have and that differs; with `alone` of any that one has."""
+    for name in sorted(mine.keys() | theirs.keys()):
+        a, b, every = mine.get(name), theirs.get(name), alone or name in ALSO_ALONE
+        if isinstance(a, dict) and isinstance(b, dict):
+            if found := first_difference(a, b, f"{path}{name}.", every):
+                return found
+        elif a != b and (every or (name in mine and name in theirs)):
+            return path + name, a, b
+    return None
+
+
+def _short(value: Any) -> str:
+    return "absent" if value is None else repr(value)[:100]
+
+
+@functools.lru_cache(maxsize=8)
+def _meaning(both: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return what transformers makes of the two configs in the text; None where it is not installed, or doesn't know the base
+    model's. Raises Refused: it takes the base model's and not the other; OSError: it gave no answer in time."""
+    child = start_own("autorl_hpc.supervise.model_config", stderr=subprocess.DEVNULL)
+    try:
+        said, _ = child.communicate(both.encode(), timeout=WALL_S)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(f"transformers did not read a config within {WALL_S} s") from None
+    finally:
+        child.kill()
+        child.wait()
+    mine, theirs = json.loads(said or b'["it ran out of time or memory", {}]')
+    if not isinstance(theirs, dict):
+        return None
+    if not isinstance(mine, dict):
+        what = f"config.json: transformers can't read it: {mine}"[:500]
+        raise Refused("config_differs", what, "keep the base model's config; only weights may change")
+    return told(mine), told(theirs)
+
+
+def read(config: Mapping[str, Any]) -> dict[str, Any] | str:
+    """Return the fields that transformers makes of a config, or its complaint."""
+    try:
+        from transformers import CONFIG_MAPPING
+
+        fields: dict[str, Any] = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict()
+        made: dict[str, Any] = json.loads(json.dumps(fields, default=str))
+        return made
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def main() -> None:
+    """Read configs from standard input and write what `read` says of each."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    json.dump([read(config) for config in json.load(sys.stdin)], sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
