@@ -363,10 +363,10 @@ class _Scores:
             return True
         key = baseline_key(self.science, evaluation.split, evaluation.engine_hash)
         base = read_baseline(self.experiment.baselines, key)
-        named = evaluation.prompts_sha256 is not None or self.science.base_model_prompting_hash is None
-        if base is None or base.evaluation.split is not evaluation.split:
-            return named
-        return named and base.evaluation.prompts_sha256 == evaluation.prompts_sha256
+        there = base.evaluation.prompts_sha256 if base and base.evaluation.split is evaluation.split else None
+        if self.science.base_model_prompting_hash is None and None in (there, evaluation.prompts_sha256):
+            return True  # launched by an older version, and perhaps gone on with by this one
+        return evaluation.prompts_sha256 is not None and there in (None, evaluation.prompts_sha256)
 
     def _closing(self, closed: Closed) -> Iterator[str]:
         for key in sorted({key for key in (closed.baseline_feedback, closed.baseline_report) if key}):
