@@ -634,7 +634,11 @@ def _left_working(known: RunContext) -> list[str]:
             if isinstance(at_s, float)
             else ()
         )
-        killed = [p.command for p in last if p.what == "ended" and p.exit_code == -signal.SIGKILL and is_program(p)]
+        killed = [
+            p.command
+            for p in last
+            if p.what == "ended" and p.exit_code == -signal.SIGKILL and is_program(p) and may_train(p)
+        ]
         if killed:
             named = "; ".join(known.hidden.said(masked(command)) or "" for command in killed[:MAX_NAMED])
             more = f" and {len(killed) - MAX_NAMED} more" if len(killed) > MAX_NAMED else ""
