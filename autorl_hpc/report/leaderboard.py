@@ -41,7 +41,7 @@ from autorl_hpc.report.summary import (
     TaskComparison,
 )
 from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, mean_t_interval, t_quantile
-from autorl_hpc.tasks.loader import made_by_script
+from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
 RUNS_TO_RANK = 3  # with fewer than three runs there is no interval over runs, and a rank would be luck
@@ -499,7 +499,7 @@ def _values(cell: CellSummary | None, runs: Sequence[RunSummary]) -> list[float]
 
 
 def _is_public(run: RunSummary) -> bool:
-    return not made_by_script().isdisjoint(run.split_hashes.values())
+    return not PUBLIC_SPLITS.isdisjoint(run.split_hashes.values())
 
 
 def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) -> str | None:

@@ -35,7 +35,7 @@ from autorl_hpc.report.format import clean
 from autorl_hpc.report.hidden_items import Hidden
 from autorl_hpc.report.summary import Found, RunSummary
 from autorl_hpc.states import EntryKind, SandboxLevel, Split
-from autorl_hpc.tasks.loader import made_by_script
+from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
 LOOK = "look at the run's folder and its permissions, and report again; `autorl-hpc verify` says more"
 EMPTIED = "the ledger has no entry, but the run went on: {} is there"
@@ -293,7 +293,7 @@ def selected_fingerprint(run: RunSummary) -> Fingerprint | None:
 
 def ranks(splits: Iterable[str], sandbox: str, flags: Sequence[str]) -> bool:
     """Return whether a run's score on these held-out splits may be ranked."""
-    return not made_by_script() & set(splits) and sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)
+    return not PUBLIC_SPLITS & set(splits) and sandbox not in NEVER_RANKS and not set(flags) & set(UNRANKING)
 
 
 def in_doubt(run: RunSummary, doubts: Sequence[str]) -> RunSummary:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import autorl_hpc.rollouts
@@ -96,12 +95,24 @@ def load_task(name: str, folders: Sequence[Path] | None = None) -> Task:
     raise _no_task(name, places)
 
 
-@cache
-def made_by_script() -> frozenset[str]:
-    """Return the hashes of held-out splits that anybody can make again with the package's public scripts, and train on."""
-    builtin = share("tasks")
-    files = [load_task(path.parent.name, [builtin]).file for path in builtin.glob("*/task.yaml")]
-    return frozenset(pin.sha256 for file in files if not file.sources for pin in file.splits.values())
+# fmt: off
+PUBLIC_SPLITS = frozenset((
+    "a3c8eb8b544605a8d5a5c479b2827ada96f70c6c7eb239029d46eb0b7856f016",  # alfworld-mini feedback
+    "d5e4fdb8b21949dfac231f3dbcf8f53d39a467c5a03e8594e4c7263a60ad144f",  # alfworld-mini report
+    "1bba4116a83bf5f57bedc0068b841b82999d7cd85fa126500faa44ce92181d46",  # alpacaeval-mini feedback
+    "5095240174d2243ad15036a1bf9f3155c466bf0f51723e7b5da73319e8aae390",  # alpacaeval-mini report
+    "8f0a51ed7394b02b52c7af0e952313178ada6563d6cf433138e548ecee8caea3",  # arithmetic feedback
+    "202f45574b7f1fcdc9a49adfd611ad46ba6deda4c725e615bac7303a7adc67d6",  # arithmetic report
+    "42bae938dd54a54a2daebbfa8a7d594e21f9a4e4dd441a3f66ae1b86f977115b",  # deepsearchqa-mini feedback
+    "4b86af13471fce349ee06a4128e6854fb831c5861cb970feea215527738a9ab5",  # deepsearchqa-mini report
+    "a7619716068d2004259b7f5548984bd9ec9bae8061a97bb4210c93114bede189",  # humaneval-mini feedback
+    "0f8b1e5a40fd82f2fa4a01cf7a358a8e2ec113f82b08d78766eeb5c9aa2b1011",  # humaneval-mini report
+    "1489c513a7ed088bb2c71c63468e3b859c224ccddbfbae56d16e1887f8fd7168",  # webshop-mini feedback
+    "97091e6ebb5b82b2b6bcf6866794f19a7225da16e1cf5eac0b4090c02e54c520",  # webshop-mini report
+))
+# fmt: on
+"""Hashes of held-out splits that anybody can make again with the package's public scripts, and train on. Not read from the tasks'
+folders: frozen code holds its users' tasks beside these."""
 
 
 def _no_task(name: str, places: Sequence[Path]) -> AutorlError:

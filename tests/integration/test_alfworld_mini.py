@@ -59,7 +59,7 @@ class PlayedBench(Bench):
         super().__init__(root, GraderSpec(device="cpu"))
         self.player = player
 
-    def engine(self, base_model: str, recipe: Any) -> Player:
+    def engine(self, science: Any) -> Player:
         return self.player
 
 
