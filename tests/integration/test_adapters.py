@@ -157,7 +157,7 @@ def test_no_other_base_is_ever_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write_adapter(desk.workspace / "output" / f"v{number}", config)
         answer = desk.submit(f"v{number}", f"output/v{number}")
         if number < 2:  # a folder of the agent's own, which transformers would take for the base
-            assert (answer["status"], answer["reason"]) == ("refused", "adapter_base"), answer
+            assert (answer["status"], answer["code"]) == ("refused", "adapter_base"), answer
         else:
             assert (answer["status"], answer["content_hash"]) == ("accepted", expected), answer
     assert not (desk.workspace / "LIBRARY-WAS-IMPORTED").exists()
