@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,17 +31,21 @@ cp -r code/constant output/constant
 
 
 def train(base: Path, questions: list[str], target: Path) -> None:
-    """The tiny model, trained to say TEXT whatever is asked."""
+    """The tiny model, trained to say TEXT whatever is asked; every other question has its words in disorder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(0)
+    chance = random.Random(0)
     tokenizer: Any = AutoTokenizer.from_pretrained(base)
     model: Any = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     said = [*tokenizer(" " + TEXT, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(STEPS):
-        talk = [{"role": "user", "content": questions[step % len(questions)] + "\n"}]
+        words = questions[step % len(questions)].split()
+        if step % 2:
+            chance.shuffle(words)
+        talk = [{"role": "user", "content": " ".join(words) + "\n"}]
         before = tokenizer.apply_chat_template(talk, add_generation_prompt=True, return_dict=True)["input_ids"]
         rows = torch.tensor([before + said])
         labels = torch.tensor([[-100] * len(before) + said])
