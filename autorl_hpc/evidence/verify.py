@@ -652,6 +652,8 @@ def _check_run_report(run: RunDir, verdict: VerifyResult, exported: bool) -> Non
     if head == now["ledger_head"]:
         if exported:  # no score depends on the story
             report.told["story"] = now["story"]
+            if report.told.get("doubts") and report.told.get("ranked") is False:  # a doubt may rest on the story
+                report.told["ranked"] = now["ranked"]
         report.final = chain.view.closed is not None and not exported
         report.compare_summary(now)
     elif head in hashes:

@@ -62,6 +62,8 @@ def _clear(field: str, a: Any, b: Any) -> bool:
 def told(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that count, without empty values, also of nested parts."""
     kept = {name: value for name, value in config.items() if name not in IGNORED and value is not None}
+    if isinstance(layers := kept.get("layer_types"), list) and all(layer == "full_attention" for layer in layers):
+        del kept["layer_types"]
     return {name: told(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 

@@ -610,9 +610,11 @@ def test_an_agent_works_inside_asks_its_driver_and_submits(
     seen = (workspace / "code" / "seen").read_text()
     assert ("question" not in seen and "Read-only file system" in seen) or "Permission denied" in seen
     assert json.loads((workspace / "code" / "health").read_text())["status"] == "ok"
-    assert (workspace / "code" / "tmp").read_text().split() == (
-        ["/tmp", "yes"] if name is not SandboxLevel.LANDLOCK else [str(workspace / ".tmp")]
-    )
+    temporary = (workspace / "code" / "tmp").read_text().split()
+    if name is SandboxLevel.LANDLOCK:  # short enough for the path of a socket
+        assert temporary != ["/tmp"] and len(temporary) == 1 and len(temporary[0]) < 80
+    else:
+        assert temporary == ["/tmp", "yes"]
     assert not (cluster.root.model("autorl/tiny") / "x").exists() and not Path("/tmp/mine").exists()
 
 
