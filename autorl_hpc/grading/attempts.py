@@ -6,6 +6,7 @@ base model fails too, the cluster is at fault and the entry goes back to the que
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -57,17 +58,26 @@ def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
     return sha256
 
 
-def settle(path: Path, committed: str | None, own: str | None = None) -> None:
+def settle(path: Path, committed: str | None, own: str | None = None) -> bool:
     """Put the items file of the score in the ledger (`committed`: its items_sha256) in place, and drop the one that the caller
-    offered (`own`). Idempotent; any grader may call it."""
+    offered (`own`). Return whether it is there: after a rename that failed, a client may not see the file for a while.
+    Idempotent; any grader may call it."""
     if own is not None and own != committed:
         atomic.unlink_quietly(_hidden(path, own))
-    if committed is None or not (offered := _hidden(path, committed)).exists():
-        return
-    with suppress(FileNotFoundError):  # another grader was faster
-        os.replace(offered, path)
-        atomic.unlink_quietly(offered)  # a rename of two links to one file leaves both
-        atomic.fsync_directory(path.parent)
+    if committed is None:
+        return True
+    try:
+        os.replace(_hidden(path, committed), path)
+    except FileNotFoundError:  # another grader was faster, or it was done before
+        return path.exists()
+    atomic.unlink_quietly(_hidden(path, committed))  # a rename of two links to one file leaves both
+    atomic.fsync_directory(path.parent)
+    return True
+
+
+def not_seen(path: Path) -> OSError:
+    """Return the error for an items file that was written and isn't seen: its entry goes back to the queue."""
+    return OSError(errno.ESTALE, "written, and not seen here yet", str(path))
 
 
 def _hidden(path: Path, mark: str) -> Path:

@@ -24,6 +24,7 @@ from autorl_hpc.grading.attempts import (
     EvaluationRequest,
     NotReady,
     items_file,
+    not_seen,
     settle,
 )
 from autorl_hpc.grading.background import Background, Finished, overdue_s
@@ -130,4 +131,5 @@ class Feedback:
         if number in view.scores:
             committed = view.scores[number].evaluation
             path = items_file(self.experiment.run(record.run_id), number, committed.split)
-            settle(path, committed.items_sha256, own)
+            if not settle(path, committed.items_sha256, own) and not view.submissions[number].is_base:
+                raise not_seen(path)

@@ -11,7 +11,7 @@ from autorl_hpc.files.frozen_records import baseline_key, read_baseline
 from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, in_words, run_head
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.grading.attempts import Attempts, Baselines, EvaluationRequest, NotReady, items_file, settle
+from autorl_hpc.grading.attempts import Attempts, Baselines, EvaluationRequest, NotReady, items_file, not_seen, settle
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Closed, Submission
 from autorl_hpc.records.exchange import Baseline
@@ -56,7 +56,9 @@ class FinalScore:
         assert closed is not None
         selected = None if closed.selected is None else view.submissions.get(closed.selected)
         if closed.selected is not None and closed.report is not None:  # whichever grader wrote the items file
-            settle(items_file(run, closed.selected, Split.REPORT), closed.report.items_sha256, own)
+            items = items_file(run, closed.selected, Split.REPORT)
+            if not settle(items, closed.report.items_sha256, own) and not (selected and selected.is_base):
+                raise not_seen(items)
         ledger.seal_file()
         keep = selected.content_hash if selected else None
         for content in {s.content_hash for s in view.accepted()}:

@@ -128,10 +128,10 @@ def test_who_searches_and_reads_gets_100(mini: tuple[Root, Task], split: str) ->
     items = held_out(root, task, split)
     play = Playground(root)
     try:
-        answers = play.play(science(task), items, follows(items))
+        answers, _ = play.play(science(task), items, follows(items))
     finally:
         play.close()
-    rater = scorer(task.recipe(None).scorer, "2")
+    rater = scorer(task.recipe(None).scorer, "3")
     outcomes = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], Context())
     metrics = rater.metrics(items, outcomes)
     assert [outcome.value for outcome in outcomes] == [1.0] * len(items) == [1.0] * 10

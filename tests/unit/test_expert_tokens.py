@@ -102,9 +102,7 @@ def test_corrections_teach_what_the_expert_says_where_the_model_went(piece: Any)
         [[1, 2], [1, 2, 10, 3], [1, 2, 10, 3, 11, 3], [1, 2, 10, 3, 11, 3, 10, 3]],
     )
     numbers = {"go": 10, "sit": 11, "take": 12, "look": 13}
-    speech = SimpleNamespace(
-        encode=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: []
-    )
+    speech = SimpleNamespace(plain=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: [])
     episode = SimpleNamespace(
         transcript=SimpleNamespace(first="", turns=[SimpleNamespace(action=word, observation="") for word in said]),
         completions=[

@@ -102,7 +102,7 @@ def items_of(pairs: Sequence[JudgedPair], c: float | None) -> Items:
         }
         for p in pairs
     ]
-    return Items(tuple(str(n) for n in range(len(pairs))), tuple(p.y for p in pairs), 0.1, tuple(facts), c)
+    return Items(tuple(str(n) for n in range(len(pairs))), tuple(p.y for p in pairs), 0.1, facts=tuple(facts), lc_c=c)
 
 
 def test_the_report_compares_length_controlled_win_rates(data: Path) -> None:
