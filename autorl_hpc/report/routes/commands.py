@@ -12,12 +12,18 @@ from typing import Literal, NamedTuple
 MAX_CHARS, MAX_LINES, MAX_DEPTH = 20_000, 2_000, 6
 """A longer command line contains a program's text; its beginning is enough."""
 
-SHELLS = frozenset("bash sh zsh dash source . sbatch".split())
-LAUNCHERS = frozenset("accelerate accelerate-launch torchrun deepspeed".split())
-PROGRAMS = frozenset("trl llamafactory-cli axolotl tune swift mergekit-yaml mergekit-multi cp rsync openrlhf".split())
-WRAPPERS = frozenset(
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+SHELLS = words_of("bash sh zsh dash source . sbatch")
+LAUNCHERS = words_of("accelerate accelerate-launch torchrun deepspeed")
+PROGRAMS = words_of("trl llamafactory-cli axolotl tune swift mergekit-yaml mergekit-multi cp rsync openrlhf")
+WRAPPERS = words_of(
     "nohup time env sudo setsid exec command stdbuf nice timeout srun ionice taskset then do else ! { uv poetry pdm rye pixi conda "
-    "mamba ray apptainer singularity docker podman enroot xvfb-run numactl".split()
+    "mamba ray apptainer singularity docker podman enroot xvfb-run numactl"
 )
 """Programs that start another one. What stands between is theirs: options, a container's image, an environment."""
 
@@ -27,7 +33,9 @@ _ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=|^[^($]+\)$")
 """A variable, or a pattern of `case`."""
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _FUNCTION = re.compile(r"^\s*(?:function\s+)?[\w-]+\s*\(\)")
-_INLINE = re.compile(r"(?:^|[\s;&|])(?:\S*/)?(python[\d.]*|bash|sh)((?:\s+-[A-Za-z]+)*?)\s+-\w*c\s+(?=[^'\"\s$])(.*)", re.S)
+_INLINE = re.compile(
+    r"(?:^|[\s;&|])(?:\S*/)?(python[\d.]*|bash|sh)((?:\s+-[A-Za-z]+)*?)\s+-\w*c\s+(?=[^'\"\s$])(.*)", re.S
+)
 """`-c` with a text that is not quoted, as a process's arguments stand in a recorded command line."""
 
 
@@ -93,14 +101,16 @@ def _commands(text: str, depth: int) -> Iterator[Ran]:
             elif words:
                 nesting += words[0] in ("if", "case", "while", "until")
                 sure = nesting == 0 and functions == 0
-                yield from (Ran(number, each.command, sure and each.sure) for each in _understood(words, "\n".join(body), depth))
+                yield from (
+                    Ran(number, each.command, sure and each.sure) for each in _understood(words, "\n".join(body), depth)
+                )
                 nesting = max(0, nesting - (words[0] in ("fi", "esac")))
                 functions = max(0, functions - (words[0] == "}"))
                 words = []
 
 
 def _open_quote(line: str) -> bool:
-    return line.count("'") % 2 == 1 and '"' not in line or line.count('"') % 2 == 1 and "'" not in line
+    return (line.count("'") % 2 == 1 and '"' not in line) or (line.count('"') % 2 == 1 and "'" not in line)
 
 
 def _split(line: str) -> list[str]:

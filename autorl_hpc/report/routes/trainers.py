@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from autorl_hpc.report.routes.commands import words_of
 from autorl_hpc.states import Route
 
 SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
@@ -16,8 +17,8 @@ PREFERENCE = (Route.DPO, Route.PREFERENCE)
 UNTRAINED = (Route.NONE, Route.COPY, Route.AVERAGING, Route.UNKNOWN)
 
 
-def _by_word(words: Mapping[Route, str]) -> dict[str, Route]:
-    return {word: route for route, text in words.items() for word in text.split()}
+def _by_word(named: Mapping[Route, str]) -> dict[str, Route]:
+    return {word: route for route, text in named.items() for word in text.split()}
 
 
 TRAINER_CLASSES = _by_word(
@@ -42,17 +43,15 @@ TRAINER_CLASSES = _by_word(
 GENERIC_TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
 """Cross-entropy on labels, unless a subclass computes another loss."""
 
-REWARD_TRAINERS = frozenset(
-    "RewardTrainer PRMTrainer RewardModelTrainer CrossEncoderTrainer SentenceTransformerTrainer".split()
-)
+REWARD_TRAINERS = words_of("RewardTrainer PRMTrainer RewardModelTrainer CrossEncoderTrainer SentenceTransformerTrainer")
 """They train no policy."""
 
-TRAINER_PACKAGES = frozenset(
-    "trl transformers unsloth unsloth_compiled_cache UnslothSFTTrainer verl openrlhf swift llamafactory axolotl recipes".split()
+TRAINER_PACKAGES = words_of(
+    "trl transformers unsloth unsloth_compiled_cache UnslothSFTTrainer verl openrlhf swift llamafactory axolotl recipes"
 )
 """Packages of these classes; a class of the agent's own with such a name is what its base class is."""
 
-RELATIVES_OF_DPO = frozenset("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down".split())
+RELATIVES_OF_DPO = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
 """Values of `loss_type` of DPO's trainers and of LLaMA-Factory's `pref_loss`."""
 
 ESTIMATORS = _by_word(
@@ -80,7 +79,11 @@ RECIPE_WORDS = _by_word(
 TRAINER_MODULES = ("verl.", "openrlhf.cli.train_", "trl.scripts.", "recipe.dapo.", "mlx_lm.lora", "axolotl.cli.train")
 """Beginnings of `python -m MODULE` that train."""
 
-OPTIMIZERS = frozenset("AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop".split())
+TRL_WORDS = words_of("sft dpo kto orpo cpo grpo rloo gkd reward ppo")
+
+SETTERS = words_of(
+    "SamplingParams GenerationConfig LoraConfig generate DataLoader dict get_peft_model AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop"
+)
 
 _KEYS = (
     "learning_rate lr "  # decides between learning, standing still and collapse
@@ -135,7 +138,9 @@ def route_of_trainer(name: str, arguments: Mapping[str, object]) -> Route | None
     if route is Route.DPO and any(kind in RELATIVES_OF_DPO for kind in kinds):
         return Route.PREFERENCE
     if route is Route.PPO:
-        estimators = [str(v).lower() for k, v in arguments.items() if k.endswith(("adv_estimator", "advantage_estimator"))]
+        estimators = [
+            str(v).lower() for k, v in arguments.items() if k.endswith(("adv_estimator", "advantage_estimator"))
+        ]
         return next((ESTIMATORS[e] for e in estimators if e in ESTIMATORS), Route.PPO)
     return route
 
@@ -146,4 +151,7 @@ def joined_route(routes: Sequence[Route]) -> Route:
     supervised = [r for r in routes if r in (*SUPERVISED, Route.SFT_RL)]
     if rl and supervised:
         return Route.SFT_RL
-    return next(([r for r in routes if r in kind][-1] for kind in (RL, PREFERENCE, SUPERVISED) if set(kind) & set(routes)), Route.UNKNOWN)
+    return next(
+        ([r for r in routes if r in kind][-1] for kind in (RL, PREFERENCE, SUPERVISED) if set(kind) & set(routes)),
+        Route.UNKNOWN,
+    )

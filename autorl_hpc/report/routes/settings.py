@@ -1,0 +1,44 @@
+"""Collect the key settings of a training as values (`settings`): observed, else logged, else literals of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
+from autorl_hpc.report.format import clean
+from autorl_hpc.report.routes.observed import processes_of, shown
+from autorl_hpc.report.routes.planned import Planned
+from autorl_hpc.report.routes.trainers import key_of
+from autorl_hpc.report.story_records import RouteSource, Setting
+
+
+def settings(observed: Sequence[ObservedFact], training: Sequence[TrainingPoint], plan: Planned) -> tuple[Setting, ...]:
+    """Return the key settings of a window as values; the code's literals only for names that nothing else tells."""
+    found: dict[tuple[str, str, str], RouteSource | None] = {}
+    for process in processes_of(observed):
+        where, given = f"process at {process.elapsed_s:.0f} s", dict[str, object]()
+        for stage in process.stages:
+            arguments = stage.facts.get("arguments")
+            given |= {
+                k: v for k, v in (arguments.items() if isinstance(arguments, Mapping) else ()) if v not in (None, "")
+            }
+            if not stage.trainer and stage.blocks and isinstance(rates := stage.blocks[0].get("rates"), list) and rates:
+                given["learning_rate"] = max(
+                    (r for b in stage.blocks for r in b.get("rates") or () if r), default=rates[0]
+                )
+        for facts in (*process.of("lora"), *({"seed": seed.get("value")} for seed in process.of("seed"))):
+            given |= {name: value for name, value in facts.items() if value is not None}
+        found |= {(k, shown(v), where): "observed" for k, v in given.items() if not isinstance(v, dict)}
+    rates = [p for p in training if p.learning_rate]
+    if rates and not any(name == "learning_rate" for name, _, _ in found):
+        best = max(rates, key=lambda p: p.learning_rate or 0.0)
+        found[("learning_rate", shown(best.learning_rate), f"{best.source}, {best.elapsed_s:.0f} s")] = "logged"
+    aliases = {"lr": "learning_rate"}
+    known = {aliases.get(name, name) for name, _, _ in found}
+    rest = [s for s in plan.settings if aliases.get(last := s.name.rsplit(".", 1)[-1], last) not in known]
+    made = [
+        Setting(name=n, value=clean(v, 120) or "", where=clean(w, 200) or "", source=s)
+        for (n, v, w), s in found.items()
+    ]
+    told = [(order, each) for each in (*made, *rest) if each.value and (order := key_of(each.name)) is not None]
+    return tuple(each for _, each in sorted(told, key=lambda one: one[0]))
