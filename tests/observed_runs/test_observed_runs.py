@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -130,8 +129,9 @@ def teacher(folder: Path) -> None:
 
 def record(run: Run, folder: Path) -> dict[str, Any]:
     """Run it for real and return what a recorder would have."""
-    from autorl_hpc.recorder import observer
     from autorl_hpc.recorder.observed import facts_in
+
+    from autorl_hpc.recorder import observer
 
     shutil.copytree(CODE, folder / "code", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(TINY, folder / "models" / "base")

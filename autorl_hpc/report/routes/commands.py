@@ -115,12 +115,13 @@ def _open_quote(line: str) -> bool:
 
 def _split(line: str) -> list[str]:
     """Split a line as a shell does, or at spaces if a quote is not closed."""
-    lexer = shlex.shlex(line[:MAX_CHARS], posix=True, punctuation_chars=";&|")
+    line = re.sub(r"\d*>&\d?", " ", line[:MAX_CHARS])
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
     lexer.whitespace_split, lexer.commenters = True, "#"
     try:
         return list(lexer)
     except ValueError:
-        return line[:MAX_CHARS].split()
+        return line.split()
 
 
 def _is_program(word: str) -> bool:
@@ -132,7 +133,8 @@ def _understood(words: Sequence[str], body: str, depth: int) -> Iterator[Ran]:
     rest = list(words)
     while rest and (_ASSIGNMENT.match(rest[0]) or posixpath.basename(rest[0]) in WRAPPERS):
         wrapper = posixpath.basename(rest.pop(0)) in WRAPPERS
-        known = (n for n, w in enumerate(rest) if _is_program(w) or w.endswith((".py", ".sh")))
+        at = [n for n, w in enumerate(rest) if _is_program(w) or w.endswith((".py", ".sh"))]
+        known = iter([n for n in at if rest[n] not in PROGRAMS][:1] or at)  # `uv run --with trl python ...`
         rest = rest[next(known, 0) :] if wrapper else rest
     if not rest:
         return
