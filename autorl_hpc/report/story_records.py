@@ -55,7 +55,7 @@ class RouteTold(Strict):
 
     def short(self) -> RouteTold:
         """Return the route without evidence."""
-        return RouteTold(planned=self.planned, executed=self.executed)
+        return RouteTold(planned=self.planned, executed=self.executed, source=self.source)
 
 
 class Change(Strict):

@@ -133,8 +133,8 @@ def _understood(words: Sequence[str], body: str, depth: int) -> Iterator[Ran]:
     rest = list(words)
     while rest and (_ASSIGNMENT.match(rest[0]) or posixpath.basename(rest[0]) in WRAPPERS):
         wrapper = posixpath.basename(rest.pop(0)) in WRAPPERS
-        at = [n for n, w in enumerate(rest) if _is_program(w) or w.endswith((".py", ".sh"))]
-        known = iter([n for n in at if rest[n] not in PROGRAMS][:1] or at)  # `uv run --with trl python ...`
+        places = [n for n, w in enumerate(rest) if _is_program(w) or w.endswith((".py", ".sh"))]
+        known = iter([n for n in places if rest[n] not in PROGRAMS][:1] or places)  # `uv run --with trl python ...`
         rest = rest[next(known, 0) :] if wrapper else rest
     if not rest:
         return

@@ -163,7 +163,10 @@ class _Followed:
 
     def _roots(self) -> list[str]:
         scripts = [path for path in self.files if path.endswith((*PYTHON, *SHELL))]
-        words = {p: set(re.findall(r"[\w-]{1,80}\.(?:py|sh|bash)\b|(?:from|import) .{1,200}", self.files[p])) for p in scripts}
+        words = {
+            p: set(re.findall(r"[\w-]{1,80}\.(?:py|sh|bash)\b|(?:from|import) .{1,200}", self.files[p]))
+            for p in scripts
+        }
         named = set()
         for path in scripts:
             stem = posixpath.basename(path.removesuffix("/__init__.py")).rsplit(".", 1)[0]

@@ -69,6 +69,9 @@ def _words(node: ast.AST) -> str:
     return " ".join(map(_said, islice(ast.walk(node), 99)))
 
 
+_BINDS = (ast.Assign, ast.AugAssign, ast.For, ast.comprehension)
+
+
 class Part(NamedTuple):
     """A part of a statement that is not certainly skipped; `sure`: no open condition is around it."""
 
@@ -107,9 +110,13 @@ class Parsed:
                     }
                 elif isinstance(node, ast.ClassDef):
                     self.classes[node.name] = node
-                elif isinstance(node, ast.Assign):
-                    for target in node.targets:
-                        self.bound[_last(target)].append(node.value)
+                elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    if node.func.attr in ("append", "extend", "add"):
+                        self.bound[_last(node.func.value)] += node.args
+                elif (value := getattr(node, "iter", getattr(node, "value", None))) and isinstance(node, _BINDS):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    for target in (name for each in targets for name in ast.walk(each)):
+                        self.bound[_last(target)].append(value)
             self._live(self.tree.body if self.tree else [], None, True)
         except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
             self.tree = None
@@ -138,6 +145,7 @@ class Parsed:
             if isinstance(node, ast.If | ast.While):
                 decided, words = self._decided(node.test), _words(node.test)
                 plain = decided is not None or isinstance(node, ast.While) or bool(_GUARD.search(words))
+                plain |= "__main__" in words
                 for arm, dead in ((node.body, False), (node.orelse, True)):
                     if decided is not dead:
                         self._live(arm, "__main__" if "__main__" in words else own_unit, sure and plain)
@@ -376,10 +384,21 @@ def settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
 
 
 def by_samples(made: Training, program: Program, programs: Sequence[Program]) -> Training:
-    """Refine supervised training where a model is asked for text: in its own program, or in one that runs beside it."""
-    source = next((each for each in (program, *programs) if each.samples), None)
-    if made.route is not Route.SFT or source is None:
+    """Refine supervised training whose rows come from a model's samples: in its program, or by a file of one beside it."""
+    if made.route is not Route.SFT or not any(each.samples for each in programs):
         return made
+    start = [c for c in program.calls if (c.file.path, c.node.lineno) == (made.path, made.line)]
+    rows = [k.value for c in start for k in c.node.keywords if k.arg == "train_dataset"]
+    nodes = _flow(program, start[0].file, rows or [start[0].node]) if start else []
+    own, source = {id(node) for node in nodes}, program
+    if not any(id(call.node) in own for call in program.samples):
+        names = _file_names(nodes)
+        beside = [
+            p for p in programs if p is not program and p.samples and names & _file_names([x.node for x in p.parts])
+        ]
+        if not beside:
+            return made
+        source = beside[0]
     tests = [
         p.node.test if isinstance(p.node, ast.If) else p.node
         for p in source.parts
@@ -390,7 +409,29 @@ def by_samples(made: Training, program: Program, programs: Sequence[Program]) ->
     elsewhere = any(_last(call.node.func) not in _SAMPLING for call in source.samples) and not local
     plain = checked and (source is not program or made.confidence > OWN_LOOP)
     route = Route.DISTILLATION if elsewhere else Route.REJECTION_SAMPLING if plain else Route.UNKNOWN
-    return replace(made, route=route, loss=Route.SFT, why=f"{made.why}, beside samples of {source.path}")
+    return replace(made, route=route, loss=Route.SFT, why=f"{made.why}, on samples of {source.path}")
+
+
+def _flow(program: Program, file: Parsed, start: list[ast.expr]) -> list[ast.AST]:
+    """Return what flows into expressions by names that are bound and functions that are called."""
+    waiting, done, nodes = [(file, node) for node in start], set[object](), list[ast.AST]()
+    while waiting and len(nodes) < MAX_PARTS:
+        file, node = waiting.pop()
+        for part in ast.walk(node):
+            nodes.append(part)
+            name = _last(part.func) if isinstance(part, ast.Call) else getattr(part, "id", "")
+            if name and (file.path, name) not in done:
+                done.add((file.path, name))
+                waiting += [(file, value) for value in file.bound.get(name, ())]
+                calls = program.units.get(name, ()) if isinstance(part, ast.Call) else ()
+                waiting += [(p.file, p.node) for p in calls if not isinstance(p.node, ast.stmt)]
+    return nodes
+
+
+def _file_names(nodes: Sequence[ast.AST]) -> set[str]:
+    texts = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str) and len(n.value) < 300)
+    found = {name for text in texts for name in re.findall(r"[\w-]+\.(?:jsonl?|csv|parquet|txt)\b", text)}
+    return found - {"train.jsonl", "train.json", "test.jsonl"}
 
 
 def opaque(program: Program) -> list[Training]:
