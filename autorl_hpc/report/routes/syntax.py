@@ -159,11 +159,6 @@ class Parsed:
             if ends:
                 return
 
-    @property
-    def packages(self) -> set[str]:
-        """Return the packages that are imported."""
-        return {full.split(".", 1)[0] for full in self.imports.values()}
-
     def _decided(self, test: ast.expr) -> bool | None:
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return None if (inner := self._decided(test.operand)) is None else not inner
@@ -202,23 +197,16 @@ class Program:
         while waiting:
             if (at := waiting.pop()) not in self.reached:
                 file = self.reached[at] = files[at]
-                stems = {
-                    part.replace(".", "/") for full in file.imports.values() for part in (full, full.rpartition(".")[0])
-                }
-                ends = tuple(f"/{stem}{end}" for stem in stems - {""} for end in (".py", "/__init__.py"))
+                full = {part for each in file.imports.values() for part in (each, each.rpartition(".")[0])} - {""}
+                ends = tuple(f"/{name.replace('.', '/')}{end}" for name in full for end in (".py", "/__init__.py"))
                 waiting += [other for other in files if f"/{other}".endswith(ends)]
         units: defaultdict[str, list[Part]] = defaultdict(list)
         for file in self.reached.values():
             for part in file.parts:
-                units[
-                    f"{file.path}:{part.unit}"
-                    if part.unit[:1] in "0123456789_" and not part.unit.startswith("__init")
-                    else part.unit
-                ].append(part)
+                top = part.unit == "__main__" or part.unit.isdigit()
+                units[f"{file.path}:{part.unit}" if top else part.unit].append(part)
         self.units = units
-        live = {
-            unit: sure for unit in units if ":" in unit and (":__main__" not in unit or unit.startswith(f"{path}:"))
-        }
+        live = {u: sure for u in units if ":" in u and (":__main__" not in u or u.startswith(f"{path}:"))}
         waiting = list(live)
         while waiting:
             unit = waiting.pop()
@@ -230,9 +218,8 @@ class Program:
                     waiting.append(name)
         self.parts = [p._replace(sure=p.sure and is_sure) for unit, is_sure in live.items() for p in units[unit]]
         self.calls = [part for part in self.parts if isinstance(part.node, ast.Call)]
-        asks = [
-            c for c in self.calls if _last(c.node.func) in _SAMPLING or c.file.full(c.node.func).endswith(_ELSEWHERE)
-        ]
+        asks = [c for c in self.calls if c.file.full(c.node.func).endswith(_ELSEWHERE)]
+        asks += self.called(*_SAMPLING)
         self.samples = [c for c in asks if not _EVALUATES.search(c.unit) and not _EVALUATES.search(path)]
 
     def called(self, *wanted: str) -> list[Part]:
@@ -315,9 +302,8 @@ def _trainer(program: Program, call: Part) -> Training | None:
         names.append(name)
         file = next((f for f in program.reached.values() if last in f.classes), None)
         if file is None:
-            names += [
-                f"{package}.{name}" for f in program.reached.values() for package in f.packages if "." not in name
-            ]
+            imported = {full.split(".", 1)[0] for each in program.reached.values() for full in each.imports.values()}
+            names += [f"{package}.{name}" for package in sorted(imported) if "." not in name]
             break
         own = file.classes[last]
         losses += [ast.unparse(n) for n in own.body if re.search("loss|training_step", getattr(n, "name", ""))]
@@ -325,18 +311,15 @@ def _trainer(program: Program, call: Part) -> Training | None:
     trainer = known.trainer_class(names)
     if trainer is None:
         return None
-    given = dict(_given(call))
+    given = _given(call)
     config = [_last(k.value) for k in call.node.keywords if k.arg in ("args", "config")]
     for made in program.calls:
-        direct = any(k.value is made.node for k in call.node.keywords)
-        if (
-            direct
-            or _last(made.node.func) == "dict"
-            or any(made.node in made.file.bound.get(n, ()) for n in config if n)
-        ):
-            given |= dict(_given(made))
-    route, why = known.route_of_trainer(trainer, given), trainer
-    if 0 in (given.get("learning_rate"), given.get("max_steps"), given.get("num_train_epochs")):
+        is_config = any(k.value is made.node for k in call.node.keywords) or _last(made.node.func) == "dict"
+        if is_config or any(made.node in made.file.bound.get(name, ()) for name in config if name):
+            given |= _given(made)
+    values = {name: value for name, (value, _) in given.items()}
+    route, why = known.route_of_trainer(trainer, values), trainer
+    if 0 in (values.get("learning_rate"), values.get("max_steps"), values.get("num_train_epochs")):
         route, why = Route.UNKNOWN, f"{trainer}, set to learn nothing"
     if losses:
         loss, words = route_of_loss("\n".join(losses))
@@ -363,23 +346,24 @@ def trainings(program: Program) -> list[Training]:
     return made
 
 
-def _given(call: Part) -> Iterator[tuple[str, Any]]:
-    """Yield the key settings that a call is given as literals."""
-    for word in call.node.keywords:
-        if word.arg and known.key_of(word.arg) is not None and (value := call.file.literal(word.value)) is not None:
-            yield word.arg, value
+def _given(call: Part) -> dict[str, tuple[Any, int]]:
+    """Return the key settings that a call is given as literals, with their lines."""
+    named = [(word.arg, word.value) for word in call.node.keywords if word.arg and known.key_of(word.arg) is not None]
+    values = [(name, call.file.literal(value), value.lineno) for name, value in named]
+    return {name: (value, line) for name, value, line in values if value is not None}
 
 
 def settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, place) of the key settings that live code gives to trainers, optimizers and samplers as literals."""
     for part in program.parts:
-        where = f"{part.file.path}:{getattr(part.node, 'lineno', 0)}"
         if isinstance(part.node, ast.Call):
             last = _last(part.node.func)
             trains = last in known.TRAINER_CLASSES or f"{last.removesuffix('Config')}Trainer" in known.TRAINER_CLASSES
             if trains or last in known.SETTERS or last.endswith("TrainingArguments"):
-                yield from ((name, str(value), where) for name, value in _given(part))
+                for name, (value, line) in _given(part).items():
+                    yield name, str(value), f"{part.file.path}:{line}"
         elif isinstance(part.node, ast.Assign) and isinstance(part.node.value, ast.Constant):
+            where = f"{part.file.path}:{part.node.lineno}"
             yield from ((_last(target), str(part.node.value.value), where) for target in part.node.targets)
 
 
