@@ -15,7 +15,16 @@ from itertools import islice
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import trainers as known
 from autorl_hpc.report.routes.commands import Command, commands_in, matching, options
-from autorl_hpc.report.routes.syntax import Program, Training, by_samples, opaque, parsed, settings_in, trainings
+from autorl_hpc.report.routes.syntax import (
+    Program,
+    Training,
+    by_samples,
+    opaque,
+    parsed,
+    settings_in,
+    started,
+    trainings,
+)
 from autorl_hpc.report.story_records import EvidenceLine, Setting
 from autorl_hpc.states import Route
 
@@ -181,6 +190,9 @@ def _planned(files: tuple[tuple[str, str], ...], lines: tuple[str, ...]) -> Plan
     done = _Followed(dict(files), lines)
     programs = list(done.programs.values())
     found = [by_samples(made, program, programs) for program in programs for made in trainings(program)] + done.found
+    for word, made in (each for program in programs for each in started(program)):
+        other = matching(word, done.files) if word.endswith((*PYTHON, *SHELL)) else None
+        found += [made] if other is not None and other not in done.used else []
     policies = [made for made in found if made.route is not None]
     trained = [
         made for made in policies if made.route not in (Route.COPY, Route.AVERAGING) and made.why[:6] != "starts"

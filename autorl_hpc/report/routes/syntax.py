@@ -6,6 +6,7 @@ Nothing is executed or imported. Names are matched as text, values are literals,
 from __future__ import annotations
 
 import ast
+import builtins
 import json
 import re
 import warnings
@@ -69,6 +70,7 @@ def _words(node: ast.AST) -> str:
     return " ".join(map(_said, islice(ast.walk(node), 99)))
 
 
+_BUILTINS = frozenset(dir(builtins))
 _BINDS = (ast.Assign, ast.AugAssign, ast.For, ast.comprehension)
 
 
@@ -116,7 +118,7 @@ class Parsed:
                 elif (value := getattr(node, "iter", getattr(node, "value", None))) and isinstance(node, _BINDS):
                     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                     for target in (name for each in targets for name in ast.walk(each)):
-                        self.bound[_last(target)].append(value)
+                        self.bound[getattr(target, "id", "")].append(value)
             self._live(self.tree.body if self.tree else [], None, True)
         except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
             self.tree = None
@@ -404,7 +406,7 @@ def _flow(program: Program, file: Parsed, start: list[ast.expr]) -> list[ast.AST
         for part in ast.walk(node):
             nodes.append(part)
             name = _last(part.func) if isinstance(part, ast.Call) else getattr(part, "id", "")
-            if name and (file.path, name) not in done:
+            if name and name not in _BUILTINS and (file.path, name) not in done:
                 done.add((file.path, name))
                 waiting += [(file, value) for value in file.bound.get(name, ())]
                 calls = program.units.get(name, ()) if isinstance(part, ast.Call) else ()
@@ -429,3 +431,11 @@ def opaque(program: Program) -> list[Training]:
         named = [n for n in ast.walk(file.tree) if isinstance(n, ast.Attribute)] if file.tree else []
         nodes += [(file, n) for n in named if n.attr in ("train", "backward") and not _MODEL.search(_last(n.value))]
     return [Training(Route.UNKNOWN, "not known what it does", file.path, node.lineno) for file, node in nodes]
+
+
+def started(program: Program) -> Iterator[tuple[str, Training]]:
+    """Yield the words of calls that start another program, each with what to say if it is a script that nobody followed."""
+    for call in program.calls:
+        if _STARTS.match(_last(call.node.func)):
+            made = Training(Route.UNKNOWN, "runs another script", call.file.path, call.node.lineno, call.sure)
+            yield from ((word, made) for word in _words(call.node).split())
