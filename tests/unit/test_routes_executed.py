@@ -5,7 +5,9 @@ tests/observed_runs has what real processes told; here stand facts that are rare
 
 from __future__ import annotations
 
-from typing import Any
+import random
+import time
+from typing import Any, get_args
 
 import pytest
 
@@ -366,3 +368,42 @@ def test_settings_are_values_from_the_strongest_source() -> None:
 
 def make_setting(name: str, value: str) -> Setting:
     return Setting(name=name, value=value, where="train.py:3")
+
+
+def test_no_facts_stop_the_report() -> None:
+    """Facts are an agent's word: any JSON may stand at any key, and a hundred processes may name each other's checkpoints."""
+    draw = random.Random(1)
+    values = [
+        None,
+        True,
+        0,
+        -1,
+        1e308,
+        "x",
+        "trl.trainer.SFTTrainer",
+        [],
+        [1, "a", None],
+        [[0]],
+        {},
+        {"a": [1]},
+        "began",
+        "ended",
+    ]
+    keys = "name bases arguments model rows phase steps last rates count first from_s to_s norm path origin class prompts sampled"
+    keys += " steps_before loss reward value r rank argv type message where"
+    kinds = get_args(ObservedFact.model_fields["what"].annotation)
+    for _ in range(200):
+        told = [(draw.choice(kinds), {key: draw.choice(values) for key in keys.split()}) for _ in range(8)]
+        observed = facts(*told)
+        executed([], [], weights(), UNPLANNED, observed=observed, checkpoint="x")
+        settings(observed, steps("SFTTrainer"), UNPLANNED)
+    web = [
+        fact
+        for pid in range(100)
+        for fact in facts(
+            *(("loaded", {"path": f"m{n}"}) for n in range(40)), ("saved", {"path": f"m{pid % 40}"}), loop(), pid=pid
+        )
+    ]
+    begun = time.process_time()
+    assert executed([], [], weights(), code(Route.SFT), observed=web, checkpoint="m7").route is Route.SFT
+    assert time.process_time() - begun < 20

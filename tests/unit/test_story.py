@@ -213,7 +213,9 @@ def test_what_was_observed_tells_route_settings_and_steps_of_a_run_without_logs(
         run,
         "observed",
         *(
-            ObservedFact(pid=7, program="code/train.py", at="x", elapsed_s=60.0 + n, at_s=60.0 + n, what=what, facts=given)
+            ObservedFact(
+                pid=7, program="code/train.py", at="x", elapsed_s=60.0 + n, at_s=60.0 + n, what=what, facts=given
+            )
             for n, (what, given) in enumerate(told_by)
         ),
     )

@@ -20,6 +20,7 @@ from autorl_hpc.report.routes.observed import (
     ancestors,
     averages,
     copies_in,
+    numbers,
     processes_of,
     same,
     shown,
@@ -72,7 +73,8 @@ def _sampled(process: Process, first: int, last: float) -> list[dict[str, Any]]:
 
 def _tell(stage: Stage, process: Process, earlier: Sequence[Process], plan: Planned) -> None:
     """Set the stage's route and why: by the trainer's class, else by samples drawn between its steps and its code's loss."""
-    name = trainer_class([stage.trainer, *map(str, stage.facts.get("bases") or ())])
+    bases = stage.facts.get("bases")
+    name = trainer_class([stage.trainer, *(map(str, bases) if isinstance(bases, list) else ())])
     rounds = len({whole(g.get("steps_before")) for g in _sampled(process, stage.first, stage.last)})
     losses = _losses(process, plan, "own loop" if name is None else name)
     arguments = stage.facts.get("arguments")
@@ -223,11 +225,7 @@ def _by_facts(
 def _says(stage: Stage) -> str:
     blocks = stage.blocks
     figures = [f"{stage.steps} steps", stage.trainer or "own loop", f"{stage.why} -> {stage.route}"]
-    if (
-        blocks
-        and isinstance(rates := [*(blocks[0].get("rates") or ()), *(blocks[-1].get("rates") or ())], list)
-        and rates
-    ):
+    if rates := [rate for block in blocks for rate in numbers(block.get("rates"))]:
         figures.append(f"rate {shown(rates[0])} to {shown(rates[-1])}")
     figures += [f"{name} {shown(stage.facts[name])}" for name in ("model", "rows") if stage.facts.get(name)]
     return ", ".join(figures) + ("" if stage.end_s < math.inf or not stage.trainer else ", not ended")

@@ -33,7 +33,7 @@ class Stage:
         """Return the number of optimizer steps; 0 if all had learning rate 0."""
         if not self.blocks:
             return whole(self.facts.get("steps"))
-        idle = all(block.get("rates") in ([0, 0], [0]) for block in self.blocks)
+        idle = all(rates and not any(rates) for rates in (numbers(block.get("rates")) for block in self.blocks))
         return 0 if idle else sum(whole(block.get("count")) for block in self.blocks)
 
     @property
@@ -63,6 +63,15 @@ class Process:
     def paths(self, what: str) -> list[str]:
         """Return the paths of models that were loaded or saved."""
         return list(dict.fromkeys(str(each["path"]) for each in self.of(what) if each.get("path")))
+
+
+MAX_ORIGINS = 200
+"""Bound on the steps back from a checkpoint."""
+
+
+def numbers(value: object) -> list[float]:
+    """Return the numbers of a list; empty for anything else."""
+    return [float(v) for v in value if isinstance(v, (int, float))] if isinstance(value, list) else []
 
 
 def whole(value: object) -> int:
@@ -122,18 +131,24 @@ def same(path: str, other: str) -> bool:
     return f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
 
 
-def ancestors(path: str, processes: Sequence[Process], copies: Mapping[str, str], depth: int = 0) -> list[Process]:
+def ancestors(path: str, processes: Sequence[Process], copies: Mapping[str, str]) -> list[Process]:
     """Return the processes that made a checkpoint, the first one first; empty if nobody was seen to save it."""
-    makers = [p for p in processes if any(same(path, saved) for saved in p.paths("saved"))]
-    if depth > 8 or not makers:
-        source = next((source for target, source in copies.items() if same(path, target)), None)
-        return ancestors(source, processes, copies, depth + 1) if source and depth <= 8 else []
-    maker = makers[-1]
-    before = processes[: processes.index(maker)]
-    origins = [str(s["origin"]) for s in maker.of("saved") if s.get("origin") and same(path, str(s.get("path")))]
-    origins += [*maker.paths("loaded"), *(str(s.facts.get("model") or "") for s in maker.stages)]
-    found = [p for o in dict.fromkeys(filter(None, origins)) for p in ancestors(o, before, copies, depth + 1)]
-    return [one for one in before if any(one is each for each in found)] + [maker]
+    found, waiting, seen = set[int](), [(path, len(processes))], set[tuple[str, int]]()
+    while waiting and len(seen) < MAX_ORIGINS:
+        wanted, before = step = waiting.pop()
+        makers = [n for n in range(before) if any(same(wanted, saved) for saved in processes[n].paths("saved"))]
+        if step in seen or not makers:
+            source = next((source for target, source in copies.items() if same(wanted, target)), None)
+            waiting += [(source, before)] if source is not None and step not in seen else []
+            seen.add(step)
+            continue
+        seen.add(step)
+        place, maker = makers[-1], processes[makers[-1]]
+        found.add(place)
+        origins = [s.get("origin") for s in maker.of("saved") if same(wanted, str(s.get("path")))]
+        origins += [*maker.paths("loaded"), *(stage.facts.get("model") for stage in maker.stages)]
+        waiting += [(str(origin), place) for origin in dict.fromkeys(map(str, filter(None, origins)))]
+    return [processes[place] for place in sorted(found)]
 
 
 def copies_in(commands: Sequence[Commanded]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.routes.observed import processes_of, shown
+from autorl_hpc.report.routes.observed import numbers, processes_of, shown
 from autorl_hpc.report.routes.planned import Planned
 from autorl_hpc.report.routes.trainers import key_of
 from autorl_hpc.report.story_records import RouteSource, Setting
@@ -22,16 +22,15 @@ def settings(observed: Sequence[ObservedFact], training: Sequence[TrainingPoint]
             given |= {
                 k: v for k, v in (arguments.items() if isinstance(arguments, Mapping) else ()) if v not in (None, "")
             }
-            if not stage.trainer and stage.blocks and isinstance(rates := stage.blocks[0].get("rates"), list) and rates:
-                given["learning_rate"] = max(
-                    (r for b in stage.blocks for r in b.get("rates") or () if r), default=rates[0]
-                )
+            rates = [rate for block in stage.blocks for rate in numbers(block.get("rates"))]
+            if rates and not stage.trainer:
+                given["learning_rate"] = max(rates)
         for facts in (*process.of("lora"), *({"seed": seed.get("value")} for seed in process.of("seed"))):
             given |= {name: value for name, value in facts.items() if value is not None}
         found |= {(k, shown(v), where): "observed" for k, v in given.items() if not isinstance(v, dict)}
-    rates = [p for p in training if p.learning_rate]
-    if rates and not any(name == "learning_rate" for name, _, _ in found):
-        best = max(rates, key=lambda p: p.learning_rate or 0.0)
+    points = [p for p in training if p.learning_rate]
+    if points and not any(name == "learning_rate" for name, _, _ in found):
+        best = max(points, key=lambda p: p.learning_rate or 0.0)
         found[("learning_rate", shown(best.learning_rate), f"{best.source}, {best.elapsed_s:.0f} s")] = "logged"
     aliases = {"lr": "learning_rate"}
     known = {aliases.get(name, name) for name, _, _ in found}

@@ -134,7 +134,7 @@ def route_of_trainer(name: str, arguments: Mapping[str, object]) -> Route | None
         return None
     route = TRAINER_CLASSES[name]
     loss = arguments.get("loss_type")
-    kinds = loss if isinstance(loss, (list, tuple)) else [loss]
+    kinds = map(str, loss if isinstance(loss, (list, tuple)) else [loss])
     if route is Route.DPO and any(kind in RELATIVES_OF_DPO for kind in kinds):
         return Route.PREFERENCE
     if route is Route.PPO:

@@ -139,7 +139,7 @@ def read_recorded(run: RunDir) -> Recorded:
         processes=read_lines(run.recorded("processes"), _Process),
         training=read_lines(run.recorded("training"), _Point, max_lines=MAX_LINES),
         revisions=read_lines(run.recorded("revisions"), _Revision),
-        observed=read_lines(run.recorded("observed"), _Fact),
+        observed=read_lines(run.recorded("observed"), _Fact, max_lines=MAX_LINES),
     )
 
 
