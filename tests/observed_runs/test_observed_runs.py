@@ -154,7 +154,8 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
         "commands": commands,
         "fingerprint": print_of(folder, run.checkpoint),
     }
-    told: dict[str, Any] = json.loads(json.dumps(made).replace(str(folder), "/w"))
+    text = json.dumps(made).replace(str(folder), "/w").replace(str(HERE.parents[1]), "/repo")
+    told: dict[str, Any] = json.loads(text)
     return told
 
 

@@ -2,9 +2,9 @@
 
 from autorl_hpc.report.routes.executed import Executed, executed, has_effect, mode_kept
 from autorl_hpc.report.routes.logged import trained_in_vain
-from autorl_hpc.report.routes.observed import steps_observed
 from autorl_hpc.report.routes.planned import Planned, planned
 from autorl_hpc.report.routes.settings import settings
+from autorl_hpc.report.routes.stages import steps_observed
 
 __all__ = [
     "Executed",

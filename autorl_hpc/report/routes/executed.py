@@ -13,7 +13,8 @@ from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes.commands import commands_in
 from autorl_hpc.report.routes.logged import Logged, line_of, logged, refined
-from autorl_hpc.report.routes.observed import (
+from autorl_hpc.report.routes.planned import Planned
+from autorl_hpc.report.routes.stages import (
     Commanded,
     Process,
     Stage,
@@ -27,7 +28,6 @@ from autorl_hpc.report.routes.observed import (
     steps_observed,
     whole,
 )
-from autorl_hpc.report.routes.planned import Planned
 from autorl_hpc.report.routes.trainers import (
     GENERIC_TRAINERS,
     RL,

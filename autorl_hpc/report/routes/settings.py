@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.routes.observed import numbers, processes_of, shown
 from autorl_hpc.report.routes.planned import Planned
+from autorl_hpc.report.routes.stages import numbers, processes_of, shown
 from autorl_hpc.report.routes.trainers import key_of
 from autorl_hpc.report.story_records import RouteSource, Setting
 
