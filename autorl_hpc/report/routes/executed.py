@@ -16,7 +16,7 @@ from autorl_hpc.report.routes.logged import Logged, line_of, logged, refined
 from autorl_hpc.report.routes.planned import Planned
 from autorl_hpc.report.routes.stages import (
     Commanded,
-    Process,
+    ObservedProcess,
     Stage,
     ancestors,
     averages,
@@ -65,13 +65,13 @@ class Executed:
     """Whether the plan is sure of another kind of training."""
 
 
-def _sampled(process: Process, first: int, last: float) -> list[dict[str, Any]]:
+def _sampled(process: ObservedProcess, first: int, last: float) -> list[dict[str, Any]]:
     """Return the generations of a process after step `first` and before step `last`, but for greedy ones."""
     told = [g for g in process.of("generated") if g.get("sampled") is not False]
     return [g for g in told if first <= whole(g.get("steps_before")) < last]
 
 
-def _tell(stage: Stage, process: Process, earlier: Sequence[Process], plan: Planned) -> None:
+def _tell(stage: Stage, process: ObservedProcess, earlier: Sequence[ObservedProcess], plan: Planned) -> None:
     """Set the stage's route and why: by the trainer's class, else by samples drawn between its steps and its code's loss."""
     bases = stage.facts.get("bases")
     name = trainer_class([stage.trainer, *(map(str, bases) if isinstance(bases, list) else ())])
@@ -106,22 +106,24 @@ def _tell(stage: Stage, process: Process, earlier: Sequence[Process], plan: Plan
         stage.why += more
 
 
-def _rewarded(process: Process) -> bool:
+def _rewarded(process: ObservedProcess) -> bool:
     return any("reward" in str(key) for log in process.of("log") for key in log)
 
 
-def _is_of(path: str, process: Process) -> bool:
+def _is_of(path: str, process: ObservedProcess) -> bool:
     return posixpath.basename(path) == posixpath.basename(process.program)
 
 
-def _losses(process: Process, plan: Planned, why: str) -> set[Route]:
+def _losses(process: ObservedProcess, plan: Planned, why: str) -> set[Route]:
     """Return the routes of own loops, or of a trainer, in the code that a process ran: its script's, else those of all files."""
     found = [t for t in plan.trainings if t.why.startswith(why)]
     routes = {t.loss or t.route for t in [t for t in found if _is_of(t.path, process)] or found}
     return {route for route in routes if route is not None and route not in UNTRAINED}
 
 
-def _rows(stage: Stage, process: Process, earlier: Sequence[Process], plan: Planned) -> tuple[Route, str]:
+def _rows(
+    stage: Stage, process: ObservedProcess, earlier: Sequence[ObservedProcess], plan: Planned
+) -> tuple[Route, str]:
     """Return the route of supervised training by where its rows came from, and how that was seen."""
     rows = whole(stage.facts.get("rows")) or max((whole(r.get("rows")) for r in process.of("rows")), default=0)
     trained = str(stage.facts.get("model") or "") or next(iter(process.paths("loaded")), "")
@@ -231,7 +233,7 @@ def _says(stage: Stage) -> str:
     return ", ".join(figures) + ("" if stage.end_s < math.inf or not stage.trainer else ", not ended")
 
 
-def _seen(process: Process, says: str) -> EvidenceLine:
+def _seen(process: ObservedProcess, says: str) -> EvidenceLine:
     where = f"process at {process.elapsed_s:.0f} s"
     return EvidenceLine(where=where, says=clean(f"observed in {process.program}: {says}", 240) or "")
 

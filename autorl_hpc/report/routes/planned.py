@@ -16,7 +16,7 @@ from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import trainers as known
 from autorl_hpc.report.routes.commands import Command, commands_in, matching, options
 from autorl_hpc.report.routes.syntax import (
-    Program,
+    LiveCode,
     Training,
     by_samples,
     opaque,
@@ -116,7 +116,7 @@ class _Followed:
     def __init__(self, files: Mapping[str, str], lines: Sequence[str]) -> None:
         self.files = dict(files)
         self.parsed = {path: parsed(path, text) for path, text in files.items() if path.endswith(PYTHON)}
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, LiveCode] = {}
         self.found: list[Training] = []
         self.settings: list[tuple[str, str, str]] = []
         self.used: dict[str, None] = {}
@@ -145,7 +145,7 @@ class _Followed:
                 self.found.append(Training(Route.UNKNOWN, "starts a program that is not in the code", where, line))
             return False
         elif path in self.parsed:
-            program = self.programs[path] = Program(path, self.parsed, sure)
+            program = self.programs[path] = LiveCode(path, self.parsed, sure)
             self.used |= dict.fromkeys((path, *program.reached))
         else:
             self.used[path] = None

@@ -48,7 +48,7 @@ class Stage:
 
 
 @dataclass
-class Process:
+class ObservedProcess:
     """The facts of one process, in their order."""
 
     program: str
@@ -82,14 +82,14 @@ def _time(value: object, default: float) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else default
 
 
-def processes_of(facts: Iterable[ObservedFact]) -> list[Process]:
+def processes_of(facts: Iterable[ObservedFact]) -> list[ObservedProcess]:
     """Return the processes in the order of their first facts, without the further ranks of a distributed training."""
-    found: dict[tuple[int, int], Process] = {}
-    done: list[Process] = []
+    found: dict[tuple[int, int], ObservedProcess] = {}
+    done: list[ObservedProcess] = []
     for fact in facts:
         key = (fact.attempt, fact.pid)
         if key not in found or fact.what == "start":
-            found[key] = Process(fact.program, fact.elapsed_s)
+            found[key] = ObservedProcess(fact.program, fact.elapsed_s)
             done.append(found[key])
         found[key].facts.append(fact)
     kept = [p for p in done if not any(whole(start.get("rank")) for start in p.of("start"))]
@@ -98,7 +98,7 @@ def processes_of(facts: Iterable[ObservedFact]) -> list[Process]:
     return kept
 
 
-def _stages(process: Process) -> list[Stage]:
+def _stages(process: ObservedProcess) -> list[Stage]:
     made: list[Stage] = []
     for fact in process.facts:
         name = str(fact.facts.get("name", ""))
@@ -131,7 +131,7 @@ def same(path: str, other: str) -> bool:
     return f"/{one}".endswith(f"/{two}") or f"/{two}".endswith(f"/{one}")
 
 
-def ancestors(path: str, processes: Sequence[Process], copies: Mapping[str, str]) -> list[Process]:
+def ancestors(path: str, processes: Sequence[ObservedProcess], copies: Mapping[str, str]) -> list[ObservedProcess]:
     """Return the processes that made a checkpoint, the first one first; empty if nobody was seen to save it."""
     found, waiting, seen = set[int](), [(path, len(processes))], set[tuple[str, int]]()
     while waiting and len(seen) < MAX_ORIGINS:
@@ -161,7 +161,7 @@ def copies_in(commands: Sequence[Commanded]) -> dict[str, str]:
     return found
 
 
-def averages(process: Process) -> bool:
+def averages(process: ObservedProcess) -> bool:
     """Return whether a process loaded several models, made no step and saved one."""
     whole = [m for m in process.of("loaded") if "Peft" not in str(m.get("class")) and m.get("path")]
     return (

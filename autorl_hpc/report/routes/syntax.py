@@ -1,4 +1,4 @@
-"""Take a plain look at Python code (`Program`): trainer classes with literal arguments, words of own loops, samples of a model.
+"""Take a plain look at Python code (`LiveCode`): trainer classes with literal arguments, words of own loops, samples of a model.
 
 Nothing is executed or imported. Names are matched as text, values are literals, and conditions are open unless constant.
 """
@@ -74,7 +74,7 @@ _BUILTINS = frozenset(dir(builtins))
 _BINDS = (ast.Assign, ast.AugAssign, ast.For, ast.comprehension)
 
 
-class Part(NamedTuple):
+class CodePart(NamedTuple):
     """A part of a statement that is not certainly skipped; `sure`: no open condition is around it."""
 
     node: Any
@@ -94,7 +94,7 @@ class Parsed:
         self.imports: dict[str, str] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.bound: defaultdict[str, list[ast.expr]] = defaultdict(list)
-        self.parts: list[Part] = []
+        self.parts: list[CodePart] = []
         try:
             if path.endswith(".ipynb"):
                 cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
@@ -135,12 +135,12 @@ class Parsed:
                 continue
             own_unit = unit or str(node.lineno)
             head = getattr(node, "test", getattr(node, "iter", None)) if hasattr(node, "body") else node
-            self.parts.append(Part(node, self, own_unit, sure, ast.unparse(head) if head is not None else ""))
+            self.parts.append(CodePart(node, self, own_unit, sure, ast.unparse(head) if head is not None else ""))
             waiting = list(ast.iter_child_nodes(node))
             while waiting and len(self.parts) < MAX_PARTS:
                 part = waiting.pop()
                 if not isinstance(part, ast.stmt | ast.ExceptHandler | ast.match_case):
-                    self.parts.append(Part(part, self, own_unit, sure))
+                    self.parts.append(CodePart(part, self, own_unit, sure))
                     waiting += ast.iter_child_nodes(part)
             called = getattr(getattr(node, "value", None), "func", node)
             ends = isinstance(node, ast.Return | ast.Raise) or bool(re.match(r"_?exit$|execv|execl", _last(called)))
@@ -190,7 +190,7 @@ class Parsed:
 parsed = lru_cache(maxsize=64)(Parsed)
 
 
-class Program:
+class LiveCode:
     """What may run of a script and of the files that it imports: functions that nothing live names are dead."""
 
     def __init__(self, path: str, files: Mapping[str, Parsed], sure: bool = True) -> None:
@@ -202,7 +202,7 @@ class Program:
                 full = {part for each in file.imports.values() for part in (each, each.rpartition(".")[0])} - {""}
                 ends = tuple(f"/{name.replace('.', '/')}{end}" for name in full for end in (".py", "/__init__.py"))
                 waiting += [other for other in files if f"/{other}".endswith(ends)]
-        units: defaultdict[str, list[Part]] = defaultdict(list)
+        units: defaultdict[str, list[CodePart]] = defaultdict(list)
         for file in self.reached.values():
             for part in file.parts:
                 top = part.unit == "__main__" or part.unit.isdigit()
@@ -224,11 +224,11 @@ class Program:
         asks += self.called(*_SAMPLING)
         self.samples = [c for c in asks if not _EVALUATES.search(c.unit) and not _EVALUATES.search(path)]
 
-    def called(self, *wanted: str) -> list[Part]:
+    def called(self, *wanted: str) -> list[CodePart]:
         """Return the live calls of functions and methods of these names."""
         return [call for call in self.calls if _last(call.node.func) in wanted]
 
-    def around(self, place: Part) -> str:
+    def around(self, place: CodePart) -> str:
         """Return the text of the unit that holds a place, and of the functions that it calls."""
         own = place.unit if place.unit in self.units else f"{place.file.path}:{place.unit}"
         found, waiting = dict[str, str](), [own]
@@ -297,7 +297,7 @@ def route_of_loss(text: str) -> tuple[Route, str]:
 # --- the trainings of a program
 
 
-def _trainer(program: Program, call: Part) -> Training | None:
+def _trainer(program: LiveCode, call: CodePart) -> Training | None:
     names, losses, name = list[str](), list[str](), call.file.full(call.node.func)
     for _ in range(6):  # up the bases of the agent's own classes
         last = name.rsplit(".", 1)[-1]
@@ -330,7 +330,7 @@ def _trainer(program: Program, call: Part) -> Training | None:
     return Training(route, why, call.file.path, call.node.lineno, call.sure)
 
 
-def trainings(program: Program) -> list[Training]:
+def trainings(program: LiveCode) -> list[Training]:
     """Return the trainers that are run, and own loops."""
     if program.reached[program.path].tree is None:
         return [Training(Route.UNKNOWN, "not read: too long, or no Python 3", program.path)]
@@ -348,14 +348,14 @@ def trainings(program: Program) -> list[Training]:
     return made
 
 
-def _given(call: Part) -> dict[str, tuple[Any, int]]:
+def _given(call: CodePart) -> dict[str, tuple[Any, int]]:
     """Return the key settings that a call is given as literals, with their lines."""
     named = [(word.arg, word.value) for word in call.node.keywords if word.arg and known.key_of(word.arg) is not None]
     values = [(name, call.file.literal(value), value.lineno) for name, value in named]
     return {name: (value, line) for name, value, line in values if value is not None}
 
 
-def settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
+def settings_in(program: LiveCode) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, place) of the key settings that live code gives to trainers, optimizers and samplers as literals."""
     for part in program.parts:
         if isinstance(part.node, ast.Call):
@@ -369,7 +369,7 @@ def settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
             yield from ((_last(target), str(part.node.value.value), where) for target in part.node.targets)
 
 
-def by_samples(made: Training, program: Program, programs: Sequence[Program]) -> Training:
+def by_samples(made: Training, program: LiveCode, programs: Sequence[LiveCode]) -> Training:
     """Refine supervised training whose rows come from a model's samples: in its program, or by a file of one beside it."""
     if made.route is not Route.SFT or not any(each.samples for each in programs):
         return made
@@ -398,7 +398,7 @@ def by_samples(made: Training, program: Program, programs: Sequence[Program]) ->
     return replace(made, route=route, loss=Route.SFT, why=f"{made.why}, on samples of {source.path}")
 
 
-def _flow(program: Program, file: Parsed, start: list[ast.expr]) -> list[ast.AST]:
+def _flow(program: LiveCode, file: Parsed, start: list[ast.expr]) -> list[ast.AST]:
     """Return what flows into expressions by names that are bound and functions that are called."""
     waiting, done, nodes = [(file, node) for node in start], set[object](), list[ast.AST]()
     while waiting and len(nodes) < MAX_PARTS:
@@ -420,7 +420,7 @@ def _file_names(nodes: Sequence[ast.AST]) -> set[str]:
     return found - {"train.jsonl", "train.json", "test.jsonl"}
 
 
-def opaque(program: Program) -> list[Training]:
+def opaque(program: LiveCode) -> list[Training]:
     """Return calls that may bring or change weights, and a `train` that nothing is seen to run."""
     nodes = [
         (c.file, c.node)
@@ -433,7 +433,7 @@ def opaque(program: Program) -> list[Training]:
     return [Training(Route.UNKNOWN, "not known what it does", file.path, node.lineno) for file, node in nodes]
 
 
-def started(program: Program) -> Iterator[tuple[str, Training]]:
+def started(program: LiveCode) -> Iterator[tuple[str, Training]]:
     """Yield the words of calls that start another program, each with what to say if it is a script that nobody followed."""
     for call in program.calls:
         if _STARTS.match(_last(call.node.func)):
