@@ -90,6 +90,18 @@ def test_a_million_steps_are_some_dozen_lines_and_none_is_lost(programs: Program
 
 
 @pytest.mark.slow
+def test_an_optimizer_for_each_step_is_some_dozen_lines_and_none_is_kept_in_memory(programs: Programs) -> None:
+    programs.lay(STAND_IN)
+    said = programs.run(
+        f"import gc, torch, weakref\n{OPTIMIZER}\nkept = weakref.WeakSet()\n"
+        "for _ in range(3000):\n    mine = Optimizer(); kept.add(mine); mine.step()\n"
+        "del mine; gc.collect(); print(len(kept))"
+    )
+    assert said == "0\n"
+    assert len(programs.facts("steps")) < 60 and sum(each["count"] for each in programs.facts("steps")) == 3000
+
+
+@pytest.mark.slow
 def test_forks_and_spawned_workers_write_a_file_each(programs: Programs) -> None:
     """A child that went on in its parent's file would count its parent's steps; a spawned one ends without atexit."""
     programs.lay(STAND_IN)
