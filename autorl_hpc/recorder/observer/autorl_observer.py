@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from typing import Any
 
 Watch = Any
@@ -44,6 +45,7 @@ class ThisProcess:
         self.blocks: dict[Any, Any] = {}
         self.opened: dict[str, bool] = {}
         self.next_log_s = 0.0
+        self.newest: Any = None
         self.last_log: dict[str, Any] | None = None
 
 
@@ -117,7 +119,7 @@ def around(owner: Any, name: str, watch: Watch) -> None:
     """Let `watch`, a generator function, see the calls of owner.name: begun with (args, kwargs), it is sent the result."""
     raw = vars(owner).get(name)
     original = getattr(raw, "__func__", raw)
-    if not callable(original) or "_autorl_observed" in vars(original):
+    if not callable(original) or hasattr(original, "_autorl_observed"):
         return
 
     @functools.wraps(original)
@@ -210,13 +212,15 @@ class Steps(Block):
     """The steps of one optimizer. Its gradients are there when a step ends, and mostly not when the program ends."""
 
     def __init__(self, optimizer: Any) -> None:
-        self.optimizer, self.rate, self.last = optimizer, None, 0
+        # No hold on it, which would keep a model in memory that the program has done with.
+        self.optimizer, self.rate, self.last = weakref.ref(optimizer), None, 0
         trained = self.gradients()
         device, count = str(trained[0].device) if trained else "", sum(each.numel() for each in trained)
         Block.__init__(self, "steps", optimizer=dotted(type(optimizer)), parameters=count, device=device)
 
     def gradients(self) -> list[Any]:
-        return [each.grad for group in self.optimizer.param_groups for each in group["params"] if each.grad is not None]
+        groups = reach(self.optimizer(), "param_groups") or ()
+        return [each.grad for group in groups for each in group["params"] if each.grad is not None]
 
     def end(self, **facts: Any) -> None:
         torch, gradients, norm = sys.modules["torch"], self.gradients(), None
@@ -236,12 +240,16 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 def count_step(optimizer: Any) -> None:
     here.steps += 1
-    block = here.blocks.get(id(optimizer))
-    if block is None or block.optimizer is not optimizer:
-        if len(here.blocks) > 50:
-            here.blocks.pop(next(iter(here.blocks)))
-        block = here.blocks[id(optimizer)] = Steps(optimizer)
-        tell_opened()
+    block: Any = here.blocks.get(id(optimizer))
+    if block is None or block.optimizer() is not optimizer:
+        if once("optimizer", 20):
+            end_blocks()  # one that is gone may have had the same id
+            here.newest = Steps(optimizer)
+            tell_opened()
+        else:  # a program may make one for each step
+            here.blocks = {key: each for key, each in here.blocks.items() if each is not here.newest}
+        block = here.blocks[id(optimizer)] = here.newest
+        block.optimizer = weakref.ref(optimizer)
     block.last, block.rate = here.steps, optimizer.param_groups[0].get("lr")
     block.add({"count": 1}, first=here.steps, rate=block.rate)
 
@@ -536,11 +544,8 @@ def seeded(args: Any, kwargs: Any) -> Any:
 
 
 def hook_optimizers(module: Any) -> None:
-    if hasattr(module, "register_optimizer_step_post_hook"):
-        module.register_optimizer_step_post_hook(after_step)
-    else:
-        tell("note", text="this torch has no hook for the steps of all optimizers")
     sys.addaudithook(lambda event, args: safely(on_open, args) if event == "open" else None)
+    module.register_optimizer_step_post_hook(after_step)
 
 
 SPECIAL = {"torch.optim.optimizer": hook_optimizers, "torchtune.recipe_interfaces": hook_recipes}
