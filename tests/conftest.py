@@ -31,7 +31,7 @@ import needs  # noqa: E402
 from helpers import Cluster  # noqa: E402
 from realdata import real_data  # noqa: E402
 
-FOLDERS = ("slurm", "cheaters", "integration", "hostile", "gpu", "contract", "mutants", "unit")
+FOLDERS = ("slurm", "cheaters", "integration", "hostile", "gpu", "contract", "mutants", "observed_runs", "unit")
 """The order of tests: those that wait longest begin first, and the many short ones fill the end."""
 
 

@@ -26,6 +26,7 @@ from autorl_hpc.files.ledger import now_text
 from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.recorder.code import Ask, Revisions
+from autorl_hpc.recorder.observed import Observed
 from autorl_hpc.recorder.process_table import Processes
 from autorl_hpc.recorder.traces.follow import Traces
 from autorl_hpc.recorder.trainings import OutputStamps, Trainings
@@ -204,6 +205,7 @@ def watches(
         "workspace": lambda: sweep,
         "trainings": lambda: Trainings(run.agent_log, sweep, run.recorded("training"), run.events),
         "traces": lambda: Traces(run, sweep, job.trace_format),
+        "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events),
     }
 
 

@@ -1,4 +1,4 @@
-"""Follow the training logs of trl, transformers and programs that log like them, and the times of the agent's output.
+"""Follow the training logs of trainers' libraries and of own loops (`STYLES`), and the times of the agent's output.
 
 Read are the agent's output; log files in the workspace, found by name; `trainer_state.json` of checkpoints; and
 TensorBoard's event files. A step found in several of them is written once. wandb's offline files are not read.
@@ -38,13 +38,22 @@ from autorl_hpc.records.recorded import TrainingPoint
 # GRPO, nor trainers derived from DPOTrainer or KTOTrainer from these.
 
 FIELDS: dict[str, tuple[str, ...]] = {
-    "step": ("step", "global_step", "iteration", "iter"),
-    "epoch": ("epoch",),
-    "loss": ("loss", "loss/policy_avg", "policy_loss", "train_loss_step"),
-    "reward": ("reward", "objective/scores", "mean_reward", "rewards/mean", "train_reward"),
-    "kl": ("kl", "objective/kl", "approx_kl", "policy/approxkl_avg", "mean_kl", "kl_divergence"),
-    "learning_rate": ("learning_rate", "lr", "actor_lr"),
-    "grad_norm": ("grad_norm", "gradient_norm"),
+    "step": ("step", "global_step", "training/global_step", "iteration", "iter", "steps", "it", "update"),
+    "epoch": ("epoch", "ep"),
+    "loss": (
+        *("loss", "loss/policy_avg", "policy_loss", "train_loss_step", "actor/pg_loss", "train/loss", "training loss"),
+        *("train_loss", "act_loss", "gpt_loss", "pg_loss"),
+    ),
+    "reward": (
+        *("reward", "objective/scores", "mean_reward", "rewards/mean", "train_reward", "critic/score/mean"),
+        *("critic/rewards/mean", "rlhf_reward", "reward_mean", "avg_reward"),
+    ),
+    "kl": (
+        *("kl", "objective/kl", "approx_kl", "policy/approxkl_avg", "mean_kl", "kl_divergence", "actor/ppo_kl"),
+        "actor/kl_loss",
+    ),
+    "learning_rate": ("learning_rate", "lr", "actor_lr", "actor/lr", "train/lr", "act_lr"),
+    "grad_norm": ("grad_norm", "gradient_norm", "actor/grad_norm", "train/grad_norm", "actor_grad_norm"),
 }
 """Fields of TrainingPoint and the names that trainers use for them; the first name found counts."""
 
@@ -65,7 +74,7 @@ TRAINERS: tuple[tuple[str, str, str], ...] = (
 """Names that must all be there, a beginning that some name must have, and the trainer; the first match counts."""
 
 SAME = {
-    **dict.fromkeys(("loss/policy_avg", "actor_loss", "pg_loss", "actor/pg_loss"), "policy_loss"),
+    **dict.fromkeys(("loss/policy_avg", "actor_loss", "pg_loss", "actor/pg_loss", "act_loss"), "policy_loss"),
     **dict.fromkeys(("loss/value_avg", "critic_loss", "vf_loss", "critic/vf_loss"), "value_loss"),
 }
 
@@ -80,24 +89,49 @@ def trainer_of(figures: Collection[str]) -> str | None:
     return None
 
 
-# --- logged steps in text: flat dictionaries as Python or JSON writes them, anywhere in the text. Nothing is evaluated.
-# transformers 5 prints `{'loss': '0.3461', ..., 'epoch': '0.0625'}` (four digits, as text), transformers 4 prints numbers.
-# They also appear in an agent's own trace, as a tool's output in JSON, and after progress bars.
+# --- logged steps in text: dictionaries as Python or JSON writes them (also one in another), and lines of names and numbers
+# (`STYLES`), anywhere in the text. Nothing is evaluated. transformers 5 prints `{'loss': '0.3461', ..., 'epoch': '0.0625'}` (four
+# digits, as text), transformers 4 prints numbers. They also appear in an agent's own trace, as a tool's output in JSON, and
+# after progress bars. tests/unit/recorded_logs has a sample of each style, by the libraries' own source.
 
 MAX_FIGURES = 120
 """Limit for one step; trl's largest has 26, and more with many reward functions."""
 
 MAX_NAME_CHARS = 100
 MAX_STEP = 2**53
-HINTS = (b"loss", b"reward")
+HINTS = (b"loss", b"reward", b"Loss", b"Reward", b"LOSS")
 """Text without any of these has no step."""
 
-_DICT = re.compile(r"\{[^{}()]{8,12288}\}")
+_DICT = re.compile(r"\{(?:[^{}()]|\{[^{}()]{1,4096}\}){8,12288}\}")
+_OPENRLHF = re.compile(r"Global step (\d{1,12}): \{")
+"""It prints a step's number before its dictionary."""
+
+_ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")
+"""A notebook's row of step and loss is on several lines."""
+
 _BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
 """As Python's repr and JSON write what is no literal."""
 
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
+_VALUE = r"(?P<value>[+-]?(?:\d{1,40}(?:\.\d{0,40})?(?:e[+-]?\d{1,4})?|nan|inf))(?![\w.]*[A-Za-z_(])"
+
+STYLES: tuple[tuple[str, str, str], ...] = (
+    # (style, what a line has, with its step or epoch if these have no names; names and numbers in it)
+    ("torchtune's bar", r"(?P<epoch>\d+)\|(?P<step>\d+)\|loss: ", r"\|(?P<name>loss): " + _VALUE),
+    ("verl", r"\bstep:(?P<step>\d+) - ", r" - (?P<name>[\w/@.-]+):" + _VALUE),
+    ("progress bar", r" (?P<step>\d+)/(?:\d+|\?) \[[^\]]*, \w+=", r"[ ,](?P<name>[\w/]+)=" + _VALUE),
+    ("notebook", r"<td>(?P<step>\d+)</td>\W*<td>[\d.]+</td>", r"(?P<name>)</td>\W*<td>" + _VALUE),
+    (
+        "own print, torchtune",
+        r"\b(?:steps?|iter|iteration|epoch|ep|update|global_step)\b\W{0,4}\d",
+        r"(?P<name>[a-z][\w/@.-]{0,60})[\]')\"]{0,2}(?:\s{0,6}[:=]\s{0,6}|\s{1,6})[\[(]?" + _VALUE,
+    ),
+)
+"""Lines of names and numbers; the first style that a line has counts. A notebook's table has the training loss without a name."""
+
+_STYLES = tuple((re.compile(line, re.I), re.compile(pair, re.I)) for _, line, pair in STYLES)
+MAX_LINE_CHARS = 20_000
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
 """A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't."""
 
@@ -117,8 +151,9 @@ class LoggedStep:
         """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
         found: dict[str, Any] = {}
+        summary = {"train_loss"} if "train_runtime" in rest else set()  # the mean over a training, at its end
         for title, names in FIELDS.items():
-            name = next((name for name in names if name in rest), None)
+            name = next((name for name in names if name in rest and name not in summary), None)
             if name is not None and title != "step":
                 found[title] = rest.pop(name)
             elif name is not None and rest[name].is_integer() and 0 <= rest[name] < MAX_STEP:
@@ -137,13 +172,34 @@ class LoggedStep:
 
 
 def steps_in(text: str) -> Iterator[LoggedStep]:
-    """Yield the steps in a text, in order."""
-    for found in _DICT.finditer(without_escapes(text)):
-        inner = found[0][1:-1]
-        if "loss" in inner or "reward" in inner:
-            step = step_of(_literal(_BARE.sub(r"'\g<0>'", found[0].replace('\\"', '"'))))
-            if step is not None:
-                yield step
+    """Yield the steps in a text, in order: those of a line's dictionaries, else its names and numbers."""
+    for line in re.split(r"\\[nr]|[\n\r]", _ROWS.sub(r"\1", without_escapes(text))):
+        lowered = line[:MAX_LINE_CHARS].lower()
+        if "loss" not in lowered and "reward" not in lowered and "<td>" not in lowered:
+            continue
+        head = {"step": number[1]} if (number := _OPENRLHF.search(line)) is not None else {}
+        found = [step for each in _DICT.finditer(line) if (step := step_of({**head, **_flat(each[0])})) is not None]
+        step = None if found else _by_style(line[:MAX_LINE_CHARS])
+        yield from found if step is None else [step]
+
+
+def _by_style(line: str) -> LoggedStep | None:
+    """Return the step of the first style that a line has."""
+    for pattern, pair in _STYLES:
+        if (head := pattern.search(line)) is not None:
+            named = {found["name"].lower() or "training loss": found["value"] for found in pair.finditer(line)}
+            step = step_of({**head.groupdict(), **named})
+            if step is not None and any("loss" in n or "reward" in n for n, v in named.items() if not v.isdigit()):
+                return step
+    return None
+
+
+def _flat(text: str) -> dict[object, object]:
+    """Return a dictionary in a text, what is in an inner one at its own names."""
+    found: dict[object, object] = {}
+    for name, value in _literal(_BARE.sub(r"'\g<0>'", text.replace('\\"', '"'))).items():
+        found |= value if isinstance(value, dict) else {name: value}
+    return found
 
 
 def step_of(values: Mapping[Any, object]) -> LoggedStep | None:
@@ -282,8 +338,8 @@ MAX_STATE_BYTES = 32 * 2**20
 MAX_FILES = 10_000
 STATE = "trainer_state.json"
 EVENTS = "events.out.tfevents."
-LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson")
-SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent"}
+LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson", ".ipynb")
+SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent", ".observed"}
 SKIPPED = {".git", "site-packages", "node_modules", "__pycache__", ".venv", "venv", "dist-packages", ".cache"}
 """Folders in which no training writes logs."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from autorl_hpc.records.base import Strict
 
@@ -120,11 +120,43 @@ class CodeRevision(Seen):
     reason: str | None = Field(None, description="What is not exact about it.")
 
 
+Observed = Literal[
+    "start",
+    "trainer",
+    "steps",
+    "generated",
+    "log",
+    "rows",
+    "loaded",
+    "saved",
+    "lora",
+    "seed",
+    "memory",
+    "crashed",
+    "note",
+]
+"""What the observer tells of a Python process; docs/file-protocol.md has the facts of each. note: a fault of the observer."""
+
+
+class ObservedFact(Seen):
+    """One thing that the observer (recorder/observer/sitecustomize.py) saw inside a Python process of the agent.
+
+    The process wrote it itself, so it may be missing or forged.
+    """
+
+    pid: int = Field(ge=0)
+    program: str = Field(description="Script, `-m module` or `-c`; its beginning.")
+    at_s: float | None = Field(None, description="Unix time by the process's own clock.")
+    what: Observed
+    facts: dict[str, JsonValue] = Field(default_factory=dict, description="A few small values; see file-protocol.md.")
+
+
 RECORDED: dict[str, type[Seen]] = {
     "trace": TraceEvent,
     "usage": UsageSample,
     "processes": ProcessSeen,
     "training": TrainingPoint,
     "revisions": CodeRevision,
+    "observed": ObservedFact,
 }
 """Record types by the name of their file."""

@@ -105,7 +105,7 @@ def mode_told(run: RunSummary) -> str:
     kept = run.story.mode_kept
     words = {True: "kept", False: "not kept", None: "nothing tells whether it was kept"}[kept]
     if kept is None and run.story.route.disputed is not None:
-        words += ": logs and code disagree"
+        words += f": planned {run.story.route.planned}, executed {run.story.route.executed} by logs alone"
     return f"{run.mode}: any route" if run.mode == "free" else f"{run.mode}: {words}"
 
 
@@ -205,7 +205,7 @@ def iteration_rows(one: Iteration) -> list[TableRow]:
         _row("improvement on the base", one.improvement, fmt.signed, says),
         _row("best so far", one.best_so_far, fmt.points),
         _row("took", one.duration_s, fmt.duration, f"submitted at {fmt.duration(one.elapsed_s)}"),
-        TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
+        TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}", one.route.source or ""),
         _row("training steps", steps, str, trained),
         _row("waited for its score", one.waited_s, fmt.duration, timed(one.timings)),
         _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"),

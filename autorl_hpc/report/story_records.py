@@ -22,12 +22,18 @@ class EvidenceLine(Strict):
     says: str
 
 
+RouteSource = Literal["observed", "logged", "weights", "commands"]
+"""What a finding on a training rests on, the strongest first: facts from inside the agent's processes, trainers' logs, the
+fingerprint of the weights, command lines with the code that they ran."""
+
+
 class Setting(Strict):
-    """One key setting of a training, from code or a configuration file."""
+    """One key setting of a training: a value, never an expression."""
 
     name: str = Field(description="By the trainer's own word: learning_rate, num_train_epochs, beta, ...")
     value: str
     where: str
+    source: RouteSource | None = Field(None, description="Null: a literal in code, a command line or a configuration.")
 
 
 AGENT_PROGRAM = "agent's program"
@@ -44,11 +50,12 @@ class RouteTold(Strict):
     executed: Route = Route.UNKNOWN
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
-    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
+    source: RouteSource | None = Field(None, description="What the executed route rests on; null: on nothing.")
+    disputed: str | None = Field(None, description="Plan and execution disagree: what each says.")
 
     def short(self) -> RouteTold:
         """Return the route without evidence."""
-        return RouteTold(planned=self.planned, executed=self.executed)
+        return RouteTold(planned=self.planned, executed=self.executed, source=self.source)
 
 
 class Change(Strict):

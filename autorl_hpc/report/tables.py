@@ -169,9 +169,10 @@ def notes_of(
 
 def notes_of_story(story: Story) -> tuple[str, ...]:
     """Return notes on a run's story."""
-    disputed = story.route.disputed
-    told = f"logs and code disagree on the route, so it tells nothing of the mode: {disputed}"
-    return () if disputed is None else (told,)
+    told = story.route.disputed
+    if told is not None and story.route.source != "observed":
+        told += "; logs alone tell nothing of the mode"
+    return () if told is None else (told,)
 
 
 def _about_place(run: RunSummary) -> Iterator[str]:

@@ -424,6 +424,8 @@ class Supervisor:
             env = laying.agent_environment(record, file, path, bridge.url, mark, clock.attempt, venv, readable)
             env.update(ways)
             own = take_own(env, file.env)
+            if "PYTHONPATH" in file.env:  # the definition's folders stand behind ours, and begin inside too
+                own["PYTHONPATH"] = env.pop("PYTHONPATH")
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
             plain |= carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
             env |= carried(own)

@@ -22,6 +22,7 @@ from autorl_hpc.files.processes import ALLOWED, MARK_VARIABLE
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import OWNERS, Folder
 from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
+from autorl_hpc.recorder.observed import OBSERVED
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.records.run import RunRecord, Science
@@ -135,7 +136,10 @@ Placing = Literal["mounted", "linked", "copied"]
 the sandbox makes read-only; as copies, if nothing else keeps the agent from writing into the store."""
 
 FOLDERS = ("code", "models", "output", "submissions", "results")
-PRIVATE_FOLDERS = (".home", ".tmp", ".agent")
+OBSERVER = PACKAGE / "recorder" / "observer"
+"""The folder of the module that runs in the agent's own Python processes; laid as `.observer`, like what agents only read."""
+
+PRIVATE_FOLDERS = (".home", ".tmp", ".agent", ".observer", OBSERVED)
 TOOLS = ("submit", "time", "scores")
 """Names of one program, templates/workspace/submit, which checks the name it was called by. `results` is the folder's name."""
 
@@ -165,7 +169,8 @@ def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
 def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
     """Return what agents only read, as (folder of the store, path in the workspace)."""
     science = record.science
-    return [(root.task_train(science.task), "data"), (root.model(science.base_model), f"models/{science.base_model}")]
+    model = f"models/{science.base_model}"
+    return [(root.task_train(science.task), "data"), (root.model(science.base_model), model), (OBSERVER, ".observer")]
 
 
 def lay(
@@ -325,8 +330,11 @@ def agent_environment(
         TOKENIZERS_PARALLELISM="false",
         PYTHONUNBUFFERED="1",
     )
+    modules = [str(workspace / ".observer"), agent.env.get("PYTHONPATH", "")]
     if science.recipe.max_steps:  # interactive tasks come with their environment's code
-        env["PYTHONPATH"] = str(workspace / "environment")
+        modules.insert(1, str(workspace / "environment"))
+    env["PYTHONPATH"] = os.pathsep.join(each for each in modules if each)
+    env.setdefault("AUTORL_OBSERVED", str(workspace / OBSERVED))  # an agent's definition may turn it off
     env[MARK_VARIABLE] = mark
     return env
 

@@ -70,6 +70,20 @@ def code_at(run: RunDir, lines: list[CodeRevision]) -> dict[str, bytes]:
     return files_at(run.code_git, lines[-1].revision) if lines else {}
 
 
+def test_what_the_observer_saw_is_in_the_runs_folder(cluster: Cluster) -> None:
+    """In the sandbox of this node, with the agent's own modules behind the observer's; a definition's `env` turns it off."""
+    script = HEAD + "echo 'FOUND = 1' > code/mine.py\npython3 -c 'import mine; raise ValueError(mine.FOUND)' || true\n"
+    cluster.agent("seen", script, env={"PYTHONPATH": "code"})
+    cluster.agent("unseen", script, env={"PYTHONPATH": "code", "AUTORL_OBSERVED": ""})
+    seen, unseen = cluster.prepare(["seen", "unseen"])
+    for run_id in (seen, unseen):
+        assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    told = [json.loads(line) for line in lines_of(cluster.run_dir(seen).recorded("observed"))]
+    assert [each["what"] for each in told] == ["start", "crashed", "memory"]
+    assert told[1]["facts"]["message"] == "1" and told[1]["program"] == "-c"
+    assert not cluster.run_dir(unseen).recorded("observed").exists()
+
+
 def go(cluster: Cluster, run_id: str) -> None:
     (cluster.workspace(run_id) / "output" / "go").write_text("")
 

@@ -240,6 +240,7 @@ RECORDS: list[Strict] = [
         **SEEN, source="agent.log", trainer="GRPOTrainer", step=5, reward=0.5, more={"entropy": 0.1}
     ),
     recorded.CodeRevision(**SEEN, revision=HASH[:40], submission_id=1, files=2, changed=1),
+    recorded.ObservedFact(**SEEN, pid=7, program="code/train.py", at_s=1.5, what="seed", facts={"value": 3}),
 ]
 
 

@@ -58,7 +58,13 @@ MIN_LINES = 40
 
 MAX_LEVELS = 10
 
-ALONE = ("sandbox/inside.py", "sandbox/trial.py", "doctor/pair.py")
+ALONE = (
+    "sandbox/inside.py",
+    "sandbox/trial.py",
+    "doctor/pair.py",
+    "recorder/observer/sitecustomize.py",
+    "recorder/observer/autorl_observer.py",
+)
 """Run where the package is not to be seen: standard library only."""
 
 INTERFACE = {"Environment", "Dialogue"}

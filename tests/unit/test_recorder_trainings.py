@@ -1,4 +1,5 @@
-"""Training logs: what trl 1.16.0 and transformers 5.24.0 really wrote (recorded_logs), and what an agent may put in their place."""
+"""Training logs: what trl 1.16.0 and transformers 5.24.0 really wrote (recorded_logs), samples of other libraries' logs by their
+source (verl 0.9.1, OpenRLHF 0.11.2, torchtune 0.6.1, Lightning 2.6.6), and what an agent may put in their place."""
 
 from __future__ import annotations
 
@@ -78,6 +79,40 @@ def test_printed_steps_are_read(name: str, world: World) -> None:
     assert all(p.source == "agent.log" and p.grad_norm is not None and p.learning_rate and p.epoch for p in steps)
     summary = points[-1]
     assert summary.loss is None and summary.more["train_loss"] > -1 and summary.more["train_runtime"] > 0
+
+
+STYLES = {
+    # the file: (step, epoch, loss, reward, learning rate) of each step
+    "verl.log": [(1, None, -0.0123, 0.25, 1e-6), (2, None, 0.0034, 0.31, 1e-6)],
+    "openrlhf.log": [(2, None, 0.0123, 0.5, 5e-7), (1, None, 0.0123, 0.5, 5e-7), (2, None, 0.0101, 0.625, 5e-7)],
+    "torchtune.log": [
+        (9, 1.0, 1.3012345, None, None),
+        (10, 1.0, 1.2345678806304932, None, None),
+        (10, None, 1.2345678806304932, None, 2e-5),
+        (11, None, 1.2001, None, 2e-5),
+    ],
+    "lightning.log": [(4, None, 0.612, None, None), (8, None, 0.512, None, None)],
+    "unsloth.log": [(None, 0.01, 1.8237, None, 4e-5), (None, 0.02, 2.2911, None, 8e-5)],
+    "nested.log": [(10, None, 0.5, None, 1e-5), (11, None, 0.25, None, None)],
+    "own.log": [
+        (10, None, 0.123, None, None),
+        (None, 1.0, 0.5, None, None),
+        (11, None, 0.25, None, 1e-5),
+        (12, None, 0.3, 0.5, None),
+        (13, None, 2.3012, None, None),
+        (14, 1.0, 0.75, None, None),
+        (None, 2.0, 0.4, None, None),
+        (15, None, -0.01, 0.25, None),
+    ],
+    "notebook.ipynb": [(1, None, 2.3456, None, None), (2, None, 2.11, None, None)],
+}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_other_libraries_logs_and_own_prints_are_read(name: str, world: World) -> None:
+    world.put(f"run/{name}", (LOGS / name).read_bytes())
+    found = [(p.step, p.epoch, p.loss, p.reward, p.learning_rate) for p in world.close() if p.loss is not None]
+    assert found == STYLES[name]
 
 
 PPO = (
@@ -173,7 +208,11 @@ def test_a_log_that_is_replaced_or_cut_begins_anew(world: World) -> None:
         "{'epoch': 1, 'accuracy': 0.5}",
         "{'loss': True, 'epoch': False}",
         "{'loss': '0x10', 'epoch': '1_0'}",
-        "loss 0.5 epoch 1",
+        "at step 10 the loss was 0.5",
+        "step 10 loss 1",
+        "step 1 " * 3_000,
+        "step 1 loss" + " " * 19_000 + "x",
+        "step 1 loss " + "a" * 19_000,
         "{" * 10_000,
         "{'a':" * 10_000,
         "{'loss': '" * 5_000,
@@ -234,6 +273,7 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
         ("nohup.out", True),
         ("runs/x/events.out.tfevents.17.host", True),
         ("logs/metrics.jsonl", True),
+        ("code/train.ipynb", True),
         ("data/train.jsonl", False),
         ("models/m/x.log", False),
         ("env/lib/python3/site-packages/a/x.txt", False),

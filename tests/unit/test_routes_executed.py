@@ -1,15 +1,22 @@
-"""The executed route: trainers that logged steps, weights that changed, scripts that ran."""
+"""The executed route: what was observed, trainers that logged steps, weights that changed, scripts that ran.
+
+tests/observed_runs has what real processes told; here stand facts that are rare, forged or odd.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import random
+import time
+from typing import Any, get_args
 
 import pytest
 
 from autorl_hpc.records.entries import Fingerprint
-from autorl_hpc.records.recorded import ProcessSeen, TrainingPoint
-from autorl_hpc.report.routes import Alternative, Planned, executed, mode_kept
+from autorl_hpc.records.recorded import ObservedFact, ProcessSeen, TrainingPoint
+from autorl_hpc.report.routes import Planned, executed, mode_kept, settings, steps_observed
 from autorl_hpc.report.routes.executed import SURE
+from autorl_hpc.report.routes.syntax import Training
+from autorl_hpc.report.story_records import Setting
 from autorl_hpc.states import Route
 
 UNPLANNED = Planned(Route.NONE)
@@ -150,7 +157,7 @@ DISPUTED: dict[bool, dict[str, tuple[Any, ...]]] = {
         "not sure": (steps("GRPOTrainer"), Planned(Route.SFT, confidence=0.79)),
         "an alternative": (
             steps("GRPOTrainer"),
-            Planned(Route.SFT, confidence=0.9, alternatives=(Alternative(Route.GRPO, "a switch"),)),
+            Planned(Route.SFT, confidence=0.9, alternatives=(Route.GRPO,)),
         ),
         "sft on rl": (steps("SFTTrainer"), SURE_SFT, Route.GRPO),
         "both logged": (steps("SFTTrainer") + steps("GRPOTrainer", 500), SURE_SFT),
@@ -171,3 +178,232 @@ DISPUTED: dict[bool, dict[str, tuple[Any, ...]]] = {
 def test_which_logs_code_disputes(case: tuple[Any, ...], disputed: bool) -> None:
     points, plan, parent = (*case, None)[:3]
     assert executed(points, [], weights(), plan, parent=parent).disputed is disputed
+
+
+# --- observed facts
+
+
+def facts(*told: tuple[Any, ...], pid: int = 1, program: str = "code/train.py", at: float = 10.0) -> list[ObservedFact]:
+    """Facts of one process, a second apart: what, and its facts."""
+    made = [("start", {"argv": ["python", program], "rank": None}), *told]
+    common = {"at": "x", "pid": pid, "program": program}
+    return [
+        ObservedFact.model_validate({**common, "elapsed_s": at + n, "at_s": at + n, "what": what, "facts": given})
+        for n, (what, given) in enumerate(made)
+    ]
+
+
+def trained(
+    name: str, count: int = 5, *, own: str | None = None, at: float = 11.5, **more: Any
+) -> list[tuple[Any, ...]]:
+    """Facts of one trainer; `own`: a class of the agent's own that derives from it."""
+    names = {"name": own or name, "bases": [name] if own else ["transformers.trainer.Trainer"], **more}
+    return [
+        ("trainer", {**names, "phase": "began"}),
+        ("steps", {"first": 1, "last": count, "count": count, "from_s": at, "to_s": at + 1, "rates": [1e-4, 0.0]}),
+        ("trainer", {**names, "phase": "ended", "steps": count}),
+    ]
+
+
+def loop(count: int = 5, at: float = 1.0, rate: float = 1e-4, first: int = 1) -> tuple[Any, ...]:
+    rates = [rate, rate]
+    return (
+        "steps",
+        {"first": first, "last": first + count - 1, "count": count, "from_s": at, "to_s": at, "rates": rates},
+    )
+
+
+def asked(before: int, prompts: int = 8, sampled: bool | None = True) -> tuple[Any, ...]:
+    return ("generated", {"by": "transformers", "prompts": prompts, "sampled": sampled, "steps_before": before})
+
+
+def code(route: Route, why: str = "own loop: words", **more: Any) -> Planned:
+    return Planned(route, confidence=0.8, trainings=(Training(route, why, "train.py", 3, **more),))
+
+
+SFT, GRPO, LOADED = (
+    "trl.trainer.sft_trainer.SFTTrainer",
+    "trl.trainer.grpo_trainer.GRPOTrainer",
+    ("loaded", {"path": "models/base"}),
+)
+BY_FACTS: dict[str, tuple[Any, ...]] = {
+    # what a fact must not be taken for: route, facts, plan
+    "a trainer": (Route.SFT, facts(*trained(SFT)), UNPLANNED),
+    "named grpo, is sft": (
+        Route.SFT,
+        facts(*trained(SFT, own="__main__.GRPOTrainer")),
+        code(Route.GRPO, "GRPOTrainer"),
+    ),
+    "a verl trainer by its estimator": (
+        Route.RL,
+        facts(*trained("verl.trainer.ppo.ray_trainer.RayPPOTrainer", arguments={"algorithm.adv_estimator": "rloo"})),
+        UNPLANNED,
+    ),
+    "a torchtune recipe": (Route.SFT, facts(*trained("recipes.x.FullFinetuneRecipeSingleDevice")), UNPLANNED),
+    "ipo": (
+        Route.PREFERENCE,
+        facts(*trained("trl.trainer.dpo_trainer.DPOTrainer", arguments={"loss_type": "ipo"})),
+        UNPLANNED,
+    ),
+    "a class of its own over Trainer": (
+        Route.UNKNOWN,
+        facts(*trained("transformers.trainer.Trainer", own="__main__.My")),
+        UNPLANNED,
+    ),
+    "its code tells": (
+        Route.DPO,
+        facts(*trained("transformers.trainer.Trainer", own="__main__.My")),
+        code(Route.DPO, "Trainer whose loss is words"),
+    ),
+    "a grpo of its own that draws no samples": (Route.UNKNOWN, facts(*trained(GRPO, own="__main__.My")), UNPLANNED),
+    "a reward model": (Route.UNKNOWN, facts(*trained("trl.trainer.reward_trainer.RewardTrainer")), UNPLANNED),
+    "no step": (Route.UNKNOWN, facts(("trainer", {"name": SFT, "bases": [], "phase": "began"})), UNPLANNED),
+    "learning rate 0": (Route.UNKNOWN, facts(loop(rate=0)), code(Route.SFT)),
+    "a loop and its code": (Route.SFT, facts(loop()), code(Route.SFT)),
+    "a loop alone": (Route.UNKNOWN, facts(loop()), UNPLANNED),
+    "a loop that its code says samples, and did not": (Route.UNKNOWN, facts(loop()), code(Route.GRPO, samples=True)),
+    "samples between steps": (Route.GRPO, facts(loop(9), asked(2), asked(5)), code(Route.GRPO, samples=True)),
+    "greedy answers between steps are an evaluation": (
+        Route.SFT,
+        facts(loop(9), asked(2, sampled=False), asked(5, sampled=False)),
+        code(Route.SFT),
+    ),
+    "rewards and samples without code": (
+        Route.RL,
+        facts(loop(9), asked(2), asked(5), ("log", {"reward": 0.5})),
+        UNPLANNED,
+    ),
+    "sft, then rl in one process": (
+        Route.SFT_RL,
+        facts(*trained(SFT), *trained(GRPO, at=14.5)),
+        UNPLANNED,
+    ),
+    "as many rows as samples": (
+        Route.REJECTION_SAMPLING,
+        facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        UNPLANNED,
+    ),
+    "more rows than samples": (
+        Route.SFT,
+        facts(LOADED, asked(0, 8), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        UNPLANNED,
+    ),
+    "another model's samples": (
+        Route.DISTILLATION,
+        facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/small")),
+        UNPLANNED,
+    ),
+    "a second rank is the same training": (
+        Route.SFT,
+        [*facts(loop()), *(f.model_copy(update={"facts": f.facts | {"rank": 1}}) for f in facts(loop(), pid=2))],
+        code(Route.SFT),
+    ),
+    "junk": (
+        Route.UNKNOWN,
+        facts(("steps", {"count": "x", "rates": 3}), ("trainer", {"name": 7}), ("loaded", {}), ("generated", {})),
+        UNPLANNED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BY_FACTS)
+def test_facts_tell_the_route(name: str) -> None:
+    route, observed, plan = BY_FACTS[name]
+    told = executed([], [], None, plan, observed=observed)
+    assert told.route is route, told
+    assert route is Route.UNKNOWN or (told.source == "observed" and told.evidence)
+
+
+def test_facts_outweigh_logs_and_say_where_the_plan_was_another() -> None:
+    told = executed(
+        steps("GRPOTrainer"), [], weights(), Planned(Route.GRPO, confidence=SURE), observed=facts(*trained(SFT))
+    )
+    assert (told.route, told.source, told.disputed) == (Route.SFT, "observed", True)
+    told = executed(steps("GRPOTrainer"), [], weights(), UNPLANNED, observed=facts(loop()))
+    assert (told.route, told.source) == (Route.GRPO, "logged"), "a loop that nothing explains leaves it to the log"
+
+
+def test_a_checkpoint_leads_back_to_what_made_it() -> None:
+    first = facts(LOADED, *trained(SFT, at=12.5), ("saved", {"path": "/ws/output/sft", "origin": "models/base"}))
+    second = facts(
+        ("loaded", {"path": "output/sft"}),
+        *trained(GRPO, at=42.5),
+        ("saved", {"path": "/ws/output/rl"}),
+        pid=2,
+        at=40.0,
+    )
+    other = facts(
+        LOADED, *trained("trl.trainer.dpo_trainer.DPOTrainer", at=72.5), ("saved", {"path": "/ws/x"}), pid=3, at=70.0
+    )
+    mixed = facts(
+        ("loaded", {"path": "output/sft"}), ("loaded", {"path": "x"}), ("saved", {"path": "/ws/mix"}), pid=4, at=90.0
+    )
+    every = [*first, *second, *other, *mixed]
+    for checkpoint, route in {"output/sft": "sft", "output/rl": "sft+rl", "x": "dpo", "mix": "model-averaging"}.items():
+        assert executed([], [], weights(), UNPLANNED, observed=every, checkpoint=checkpoint).route == route, checkpoint
+    copied = executed(
+        [], ran("cp -r output/rl output/v9"), weights(), UNPLANNED, observed=every, checkpoint="output/v9"
+    )
+    assert copied.route is Route.SFT_RL, "a copy by cp"
+    window = executed([], [], weights(), UNPLANNED, observed=every, checkpoint="output/unseen", begin_s=60.0)
+    assert window.route is Route.AVERAGING, "of a checkpoint that nobody was seen to save, the window counts"
+
+
+def test_a_crash_before_the_first_step_trained_nothing() -> None:
+    crash = ("crashed", {"type": "KeyError", "message": "KeyError: 'text'", "where": "train.py:5"})
+    told = executed([], [], None, code(Route.SFT, "SFTTrainer"), observed=facts(crash), submitted=False)
+    assert (told.route, told.source) == (Route.NONE, "observed")
+    assert "KeyError" in told.evidence[0].says and "train.py:5" in told.evidence[0].says
+
+
+def test_settings_are_values_from_the_strongest_source() -> None:
+    plan = Planned(Route.SFT, settings=(make_setting("lr", "9.0"), make_setting("seed", "7")))
+    observed = facts(*trained(SFT, arguments={"learning_rate": 0.0003, "max_steps": 30, "unknown": 1}))
+    found = {one.name: (one.value, one.source) for one in settings(observed, [], plan)}
+    assert found == {"learning_rate": ("0.0003", "observed"), "max_steps": ("30", "observed"), "seed": ("7", None)}
+    logged = {one.name: (one.value, one.source) for one in settings([], steps("SFTTrainer", learning_rate=2e-5), plan)}
+    assert logged == {"learning_rate": ("2e-05", "logged"), "seed": ("7", None)}
+    assert steps_observed(observed) == 5 and steps_observed([]) is None
+
+
+def make_setting(name: str, value: str) -> Setting:
+    return Setting(name=name, value=value, where="train.py:3")
+
+
+def test_no_facts_stop_the_report() -> None:
+    """Facts are an agent's word: any JSON may stand at any key, and a hundred processes may name each other's checkpoints."""
+    draw = random.Random(1)
+    values = [
+        None,
+        True,
+        0,
+        -1,
+        1e308,
+        "x",
+        "trl.trainer.SFTTrainer",
+        [],
+        [1, "a", None],
+        [[0]],
+        {},
+        {"a": [1]},
+        "began",
+        "ended",
+    ]
+    keys = "name bases arguments model rows phase steps last rates count first from_s to_s norm path origin class prompts sampled"
+    keys += " steps_before loss reward value r rank argv type message where"
+    kinds = get_args(ObservedFact.model_fields["what"].annotation)
+    for _ in range(200):
+        told = [(draw.choice(kinds), {key: draw.choice(values) for key in keys.split()}) for _ in range(8)]
+        observed = facts(*told)
+        executed([], [], weights(), UNPLANNED, observed=observed, checkpoint="x")
+        settings(observed, steps("SFTTrainer"), UNPLANNED)
+    web = [
+        fact
+        for pid in range(100)
+        for fact in facts(
+            *(("loaded", {"path": f"m{n}"}) for n in range(40)), ("saved", {"path": f"m{pid % 40}"}), loop(), pid=pid
+        )
+    ]
+    begun = time.process_time()
+    assert executed([], [], weights(), code(Route.SFT), observed=web, checkpoint="m7").route is Route.SFT
+    assert time.process_time() - begun < 20

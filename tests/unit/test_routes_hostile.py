@@ -7,7 +7,7 @@ import time
 import pytest
 from test_routes_planned import files_of
 
-from autorl_hpc.report.routes import planned, settings
+from autorl_hpc.report.routes import planned
 from autorl_hpc.states import Route
 
 TRAINER = "from trl import SFTTrainer\nSFTTrainer('m', train_dataset=[]).train()\n"
@@ -58,8 +58,7 @@ def test_no_file_stops_the_reader(name: str) -> None:
     began = time.process_time()
     assert planned({name: HOSTILE[name], "train.py": TRAINER}, ["python train.py"]).route is Route.SFT
     assert planned({name: HOSTILE[name]}).route in Route
-    assert isinstance(settings({name: HOSTILE[name]}), tuple)
-    assert time.process_time() - began < 60
+    assert time.process_time() - began < 20
 
 
 def test_evidence_is_harmless_to_show_and_the_order_of_files_makes_no_difference() -> None:
@@ -71,31 +70,25 @@ def test_evidence_is_harmless_to_show_and_the_order_of_files_makes_no_difference
 
 
 SETTINGS = [
-    # keyword arguments, with the defaults of options, which the command line changes
-    ("sft_lora_argparse", (), {"learning_rate": ["0.0002"], "target_modules": ["all-linear"]}),
-    ("sft_lora_argparse", ("python train_sft.py --lr 5e-5 --epochs=1",), {"learning_rate": ["5e-5"]}),
-    ("twist_zero_steps", (), {"max_steps": ["0"]}),  # a dict that is unpacked
-    ("grpo_trl_vllm", (), {"reward_funcs": ["[correctness_reward, format_reward]"]}),
-    ("sft_then_grpo_one_file", (), {"learning_rate": ["1e-05", "1e-06"]}),
-    ("loop_grpo_plain", (), {"lr": ["1e-06"], "max_new_tokens": ["200"]}),
+    ("twist_zero_steps", {"max_steps": ["0"]}),  # a dict that is unpacked
+    ("loop_grpo_plain", {"max_new_tokens": ["200"]}),
     # configurations of trainers
-    ("llamafactory_sft", (), {"learning_rate": ["1.0e-4"]}),
-    ("axolotl_dpo", (), {"lora_r": ["16"]}),
-    ("verl_grpo", (), {"actor_rollout_ref.actor.optim.lr": ["1e-6"]}),
-    ("held_sft_hfparser", (), {"learning_rate": ["2e-4"]}),
+    ("llamafactory_sft", {"learning_rate": ["1.0e-4"]}),
+    ("axolotl_dpo", {"lora_r": ["16"]}),
+    ("verl_grpo", {"actor_rollout_ref.actor.optim.lr": ["1e-6"]}),
     # dead code
-    ("twist_if_false", (), {"num_generations": []}),
-    ("twist_never_called", (), {"reward_funcs": []}),
+    ("twist_if_false", {"num_generations": []}),
 ]
 
 
-@pytest.mark.parametrize(("name", "commands", "expected"), SETTINGS)
-def test_settings(name: str, commands: tuple[str, ...], expected: dict[str, list[str]]) -> None:
-    found = settings(files_of(name), commands)
+@pytest.mark.parametrize(("name", "expected"), SETTINGS)
+def test_literals_are_settings(name: str, expected: dict[str, list[str]]) -> None:
+    found = planned(files_of(name)).settings
     assert {key: [one.value for one in found if one.name == key] for key in expected} == expected
 
 
-def test_what_can_not_be_resolved_stands_as_it_is_written() -> None:
-    code = "from trl import SFTConfig, SFTTrainer\nSFTTrainer(m, args=SFTConfig('o', learning_rate=pick_lr(x) * 2)).train()\n"
-    (one,) = settings({"a.py": code})
-    assert (one.name, one.value, one.where) == ("learning_rate", "pick_lr(x) * 2", "a.py:2")
+def test_an_expression_is_no_value() -> None:
+    code = (
+        "from trl import *\nN = 4\nSFTTrainer(m, args=SFTConfig('o', learning_rate=pick(x) * 2, max_steps=N)).train()\n"
+    )
+    assert [(s.name, s.value, s.where) for s in planned({"a.py": code}).settings] == [("max_steps", "4", "a.py:3")]

@@ -12,98 +12,50 @@ import pytest
 
 from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.routes import executed, planned
+from autorl_hpc.report.routes.commands import commands_in
 from autorl_hpc.states import Route
 
 SCRIPTS = Path(__file__).with_name("routes")
 
 PLAIN = {
-    "sft": "sft_lora_argparse loop_sft_plain llamafactory_sft axolotl_sft_config_only torchtune_run",
-    "grpo": "grpo_trl_vllm loop_grpo_plain verl_grpo",
-    "dpo": "dpo_trl loop_dpo_plain axolotl_dpo",
-    "ppo": "ppo_trl ppo_old_step loop_ppo_plain verl_ppo_default",
-    "sft+rl": "sft_then_grpo_one_file sft_rl_two_scripts subprocess_pipeline trl_cli_sft_grpo",
-    "rejection-sampling": "rejection_sampling_files rejection_sampling_one_file loop_rejection_ce",
+    "none": "again_best_of_n_no_train none_data_prep none_eval_only third_ppo_never_stepped twist_model_train_mode "
+    "twist_train_commented",
+    "distillation": "again_distill_claude distill_logits held_gkd",
+    "rl": "again_online_dpo loop_reinforce openrlhf_reinforce other_reward_weighted other_trainer_subclass_reinforce",
+    "sft+rl": "again_verl_sft_then_grpo sft_rl_two_scripts trl_cli_sft_grpo",
+    "dpo": "axolotl_dpo dpo_trl loop_dpo_plain",
+    "sft": "axolotl_sft_config_only llamafactory_sft loop_sft_plain other_early_return other_fake_grpo_nll "
+    "third_main_of_imported torchtune_run twist_comment_mentions twist_if_false twist_import_unused",
+    "preference": "llamafactory_simpo other_kto_trl_exp twist_lora_merge_not_average",
+    "grpo": "loop_grpo_plain other_notebook third_advantage_weighted_sft third_star_import twist_alias_renamed verl_grpo",
+    "ppo": "ppo_old_step ppo_trl verl_ppo_default",
+    "rejection-sampling": "rejection_sampling_files rejection_sampling_one_file",
     "model-averaging": "soup_mergekit",
-    "distillation": "distill_logits distill_outputs",
-    "copy": "copy_cp_shell",
-    "none": "none_data_prep none_eval_only",
-    "rl": "loop_reinforce openrlhf_reinforce",
-    "preference": "llamafactory_simpo",
 }
-"""Scripts that say what they do."""
+"""Folders by what a reader sees, also where their words say something else (`twist_`, `other_`)."""
 
-STRANGE = {
-    "sft": "twist_comment_mentions twist_import_unused twist_if_false twist_never_called twist_sft_named_grpo "
-    "twist_sft_with_eval held_sft_hfparser held_fake_ppo third_main_of_imported "
-    "other_fake_grpo_nll "
-    "other_early_return",
-    "grpo": "twist_alias_renamed twist_helper_module twist_trainer_subclass_grpo twist_class_inherits "
-    "held_grpo_modules again_grpo_agent_env third_star_import third_advantage_weighted_sft "
-    "other_own_grpo_view",
-    "dpo": "twist_trainer_subclass_dpo held_iterative_dpo",
-    "none": "twist_train_commented twist_model_train_mode again_best_of_n_no_train third_ppo_never_stepped",
-    "unknown": "twist_exec_opaque held_noise",
-    "preference": "twist_lora_merge_not_average held_orpo_own other_kto_trl_exp",
-    "rl": "held_rloo_class again_online_dpo other_reward_weighted other_trainer_subclass_reinforce",
-    "rejection-sampling": "held_rejection_server other_rft_vllm",
-    "distillation": "held_gkd again_distill_claude again_trainer_subclass_kl",
-    "ppo": "held_ppo_class other_own_ppo_value",
-    "sft+rl": "again_verl_sft_then_grpo",
-}
-"""Scripts whose words say something else than what they do, and scripts by others, that the plain look tells all the same."""
+UNDECIDED = (
+    "copy_base copy_cp_shell other_grpo_env_zero other_rm_only_copy third_download twist_zero_steps other_backward_no_opt "
+    "other_reassigned_trainer twist_python2_broken other_slerp other_try_fallback twist_heredoc held_noise twist_exec_opaque"
+)
+"""What a plain look can't be sure of."""
 
-UNDECIDED = {
-    "model-averaging": "soup_state_dict soup_interpolate other_slerp",
-    "grpo": "other_notebook twist_getattr_importlib twist_heredoc other_try_fallback",
-    "copy": "copy_base other_grpo_env_zero twist_zero_lr twist_zero_steps third_download other_rm_only_copy",
-    "sft": "twist_python2_broken again_grpo_commented_back_to_sft other_reassigned_trainer other_sft_eval_hard_mining",
-    "none": "held_eval_lm_harness other_backward_no_opt",
-    "sft+rl": "held_bash_functions",
-    "preference": "held_hydra_cfg",
-    "rl": "third_async",
-}
-"""What a reader sees, and the plain look doesn't: it says `unknown`."""
-
-WITH_COMMANDS: dict[str, list[tuple[str, ...]]] = {
-    "dpo": [
-        ("twist_script_not_run", "python train_dpo.py"),
-        ("dpo_trl", "bash run.sh", "python build_pairs.py", "python train_dpo.py"),
-        ("other_dpo_makefile", "make all"),
-    ],
-    "grpo": [
-        ("twist_script_not_run", "nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py"),
-        ("grpo_trl_vllm", "python -c 'import torch; print(torch.__version__)'", "cp -r data backup"),
-        ("none_data_prep", "trl grpo --model_name_or_path models/base --dataset_name data/grpo_prompts.jsonl"),
-        ("grpo_trl_vllm", "ls -la", "vim train.py", "cat train.py"),
-        ("other_trlparser", "accelerate launch --config_file z2.yaml main.py --config recipes/grpo.yaml"),
-        ("other_grpo_bg_server", "bash run.sh"),
-    ],
-    "sft": [("sft_rl_two_scripts", "python 01_sft.py")],
-    "rl": [("sft_rl_two_scripts", "python 02_rloo.py")],
-    "none": [
-        ("none_eval_only", "python evaluate.py output/v1"),
-        ("none_eval_only", "cp -r data backup", "python evaluate.py output/v1"),
-    ],
-    "copy": [("none_eval_only", "cp -r models/Qwen2.5-0.5B output/v1")],
-    "distillation": [("other_distill_openai_filtered", "python gen.py", "python sft.py")],
-    "ppo": [("other_ppo_with_rm", "python a_rm.py", "python b_ppo.py")],
-    "sft+rl": [("other_execv_chain", "python one.py")],
-}
-"""By what a reader sees: a folder, and the command lines that were seen."""
-
-UNDECIDED_COMMANDS: dict[str, list[tuple[str, ...]]] = {
-    "sft": [("twist_mode_flag", "python train.py --method sft --lr 1e-5"), ("third_registry", "python main.py sft")],
-    "grpo": [
-        ("twist_mode_flag", "accelerate launch --num_processes 2 code/train.py --method=grpo"),
-        ("third_registry", "python main.py grpo"),
-    ],
-    "sft+rl": [
-        ("twist_mode_flag", "python train.py --method sft", "python train.py --method grpo --model output/m"),
-        ("other_stage_env", "bash pipeline.sh"),
-    ],
-    "dpo": [("other_loss_registry_dict", "python train.py dpo")],
-}
-"""The same where the plain look says `unknown`."""
+WITH_COMMANDS: list[tuple[str, ...]] = [
+    ("dpo", "twist_script_not_run", "python train_dpo.py"),
+    ("dpo", "other_dpo_makefile", "make all"),
+    ("grpo", "twist_script_not_run", "nohup /opt/venv/bin/python -u /scratch/ws/code/train_grpo.py"),
+    ("grpo", "none_data_prep", "trl grpo --model_name_or_path models/base --dataset_name data/grpo_prompts.jsonl"),
+    ("grpo", "other_trlparser", "accelerate launch --config_file z2.yaml main.py --config recipes/grpo.yaml"),
+    ("grpo", "other_grpo_bg_server", "bash run.sh"),
+    ("grpo", "other_notebook", "jupyter nbconvert --to notebook --execute run.ipynb"),
+    ("sft", "sft_rl_two_scripts", "python 01_sft.py"),
+    ("rl", "sft_rl_two_scripts", "python 02_rloo.py"),
+    ("distillation", "other_distill_openai_filtered", "python gen.py", "python sft.py"),
+    ("ppo", "other_ppo_with_rm", "python a_rm.py", "python b_ppo.py"),
+    ("unknown", "other_stage_env", "bash pipeline.sh"),
+    ("unknown", "other_loss_registry_dict", "python train.py dpo"),
+]
+"""What is told of a folder with the command lines that were seen."""
 
 SFT = "from trl import SFTTrainer\nSFTTrainer('m').train()\n"
 GRPO = "from trl import GRPOTrainer\nGRPOTrainer('m', reward_funcs=len).train()\n"
@@ -165,8 +117,6 @@ SMALL: dict[str, list[tuple[Any, ...]]] = {
         (OPEN, {"a.py": TWO + "for T in (SFTTrainer, GRPOTrainer): T('m').train()\n"}),
         (OPEN, {**STAGES, "run.sh": "if [ $1 ]; then python s.py; else python t.py; fi\n"}, "bash run.sh x"),
         (OPEN, {**STAGES, "run.sh": "case $1 in\n a) python s.py;;\n b) python t.py;;\nesac\n"}, "bash run.sh a"),
-        ("both stages", {"a.py": TWO + "sft()\ngrpo()\n"}),
-        ("both stages", {"a.py": TWO.replace("O('m'", "O(x") + "sft()\nif sys.argv[1:]: pass\ngrpo()\n"}),
         ("nothing joins them", {"a.py": SFT, "b.py": GRPO}),
         ("unchecked", {"a.py": SAMPLES.replace("CHECK", "len(c.text) > 9"), "b.py": ON_SAMPLES}),
         (
@@ -194,17 +144,12 @@ SMALL: dict[str, list[tuple[Any, ...]]] = {
     "sft+rl": [
         ("commands in order", STAGES, "cd code && X=1 python s.py && python t.py > log 2>&1 &"),
         ("each command once", STAGES, "python s.py && python t.py", "python s.py", "python t.py"),
-        ("started", {"a.py": SFT + "import os\nos.system(f'{sys.executable} b.py')\n", "b.py": STAGES["t.py"]}),
     ],
     "grpo": [
         ("one command", STAGES, "cd code; python t.py --lr 3 | tee log"),
-        ("started", {"a.py": "import os\nos.execv('python', ['python', 'b.py'])\n" + SFT, "b.py": GRPO}),
     ],
     "rejection-sampling": [
         ("checked", {"a.py": SAMPLES.replace("CHECK", "extract(c.text) == a"), "b.py": ON_SAMPLES}),
-    ],
-    "distillation": [
-        ("other model", {"a.py": SAMPLES.replace('"b"', '"big"'), "b.py": ON_SAMPLES}),
     ],
     "none": [
         ("words only", {"a.py": 'x = """\nGRPOTrainer(\n"""\n# GRPOTrainer(\ns = "GRPOTrainer("\n'}),
@@ -223,27 +168,53 @@ def names_of(table: dict[str, str]) -> list[tuple[str, str]]:
     return [(name, route) for route, names in table.items() for name in names.split()]
 
 
-@pytest.mark.parametrize(("name", "route"), [*names_of(PLAIN), *names_of(STRANGE)])
+@pytest.mark.parametrize(("name", "route"), [*names_of(PLAIN), *names_of({"unknown": UNDECIDED})])
 def test_the_planned_route_is_what_a_reader_sees(name: str, route: str) -> None:
     told = planned(files_of(name))
     assert told.route == route, told
-    assert route == "none" or told.evidence
+    assert route in ("none", "unknown") or told.evidence
+    assert route != "unknown" or told.confidence == 0.0
 
 
-@pytest.mark.parametrize(("name", "route"), names_of(UNDECIDED))
-def test_what_the_plain_look_cannot_decide_is_unknown(name: str, route: str) -> None:
-    told = planned(files_of(name))
-    assert told.route is Route.UNKNOWN and told.confidence == 0.0, (route, told)
-
-
-COMMANDS = [*((route, *each) for route, cases in WITH_COMMANDS.items() for each in cases)]
-COMMANDS += [("unknown", *each) for cases in UNDECIDED_COMMANDS.values() for each in cases]
-
-
-@pytest.mark.parametrize("case", COMMANDS, ids=str)
+@pytest.mark.parametrize("case", WITH_COMMANDS, ids=str)
 def test_commands_that_were_seen_decide_which_scripts_ran(case: tuple[str, ...]) -> None:
     told, name, *commands = case
     assert planned(files_of(name), commands).route == told
+
+
+LINES: list[tuple[str, list[tuple[str, str]]]] = [
+    # a command line of a process or a shell, and what it runs
+    ("python -u code/train.py --lr 1", [("script", "code/train.py")]),
+    ("CUDA_VISIBLE_DEVICES=0,1 nohup torchrun --nproc_per_node 2 train.py > log 2>&1 &", [("script", "train.py")]),
+    ("python -m torch.distributed.run --nproc-per-node=2 -m pkg.train", [("module", "pkg.train")]),
+    ("deepspeed --include localhost:0,1 train.py --deepspeed ds.json", [("script", "train.py")]),
+    ("accelerate launch --config_file z.yaml --num_processes 4 train.py", [("script", "train.py")]),
+    ("uv run --with trl python train.py", [("script", "train.py")]),
+    ("uv run train.py --lr 1", [("script", "train.py")]),
+    ("apptainer exec --nv img.sif python train.py", [("script", "train.py")]),
+    ("docker run --rm -v /a:/b image:1 torchrun train.py", [("script", "train.py")]),
+    ("srun -N1 --gres=gpu:1 bash -c 'cd code && python train.py'", [("other", "cd"), ("script", "train.py")]),
+    ("timeout -k 5 600 python train.py", [("script", "train.py")]),
+    ("jupyter nbconvert --to notebook --execute run.ipynb", [("script", "run.ipynb")]),
+    ("python -m nbconvert --execute run.ipynb", [("script", "run.ipynb")]),
+    ("papermill in.ipynb out.ipynb -p lr 1", [("script", "in.ipynb")]),
+    ("python -c 'import train; train.main()'", [("inline", "import train; train.main()")]),
+    ("python3 -c import train; train.main()", [("inline", "import train; train.main()")]),
+    ("bash -c cd code && python train.py", [("other", "cd"), ("script", "train.py")]),
+    (
+        "python - <<'EOF'\nimport train\ntrain.main()\nEOF\necho done",
+        [("inline", "import train\ntrain.main()"), ("other", "echo")],
+    ),
+    ("bash <<EOF\npython a.py\nEOF", [("script", "a.py")]),
+    ("cat > train.py <<'EOF'\npython = 1\nEOF\npython train.py", [("other", "cat"), ("script", "train.py")]),
+    ("trl sft --model m", [("program", "trl")]),
+    ("python train.py \\\n  --lr 1 && ./submit out", [("script", "train.py"), ("other", "submit")]),
+]
+
+
+@pytest.mark.parametrize(("line", "runs"), LINES, ids=[line for line, _ in LINES])
+def test_what_a_command_line_runs(line: str, runs: list[tuple[str, str]]) -> None:
+    assert [(ran.command.kind, ran.command.target) for ran in commands_in(line)] == runs
 
 
 @pytest.mark.parametrize(("told", "case"), [(told, case) for told, cases in SMALL.items() for case in cases])
@@ -254,7 +225,7 @@ def test_small_scripts(told: str, case: tuple[Any, ...]) -> None:
 
 def test_alternatives_are_named_where_a_condition_is_open() -> None:
     told = planned({"t.py": BY_OPTION}, ["python t.py"])
-    assert {each.route for each in told.alternatives} == {Route.SFT, Route.GRPO}
+    assert set(told.alternatives) == {Route.SFT, Route.GRPO}
 
 
 LOGGED_BY = {
@@ -272,7 +243,7 @@ LOGGED_BY = {
 
 
 def test_honest_logs_are_never_disputed() -> None:
-    for name, route in [*names_of(PLAIN), *names_of(STRANGE), *names_of(UNDECIDED)]:
+    for name, route in names_of(PLAIN):
         plan = planned(files_of(name))
         for trainer in LOGGED_BY.get(route, ()):
             point = TrainingPoint(elapsed_s=1.0, at="x", source="agent.log", trainer=trainer, step=1, loss=1.0)
@@ -280,6 +251,5 @@ def test_honest_logs_are_never_disputed() -> None:
 
 
 def test_every_folder_is_expected_to_be_something() -> None:
-    known = {name for name, _ in [*names_of(PLAIN), *names_of(STRANGE), *names_of(UNDECIDED)]}
-    known |= {name for _, name, *_ in COMMANDS}
+    known = {name for name, _ in names_of(PLAIN)} | set(UNDECIDED.split()) | {case[1] for case in WITH_COMMANDS}
     assert {p.name for p in SCRIPTS.iterdir() if p.is_dir()} - {"__pycache__"} == known

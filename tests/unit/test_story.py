@@ -17,7 +17,7 @@ from treemaker import Tree, TreeRun, outcomes
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.safe_open import DriverCall, LogWriter
 from autorl_hpc.records.entries import Contaminated, Contamination
-from autorl_hpc.records.recorded import CodeRevision
+from autorl_hpc.records.recorded import CodeRevision, ObservedFact
 from autorl_hpc.report import report
 from autorl_hpc.report.hidden_items import IN_FILE, IN_WORKSPACE, NAME, Hidden, hidden_of
 from autorl_hpc.report.run_page import iteration_rows, mode_told, used_rows
@@ -193,10 +193,39 @@ def test_a_run_whose_logs_and_code_disagree_says_so_and_tells_nothing_of_its_mod
     forged, honest = of("GRPOTrainer", 1), of("SFTTrainer", 2)
     assert (forged.story.route.planned, forged.story.route.executed) == (Route.SFT, Route.GRPO)
     assert forged.story.mode_kept is None and honest.story.mode_kept is False
-    (note,) = (note for note in forged.notes if note.startswith("logs and code disagree"))
-    assert "train.py" in note and "GRPOTrainer" in note and KEY not in note
-    assert "logs and code disagree" in mode_told(forged)
-    assert not any("disagree" in note for note in honest.notes)
+    (note,) = (note for note in forged.notes if note.startswith("planned sft"))
+    assert "executed grpo" in note and "train.py" in note and "GRPOTrainer" in note and KEY not in note
+    assert "planned sft, executed grpo" in mode_told(forged)
+    assert not any("planned" in note for note in honest.notes)
+
+
+def test_what_was_observed_tells_route_settings_and_steps_of_a_run_without_logs(tree: Tree) -> None:
+    run = tree.run(agent="codex", mode="sft-only").start()
+    grpo = SFT.replace("SFT", "GRPO").replace("learning_rate=2e-5", "learning_rate=pick(x)")
+    revision = make.code(run, 40.0, {"code/train.py": grpo})
+    facts: dict[str, Any] = {"name": "trl.trainer.sft_trainer.SFTTrainer", "arguments": {"learning_rate": 3e-4}}
+    told_by = [
+        ("trainer", {**facts, "phase": "began"}),
+        ("steps", {"first": 1, "last": 30, "count": 30, "rates": [3e-4, 0.0], "from_s": 61.0}),
+        ("trainer", {**facts, "phase": "ended", "steps": 30}),
+    ]
+    make.add(
+        run,
+        "observed",
+        *(
+            ObservedFact(
+                pid=7, program="code/train.py", at="x", elapsed_s=60.0 + n, at_s=60.0 + n, what=what, facts=given
+            )
+            for n, (what, given) in enumerate(told_by)
+        ),
+    )
+    run.submit(100.0, outcomes(40, range(12)), code_revision=revision)
+    summary = told(run.seal(600.0).close(outcomes(100, range(45))))
+    (one,) = summary.story.iterations
+    assert (one.route.planned, one.route.executed, one.route.source) == (Route.GRPO, Route.SFT, "observed")
+    assert one.training_steps == 30 and summary.story.trained and summary.story.mode_kept
+    assert [(s.value, s.source) for s in one.settings if s.name == "learning_rate"] == [("0.0003", "observed")]
+    assert any(note.startswith("planned grpo") and "executed sft" in note for note in summary.notes)
 
 
 def test_a_diff_is_bounded_cleaned_and_hides_what_is_held_out(tree: Tree) -> None:

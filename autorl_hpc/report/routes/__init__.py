@@ -1,11 +1,12 @@
-"""The training route of a checkpoint (planned by code, executed by trainers), and its settings."""
+"""The training route of a checkpoint (planned by code, executed by what was observed and logged), and its settings."""
 
-from autorl_hpc.report.routes.executed import executed, has_effect, mode_kept, trained_in_vain
-from autorl_hpc.report.routes.planned import Alternative, Executed, Planned, planned
+from autorl_hpc.report.routes.executed import Executed, executed, has_effect, mode_kept
+from autorl_hpc.report.routes.logged import trained_in_vain
+from autorl_hpc.report.routes.planned import Planned, planned
 from autorl_hpc.report.routes.settings import settings
+from autorl_hpc.report.routes.stages import steps_observed
 
 __all__ = [
-    "Alternative",
     "Executed",
     "Planned",
     "executed",
@@ -13,5 +14,6 @@ __all__ = [
     "mode_kept",
     "planned",
     "settings",
+    "steps_observed",
     "trained_in_vain",
 ]

@@ -1,4 +1,4 @@
-"""Parse command lines and shell scripts: the script, module or trainer program that they run, and its arguments."""
+"""Parse command lines and shell scripts: the script, notebook, module or trainer's program that they run, and its arguments."""
 
 from __future__ import annotations
 
@@ -6,170 +6,192 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
-Kind = Literal["script", "module", "inline", "shell", "shell-text", "program", "other"]
-
-MAX_COMMAND_CHARS = 20_000
+MAX_CHARS, MAX_LINES, MAX_DEPTH = 20_000, 2_000, 6
 """A longer command line contains a program's text; its beginning is enough."""
-
-MAX_LINES = 2_000
-"""Lines read of a shell script."""
 
 
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text, as a set."""
+    """Return the words of a text."""
     return frozenset(text.split())
 
 
-WRAPPERS = words_of("nohup time env sudo setsid exec command stdbuf nice timeout srun ionice taskset then do else ! {")
-LAUNCHERS = words_of("accelerate torchrun deepspeed accelerate-launch")
+SHELLS = words_of("bash sh zsh dash source . sbatch")
+LAUNCHERS = words_of("accelerate accelerate-launch torchrun deepspeed")
 PROGRAMS = words_of("trl llamafactory-cli axolotl tune swift mergekit-yaml mergekit-multi cp rsync openrlhf")
-SHELLS = words_of("bash sh zsh dash source .")
+WRAPPERS = words_of(
+    "nohup time env sudo setsid exec command stdbuf nice timeout srun ionice taskset then do else ! { uv poetry pdm rye pixi conda "
+    "mamba ray apptainer singularity docker podman enroot xvfb-run numactl"
+)
+"""Programs that start another one. What stands between is theirs: options, a container's image, an environment."""
+
 _LAUNCH_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
-_OPENS = words_of("if case while until")
 _PYTHON = re.compile(r"^(python|pypy|ipython)[\d.]*$")
-_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
-_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)")
+_ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=|^[^($]+\)$")
+"""A variable, or a pattern of `case`."""
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _FUNCTION = re.compile(r"^\s*(?:function\s+)?[\w-]+\s*\(\)")
-_NUMBER = re.compile(r"^-?[\d.]+[smhd]?$")
+_INLINE = re.compile(
+    r"(?:^|[\s;&|])(?:\S*/)?(python[\d.]*|bash|sh)((?:\s+-[A-Za-z]+)*?)\s+-\w*c\s+(?=[^'\"\s$])(.*)", re.S
+)
+"""`-c` with a text that is not quoted, as a process's arguments stand in a recorded command line."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """What one command line runs."""
+class Command(NamedTuple):
+    """What one command runs. `target`: path of a script or notebook, name of a module or program, text of an inline program."""
 
-    kind: Kind
+    kind: Literal["script", "module", "inline", "shell", "program", "other"]
     target: str
-    """Path of a script, name of a module or program, or the text of an inline program."""
     args: tuple[str, ...] = ()
 
 
-@lru_cache(maxsize=256)
-def command_of(line: str) -> Command:
-    """Parse the command line of a process. Cached, because agents repeat commands."""
-    return _understood(_split(line))
+class Ran(NamedTuple):
+    """One command of a text: its line, and whether it certainly runs."""
+
+    line: int
+    command: Command
+    sure: bool = True
 
 
-def _split(line: str, punctuation: bool = False) -> list[str]:
+@lru_cache(maxsize=512)
+def commands_in(text: str, depth: int = 0) -> tuple[Ran, ...]:
+    """Return the commands of a shell text or of a process's command line. Cached, because agents repeat commands.
+
+    Commands inside `if`, `case`, `while` or a function are not sure.
+    """
+    text = text.replace("\0", " ")
+    if (found := _INLINE.search(text[:MAX_CHARS])) is not None and found.start() == 0:
+        inner = found[3].replace("\\n", "\n")
+        return tuple(_inner(found[1], inner, depth)) if depth < MAX_DEPTH else ()
+    return tuple(_commands(text, depth))
+
+
+def _inner(program: str, text: str, depth: int) -> Iterator[Ran]:
+    """Yield what `python -c TEXT`, `bash -c TEXT` or a here-document runs."""
+    if program.startswith(("python", "pypy", "ipython")):
+        yield Ran(0, Command("inline", text[:MAX_CHARS]))
+    elif depth < MAX_DEPTH:
+        yield from commands_in(text, depth + 1)
+
+
+def _commands(text: str, depth: int) -> Iterator[Ran]:
+    held, nesting, functions = "", 0, 0
+    lines = iter(enumerate(text.split("\n")[:MAX_LINES], start=1))
+    for number, part in lines:
+        if part.endswith("\\") and len(held) < MAX_CHARS:
+            held += part[:-1] + " "
+            continue
+        line, held = held + part, ""
+        while _open_quote(line) and len(line) < MAX_CHARS and (more := next(lines, None)) is not None:
+            line += "\n" + more[1]
+        body: list[str] = []
+        if (heredoc := _HEREDOC.search(line)) is not None:
+            for _, each in lines:
+                if each.strip() == heredoc[1]:
+                    break
+                body.append(each)
+            line = line[: heredoc.start()] + line[heredoc.end() :]
+        functions += (begins := _FUNCTION.match(line)) is not None
+        words: list[str] = []
+        for word in [*_split(line[begins.end() if begins else 0 :]), ";"]:
+            if word.strip(";&|"):
+                words.append(word)
+            elif words:
+                nesting += words[0] in ("if", "case", "while", "until")
+                sure = nesting == 0 and functions == 0
+                yield from (
+                    Ran(number, each.command, sure and each.sure) for each in _understood(words, "\n".join(body), depth)
+                )
+                nesting = max(0, nesting - (words[0] in ("fi", "esac")))
+                functions = max(0, functions - (words[0] == "}"))
+                words = []
+
+
+def _open_quote(line: str) -> bool:
+    return (line.count("'") % 2 == 1 and '"' not in line) or (line.count('"') % 2 == 1 and "'" not in line)
+
+
+def _split(line: str) -> list[str]:
     """Split a line as a shell does, or at spaces if a quote is not closed."""
-    line = line[:MAX_COMMAND_CHARS].replace("\0", " ")
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|" if punctuation else False)
-    lexer.whitespace_split, lexer.commenters = True, "#" if punctuation else ""
+    line = re.sub(r"\d*>&\d?", " ", line[:MAX_CHARS])
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split, lexer.commenters = True, "#"
     try:
         return list(lexer)
     except ValueError:
         return line.split()
 
 
-def commands_in(text: str) -> Iterator[tuple[int, Command, bool]]:
-    """Yield (line, command, sure) for each simple command of a shell text; `sure` tells whether it certainly runs.
-
-    Commands inside `if`, `case`, `while` or a function are not sure. Here-documents and loop heads are skipped.
-    """
-    ends, held, depth, functions = "", "", 0, 0
-    for number, part in enumerate(text.split("\n")[:MAX_LINES], start=1):
-        if ends:
-            ends = "" if part.strip() == ends else ends
-        elif part.endswith("\\") and len(held) < MAX_COMMAND_CHARS:
-            held += part[:-1] + " "
-        else:
-            line, held = held + part, ""
-            functions += (begins := _FUNCTION.match(line)) is not None
-            words: list[str] = []
-            for word in [*_split(line[begins.end() if begins else 0 :], punctuation=True), ";"]:
-                if word.strip(";&|"):
-                    words.append(word)
-                elif words:
-                    depth += words[0] in _OPENS
-                    yield number, _understood(words), depth == 0 and functions == 0
-                    depth = max(0, depth - (words[0] in ("fi", "esac")))
-                    functions = max(0, functions - (words[0] == "}"))
-                    words = []
-            if (match := _HEREDOC.search(line)) is not None:
-                ends = match[1]
+def _is_program(word: str) -> bool:
+    name = posixpath.basename(word)
+    return bool(_PYTHON.match(name)) or name in LAUNCHERS | PROGRAMS | SHELLS | {"jupyter", "papermill"}
 
 
-def seen(line: str) -> list[Command]:
-    """Return the commands of a line, from a process or from an agent's shell call: `cd code && python train.py`."""
-    if not re.search(r"[;&|]", line):
-        return [command_of(line)]
-    command = command_of(line)
-    return [command] if command.kind == "inline" else [each for _, each, _ in commands_in(line)]
-
-
-def _understood(words: Sequence[str]) -> Command:
-    """Parse words into a command, skipping wrappers such as `nohup`."""
+def _understood(words: Sequence[str], body: str, depth: int) -> Iterator[Ran]:
     rest = list(words)
-    for _ in range(12):
-        name = posixpath.basename(rest[0]) if rest else ""
-        if _ASSIGNMENT.match(name) or re.match(r"^[^($]+\)$", name):  # the second matches a `case` pattern
-            rest = rest[1:]
-        elif name in WRAPPERS:
-            rest = _after_options(rest[1:])
-        elif name in ("uv", "poetry", "pdm", "rye", "conda", "mamba") and rest[1:2] == ["run"]:
-            known = (n for n, w in enumerate(rest) if n > 1 and (_is_python(w) or w in LAUNCHERS | PROGRAMS | SHELLS))
-            rest = rest[next(known, 2) :]
-        elif name == "ray" and "--" in rest:
-            rest = rest[rest.index("--") + 1 :]
-        else:
-            return _named(name, rest) if rest else Command("other", "")
-    return Command("other", "")
+    while rest and (_ASSIGNMENT.match(rest[0]) or posixpath.basename(rest[0]) in WRAPPERS):
+        wrapper = posixpath.basename(rest.pop(0)) in WRAPPERS
+        places = [n for n, w in enumerate(rest) if _is_program(w) or w.endswith((".py", ".sh"))]
+        known = iter([n for n in places if rest[n] not in PROGRAMS][:1] or places)  # `uv run --with trl python ...`
+        rest = rest[next(known, 0) :] if wrapper else rest
+    if not rest:
+        return
+    name, args = posixpath.basename(rest[0]), tuple(rest[1:])
+    if name in SHELLS:
+        for at, word in enumerate(args):
+            if name not in (".", "source") and re.match(r"^-\w*c$", word):
+                yield from _inner(name, " ".join(args[at + 1 : at + 2]), depth)
+                return
+            if not word.startswith("-"):
+                yield Ran(0, Command("shell", word, args[at + 1 :]))
+                return
+        yield from _inner(name, body, depth)
+    else:
+        yield Ran(0, _command(name, rest[0], args, body))
 
 
-def _is_python(word: str) -> bool:
-    return _PYTHON.match(posixpath.basename(word)) is not None
-
-
-def _after_options(words: list[str]) -> list[str]:
-    while words and (words[0].startswith("-") or _NUMBER.match(words[0])):
-        words = words[1:]
-    return words
-
-
-def _named(name: str, words: list[str]) -> Command:
-    args = tuple(words[1:])
-    if _is_python(name):
-        return _python(words[1:])
+def _command(name: str, word: str, args: tuple[str, ...], body: str) -> Command:
+    if _PYTHON.match(name):
+        return _python(args, body)
     if name in LAUNCHERS:
-        return _launched(words[1:])
+        return _launched(args)
+    notebook = next((a for a in args if a.endswith(".ipynb")), None)
+    if notebook and (name == "papermill" or (name.startswith("jupyter") and "--execute" in args)):
+        return Command("script", notebook, args)
     if name in PROGRAMS:
         return Command("program", name, args)
-    if name in SHELLS or name == "sbatch":
-        for at, word in enumerate(args):
-            if name in SHELLS and re.match(r"^-\w*c", word):
-                return Command("shell-text", " ".join(args[at + 1 : at + 2]))
-            if not word.startswith("-"):
-                return Command("shell", word, args[at + 1 :])
-    if words[0].endswith((".py", ".sh", ".bash")):
-        return Command("script" if words[0].endswith(".py") else "shell", words[0], args)
+    if word.endswith((".py", ".sh", ".bash")):
+        return Command("script" if word.endswith(".py") else "shell", word, args)
     return Command("other", name, args)
 
 
-def _python(words: list[str]) -> Command:
-    while words:
-        word, rest = words[0], tuple(words[2:])
-        if word == "-m" and len(words) > 1:
-            if words[1] in _LAUNCH_MODULES:
-                return _launched(words[2:])
-            return Command("program", "trl", rest) if words[1] == "trl.cli" else Command("module", words[1], rest)
+def _python(args: tuple[str, ...], body: str) -> Command:
+    at = 0
+    while at < len(args):
+        word, rest = args[at], args[at + 1 :]
+        if word == "-m" and rest:
+            if rest[0] in _LAUNCH_MODULES:
+                return _launched(rest[1:])
+            if rest[0] in ("jupyter", "nbconvert", "papermill"):
+                return _command("jupyter" if rest[0] == "nbconvert" else rest[0], "", rest[1:], "")
+            return Command("program", "trl", rest[1:]) if rest[0] == "trl.cli" else Command("module", rest[0], rest[1:])
         if word == "-c":
-            return Command("inline", " ".join(words[1:2]), rest)
+            return Command("inline", " ".join(rest[:1]), rest[1:])
         if not word.startswith("-"):
-            return Command("script", word, tuple(words[1:]))
-        words = words[2 if word in ("-X", "-W") else 1 :]
-    return Command("other", "python")
+            return Command("script", word, rest)
+        at += 2 if word in ("-X", "-W") else 1
+    return Command("inline", body) if body else Command("other", "python")
 
 
-def _launched(words: list[str]) -> Command:
+def _launched(args: tuple[str, ...]) -> Command:
     """Return what a launcher starts: the first script, or the module after -m."""
-    for at, word in enumerate(words):
-        if word in ("-m", "--module") and at + 1 < len(words):
-            return Command("module", words[at + 1], tuple(words[at + 2 :]))
+    for at, word in enumerate(args):
+        if word in ("-m", "--module") and at + 1 < len(args):
+            return Command("module", args[at + 1], args[at + 2 :])
         if word.endswith(".py"):
-            return Command("script", word, tuple(words[at + 1 :]))
+            return Command("script", word, args[at + 1 :])
     return Command("other", "launch")
 
 
@@ -178,9 +200,9 @@ def options(args: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for at, word in enumerate(args):
         name, equals, value = word.lstrip("-+").partition("=")
-        if word.startswith("-") and not _NUMBER.match(word):
+        if word.startswith("-") and not re.match(r"^-[\d.]", word):
             follows = args[at + 1] if at + 1 < len(args) else "-"
-            is_value = not follows.startswith("-") or _NUMBER.match(follows) is not None
+            is_value = not follows.startswith("-") or re.match(r"^-[\d.]", follows) is not None
             found[name.replace("-", "_")] = value if equals else follows if is_value else "true"
         elif equals and re.match(r"^[A-Za-z_][\w.]*$", name):
             found[name] = value

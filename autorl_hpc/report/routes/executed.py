@@ -1,110 +1,166 @@
-"""Decide the executed route (`executed`): from trainers' logged steps, changed weights and the scripts that were run."""
+"""Decide the executed route (`executed`): by what was observed, else by trainers' logs, the weights, and command lines."""
 
 from __future__ import annotations
 
+import math
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from autorl_hpc.records.entries import Fingerprint
-from autorl_hpc.records.recorded import TrainingPoint
+from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.routes.commands import command_of
-from autorl_hpc.report.routes.planned import Commanded, Executed, Planned
-from autorl_hpc.report.routes.trainers import NO_POLICY_TRAINERS, PREFERENCE, RL, SUPERVISED, TRAINER_CLASSES
-from autorl_hpc.report.story_records import EvidenceLine
+from autorl_hpc.report.routes.commands import commands_in
+from autorl_hpc.report.routes.logged import Logged, line_of, logged, refined
+from autorl_hpc.report.routes.planned import Planned
+from autorl_hpc.report.routes.stages import (
+    Commanded,
+    ObservedProcess,
+    Stage,
+    ancestors,
+    averages,
+    copies_in,
+    numbers,
+    processes_of,
+    same,
+    shown,
+    steps_observed,
+    whole,
+)
+from autorl_hpc.report.routes.trainers import (
+    GENERIC_TRAINERS,
+    RL,
+    SUPERVISED,
+    TRAINER_PACKAGES,
+    UNTRAINED,
+    family,
+    joined_route,
+    route_of_trainer,
+    trainer_class,
+)
+from autorl_hpc.report.story_records import EvidenceLine, RouteSource
 from autorl_hpc.states import Route
 
-BETWEEN_TOLERANCE = 0.05
+SURE, SURE_ENOUGH = 0.8, 0.6
+"""Least confidence with which a plan contradicts what was executed, and with which it refines that."""
+
+BETWEEN_TOLERANCE, BETWEEN_SHARE = 0.05, 0.03
 """Relative to the distance of two models. A point between them misses the straight line by the sketches' error (1.1 % of each of
-two distances) and rounding. Training leaves the line at once, because weights have millions of dimensions."""
+two distances) and rounding, and a point closer to an end than BETWEEN_SHARE is that end. Training leaves the line at once,
+because weights have millions of dimensions."""
 
-BETWEEN_SHARE = 0.03
-"""A point closer to an end than this is that end, not an average."""
-
-SURE = 0.8
-"""Least confidence with which a plan without alternatives can contradict logs: anybody can print a trainer's figures."""
-
-SURE_ENOUGH = 0.6
-"""Least confidence with which a plan counts for a script that ran and logged nothing."""
-
-_GENERIC = ("Trainer", "Seq2SeqTrainer")
-"""Trainers whose logs don't show which loss a subclass computes."""
-
-NO_EFFECT_POINTS = 2
-"""A single point with learning rate 0 is the first step of a warm-up."""
-
-_FIGURES: tuple[tuple[Route, str], ...] = (
-    (Route.PREFERENCE, "log_odds_ratio log_odds_chosen"),  # ORPO
-    (Route.PPO, "critic/vf_loss value_loss vf_loss loss/value val/ratio ppo/loss/value critic_loss loss/value_avg"),
-    (Route.DPO, "rewards/chosen rewards/margins logps/chosen"),
-    (Route.GRPO, "frac_reward_zero_std reward_std clip_ratio/region_mean completions/mean_length"),
-    (Route.RL, "objective/rlhf_reward actor/pg_loss policy_loss critic/score/mean objective/scores"),
-    (Route.SFT, "mean_token_accuracy num_tokens"),
-)
-"""Metrics that only one kind of trainer logs, the most specific first (trl 0.12 to 1.16, verl 0.4, OpenRLHF 0.8)."""
+ROUNDS = 2
+"""Samples were drawn this often between optimizer steps where a policy learns from its own samples."""
 
 
-@dataclass
-class _Stage:
-    """Consecutive steps of one kind in one log; `route` is UNKNOWN if the log doesn't show it."""
+@dataclass(frozen=True)
+class Executed:
+    """The route that was executed, and which kind of evidence decided it."""
 
     route: Route
-    why: str
-    first: TrainingPoint
-    last: TrainingPoint
-    points: int = 0
-    idle: int = 0
-    """Number of points with learning rate 0."""
-
-    @property
-    def steps(self) -> int:
-        """Return the last step's number, or the number of points if steps are not numbered."""
-        return self.points if self.last.step is None else max(self.last.step, 0)
-
-    @property
-    def had_effect(self) -> bool:
-        """Return False if every step had learning rate 0."""
-        return self.idle < max(self.points, NO_EFFECT_POINTS)
+    evidence: tuple[EvidenceLine, ...] = ()
+    source: RouteSource | None = None
+    disputed: bool = False
+    """Whether the plan is sure of another kind of training."""
 
 
-def _stages(training: Sequence[TrainingPoint]) -> list[_Stage]:
-    """Return trainings by log, kind and trainer, in the order of their first steps."""
-    found: dict[tuple[str, Route, str], _Stage] = {}
-    for point in sorted(training, key=lambda p: (p.attempt, p.elapsed_s)):
-        if (told := _kind(point)) is not None:
-            route, why = told
-            stage = found.setdefault((point.source, route, point.trainer or ""), _Stage(route, why, point, point))
-            stage.points += 1
-            stage.idle += point.learning_rate == 0
-            if (point.step or 0) >= (stage.last.step or 0):
-                stage.last = point
-    return list(found.values())
+def _sampled(process: ObservedProcess, first: int, last: float) -> list[dict[str, Any]]:
+    """Return the generations of a process after step `first` and before step `last`, but for greedy ones."""
+    told = [g for g in process.of("generated") if g.get("sampled") is not False]
+    return [g for g in told if first <= whole(g.get("steps_before")) < last]
 
 
-def _kind(point: TrainingPoint) -> tuple[Route, str] | None:
-    """Return route and reason of one point; None if it trains no policy, or is only an evaluation."""
-    name = point.trainer or ""
-    is_evaluation = point.more and point.loss is None and all(k.startswith("eval_") for k in point.more)
-    if name in NO_POLICY_TRAINERS or is_evaluation:
-        return None
-    if name in TRAINER_CLASSES and name not in _GENERIC:
-        return TRAINER_CLASSES[name], name
-    for route, figures in _FIGURES:
-        for figure in figures.split():
-            if figure in point.more:
-                return (Route.PREFERENCE if route is Route.DPO and "kl" in point.more else route), f"logs `{figure}`"
-    if point.reward is not None:
-        return Route.RL, "logs a reward"
-    return (Route.UNKNOWN, name or "a loss only") if point.loss is not None or point.step is not None else None
+def _tell(stage: Stage, process: ObservedProcess, earlier: Sequence[ObservedProcess], plan: Planned) -> None:
+    """Set the stage's route and why: by the trainer's class, else by samples drawn between its steps and its code's loss."""
+    bases = stage.facts.get("bases")
+    name = trainer_class([stage.trainer, *(map(str, bases) if isinstance(bases, list) else ())])
+    rounds = len({whole(g.get("steps_before")) for g in _sampled(process, stage.first, stage.last)})
+    losses = _losses(process, plan, "own loop" if name is None else name)
+    arguments = stage.facts.get("arguments")
+    given = arguments if isinstance(arguments, Mapping) else {}
+    stage.why = name or (f"own loop, samples drawn in {rounds} rounds between its steps" if rounds else "own loop")
+    if name is not None:
+        stage.route = route_of_trainer(name, given) or Route.NONE
+        own_class = stage.trainer.split(".", 1)[0] not in TRAINER_PACKAGES
+        unsampled = stage.route in RL and not process.of("generated") and not given.get("use_vllm")
+        if own_class and (name in GENERIC_TRAINERS or unsampled):  # it may compute another loss: its code tells which
+            rewarded = {Route.RL} if rounds >= ROUNDS and _rewarded(process) else set()
+            stage.route = next(iter(losses)) if len(losses) == 1 else next(iter(rewarded), Route.UNKNOWN)
+        elif len(losses & set(family(stage.route))) == 1 and len(losses) == 1:
+            stage.route = next(iter(losses))  # an argument that was not observed
+    elif rounds >= ROUNDS:
+        policy = losses & set(RL)
+        first = min(whole(g.get("steps_before")) for g in _sampled(process, stage.first, stage.last))
+        if len(policy) == 1 and losses & set(SUPERVISED) and first > stage.first:
+            stage.route = Route.SFT_RL  # steps, then samples between steps
+        elif len(found := policy or losses or ({Route.RL} if _rewarded(process) else set())) == 1:
+            stage.route = next(iter(found))
+    else:
+        # A plan that draws samples by a call that is observed did not run where none was.
+        unsampled = not process.of("generated") and any(t.samples for t in plan.trainings if _is_of(t.path, process))
+        losses = losses - set(RL) if unsampled else losses
+        stage.route = next(iter(losses)) if len(losses) == 1 else Route.UNKNOWN
+    if stage.route is Route.SFT:
+        stage.route, more = _rows(stage, process, earlier, plan)
+        stage.why += more
+
+
+def _rewarded(process: ObservedProcess) -> bool:
+    return any("reward" in str(key) for log in process.of("log") for key in log)
+
+
+def _is_of(path: str, process: ObservedProcess) -> bool:
+    return posixpath.basename(path) == posixpath.basename(process.program)
+
+
+def _losses(process: ObservedProcess, plan: Planned, why: str) -> set[Route]:
+    """Return the routes of own loops, or of a trainer, in the code that a process ran: its script's, else those of all files."""
+    found = [t for t in plan.trainings if t.why.startswith(why)]
+    routes = {t.loss or t.route for t in [t for t in found if _is_of(t.path, process)] or found}
+    return {route for route in routes if route is not None and route not in UNTRAINED}
+
+
+def _rows(
+    stage: Stage, process: ObservedProcess, earlier: Sequence[ObservedProcess], plan: Planned
+) -> tuple[Route, str]:
+    """Return the route of supervised training by where its rows came from, and how that was seen."""
+    rows = whole(stage.facts.get("rows")) or max((whole(r.get("rows")) for r in process.of("rows")), default=0)
+    trained = str(stage.facts.get("model") or "") or next(iter(process.paths("loaded")), "")
+    makers = [(process, _sampled(process, 0, stage.first + 1))]
+    makers += [(one, _sampled(one, 0, math.inf)) for one in earlier if not one.stages]
+    for maker, asked in makers:
+        samples = sum(whole(g.get("prompts")) for g in asked)
+        if samples and samples >= max(rows, 1) and plan.route not in (Route.SFT, Route.SFT_RL):
+            models = maker.paths("loaded")
+            other = trained and models and not any(same(trained, path) for path in models)
+            teacher = maker is process and len(models) > 1
+            word = f", on {rows or 'its'} rows after {samples} samples of {posixpath.basename(maker.program)}"
+            return (Route.DISTILLATION if other or teacher else Route.REJECTION_SAMPLING), word
+    return (
+        (plan.route, ", by its code")
+        if plan.route in SUPERVISED and plan.confidence >= SURE_ENOUGH
+        else (Route.SFT, "")
+    )
+
+
+# --- the decision
+
+
+def has_effect(training: Sequence[TrainingPoint], observed: Sequence[ObservedFact] = ()) -> bool:
+    """Return whether steps of a policy's training were observed or logged, not all with learning rate 0."""
+    return any(stage.had_effect for stage in logged(training)) or bool(steps_observed(observed))
 
 
 def executed(
     training: Sequence[TrainingPoint],
     commands: Sequence[Commanded],
     fingerprint: Fingerprint | None,
-    planned: Planned,
+    plan: Planned,
     *,
+    observed: Sequence[ObservedFact] = (),
+    begin_s: float = -1.0,
+    checkpoint: str | None = None,
     is_base: bool = False,
     parent: Route | None = None,
     parent_fingerprint: Fingerprint | None = None,
@@ -112,43 +168,105 @@ def executed(
 ) -> Executed:
     """Return the route of one submission's window, or of the run.
 
-    `parent`: executed route of the earlier submission that the fingerprint names; `parent_fingerprint`: its fingerprint.
-    `submitted`: False without a checkpoint; then only the logs count.
+    Args:
+        observed: facts of the run until the submission; those after `begin_s` are the window's.
+        checkpoint: the submitted folder, which leads back to the processes that made it.
+        parent: executed route of the earlier submission that the fingerprint names; `parent_fingerprint`: its fingerprint.
+        submitted: False without a checkpoint; then nothing is said of weights.
     """
     if origin := _origin(fingerprint, is_base):
-        return Executed(Route.COPY, origin)
-    logged = [stage for stage in _stages(training) if stage.had_effect]
-    if logged:
-        return _by_logs(logged, planned, parent)
-    if not submitted:
-        return Executed(Route.NONE)
-    averaged = _merges(commands, planned) + _between(fingerprint, parent_fingerprint)
-    if averaged:
-        return Executed(Route.AVERAGING, averaged)
-    ran = _ran(commands, planned)
-    changed = fingerprint.relative_delta if fingerprint is not None else None
-    if (
-        fingerprint is None
-        or not changed
-        or not ran
-        or not _is_training(planned.route)
-        or planned.confidence < SURE_ENOUGH
-    ):
-        return Executed(Route.UNKNOWN, ran)
-    says = f"no step was logged, and the weights changed, relative delta {changed:.3g}"
-    return Executed(planned.route, (*ran, _of_fingerprint(fingerprint, says)))
+        return Executed(Route.COPY, origin, "weights")
+    done = _by_facts(observed, begin_s, checkpoint, commands, fingerprint, plan, parent)
+    if done is None or done.route is Route.UNKNOWN:
+        effective = [stage for stage in logged(training) if stage.had_effect]
+        told = _by_logs(effective, plan, parent) if effective else None
+        if told is not None and (done is None or told.route is not Route.UNKNOWN):
+            done = told
+    if done is None and not submitted:
+        return Executed(Route.NONE, _crashes(observed), "observed" if observed else None)
+    if done is not None and not (done.route is Route.NONE and submitted):
+        return done
+    return _by_weights(commands, fingerprint, plan, parent_fingerprint, observed)
 
 
-def has_effect(training: Sequence[TrainingPoint]) -> bool:
-    """Return whether steps of a policy's training were logged, not all with learning rate 0."""
-    return any(stage.had_effect for stage in _stages(training))
+def _by_facts(
+    observed: Sequence[ObservedFact],
+    begin_s: float,
+    checkpoint: str | None,
+    commands: Sequence[Commanded],
+    fingerprint: Fingerprint | None,
+    plan: Planned,
+    parent: Route | None,
+) -> Executed | None:
+    processes = processes_of(observed)
+    for place, process in enumerate(processes):
+        for stage in process.stages:
+            _tell(stage, process, processes[:place], plan)
+    made = ancestors(checkpoint, processes, copies_in(commands)) if checkpoint else []
+    if not any(stage.steps for process in made for stage in process.stages) and not any(map(averages, made)):
+        made = [
+            process for process in processes if process.elapsed_s > begin_s or process.facts[-1].elapsed_s > begin_s
+        ]
+    if made and averages(made[-1]) and (fingerprint is None or fingerprint.relative_delta):
+        says = f"{made[-1].program} loaded {', '.join(made[-1].paths('loaded')[:3])}, made no step and saved"
+        return Executed(Route.AVERAGING, (_seen(made[-1], says),), "observed")
+    stages = [(process, stage) for process in made for stage in process.stages if stage.steps]
+    if not stages:
+        return None
+    if all(stage.route is Route.NONE for _, stage in stages):
+        return Executed(Route.NONE, tuple(_seen(p, _says(s)) for p, s in stages[-6:]), "observed")
+    stages = [(process, stage) for process, stage in stages if stage.route is not Route.NONE]
+    routes = [stage.route for _, stage in stages]
+    first = made[0].elapsed_s
+    routes = [parent, *routes] if parent is not None and first > begin_s else routes
+    evidence = tuple(_seen(process, _says(stage)) for process, stage in stages[-6:]) + _crashes(observed)
+    route = Route.UNKNOWN if Route.UNKNOWN in routes[-len(stages) :] else joined_route(routes)
+    return Executed(route, evidence, "observed", _disputed(routes, plan))
 
 
-def trained_in_vain(training: Sequence[TrainingPoint], number: int) -> tuple[EvidenceLine, ...]:
-    """Return the trainings of a window that ended by submitting the content of submission `number` again."""
-    unused = f"; not in these weights: they are those of submission {number}"
-    told = [_line(stage, stage.route) for stage in _stages(training)[:4]]
-    return tuple(EvidenceLine(where=line.where, says=f"{line.says}{unused}") for line in told)
+def _says(stage: Stage) -> str:
+    blocks = stage.blocks
+    figures = [f"{stage.steps} steps", stage.trainer or "own loop", f"{stage.why} -> {stage.route}"]
+    if rates := [rate for block in blocks for rate in numbers(block.get("rates"))]:
+        figures.append(f"rate {shown(rates[0])} to {shown(rates[-1])}")
+    figures += [f"{name} {shown(stage.facts[name])}" for name in ("model", "rows") if stage.facts.get(name)]
+    return ", ".join(figures) + ("" if stage.end_s < math.inf or not stage.trainer else ", not ended")
+
+
+def _seen(process: ObservedProcess, says: str) -> EvidenceLine:
+    where = f"process at {process.elapsed_s:.0f} s"
+    return EvidenceLine(where=where, says=clean(f"observed in {process.program}: {says}", 240) or "")
+
+
+def _crashes(observed: Sequence[ObservedFact]) -> tuple[EvidenceLine, ...]:
+    crashed = [p for p in processes_of(observed) if p.of("crashed")][-2:]
+    told = [(p, p.of("crashed")[-1]) for p in crashed]
+    return tuple(_seen(p, f"crashed: {c.get('type')}: {c.get('message')} ({c.get('where')})") for p, c in told)
+
+
+def _by_logs(found: Sequence[Logged], plan: Planned, parent: Route | None) -> Executed:
+    routes = [refined(stage, plan) for stage in found]
+    evidence = [line_of(stage, route) for stage, route in zip(found, routes, strict=True)][:8]
+    if parent is not None:
+        says = f"goes on from a submission whose route was {parent}"
+        evidence.append(EvidenceLine(where="ledger: fingerprint", says=says))
+    known = [parent, *routes] if parent and any(r in (*RL, *SUPERVISED) for r in routes) else routes
+    route = joined_route(routes) if joined_route(known) is not Route.SFT_RL else Route.SFT_RL
+    if route is Route.UNKNOWN and plan.route not in UNTRAINED:
+        route = plan.route
+    return Executed(route, tuple(evidence), "logged", _disputed(routes, plan))
+
+
+def _disputed(routes: Sequence[Route], plan: Planned) -> bool:
+    """Return whether nothing that was executed is of a kind that the confident plan contains."""
+    both = (*SUPERVISED, *RL)
+    planned = set(both if plan.route is Route.SFT_RL else family(plan.route))
+    planned |= set(family(Route.DPO)) if plan.route is Route.RL else set()  # online DPO logs the same as DPO
+    done = {r for route in routes for r in (both if route is Route.SFT_RL else family(route))}
+    return plan.confidence >= SURE and not plan.alternatives and bool(planned and done) and not planned & done
+
+
+# --- weights and command lines
 
 
 def _of_fingerprint(fingerprint: Fingerprint, says: str) -> EvidenceLine:
@@ -167,92 +285,39 @@ def _origin(fingerprint: Fingerprint | None, is_base: bool) -> tuple[EvidenceLin
     return ()
 
 
-# --- with training logs
-
-
-def _by_logs(found: Sequence[_Stage], planned: Planned, parent: Route | None) -> Executed:
-    routes = [_refined(stage, planned) for stage in found]
-    evidence = [_line(stage, route) for stage, route in zip(found, routes, strict=True)][:8]
-    if parent is not None:
-        says = f"goes on from a submission whose route was {parent}"
-        evidence.append(EvidenceLine(where="ledger: fingerprint", says=says))
-    known = [*routes, parent]
-    rl, supervised = ([r for r in known if r in (*kind, Route.SFT_RL)] for kind in (RL, SUPERVISED))
-    preference = [route for route in routes if route in PREFERENCE]
-    is_new = any(route in (*RL, *SUPERVISED) for route in routes)
-    if is_new and rl and supervised:
-        route = Route.SFT_RL
-    else:
-        own = [r for r in routes if r in RL] or preference or [r for r in routes if r in SUPERVISED]
-        route = own[-1] if own else planned.route if _is_training(planned.route) else Route.UNKNOWN
-    return Executed(route, tuple(evidence), _disputed(routes, planned))
-
-
-def _disputed(logged: Sequence[Route], planned: Planned) -> bool:
-    """Return whether nothing that was logged is of a kind that the confident plan contains."""
-    plan, told = _kinds(planned.route), set[str]().union(*map(_kinds, logged))
-    if planned.route is Route.RL:
-        plan.add("preference")  # online DPO logs the same as DPO
-    return planned.confidence >= SURE and not planned.alternatives and bool(plan and told) and not plan & told
-
-
-def _kinds(route: Route) -> set[str]:
-    """Return the kinds of training in a route; empty if none or unknown."""
-    kinds = {"supervised": (*SUPERVISED, Route.SFT_RL), "rl": (*RL, Route.SFT_RL), "preference": PREFERENCE}
-    return {name for name, routes in kinds.items() if route in routes}
-
-
-def _refined(stage: _Stage, planned: Planned) -> Route:
-    """Refine the route of a log by code: a log does not show where SFT's data came from, nor a subclass's loss."""
-    known = (planned.route, *(a.route for a in planned.alternatives))
-    if stage.route is Route.SFT and planned.route in SUPERVISED:
-        return planned.route
-    if (stage.route, planned.route) in ((Route.GRPO, Route.RL), (Route.DPO, Route.PREFERENCE)):
-        return planned.route  # RLOO logs the same as GRPO, and IPO the same as DPO
-    if stage.route is Route.RL and stage.why == "logs a reward":
-        return next((r for r in known if r in RL), Route.RL)
-    if stage.route is Route.UNKNOWN and _is_training(planned.route) and planned.route is not Route.SFT_RL:
-        return planned.route
-    return stage.route
-
-
-def _is_training(route: Route) -> bool:
-    return route not in (Route.NONE, Route.COPY, Route.AVERAGING, Route.UNKNOWN)
-
-
-def _line(stage: _Stage, route: Route) -> EvidenceLine:
-    figures = [f"{stage.steps} steps", f"{stage.why} -> {route}"]
-    for name in ("loss", "reward", "kl"):
-        first, last = getattr(stage.first, name), getattr(stage.last, name)
-        if first is not None and last is not None:
-            figures.append(f"{name} {first:.4g} to {last:.4g}")
-    where = f"{clean(stage.first.source, 150)}, {stage.first.elapsed_s:.0f} s to {stage.last.elapsed_s:.0f} s"
-    return EvidenceLine(where=where, says=clean(", ".join(figures), 200) or "")
-
-
-# --- without training logs
-
-
-def _merges(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
-    """Return command lines that average models: a merging tool, or a script that the plan says averages."""
-    tools = [c for c in commands if c.command and command_of(c.command).target.startswith("mergekit")]
-    return tuple(map(_command, tools[:3])) or (_ran(commands, planned) if planned.route is Route.AVERAGING else ())
-
-
-def _ran(commands: Sequence[Commanded], planned: Planned) -> tuple[EvidenceLine, ...]:
-    """Return command lines that ran a script of the plan."""
-    names = {posixpath.basename(path) for path in planned.scripts}
-    found: dict[str, EvidenceLine] = {}
-    for each in commands:
-        command = command_of(each.command or "")
-        if command.kind in ("script", "shell") and posixpath.basename(command.target) in names:
-            line = _command(each)
-            found.setdefault(line.says, line)
-    return tuple(found.values())[:3]
-
-
-def _command(each: Commanded) -> EvidenceLine:
-    return EvidenceLine(where=f"process at {each.elapsed_s:.0f} s", says=clean(each.command, 200) or "")
+def _by_weights(
+    commands: Sequence[Commanded],
+    fingerprint: Fingerprint | None,
+    plan: Planned,
+    parent: Fingerprint | None,
+    observed: Sequence[ObservedFact],
+) -> Executed:
+    if between := _between(fingerprint, parent):
+        return Executed(Route.AVERAGING, between, "weights")
+    tools, ran = [], []
+    scripts = {posixpath.basename(path) for path in plan.scripts}
+    for line in commands:
+        for command in (one.command for one in commands_in(line.command or "")):
+            is_script = command.kind in ("script", "shell") and posixpath.basename(command.target) in scripts
+            where = EvidenceLine(where=f"process at {line.elapsed_s:.0f} s", says=clean(line.command, 200) or "")
+            ran += [where] * is_script
+            tools += [where] * command.target.startswith("mergekit")
+    ran = list({line.says: line for line in ran}.values())[:3]
+    if tools or (plan.route is Route.AVERAGING and ran):
+        return Executed(Route.AVERAGING, tuple(tools[:3] or ran), "commands")
+    watched = any(posixpath.basename(p.program) in scripts for p in processes_of(observed))
+    changed = fingerprint is not None and fingerprint.relative_delta
+    if (
+        not changed
+        or not ran
+        or watched
+        or plan.route in UNTRAINED
+        or plan.confidence < SURE_ENOUGH
+        or fingerprint is None
+    ):
+        return Executed(Route.UNKNOWN, tuple(ran))
+    says = f"no step was observed or logged, and the weights changed, relative delta {changed:.3g}"
+    return Executed(plan.route, (*ran, _of_fingerprint(fingerprint, says)), "commands")
 
 
 def _between(fingerprint: Fingerprint | None, parent: Fingerprint | None) -> tuple[EvidenceLine, ...]:

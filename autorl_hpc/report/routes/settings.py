@@ -1,79 +1,43 @@
-"""Collect the key settings of a training from the code, command lines and configuration files that run it."""
+"""Collect the key settings of a training as values (`settings`): observed, else logged, else literals of the code."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.format import clean
-from autorl_hpc.report.routes import configs
-from autorl_hpc.report.routes.commands import options
-from autorl_hpc.report.routes.planned import Followed, follow
-from autorl_hpc.report.routes.script import CodePlace, Script, last_name
-from autorl_hpc.report.routes.trainers import KEY_SETTINGS, OPTIMISERS, SETTING_CALLS, SETTING_CLASSES, TRAINER_CLASSES
-from autorl_hpc.report.story_records import Setting
-
-MAX_SETTINGS = 60
-"""Settings shown of one revision; more means a folder of several trainings."""
-MAX_VALUE_CHARS = 120
+from autorl_hpc.report.routes.planned import Planned
+from autorl_hpc.report.routes.stages import numbers, processes_of, shown
+from autorl_hpc.report.routes.trainers import key_of
+from autorl_hpc.report.story_records import RouteSource, Setting
 
 
-def settings(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) -> tuple[Setting, ...]:
-    """Return the key settings (`trainers.KEY_SETTINGS`) that live code passes to trainers, optimisers and samplers.
-
-    Sorted by the list of key settings, then by place. Constants and options are resolved, other values are shown as written.
-    Never raises, whatever `files` contain.
-    """
-    done = follow(files, entry_points)
-    found = [*_of_files(done), *(each for script in done.scripts.values() for each in _of_code(script))]
-    for command, where in done.commands:
-        found += [(name, value, where) for name, value in options(command.args).items()]
-    unique = dict.fromkeys(s for s in found if s[0].rsplit(".", 1)[-1].lower() in KEY_SETTINGS and s[1])
-    ordered = sorted(unique, key=lambda s: (KEY_SETTINGS[s[0].rsplit(".", 1)[-1].lower()], s[2]))
-    return tuple(
-        Setting(name=clean(name, 80) or "", value=clean(value, MAX_VALUE_CHARS) or "", where=clean(where, 200) or "")
-        for name, value, where in ordered[:MAX_SETTINGS]
-    )
-
-
-def _of_code(script: Script) -> Iterator[tuple[str, str, str]]:
-    for each in script.calls:
-        call = each.node
-        name = each.look.name_of(call.func).rsplit(".", 1)[-1] or last_name(call.func)
-        if name in SETTING_CLASSES or name in TRAINER_CLASSES or name in OPTIMISERS or name in SETTING_CALLS:
-            given = [(k.arg, k.value) for k in call.keywords if k.arg]
-            given += [("lr", call.args[1])] if name in OPTIMISERS and len(call.args) > 1 else []
-            for key, expr in given:
-                yield key, _shown(script, expr, each), f"{each.look.path}:{expr.lineno}"
-    for each in script.statements:
-        if isinstance(each.node, ast.Assign) and isinstance(each.node.value, ast.Constant):
-            for target in each.node.targets:
-                if isinstance(target, ast.Name):
-                    yield target.id, str(each.node.value.value), f"{each.look.path}:{each.node.lineno}"
-    if any("Parser" in name for look in script.reached.values() for name in look.imports):
-        for name, value in script.given.items():
-            yield name, value, f"{script.path} --{name}"
-
-
-def _shown(script: Script, expr: ast.expr, each: CodePlace) -> str:
-    """Return a value as text: constants and options resolved, functions by name, the rest as written."""
-    if isinstance(expr, ast.Attribute) and expr.attr in script.options:
-        if expr.attr in script.given:
-            return script.given[expr.attr]
-        expr = next((n for n in [script.options[expr.attr].node] if isinstance(n, ast.Constant)), expr)
-    known = each.look.literal(expr)
-    if known is not None:
-        return str(known)
-    lines = each.look.text.split("\n")
-    if expr.lineno != expr.end_lineno:
-        return ""
-    return lines[expr.lineno - 1].encode()[expr.col_offset : expr.end_col_offset].decode("utf-8", "replace")
-
-
-def _of_files(done: Followed) -> Iterator[tuple[str, str, str]]:
-    """Yield the settings of configurations that a command used; if nothing ran, of all trainers' configurations."""
-    used = [path for path in done.used if path.endswith(configs.ENDINGS)]
-    if not used and not done.scripts and not done.commands:
-        used = [p for p, t in done.files.items() if p.endswith(configs.ENDINGS) and configs.asked_by_config(t, p)]
-    for path in used:
-        yield from ((i.key, i.value, f"{path}:{i.line}") for i in configs.items(done.files[path], path))
+def settings(observed: Sequence[ObservedFact], training: Sequence[TrainingPoint], plan: Planned) -> tuple[Setting, ...]:
+    """Return the key settings of a window as values; the code's literals only for names that nothing else tells."""
+    found: dict[tuple[str, str, str], RouteSource | None] = {}
+    for process in processes_of(observed):
+        where, given = f"process at {process.elapsed_s:.0f} s", dict[str, object]()
+        for stage in process.stages:
+            arguments = stage.facts.get("arguments")
+            given |= {
+                k: v for k, v in (arguments.items() if isinstance(arguments, Mapping) else ()) if v not in (None, "")
+            }
+            rates = [rate for block in stage.blocks for rate in numbers(block.get("rates"))]
+            if rates and not stage.trainer:
+                given["learning_rate"] = max(rates)
+        for facts in (*process.of("lora"), *({"seed": seed.get("value")} for seed in process.of("seed"))):
+            given |= {name: value for name, value in facts.items() if value is not None}
+        found |= {(k, shown(v), where): "observed" for k, v in given.items() if not isinstance(v, dict)}
+    points = [p for p in training if p.learning_rate]
+    if points and not any(name == "learning_rate" for name, _, _ in found):
+        best = max(points, key=lambda p: p.learning_rate or 0.0)
+        found[("learning_rate", shown(best.learning_rate), f"{best.source}, {best.elapsed_s:.0f} s")] = "logged"
+    aliases = {"lr": "learning_rate"}
+    known = {aliases.get(name, name) for name, _, _ in found}
+    rest = [s for s in plan.settings if aliases.get(last := s.name.rsplit(".", 1)[-1], last) not in known]
+    made = [
+        Setting(name=n, value=clean(v, 120) or "", where=clean(w, 200) or "", source=s)
+        for (n, v, w), s in found.items()
+    ]
+    told = [(order, each) for each in (*made, *rest) if each.value and (order := key_of(each.name)) is not None]
+    return tuple(each for _, each in sorted(told, key=lambda one: one[0]))

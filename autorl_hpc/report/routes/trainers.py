@@ -1,4 +1,4 @@
-"""Vocabulary of trainers: classes, command lines, configuration keys, losses. A missing word only makes a route unknown.
+"""Vocabulary of trainers: classes, programs, configuration keys, settings. A missing word only makes a route unknown.
 
 From trl 0.12 to 1.16, transformers 4.40 to 5.24, LLaMA-Factory 0.9, axolotl 0.9, torchtune 0.6, verl 0.4, OpenRLHF 0.8,
 ms-swift 3 and unsloth.
@@ -6,10 +6,7 @@ ms-swift 3 and unsloth.
 
 from __future__ import annotations
 
-import ast
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
 
 from autorl_hpc.report.routes.commands import words_of
 from autorl_hpc.states import Route
@@ -17,95 +14,47 @@ from autorl_hpc.states import Route
 SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
 RL = (Route.GRPO, Route.PPO, Route.RL)
 PREFERENCE = (Route.DPO, Route.PREFERENCE)
+UNTRAINED = (Route.NONE, Route.COPY, Route.AVERAGING, Route.UNKNOWN)
 
 
-def _by_word(words: Mapping[Route, str]) -> dict[str, Route]:
-    return {word: route for route, text in words.items() for word in text.split()}
+def _by_word(named: Mapping[Route, str]) -> dict[str, Route]:
+    return {word: route for route, text in named.items() for word in text.split()}
 
 
-TRAINER_CLASSES: dict[str, Route] = _by_word(
+TRAINER_CLASSES = _by_word(
     {
-        Route.SFT: "Trainer Seq2SeqTrainer SFTTrainer IterativeSFTTrainer UnslothTrainer",
-        Route.DPO: "DPOTrainer",
+        Route.SFT: "Trainer Seq2SeqTrainer SFTTrainer IterativeSFTTrainer UnslothTrainer FSDPSFTTrainer FullFinetuneRecipe",
+        Route.DPO: "DPOTrainer LoRADPORecipe FullDPORecipe",
         Route.PREFERENCE: "KTOTrainer ORPOTrainer CPOTrainer BCOTrainer TPOTrainer",
-        Route.RL: (
-            "AlignPropTrainer DDPOTrainer SDPOTrainer A2POTrainer RLOOTrainer RLOOv2Trainer OnlineDPOTrainer "
-            "XPOTrainer NashMDTrainer"
-        ),
+        Route.RL: "SDPOTrainer A2POTrainer RLOOTrainer RLOOv2Trainer OnlineDPOTrainer XPOTrainer NashMDTrainer",
         Route.GRPO: (
             "GRPOTrainer AsyncGRPOTrainer GSPOTokenTrainer GMPOTrainer PAPOTrainer GRPOWithReplayBufferTrainer "
-            "GFPOTrainer"
+            "GFPOTrainer GRPOFullFinetuneRecipe"
         ),
-        Route.PPO: "PPOTrainer PPOv2Trainer",
+        Route.PPO: "PPOTrainer PPOv2Trainer RayPPOTrainer PPOFullFinetuneRecipe",
         Route.DISTILLATION: (
-            "GKDTrainer GOLDTrainer MiniLLMTrainer DistillationTrainer AsyncDistillationTrainer "
-            "ServerDistillationTrainer SDFTTrainer"
+            "GKDTrainer GOLDTrainer MiniLLMTrainer DistillationTrainer AsyncDistillationTrainer KDTrainer "
+            "ServerDistillationTrainer SDFTTrainer KDRecipe"
         ),
     }
 )
-"""Trainer classes by their last name. `Trainer`: the loss on labels, unless a subclass computes another."""
+"""Trainer classes by their last name, without `SingleDevice` and `Distributed` at the end of torchtune's recipes."""
 
-TRAINER_PACKAGES = words_of("trl transformers unsloth verl openrlhf swift llamafactory axolotl peft")
-"""Packages of these classes."""
+GENERIC_TRAINERS = frozenset(("Trainer", "Seq2SeqTrainer"))
+"""Cross-entropy on labels, unless a subclass computes another loss."""
 
-NO_POLICY_TRAINERS = words_of("RewardTrainer PRMTrainer CrossEncoderTrainer SentenceTransformerTrainer")
+REWARD_TRAINERS = words_of("RewardTrainer PRMTrainer RewardModelTrainer CrossEncoderTrainer SentenceTransformerTrainer")
+"""They train no policy."""
 
-LOSS_TYPES_OF_RELATIVES = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
-"""Values of `loss_type` that make a DPO trainer a relative of DPO."""
-
-SETTING_CLASSES = {name.removesuffix("Trainer") + "Config" for name in TRAINER_CLASSES} | words_of(
-    "TrainingArguments Seq2SeqTrainingArguments LoraConfig SamplingParams GenerationConfig RewardConfig"
+TRAINER_PACKAGES = words_of(
+    "trl transformers unsloth unsloth_compiled_cache UnslothSFTTrainer verl openrlhf swift llamafactory axolotl recipes"
 )
-OPTIMISERS = words_of("AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop")
-SETTING_CALLS = words_of(
-    "generate DataLoader dict get_peft_model get_cosine_schedule_with_warmup get_linear_schedule_with_warmup"
-)
-"""Functions that receive key settings."""
+"""Packages of these classes; a class of the agent's own with such a name is what its base class is."""
 
-GENERATE = words_of("generate chat")
-"""Methods that ask a model for text (transformers, vLLM, sglang)."""
+RELATIVES_OF_DPO = words_of("ipo simpo kto_pair orpo hinge nca_pair apo_zero apo_down")
+"""Values of `loss_type` of DPO's trainers and of LLaMA-Factory's `pref_loss`."""
 
-OWN_LOSS = words_of("compute_loss _compute_loss training_step get_batch_loss_metrics dpo_loss loss")
-"""Methods that a trainer's subclass overrides to change what is learned."""
-
-API_CLIENTS = words_of("openai anthropic litellm google together mistralai cohere groq")
-"""Packages that query a model elsewhere, so that the answers are another model's output."""
-
-RL_WORDS: dict[str, Route] = _by_word(
-    {
-        Route.DPO: "dpo",
-        Route.PREFERENCE: "ipo orpo kto simpo cpo",
-        Route.GRPO: "grpo",
-        Route.PPO: "ppo",
-        Route.RL: "rloo",
-        Route.DISTILLATION: "gkd",
-    }
-)
-"""axolotl's `rl`, LLaMA-Factory's `pref_loss`, ms-swift's `rlhf_type`."""
-
-TRL_COMMANDS: dict[str, Route | None] = {**RL_WORDS, "sft": Route.SFT, "reward": None}
-"""`trl WORD ...`; None: it trains no policy."""
-
-MODULES: dict[str, Route | None] = {
-    **_by_word(
-        {
-            Route.SFT: (
-                "verl.trainer.fsdp_sft_trainer verl.trainer.sft_trainer openrlhf.cli.train_sft axolotl.cli.train "
-                "trl.scripts.sft mlx_lm.lora llamafactory.cli"
-            ),
-            Route.PPO: "verl.trainer.main_ppo openrlhf.cli.train_ppo openrlhf.cli.train_ppo_ray",
-            Route.GRPO: "recipe.dapo.main_dapo trl.scripts.grpo",
-            Route.DPO: "openrlhf.cli.train_dpo trl.scripts.dpo",
-            Route.PREFERENCE: "openrlhf.cli.train_kto trl.scripts.kto",
-            Route.DISTILLATION: "openrlhf.cli.train_kd",
-            Route.RL: "trl.scripts.rloo",
-        }
-    ),
-    "openrlhf.cli.train_rm": None,
-}
-"""`python -m MODULE`; modules with an option for the route are refined later."""
-
-ADVANTAGE_ESTIMATORS: dict[str, Route] = _by_word(
+ESTIMATORS = _by_word(
     {
         Route.PPO: "gae",
         Route.GRPO: "grpo group_norm dr_grpo grpo_passk",
@@ -114,11 +63,27 @@ ADVANTAGE_ESTIMATORS: dict[str, Route] = _by_word(
 )
 """verl's `algorithm.adv_estimator`, OpenRLHF's `--advantage_estimator`."""
 
-STAGES: dict[str, Route | None] = {
-    **_by_word({Route.SFT: "sft pt", Route.DPO: "dpo", Route.PREFERENCE: "kto", Route.PPO: "ppo"}),
-    "rm": None,
-}
-"""LLaMA-Factory's `stage`."""
+RECIPE_WORDS = _by_word(
+    {
+        Route.SFT: "sft pt pretrain",
+        Route.DPO: "dpo",
+        Route.PREFERENCE: "ipo orpo kto simpo cpo",
+        Route.GRPO: "grpo dapo",
+        Route.PPO: "ppo",
+        Route.RL: "rloo",
+        Route.DISTILLATION: "gkd kd knowledge_distillation",
+    }
+)
+"""`trl WORD`, `tune run WORD...`, axolotl's `rl`, LLaMA-Factory's `stage`, ms-swift's `rlhf_type`, modules of trainers."""
+
+TRAINER_MODULES = ("verl.", "openrlhf.cli.train_", "trl.scripts.", "recipe.dapo.", "mlx_lm.lora", "axolotl.cli.train")
+"""Beginnings of `python -m MODULE` that train."""
+
+TRL_WORDS = words_of("sft dpo kto orpo cpo grpo rloo gkd reward ppo")
+
+SETTERS = words_of(
+    "SamplingParams GenerationConfig LoraConfig generate DataLoader dict get_peft_model AdamW Adam SGD AdamW8bit Adafactor Lion PagedAdamW8bit RMSprop"
+)
 
 _KEYS = (
     "learning_rate lr "  # decides between learning, standing still and collapse
@@ -129,7 +94,7 @@ _KEYS = (
     "temperature top_p "
     "max_length max_seq_length max_prompt_length max_completion_length max_new_tokens max_tokens cutoff_len "
     "sequence_len "  # answers cut off get no reward
-    "r lora_r lora_rank lora_alpha lora_dropout target_modules "
+    "r lora_r lora_rank lora_alpha alpha lora_dropout dropout target_modules targets "
     "lr_scheduler_type lr_scheduler warmup_ratio warmup_steps num_warmup_steps weight_decay max_grad_norm optim "
     "loss_type scale_rewards reward_funcs reward_weights packing completion_only_loss assistant_only_loss "
     "model_name_or_path finetuning_type merge_method adv_estimator advantage_estimator "
@@ -138,109 +103,55 @@ _KEYS = (
 KEY_SETTINGS = {word: place for place, word in enumerate(_KEYS.split())}
 """The settings that a report shows, and their order."""
 
-# --- losses of hand-written loops, by the words and operations that flow into them
 
-_CALLS = {
-    "ce": "cross_entropy CrossEntropyLoss nll_loss NLLLoss fused_linear_cross_entropy",
-    "logp": "log_softmax gather logsumexp selective_log_softmax log_prob take_along_dim",
-    "kl": "kl_div KLDivLoss",
-    "logsigmoid": "logsigmoid LogSigmoid softplus",
-    "sigmoid": "sigmoid",
-    "exp": "exp",
-    "square": "mse_loss MSELoss smooth_l1_loss",
-    "generate": "generate chat",
-    "group": "whiten",
-}
-_BY_CALL = {name: signal for signal, names in _CALLS.items() for name in names.split()}
-_WORDS = {
-    "reward": re.compile(r"reward|advantage|\badv|_adv|returns|\bret\b|score|baseline", re.I),
-    "pair": re.compile(r"chosen|reject|winner|loser|preferred", re.I),
-    "reference": re.compile(r"\bref|_ref|reference|frozen", re.I),
-    "teacher": re.compile(r"teacher", re.I),
-    "odds": re.compile(r"odds", re.I),
-    "kto": re.compile(r"\bkto|_kto|desirable", re.I),
-    "value": re.compile(r"value_?(loss|head|fn|pred|clip|model)|\bvf|critic|v_head|\bgae", re.I),
-}
+def key_of(name: str) -> int | None:
+    """Return the place of a key setting (`lr`, `optim.lr`) in their order; None for any other name."""
+    return KEY_SETTINGS.get(name.rsplit(".", 1)[-1].lower())
 
 
-def route_of_loss(nodes: Iterable[ast.AST]) -> tuple[Route, str]:
-    """Return the route of what flows into a loss, and why in words; `unknown` if undecided.
-
-    Formulas: DPO Rafailov et al. 2023 (7); ORPO Hong et al. 2024 (7); IPO Azar et al. 2023 (17); PPO Schulman et al. 2017 (7);
-    GRPO Shao et al. 2024 (3); RLOO Ahmadian et al. 2024 (7).
-    """
-    has = set(_signals(nodes))
-    if "logsigmoid" in has and "weighted" not in has:
-        if not has & {"logp", "ce"}:
-            return Route.UNKNOWN, "log-sigmoid of scores: perhaps of a reward model"
-        if has & {"odds", "kto"}:
-            return Route.PREFERENCE, "log-sigmoid of odds or of a margin to a reference point (ORPO, KTO)"
-        named = Route.DPO if "reference" in has else Route.PREFERENCE if "pair" in has else Route.UNKNOWN
-        return named, "log-sigmoid of a margin"
-    if has >= {"pair", "square", "reference"} and "weighted" not in has:
-        return Route.PREFERENCE, "squared margin between chosen and rejected (IPO)"
-    if has >= {"clip", "exp"}:
-        if has >= {"value", "square"}:
-            return Route.PPO, "clipped ratio with a value loss (PPO)"
-        return (Route.GRPO if has & {"group", "baseline"} else Route.RL), "clipped ratio"
-    if "kl" in has and has & {"teacher"}:
-        return Route.DISTILLATION, "divergence to a teacher's logits"
-    if has & {"group", "baseline", "weighted"} and has & {"logp", "ce"}:
-        if "group" in has and has & {"weighted", "generate"} and "product" in has:
-            return Route.GRPO, "log-probabilities times rewards normalised in their group (GRPO)"
-        if "weighted" in has or has >= {"baseline", "product", "generate"}:
-            return Route.RL, "log-probabilities times rewards"
-    if "ce" in has and not has & {"kl", "clip", "logsigmoid", "pair"}:
-        return Route.SFT, "cross-entropy on labels"
-    return Route.UNKNOWN, "nothing that is known"
+def family(route: Route) -> tuple[Route, ...]:
+    """Return the routes of the same kind of training; empty if it is none of them."""
+    return next((kind for kind in (SUPERVISED, RL, PREFERENCE) if route in kind), ())
 
 
-def _signals(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        word = _word(node)
-        yield from (signal for signal, pattern in _WORDS.items() if word and pattern.search(word))
-        if isinstance(node, ast.Call):
-            name = _word(node.func)
-            yield _BY_CALL.get(name, "")
-            if any(k.arg == "labels" for k in node.keywords):
-                yield "ce"
-            if name in ("clamp", "clip") and _around_one(node):
-                yield "clip"
-        elif isinstance(node, ast.Attribute) and node.attr == "loss" and _word(node.value) != "self":
-            yield "ce"
-        elif isinstance(node, ast.BinOp):
-            yield from _operation(node)
+def last_word(name: str) -> str:
+    """Return the class in a dotted name."""
+    return name.rsplit(".", 1)[-1].removesuffix("SingleDevice").removesuffix("Distributed").replace("RecipeLoRA", "")
 
 
-def _operation(node: ast.BinOp) -> Iterator[str]:
-    left, right = node.left, node.right
-    difference = isinstance(left, ast.BinOp) and isinstance(left.op, ast.Sub)
-    if isinstance(node.op, ast.Div) and _mentions(right, r"std|sigma"):
-        yield "group"
-    elif isinstance(node.op, ast.Sub) and _mentions(right, r"mean|baseline|\bbase\b|running|\bmu\b"):
-        yield "baseline"
-    elif isinstance(node.op, ast.Div) and difference and isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub):
-        yield "baseline"  # leave one out: (sum - r) / (n - 1)
-    elif isinstance(node.op, ast.Mult):
-        yield "product"
-        if any(_WORDS["reward"].search(_word(n)) for side in (left, right) for n in islice(ast.walk(side), 60)):
-            yield "weighted"
-    elif isinstance(node.op, ast.Pow) and difference:
-        yield "square"
+def trainer_class(names: Iterable[str]) -> str | None:
+    """Return the first known trainer's class of a trainers' package, of a class and its bases; None if there is none."""
+    for name in names:
+        last = last_word(name)
+        if name.split(".", 1)[0] in TRAINER_PACKAGES and (last in TRAINER_CLASSES or last in REWARD_TRAINERS):
+            return last
+    return None
 
 
-def _mentions(expr: ast.expr, pattern: str) -> bool:
-    return any(re.search(pattern, _word(n)) for n in islice(ast.walk(expr), 60))
+def route_of_trainer(name: str, arguments: Mapping[str, object]) -> Route | None:
+    """Return what a trainer's class with these arguments trains; None: no policy."""
+    if name in REWARD_TRAINERS:
+        return None
+    route = TRAINER_CLASSES[name]
+    loss = arguments.get("loss_type")
+    kinds = map(str, loss if isinstance(loss, (list, tuple)) else [loss])
+    if route is Route.DPO and any(kind in RELATIVES_OF_DPO for kind in kinds):
+        return Route.PREFERENCE
+    if route is Route.PPO:
+        estimators = [
+            str(v).lower() for k, v in arguments.items() if k.endswith(("adv_estimator", "advantage_estimator"))
+        ]
+        return next((ESTIMATORS[e] for e in estimators if e in ESTIMATORS), Route.PPO)
+    return route
 
 
-def _around_one(node: ast.Call) -> bool:
-    """Return whether a call is `clamp(x, 1 - e, 1 + e)` or `clamp(x, 0.8, 1.2)`."""
-    bounds = [*node.args, *(k.value for k in node.keywords)]
-    sums = [b for b in bounds if isinstance(b, ast.BinOp) and getattr(b.left, "value", None) in (1, 1.0)]
-    numbers = [b.value for b in bounds if isinstance(b, ast.Constant) and isinstance(b.value, float)]
-    return len(sums) >= 2 or (any(0.5 <= n < 1 for n in numbers) and any(1 < n <= 2 for n in numbers))
-
-
-def _word(node: ast.AST) -> str:
-    found = getattr(node, "id", getattr(node, "attr", getattr(node, "arg", getattr(node, "value", ""))))
-    return found[:60] if isinstance(found, str) else ""
+def joined_route(routes: Sequence[Route]) -> Route:
+    """Return the route of stages in their order: RL beside supervised training is both, RL and preferences outweigh the rest."""
+    rl = [r for r in routes if r in (*RL, Route.SFT_RL)]
+    supervised = [r for r in routes if r in (*SUPERVISED, Route.SFT_RL)]
+    if rl and supervised:
+        return Route.SFT_RL
+    return next(
+        ([r for r in routes if r in kind][-1] for kind in (RL, PREFERENCE, SUPERVISED) if set(kind) & set(routes)),
+        Route.UNKNOWN,
+    )

@@ -22,6 +22,7 @@ from autorl_hpc.files.safe_open import open_plain, read_times
 from autorl_hpc.records.recorded import (
     CodeRevision,
     GpuSample,
+    ObservedFact,
     ProcessSeen,
     Seen,
     TraceEvent,
@@ -89,6 +90,11 @@ class _Revision(CodeRevision):
     elapsed_s: Seconds
 
 
+class _Fact(ObservedFact):
+    model_config = _LENIENT
+    elapsed_s: Seconds
+
+
 SeenT_co = TypeVar("SeenT_co", bound=Seen, covariant=True)
 
 
@@ -117,6 +123,7 @@ class Recorded:
     processes: RecordedLines[ProcessSeen] = RecordedLines()
     training: RecordedLines[TrainingPoint] = RecordedLines()
     revisions: RecordedLines[CodeRevision] = RecordedLines()
+    observed: RecordedLines[ObservedFact] = RecordedLines()
 
     @property
     def troubles(self) -> tuple[str, ...]:
@@ -132,6 +139,7 @@ def read_recorded(run: RunDir) -> Recorded:
         processes=read_lines(run.recorded("processes"), _Process),
         training=read_lines(run.recorded("training"), _Point, max_lines=MAX_LINES),
         revisions=read_lines(run.recorded("revisions"), _Revision),
+        observed=read_lines(run.recorded("observed"), _Fact, max_lines=MAX_LINES),
     )
 
 

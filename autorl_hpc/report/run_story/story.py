@@ -28,6 +28,7 @@ from autorl_hpc.report.routes import (
     mode_kept,
     planned,
     settings,
+    steps_observed,
     trained_in_vain,
 )
 from autorl_hpc.report.run_folder import Unusable, looks
@@ -169,7 +170,8 @@ def shown_route(plan: Planned, done: Executed, hidden: Hidden = NOTHING) -> Rout
         executed=done.route,
         planned_by=by_code,
         executed_by=by_logs,
-        disputed=f"by code {plan.route} ({code}), by logs {done.route} ({logs})" if done.disputed else None,
+        source=done.source,
+        disputed=f"planned {plan.route} ({code}), executed {done.route} ({logs})" if done.disputed else None,
     )
 
 
@@ -181,10 +183,11 @@ def shown_failure(failure: Failure | None, hidden: Hidden = NOTHING) -> Failure 
 def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tuple[Setting, ...]:
     """Return settings cleaned for the report. A value is masked together with its name: `api_key` shows that it is a secret."""
     found = []
-    for name, value, where in ((one.name, one.value, one.where) for one in settings[:MAX_SETTINGS]):
+    for name, value, where, source in ((s.name, s.value, s.where, s.source) for s in settings[:MAX_SETTINGS]):
         shown = clean(masked(f"{name}={value}").removeprefix(f"{name}="), MAX_VALUE_CHARS) or ""
         place = clean(masked(hidden.place(where)), MAX_WHERE_CHARS) or ""
-        found.append(Setting(name=clean(name, MAX_VALUE_CHARS) or "", value=hidden.value(shown, where), where=place))
+        told = clean(name, MAX_VALUE_CHARS) or ""
+        found.append(Setting(name=told, value=hidden.value(shown, where), where=place, source=source))
     return tuple(found)
 
 
@@ -238,7 +241,10 @@ def stretches_of(known: RunContext) -> list[Stretch]:
     for point, begin_s, trained in zip(known.points, [0.0, *times], trainings, strict=False):
         number = point.submission_id
         revision = known.view.submissions[number].code_revision or known.code.at(point.elapsed_s)
-        stretch = Stretch(point, begin_s, revision, trained, gains.get(number))
+        steps = trained.steps
+        if steps is None:
+            steps = steps_observed(between(known.recorded.observed.records, begin_s, point.elapsed_s))
+        stretch = Stretch(point, begin_s, revision, replace(trained, steps=steps), gains.get(number))
         same = found.get(point.same_as) if point.same_as is not None else None
         if same is None:
             route, keys = _routed(known, stretch, found)
@@ -257,6 +263,7 @@ def _routed(
     commands = between(known.commands, stretch.begin_s, stretch.end_s)
     lines = [command.command for command in commands if command.command]
     plan = planned(sources, lines)
+    observed = between(known.recorded.observed.records, -1.0, stretch.end_s)
     fingerprint = known.view.fingerprint_of(known.view.submissions[point.submission_id])
     parent = fingerprint.parent if fingerprint else None
     done = executed(
@@ -264,12 +271,16 @@ def _routed(
         commands,
         fingerprint,
         plan,
+        observed=observed,
+        begin_s=stretch.begin_s,
+        checkpoint=known.view.submissions[point.submission_id].model_path,
         is_base=point.is_base,
         parent=earlier[parent].route.executed if parent is not None and parent in earlier else None,
         parent_fingerprint=known.view.fingerprints.get(parent) if parent is not None else None,
         submitted=point.status is not SubmissionState.REFUSED,
     )
-    return shown_route(plan, done, known.hidden), shown_settings(settings(sources, lines), known.hidden)
+    keys = settings(between(observed, stretch.begin_s, stretch.end_s), stretch.trained.points, plan)
+    return shown_route(plan, done, known.hidden), shown_settings(keys, known.hidden)
 
 
 _SAMPLING = frozenset({Route.GRPO, Route.PPO, Route.RL, Route.SFT_RL, Route.REJECTION_SAMPLING, Route.DISTILLATION})
@@ -460,7 +471,9 @@ def _told(known: RunContext) -> Story:
     compared, writers = opened(view, known.chosen), [entry.writer for entry in known.entries]
     return Story(
         route=route,
-        mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
+        mode_kept=mode_kept(
+            summary.mode, route.executed, disputed=route.disputed is not None and route.source != "observed"
+        ),
         trained=_trained(known, stretches),
         iterations=iterations_of(known, stretches, [failure_of(each) for each in facts]),
         failure=_failure(known, stretches, facts, route),
@@ -519,9 +532,11 @@ def _route(known: RunContext, stretches: Sequence[Stretch]) -> RouteTold:
     stages submitted one by one are one plan. Without a submission, both cover the whole run."""
     if not stretches:
         points, plan = known.recorded.training.records, _whole_plan(known, ())
-        if not points and not _last_sources(known):
+        observed = known.recorded.observed.records
+        if not points and not observed and not _last_sources(known):
             return RouteTold(executed=Route.NONE if known.view.sealed else Route.UNKNOWN)
-        return shown_route(plan, executed(points, known.commands, None, plan, submitted=False), known.hidden)
+        done = executed(points, known.commands, None, plan, observed=observed, submitted=False)
+        return shown_route(plan, done, known.hidden)
     route = (_chosen(known, stretches) or stretches[-1]).route
     if {stretch.route.planned for stretch in stretches} == {route.planned}:
         return route
@@ -536,7 +551,8 @@ def _trained(known: RunContext, stretches: Sequence[Stretch]) -> bool | None:
     chosen, processes = _chosen(known, stretches), known.recorded.processes.records
     if chosen is None:
         return None
-    if has_effect([point for point in known.recorded.training.records if point.elapsed_s <= chosen.end_s]):
+    points = between(known.recorded.training.records, -1.0, chosen.end_s)
+    if has_effect(points, between(known.recorded.observed.records, -1.0, chosen.end_s)):
         return True
     seen = {(one.pid, one.command): one for one in processes if one.began_s <= chosen.end_s}  # the last word on each
     return False if seen and not any(map(may_train, seen.values())) else None

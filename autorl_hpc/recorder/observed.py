@@ -1,0 +1,175 @@
+"""Follow what the observer (observer/) wrote inside the agent's Python processes. An agent can write there whatever it likes, so
+every line is bounded, checked and masked like any other input of its; the facts prove nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from autorl_hpc.files.queue import append_event
+from autorl_hpc.files.redact import MASK, command_text, cut, masked
+from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
+from autorl_hpc.recorder.traces.parse import parsed, wall
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, open_files
+from autorl_hpc.records.base import printable
+from autorl_hpc.records.recorded import ObservedFact
+
+OBSERVED = ".observed"
+"""In the workspace; supervise/workspace.py tells it to the observer."""
+
+MAX_FILES = 4000
+"""Files that are followed, one for each process that has something to tell; the observer writes none for the others."""
+
+MAX_LISTED = 20_000
+PIECE_BYTES = 64 * 2**10
+"""Longest line: 200 settings with long values have 30 KB."""
+
+LOOK_S = 0.3
+MAX_CHARS = 400
+MAX_KEYS = 200
+MAX_DEPTH = 3
+_NAME = re.compile(r"[0-9]{1,10}-[0-9]{1,12}(\.[0-9]{1,9})?\.jsonl")
+
+Key = tuple[int, float | None, str]
+
+
+def cleaned(value: Any, name: str = "", depth: int = 0) -> JsonValue:
+    """Return a small value without secrets and control characters. `name`: of the field, which tells that it is a secret."""
+    if isinstance(value, dict) and depth < MAX_DEPTH:
+        items = itertools.islice(value.items(), MAX_KEYS)
+        return {printable(masked(key))[:100]: cleaned(each, key, depth + 1) for key, each in items}
+    if isinstance(value, list) and depth < MAX_DEPTH:
+        if name == "argv":
+            return command_text([str(each) for each in value[:MAX_KEYS]])
+        return [cleaned(each, name, depth + 1) for each in value[:MAX_KEYS]]
+    if value is None or (isinstance(value, (bool, int, float)) and abs(value) < 2**63):
+        return value
+    text = value if isinstance(value, str) else "..." if isinstance(value, (dict, list)) else f"{value:.3g}"
+    text = text[: 4 * MAX_CHARS]
+    if masked(f"{name[:100]}={text}").endswith(f"={MASK}"):
+        return MASK
+    return cut(printable(masked(text)), MAX_CHARS)
+
+
+def read_fact(line: bytes, now: Moment, looked_s: float) -> ObservedFact | None:
+    """Return the fact of a line; None if it is none. Its time is the process's own, if between the last look and this one."""
+    value = parsed(line.decode("utf-8", "replace"))
+    if not isinstance(value, dict) or not isinstance(value.get("facts"), dict):
+        return None
+    at_s, clock = value.get("at_s"), wall(now.at)
+    at_s = float(at_s) if isinstance(at_s, (int, float)) and 0 <= at_s < 1e11 else None
+    elapsed_s = now.elapsed_s
+    if at_s is not None and clock is not None:
+        elapsed_s = min(max(elapsed_s - (clock - at_s), min(looked_s, elapsed_s)), elapsed_s)
+    program = cut(printable(masked(str(value.get("program", ""))[: 4 * MAX_CHARS])), MAX_CHARS)
+    fields = {"pid": value.get("pid"), "what": value.get("what"), "facts": cleaned(value["facts"])}
+    try:
+        return ObservedFact.model_validate(
+            {"elapsed_s": round(elapsed_s, 3), "at": now.at, "attempt": now.attempt}
+            | {**fields, "program": program, "at_s": at_s}
+        )
+    except ValidationError:
+        return None
+
+
+def key_of(fact: ObservedFact) -> Key:
+    return fact.pid, fact.at_s, fact.what
+
+
+def already_written(path: Path) -> set[Key]:
+    """Return which facts an earlier recorder wrote; it and earlier attempts read the same files. A cut last line goes."""
+    found: set[Key] = set()
+    try:
+        with open(path, "r+b") as file:
+            whole = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    os.ftruncate(file.fileno(), whole)
+                    break
+                whole += len(line)
+                value = json.loads(line)
+                found.add((value["pid"], value.get("at_s"), value["what"]))
+    except FileNotFoundError:
+        pass
+    return found
+
+
+class Observed:
+    """The watch over the observer's files.
+
+    Args:
+        path: the run's observed.jsonl.
+    """
+
+    every_s = 2.0
+
+    def __init__(self, workspace: Path, path: Path, events: Path, max_files: int = MAX_FILES) -> None:
+        self._workspace, self._events, self._max_files = workspace, events, max_files
+        self._before = already_written(path)
+        self._lines = LineWriter(path)
+        self._files: dict[str, GrowingFile] = {}
+        self._looked_s, self._bad, self._said = 0.0, 0, False
+
+    def look(self, now: Moment) -> None:
+        """Read what was added, within limits."""
+        self._look(now, LOOK_S)
+
+    def close(self, now: Moment) -> None:
+        """Read the rest."""
+        try:
+            self._look(now, 2.0, last=True)
+            skipped = self._bad + sum(each.skipped for each in self._files.values())
+            if skipped:
+                append_event(self._events, "observer_lines_unread", attempt=now.attempt, lines=skipped)
+        finally:
+            self._lines.close()
+
+    def _names(self) -> list[str]:
+        try:
+            root_fd = os.open(self._workspace, DIR_FLAGS)
+        except OSError:
+            return []
+        try:
+            fd = open_below(root_fd, (OBSERVED,), DIR_FLAGS)
+        except OSError:
+            return []  # none yet, or replaced by something else
+        finally:
+            os.close(root_fd)
+        try:
+            with os.scandir(fd) as entries:
+                found = [each.name for each in itertools.islice(entries, MAX_LISTED) if _NAME.fullmatch(each.name)]
+        finally:
+            os.close(fd)
+        new = sorted(name for name in found if name not in self._files)
+        free = self._max_files - len(self._files)
+        if len(new) > free and not self._said:
+            self._said = True
+            append_event(self._events, "observer_files_unread", files=len(new) - free, followed=self._max_files)
+        self._files |= {name: GrowingFile() for name in new[:free]}
+        return [name for name in found if name in self._files]
+
+    def _look(self, now: Moment, limit_s: float, *, last: bool = False) -> None:
+        deadline = time.monotonic() + limit_s
+        for (_, name), file in open_files(self._workspace, [(OBSERVED, name) for name in self._names()]):
+            log, size = self._files[name], os.fstat(file.fileno()).st_size
+            if size < log.offset:
+                log.offset, log.in_long_line = 0, False
+            while log.offset < size and time.monotonic() < deadline and not self._lines.full:
+                before, data = log.offset, log.piece(file.fileno(), PIECE_BYTES, last=last)
+                self._lines.add(*self._facts(data, now))
+                log.offset += len(data)
+                if log.offset == before:
+                    break
+        self._looked_s = max(self._looked_s, now.elapsed_s)
+
+    def _facts(self, data: bytes, now: Moment) -> list[ObservedFact]:
+        read = [read_fact(line, now, self._looked_s) for line in data.splitlines()]
+        self._bad += sum(each is None for each in read)
+        return [each for each in read if each is not None and key_of(each) not in self._before]

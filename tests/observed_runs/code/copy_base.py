@@ -1,0 +1,5 @@
+import shutil
+
+from tiny import BASE
+
+shutil.copytree(BASE, "output/v1")

@@ -1,0 +1,3 @@
+from tiny import *
+
+save(*load())

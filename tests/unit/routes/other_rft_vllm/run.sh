@@ -1,3 +1,0 @@
-set -e
-python rft.py
-accelerate launch sft_on_rft.py
