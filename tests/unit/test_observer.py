@@ -229,6 +229,36 @@ def test_trainers_of_trl(programs: Programs) -> None:
     assert [Path(each["path"]).name for each in programs.facts("saved")] == ["adapter"]
 
 
+WORKERS = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 4)), batch_size=4)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for (x,) in data:
+    accelerator.backward(model(x).sum()); optimizer.step(); optimizer.zero_grad()
+accelerator.wait_for_everyone()
+if accelerator.process_index == 1:
+    raise RuntimeError("rank 1 fell")
+"""
+
+
+@pytest.mark.slow
+def test_torchruns_workers_with_accelerate(programs: Programs) -> None:
+    programs.lay({"worker.py": WORKERS})
+    launch = "import sys; from torch.distributed.run import main; main(['--nproc-per-node', '2', 'worker.py'])"
+    programs.run(launch, expect=1, OMP_NUM_THREADS="1")
+    workers = [file for file in programs.files() if file[0]["program"] == "worker.py"]
+    assert sorted((file[0]["facts"]["rank"], file[0]["facts"]["world_size"]) for file in workers) == [(0, 2), (1, 2)]
+    assert [(each["name"], each["rows"]) for each in programs.facts("trainer")] == [
+        ("accelerate.accelerator.Accelerator", 16)
+    ] * 2
+    assert [sum(line["facts"]["count"] for line in file if line["what"] == "steps") for file in workers] == [2, 2]
+    assert "rank 1 fell" in {each["message"] for each in programs.facts("crashed")}
+
+
 # --- names in libraries' sources; those that can't run here are looked up in their wheels
 
 

@@ -364,6 +364,7 @@ def training(args: Any, kwargs: Any) -> Any:
         name = dotted(type(trainer))
         facts = {"name": name, "bases": [dotted(each) for each in type(trainer).__mro__[1:-1]][:12]}
         data = reach(trainer, "train_dataset", "train_dataloader.dataset")
+        data = reach(argument(args, kwargs, 2, "train_dataloaders"), "dataset") if data is None else data
         model = model_name(reach(trainer, "model") or argument(args, kwargs, 1, "model"))
         facts.update(model=model, rows=safely(rows_in, data))
         if is_first and once(("began", name), 20):
@@ -566,6 +567,8 @@ HOOKS: dict[str, dict[str, Watch]] = {
     "vllm.v1.engine.async_llm:AsyncLLM": {"generate": by_vllm},
     "sglang.srt.entrypoints.engine:Engine": {"__init__": kept("loaded", 9), "generate": by_sglang},
     "sglang.srt.managers.tokenizer_manager:TokenizerManager": {"generate_request": by_sglang},
+    "lightning.pytorch.trainer.trainer:Trainer": {"save_checkpoint": SAVE_FILE},
+    "pytorch_lightning.trainer.trainer:Trainer": {"save_checkpoint": SAVE_FILE},
     "verl.utils.tracking:Tracking": {"log": LOG},
     "openrlhf.utils.logging_utils:WandbLogger": {"log_train": logs(2, 1)},
     "openrlhf.utils.logging_utils:TensorboardLogger": {"log_train": logs(2, 1)},
@@ -649,7 +652,8 @@ def tell_crash() -> None:
             where = f"{file}:{place.tb_lineno}"
         place = place.tb_next
     if error is not None:
-        tell("crashed", type=type(error).__name__, message=(str(error).strip().splitlines() or [""])[-1], where=where)
+        lines = [each.strip() for each in str(error).splitlines() if any(map(str.isalnum, each))]
+        tell("crashed", type=type(error).__name__, message=lines[-1] if lines else "", where=where)
 
 
 def tell_memory() -> None:
