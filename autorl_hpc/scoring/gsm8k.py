@@ -12,7 +12,7 @@ from fractions import Fraction
 from itertools import islice
 from typing import Final, NamedTuple
 
-from autorl_hpc.scoring.characters import plain_characters
+from autorl_hpc.rollouts.characters import plain_characters
 from autorl_hpc.scoring.outcome import ByItem
 
 # --- removal of thinking

@@ -131,7 +131,7 @@ def test_who_searches_and_reads_gets_100(mini: tuple[Root, Task], split: str) ->
         answers = play.play(science(task), items, follows(items))
     finally:
         play.close()
-    rater = scorer(task.recipe(None).scorer, "2")
+    rater = scorer(task.recipe(None).scorer, "3")
     outcomes = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], Context())
     metrics = rater.metrics(items, outcomes)
     assert [outcome.value for outcome in outcomes] == [1.0] * len(items) == [1.0] * 10

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from autorl_hpc.rollouts.characters import plain_characters
+
 SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
@@ -76,7 +78,7 @@ def compare(answer: str, expected: str, answer_type: str) -> Counts:
 
 def _parts(text: str) -> list[str]:
     """Split a list at semicolons, line ends, and commas outside numbers; a numbered one in a line at its numbers too."""
-    text = _THOUSANDS.sub("", _plain(text))
+    text = _THOUSANDS.sub("", plain_characters(text))
     if _NUMBERED.match(text):
         text = _NUMBERED_IN_LINE.sub("\n", text)
     return [_OUTER_AND.sub("", part) for part in _SEPARATOR.split(text)]
@@ -99,14 +101,8 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
 def normalised(text: str) -> str:
     """Return lower-case words with single spaces, without punctuation, leading article and commas in numbers. Signs that
     distinguish answers stay: currencies, %, + and #."""
-    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", _plain(text))).casefold()
+    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", plain_characters(text))).casefold()
     return _ARTICLE.sub("", " ".join(_WORD.findall(folded)))
-
-
-def _plain(text: str) -> str:
-    from autorl_hpc.scoring.characters import plain_characters  # scorers import this module
-
-    return plain_characters(text)
 
 
 def _compared(text: str) -> str:
