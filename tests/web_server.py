@@ -107,11 +107,6 @@ def whole(data: bytes, etag: str = '"v1"') -> Answer:
     return answer
 
 
-def no_ranges(data: bytes) -> Answer:
-    """The file, whole whatever is asked."""
-    return lambda handler: handler.plain(200, data)
-
-
 def cut(data: bytes, at: int, etag: str = '"v1"') -> Answer:
     """Announces all that `whole` would send, and closes the connection `at` bytes into it."""
 

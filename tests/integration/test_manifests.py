@@ -331,14 +331,6 @@ def test_a_score_that_the_infrastructure_owes_does_not_answer_for_the_same_conte
     assert len(desk.queued()) == 2
 
 
-def test_a_queue_that_can_t_be_written_is_written_later(desk: Desk) -> None:
-    desk.experiment.queue.rmdir()
-    assert desk.submit("m1", "output/v1")["status"] == "accepted"
-    desk.experiment.queue.mkdir()
-    desk.intake.poll()
-    assert desk.queued() == [f"f-{desk.record.run_id}--000001.json"]
-
-
 # --- many ---
 
 

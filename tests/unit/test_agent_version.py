@@ -11,13 +11,9 @@ from pathlib import Path
 
 import pytest
 from helpers import PATIENCE_S
-from treemaker import Tree
 
 from autorl_hpc.agents.program_check import Where, look_at_torch
 from autorl_hpc.files.layout import share
-from autorl_hpc.files.queue import append_event
-from autorl_hpc.report import pages, report
-from autorl_hpc.report.run_summary import digest
 
 ASKED = """
 import json, os, sys
@@ -121,25 +117,3 @@ def running(argv: list[str]) -> bool:
             if entry.name.isdigit() and (entry / "cmdline").read_bytes() == line:
                 return True
     return False
-
-
-def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    told: dict[tuple[str, int], list[str | None]] = {
-        **{("like", 0): ["1.0.0"], ("like", 1): ["1.0.0"], ("like", 2): [None]},
-        **{("unlike", 0): ["1.0.0"], ("unlike", 1): ["1.0.0", "1.2.0"], ("unlike", 2): []},
-    }
-    for (agent, seed), versions in told.items():
-        run = tree.finished(seed=seed, solved=40 + seed, agent=agent)
-        for attempt, version in enumerate(versions, 1):
-            append_event(run.dir.events, "agent_version", attempt=attempt, agent=agent, program="p", version=version)
-        named = {name: one for name, one in digest(run.dir).story.versions.items() if "program" in name}
-        known = [version for version in versions if version is not None]
-        assert named == ({"agent's program": f"{agent} {', then '.join(known)}"} if known else {})
-        assert all(f"{agent} {version}" in pages.run_md(digest(run.dir)) for version in known[:1])
-    merged = report.build([tree.path])
-    (board,) = merged.boards
-    cells = {row.agent: row.cells[0].agent_versions for row in board.rows if row.cells[0] is not None}
-    assert cells == {"like": (), "unlike": ("unlike 1.0.0", "unlike 1.0.0, then 1.2.0")}
-    for page in (pages.index_html(merged, {}), pages.index_md(merged)):
-        assert page.count("program differs: unlike 1.0.0; unlike 1.0.0, then 1.2.0") == 1

@@ -30,44 +30,6 @@ CONFIG = {
 }
 
 
-def test_accounting(fake: Fake) -> None:
-    fake("sacct", "exit 0")
-    assert state(scheduler.accounting(CONFIG)) == "ok"
-    fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    none = scheduler.accounting({**CONFIG, "AccountingStorageType": "accounting_storage/none"})
-    assert state(none) == "note" and "300 sec" in none.so_what
-    broken = scheduler.accounting(CONFIG)
-    assert state(broken) == "warning" and "disabled" in broken.value
-    assert state(scheduler.accounting({})) == "warning"
-
-
-@pytest.mark.parametrize(
-    ("look", "change", "expected"),
-    [
-        ("MinJobAge", {"MinJobAge": "2 sec"}, "note"),
-        ("MinJobAge", {"MinJobAge": "0 sec"}, "ok"),
-        ("MinJobAge", {"MinJobAge": "soon"}, "unknown"),
-        ("KillWait", {"KillWait": "5 sec"}, "note"),
-        ("KillWait", {"KillWait": ""}, "unknown"),
-        ("version", {"SLURM_VERSION": "19.05.2"}, "warning"),
-        ("version", {"SLURM_VERSION": "?"}, "unknown"),
-        ("version", {}, "ok"),
-        ("preemption", {}, "ok"),
-        ("preemption", {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
-    ],
-)
-def test_values_of_the_configuration(look: str, change: dict[str, str], expected: str) -> None:
-    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, scheduler.UNNAMED))[look]) == expected
-
-
-def test_memory_of_jobs() -> None:
-    assert state(scheduler.memory_default(CONFIG, scheduler.UNNAMED)) == "note"
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
-    named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
-
-
 # --- limits ---
 
 
@@ -253,7 +215,3 @@ def test_what_two_nodes_saw(a: dict[str, Any], b: dict[str, Any], check: str, ex
     first, second = raw()
     found = by_name(visibility.judge({**first, **a}, {**second, **b}))[check]
     assert state(found) == expected and words in found.value
-
-
-def test_a_side_without_a_result_is_unknown() -> None:
-    assert [state(f) for f in visibility.judge(raw()[0], None)] == ["unknown"]

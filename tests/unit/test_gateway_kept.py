@@ -5,22 +5,17 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import resource
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.gateway.run_gateway import MAX_CONNECTIONS
 from autorl_hpc.records.driver import DriverSpec
-from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.supervise.budget import BudgetClock
 from autorl_hpc.supervise.children import GatewayProcess
@@ -93,61 +88,6 @@ def test_one_that_hangs_is_ended_and_started_again(tmp_path: Path) -> None:
         one.end()
     assert not (tmp_path / "socket").exists()
     wait_for(lambda: not any(thread.name == "gateway" for thread in threading.enumerate()), "its thread's end")
-
-
-def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path) -> None:
-    """Whoever connects often enough could have it killed otherwise, and with it the account of what is under way."""
-    one = made(tmp_path)
-    one.ping_s, one.hung_pings = 0.1, 100
-    try:
-        one.start()
-        first = pid(one)
-        resource.prlimit(first, resource.RLIMIT_NOFILE, (3, resource.prlimit(first, resource.RLIMIT_NOFILE)[1]))
-        before = one._answered
-        wait_for(lambda: one._answered > before + 10, "it to answer often")
-        assert pid(one) == first and "gateway_hung" not in events(one)
-    finally:
-        one.end()
-
-
-@pytest.mark.slow
-def test_idle_connections_beyond_a_number_are_closed_at_once(gateway: GatewayProcess) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.prlimit(pid(gateway), resource.RLIMIT_NOFILE)[0] < 4 * MAX_CONNECTIONS:
-        needs.skip("kernel", "fewer descriptors here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    held: list[socket.socket] = []
-    try:
-        for _ in range(MAX_CONNECTIONS + 1):
-            held.append(socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S))
-        assert held[-1].recv(1) == b"", "closed"
-        held[0].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            held[0].recv(1)  # the first one is still there: it was the number, and not the time
-    finally:
-        for each in held:
-            each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    wait_for(lambda: answers_again(gateway), "a place")
-
-
-def answers_again(gateway: GatewayProcess) -> bool:
-    try:
-        return models(gateway) == [MODEL]
-    except (OSError, http.client.HTTPException):
-        return False
-
-
-def test_the_next_one_goes_on_from_what_was_told(tmp_path: Path) -> None:
-    """Its log may lack what could not be written."""
-    one = made(tmp_path)
-    one._use = DriverUse(tokens_in=5000, tokens_out=70, calls=3, refused=2)
-    try:
-        one.start()
-        wait_for(lambda: one._heard >= 2, "its totals")
-        assert one.use() == DriverUse(tokens_in=5000, tokens_out=70, calls=3, refused=2)
-    finally:
-        one.end()
 
 
 def test_a_proxy_that_is_no_http_proxy_is_told_before_the_agent_starts(tmp_path: Path) -> None:

@@ -62,20 +62,6 @@ def test_the_oldest_outputs_are_folded_first_and_say_what_they_were() -> None:
     assert "begins 0" in messages[3]["content"], "the conversation itself is left as it is"
 
 
-def test_the_beginning_stays_the_same_for_many_calls() -> None:
-    """Else a driver's cache is of no use, and each call costs the whole conversation again."""
-    window, messages, changes, before = Window(12_000, 2000), talk(), 0, None
-    for n in range(60):
-        messages += step(n, "x" * 1500)
-        shown = window.shown(messages)
-        if before is not None and shown[: len(before)] != before:
-            changes += 1
-        before = shown
-        assert window.estimate(shown) <= window.limit
-        acceptable(shown)
-    assert changes < 20, "folding goes well below the limit at once"
-
-
 @pytest.mark.parametrize("tools", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_whatever_comes_fits(seed: int, tools: bool) -> None:
@@ -97,14 +83,3 @@ def test_whatever_comes_fits(seed: int, tools: bool) -> None:
         assert "TASK" in shown[1]["content"] and shown[0]["content"].startswith("SYSTEM")
         # Below this nothing more can be left out: the prompt's own two messages, and the newest steps cut short.
         assert window.estimate(shown) <= max(window.limit, 2600)
-
-
-def test_tokens_are_counted_as_the_driver_counts_them() -> None:
-    window = Window(8000, 1000)
-    messages = talk(step(0, "x" * 6000))
-    shown = window.shown(messages)
-    size = window.estimate(shown)
-    window.learn(shown, size * 2)
-    assert window.estimate(shown) > 1.8 * size
-    window.learn(shown, None)
-    assert window.estimate(shown) > 1.8 * size

@@ -237,10 +237,3 @@ def test_rows_are_downloaded_where_there_are_none(
     assert not (folder.path / "data" / "train.jsonl").exists(), "held-out rows lie outside the vault"
     assert not list(root.path.rglob(".tmp-*"))
     assert with_pins(root, load_task("smith-halves")).file.splits["report"].n == 10
-
-
-def test_what_the_reference_does_not_know_may_be_set(folder: Folder) -> None:
-    folder.config(name="halves", prompt="Q: {question}", max_new_tokens=8, options={"evaluate_timeout_s": 2})
-    recipe = load_task("smith-halves").recipe(None)
-    assert (recipe.prompt, recipe.sampling.max_new_tokens) == ("Q: {question}", 8)
-    assert recipe.options["evaluate_timeout_s"] == 2

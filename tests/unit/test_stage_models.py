@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import web_server
-from web_server import LoopbackServer, code, cut, put_model, whole
+from web_server import LoopbackServer, put_model, whole
 
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files.checkpoint import INDEX_NAME
@@ -190,16 +190,3 @@ def test_a_hub_that_lies_about_a_hash(server: LoopbackServer, root: Root, source
     with pytest.raises(AutorlError, match=f"{file} as it was downloaded has .*, expected is "):
         stage_model(root, "org/m", None)
     assert not root.model("org/m").exists()
-
-
-def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root, source: Path) -> None:
-    put_model(server, "org/m", source, COMMIT)
-    path, data = f"/org/m/resolve/{COMMIT}/model.safetensors", (source / "model.safetensors").read_bytes()
-    server.answers[path] = [cut(data, 1000), code(503)]
-    with pytest.raises(AutorlError, match=r"model\.safetensors could not be downloaded"):
-        stage_model(root, "org/m", None)
-    server.answers[path] = [whole(data)]
-    server.seen.clear()
-    assert stage_model(root, "org/m", None).content_hash == models.TINY_CONTENT_HASH
-    assert [headers.get("Range") for headers in server.seen_at(path)] == ["bytes=1000-"]
-    assert len(server.seen) == 2, "the other files were there"
