@@ -22,7 +22,6 @@ from autorl_hpc.grading.fingerprint import (
     compare,
     is_degenerate,
     is_untrained,
-    parent_of,
     rounded,
     sketch_of,
 )
@@ -149,22 +148,6 @@ def test_foreign_weights(tmp_path: Path, part: float, noise: float, foreign: boo
     assert facts["flags"] == (("foreign_weights",) if foreign else ())
     if part == 1.0 and not noise:
         assert (facts["nearest_model"], facts["nearest_delta"]) == ("other", pytest.approx(0.0, abs=1e-6))
-
-
-def test_lineage_follows_the_nearest(tmp_path: Path) -> None:
-    base = model()
-    first = plus(base, 0.01, seed=11)
-    second = plus(first, 0.004, seed=12)  # trained on from the first
-    aside = plus(base, 0.01, seed=13)  # begun anew
-    old = save(tmp_path / "b", base)
-    found = [compared(save(tmp_path / f"{n}", value), old) for n, value in enumerate((first, second, aside))]
-    assert parent_of(found[0], {})[0] is None
-    parent, delta = parent_of(found[1], {1: fingerprint.distance(found[1].sketch, found[0].sketch)})
-    true = np.sqrt(sum(np.sum((second[n].astype(float) - first[n]) ** 2) for n in SHAPES)) / found[1].base_length
-    assert parent == 1 and delta == pytest.approx(true, rel=0.05)
-    far = {n: fingerprint.distance(found[2].sketch, found[n - 1].sketch) for n in (1, 2)}
-    parent, delta = parent_of(found[2], far)
-    assert parent is None and delta == pytest.approx(found[2].relative_delta)
 
 
 @pytest.mark.parametrize(
