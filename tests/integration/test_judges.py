@@ -5,7 +5,6 @@ from __future__ import annotations
 import email.utils
 import logging
 import stat
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,18 +87,6 @@ def test_answers_come_in_order_and_are_counted(serve: Serve) -> None:
     assert request.body == {"model": "judge", "temperature": 0, "max_tokens": 8, "messages": request.body["messages"]}
 
 
-def test_concurrency_is_bounded_and_used(serve: Serve) -> None:
-    four = threading.Barrier(4)
-
-    def replies(number: int, body: dict[str, Any]) -> Reply:
-        four.wait(PATIENCE_S)  # none is answered before four are there
-        return Reply()
-
-    server = serve(replies)
-    ask(judge(server, concurrency=4), 12)
-    assert server.most_at_once == 4
-
-
 # --- passing troubles ---
 
 TROUBLES: list[tuple[str, Reply]] = [
@@ -123,13 +110,6 @@ def test_a_passing_trouble_is_tried_again(serve: Serve, reply: Reply) -> None:
     asked = judge(server)
     assert ask(asked) == [Verdict("1")]
     assert len(server.asked) == 3 and asked.usage.requests == 3
-
-
-def test_an_answer_that_trickles_is_late_too(serve: Serve) -> None:
-    server = serve(always(Reply(drip_s=0.2)))  # each byte in time, all of them in 60 s
-    # The second where a busy machine keeps a byte back.
-    with pytest.raises(JudgeFailed, match=r"took too long|timed out"):
-        ask(judge(server, timeout_s=1.0, retries=0))
 
 
 @pytest.mark.parametrize("form", ["seconds", "date"])
@@ -186,15 +166,6 @@ def test_a_conversation_that_is_refused_does_not_stop_the_others(serve: Serve) -
     assert verdicts[3].refused.endswith("answered 400: filtered")
 
 
-def test_a_limit_of_requests(serve: Serve) -> None:
-    server = serve(always(Reply()))
-    asked = judge(server, max_requests=7, concurrency=3)
-    assert len(ask(asked, 5)) == 5
-    with pytest.raises(JudgeFailed, match=r"7 requests, all that `judge\.max_requests` allows"):
-        ask(asked, 5)
-    assert asked.usage.requests == 7 and len(server.asked) <= 7
-
-
 # --- the cache ---
 
 
@@ -242,15 +213,6 @@ def test_what_can_be_no_verdict_is_not_kept(
     for _ in range(2):
         ask(judge(server, tmp_path), logprobs=logprobs)
     assert len(server.asked) == (1 if kept else 2)
-
-
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"format": 2}', b'{"format": 1, "key": "x", "text": "2"}'])
-def test_a_damaged_answer_is_asked_for_again(serve: Serve, tmp_path: Path, damage: bytes) -> None:
-    server = serve(always(Reply()))
-    ask(judge(server, tmp_path))
-    (path,) = tmp_path.rglob("*.json")
-    path.write_bytes(damage)
-    assert ask(judge(server, tmp_path)) == [Verdict("1")] and len(server.asked) == 2
 
 
 # --- the key ---

@@ -62,21 +62,6 @@ def test_expected_heads(place: Place) -> None:
         assert not any(v.as_dict()["anchored"] for v in found.values())
 
 
-def test_heads_json(place: Place) -> None:
-    lines = report.keep_heads(place.experiment)
-    now = verdicts(place)
-    assert f"head of exp: {now[SHARED].head}" in lines[-1] and all(v.whole for v in now.values())
-    assert any(f"{now[place.run.run_id].head}" in line for line in lines[:-1])
-    assert not now[SHARED].anchored_by  # it lies in the same account
-    place.start_late()
-    again = verdicts(place, KnownHeads((now[SHARED].head or "",)))  # the experiment's head as it was
-    assert all(v.as_dict()["anchored"] for v in again.values())
-    rewrite(place)
-    assert "heads.json knows another entry" in verdicts(place)[place.run.run_id].problems[0]
-    place.experiment.heads.write_text("[]")
-    assert not verdicts(place)[SHARED].whole
-
-
 def test_everything_cut_off_after_the_seal(place: Place) -> None:
     """The chain, its copy and the mark agree; a head that was kept doesn't."""
     report.keep_heads(place.experiment)

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from fakes import US, Clients, lines, squeue_line
 
-from autorl_hpc.cluster import profile as sites
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, names_of
 from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.errors import Exit
-from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
+from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.states import Fault
 
 UID = "0123456789ab"
@@ -58,21 +57,6 @@ def test_an_array_is_told_task_by_task(clients: Clients) -> None:
     first, waiting = seen[1], seen[3]
     assert (first.nodes, first.reason, first.submitted_at) == ("gpu01", None, "T1")
     assert (waiting.nodes, waiting.reason, waiting.state) == (None, "JobArrayTaskLimit", "PENDING")
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "slurm_load_jobs: warning: something",
-        US.join(["1", "2", "3"]),
-        squeue_line("1", GRADER, "RUNNING", 1) + US + "more",
-    ],
-    ids=["empty", "words", "too few", "too many"],
-)
-def test_a_line_of_another_form_is_passed_over(clients: Clients, line: str) -> None:
-    clients.says("squeue", lines([line, squeue_line("7", GRADER, "RUNNING", 1), line]))
-    assert [job.job_id for job in slurm.jobs([GRADER])] == ["7"]
 
 
 # which job stands for which run
@@ -247,13 +231,3 @@ def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
         "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
     )
     return clients
-
-
-def test_a_site_tells_its_limits(site: Clients) -> None:
-    told = sites.ask(ClusterProfile(name="there"))
-    assert told.max_array_size == 501
-    assert told.limit_s("gpu") == 86400
-    assert told.limit_s("gpu,short") == 4 * 3600, "the shorter of two: either may take the job"
-    assert told.limit_s(None) == 4 * 3600, "the default partition"
-    assert told.limit_s("long") is None
-    assert told.limit_s("gpu,long") == 86400

@@ -105,25 +105,6 @@ def test_a_job_that_never_starts_is_told_with_its_reason_and_taken_back(
 # --- GPUs of a host ---
 
 
-MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c)
-  MIG 1g.5gb      Device  0: (UUID: MIG-1)
-  MIG 1g.5gb      Device  1: (UUID: MIG-2)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852d)
-"""
-
-
-def test_cards(fake: Fake) -> None:
-    fake(alone=True)
-    assert state(host.cards()) == "ok"
-    fake("nvidia-smi", f"cat <<'END'\n{MIG}END")
-    found = host.cards()
-    assert state(found) == "note" and "2 x NVIDIA A100-SXM4-40GB; MIG: 2 x 1g.5gb" in found.value
-    fake("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    assert state(host.cards()) == "unknown" and "mismatch" in host.cards().value
-    fake("nvidia-smi", "echo garbage")
-    assert state(host.cards()) == "unknown"
-
-
 def test_a_job_whose_torch_sees_no_gpu_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """doctor found 0 problems where every training would have died."""
     said = "0 2.13.0+cpu None\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,20 +14,6 @@ KEY = "key-0123456789"
 
 def started(folder: Path, program: str) -> Server:
     return Server([sys.executable, "-c", program], {}, folder / "log", 1, "m", KEY, folder)
-
-
-def test_it_ends_with_its_job(tmp_path: Path) -> None:
-    script = (
-        "import sys, time; from pathlib import Path; from autorl_hpc.drivers.serve import Server;"
-        "s = Server([sys.executable, '-c', 'import time; time.sleep(900)'], {}, Path(sys.argv[1]) / 'log', 1, 'm', 'k', Path(sys.argv[1]));"
-        "print(s.process.pid, flush=True); time.sleep(900)"
-    )
-    job = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE)
-    assert job.stdout is not None
-    pid = int(job.stdout.readline())
-    job.kill()
-    job.wait()
-    wait_for(lambda: not alive(pid), "the server's end")
 
 
 def test_it_stops_with_children_in_sessions_of_their_own(tmp_path: Path) -> None:

@@ -82,20 +82,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_an_honest_line_of_submissions(world: World) -> None:
-    first = plus(BASE, 0.01, seed=1)
-    numbers = [world.submit(value) for value in (first, plus(first, 0.003, seed=2), plus(BASE, 0.01, seed=3))]
-    with pytest.raises(NotReady):  # an earlier one may be its parent
-        world.work(2)
-    found = [world.made(number) for number in numbers]
-    assert [one.flags for one in found] == [(), (), ()]
-    assert [one.parent for one in found] == [None, 1, None]
-    assert found[1].parent_delta == pytest.approx((found[0].relative_delta or 0) * 0.3, rel=0.1)
-    assert all(one.nearest_model == "org/tiny" and one.reason is None and one.took_s > 0 for one in found)
-    assert found[0].commonest_output_share == found[0].base_output_share == 1 / world.tree.n_feedback
-    assert world.work(1) is None, "committed once"
-
-
 def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = plus(BASE, 0.02, seed=9)
     world.stage("org/instruct", other)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import plans
@@ -11,7 +10,7 @@ import pytest
 from autorl_hpc.cluster.profile import Site
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.launch import jobs as limits
-from autorl_hpc.launch.jobs import JobPlan, Links, Needs, agent_links, split
+from autorl_hpc.launch.jobs import JobPlan, Links, agent_links, split
 from autorl_hpc.records.experiment import Budget
 from autorl_hpc.states import Fault
 
@@ -27,14 +26,6 @@ def arrays(jobs: list[JobPlan]) -> list[JobPlan]:
 
 def by_role(jobs: list[JobPlan], role: str) -> list[JobPlan]:
     return [job for job in jobs if job.submitted.role == role]
-
-
-def waits_for(job: JobPlan, jobs: list[JobPlan]) -> set[int]:
-    """Numbers of the jobs that its dependency names, which all come before it."""
-    numbers = {int(number) for number in re.findall(r"\{n(\d+)\}", job.depends)}
-    earlier = {other.submitted.number for other in jobs[: jobs.index(job)]}
-    assert numbers <= earlier, f"{job.depends} names a job that is not submitted yet"
-    return numbers
 
 
 @pytest.mark.parametrize(
@@ -117,14 +108,6 @@ def test_later_graders_wait_for_the_one_before_and_for_an_agent() -> None:
         assert [job.submitted.last_link for job in own] == [False] * (len(own) - 1) + [True]
 
 
-def test_the_report_waits_for_graders_that_stand_already() -> None:
-    record = plans.experiment(3, plans.profile())
-    jobs = plans.plan(record, needs=Needs(["r2"], [0], report=True, present=("501", "502")))
-    assert [job.submitted.role for job in jobs] == ["agents", "report"]
-    assert jobs[0].depends == "after:501?after:502", "agents start with a grader, whichever launch submitted it"
-    assert jobs[1].depends == "afterany:501:502"
-
-
 def test_a_grader_in_the_agents_job_needs_no_job() -> None:
     profile = {"agent": {"gpus": 2, "cpus": 8, "memory": "64G"}, "grader": {"gpus": 1, "cpus": 2, "memory": "500M"}}
     jobs = made(3, profile=profile, grader={"placement": "step", "count": 2})
@@ -133,18 +116,3 @@ def test_a_grader_in_the_agents_job_needs_no_job() -> None:
     assert agents.depends == ""
     assert (agents.kind.gpus, agents.kind.cpus, agents.kind.memory) == (3, 10, f"{64 * 1024 + 500}M")
     assert report.depends == f"afterany:{{{agents.key}}}"
-
-
-def test_the_report_waits_for_all_graders_and_comes_last() -> None:
-    jobs = made(3, grader={"count": 2})
-    graders = [*by_role(jobs, "grader-0"), *by_role(jobs, "grader-1")]
-    assert jobs[-1].submitted.role == "report" and jobs[-1].depends.startswith("afterany:")
-    assert waits_for(jobs[-1], jobs) == {job.submitted.number for job in graders}
-
-
-def test_agents_that_stand_have_their_share_of_the_throttle() -> None:
-    record = plans.experiment(9, plans.profile(), parallel=4)
-    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=3))
-    assert by_role(jobs, "agents")[0].throttle == 1
-    jobs = plans.plan(record, needs=Needs(["r2", "r3"], [0], report=True, present=("501",), busy=9))
-    assert by_role(jobs, "agents")[0].throttle == 1, "at least one goes on"

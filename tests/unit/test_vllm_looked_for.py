@@ -13,14 +13,9 @@ from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE, VllmOnHost, look_f
 from autorl_hpc.doctor import host as doctors
 from autorl_hpc.doctor.finding import State
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import plan
 from autorl_hpc.launch.plan import finding_lines, look_at_engine, refuse_problems
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import ExperimentSpec, GraderSpec
-from autorl_hpc.stage.models import TINY, stage_model
-from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.loader import load_task
 
 
 def an_environment(folder: Path, has_vllm: bool) -> Path:
@@ -93,26 +88,3 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
     refuse_problems([], look_at_engine(a_spec("vllm"), None), Path("job.yaml"))
     (finding,) = doctors.check_engine(None)
     assert finding.state is State.OK and finding.value == str(good / "python3")
-
-
-@pytest.mark.slow
-def test_nothing_is_made_where_it_is_refused(staged: Path) -> None:
-    root = Root(staged)
-    with pytest.raises(AutorlError, match=r"`grader\.engine`"):
-        plan.prepare(staged / "exp.yaml", root)
-    assert not root.experiment("exp").path.exists()
-    _, record = plan.prepare(staged / "exp.yaml", root, checked=False)
-    assert record.grader.engine == "vllm" and root.experiment("exp").resolved.exists()
-
-
-@pytest.fixture
-def staged(tmp_path: Path) -> Path:
-    """A root with what an experiment needs, and the experiment's file."""
-    root = Root(tmp_path)
-    stage_model(root, TINY, None)
-    stage_task(root, load_task("arithmetic"), None)
-    (tmp_path / "exp.yaml").write_text(
-        "name: exp\nmatrix: {task: arithmetic, agent: copycat, base_model: autorl/tiny}\nbudget: {wall_clock: 2m}\n"
-        "grader: {engine: vllm}\n"
-    )
-    return tmp_path
