@@ -1,4 +1,4 @@
-"""WebShop's real data: goals, splits, rewards, what agents get, damaged files. Skips by name without them."""
+"""WebShop's real data: goals, splits, rewards, what agents get. Skips by name without them."""
 
 from __future__ import annotations
 
@@ -186,9 +186,3 @@ def test_rewards_of_people_s_recorded_episodes(source: Path, name: str) -> None:
     attributes = round(info["r_att"] * len(goal["attributes"]))
     wanted = len(goal["attributes"]) + len(goal["goal_options"])
     assert reward.combine(kind, attributes + options + price, wanted) == last["reward"]
-
-
-# --- staging ---
-
-
-# --- search, prompts, speed ---

@@ -1,4 +1,4 @@
-"""The version that an agent's program tells: asked at the start of an attempt, on the run's page, and beside a mean over unlike ones."""
+"""GPUs that the torch of an agent does not see: told at the start of an attempt, and by a scripted agent."""
 
 from __future__ import annotations
 

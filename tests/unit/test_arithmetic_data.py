@@ -1,4 +1,4 @@
-"""The data of the task `arithmetic`: sizes, determinism, right answers, and splits that share no problem."""
+"""The data of the task `arithmetic`: splits by a secret, right answers, and splits that share no problem."""
 
 from __future__ import annotations
 

@@ -90,12 +90,3 @@ def test_a_wheel_ships_its_experiments(staged: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"using {place}" in done.stderr
-
-
-# --- in a workspace ---
-
-
-# --- bin/setup-env ---
-
-
-# --- the worked examples of gsm8k's second recipe ---

@@ -88,9 +88,6 @@ def test_a_wrong_field_is_named(tmp_path: Path, fields: dict[str, Any], words: s
     assert error.next_step == "see docs/clusters.md for every field"
 
 
-# what fields mean
-
-
 # scratch
 
 

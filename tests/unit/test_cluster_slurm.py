@@ -1,4 +1,4 @@
-"""What Slurm's clients tell of our jobs and of a site, by recorded output; clients that fail, refuse or hang."""
+"""What Slurm's clients tell of our jobs, by recorded output; clients that fail, refuse or hang."""
 
 from __future__ import annotations
 
@@ -79,9 +79,6 @@ def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -
     board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
     assert board.alive_runs() == {"a"}
     assert [task.submitted.number for task in board.of_run("b")] == [2, 3]
-
-
-# jobs that have ended, by scontrol and sacct
 
 
 # sacct

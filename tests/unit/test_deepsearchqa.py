@@ -42,9 +42,6 @@ def prepare() -> ModuleType:
     return module(FOLDER, "prepare")
 
 
-# --- splits ---
-
-
 # --- the loader ---
 
 COLUMNS = ["problem", "problem_category", "answer", "answer_type"]

@@ -161,9 +161,6 @@ def test_rows_of_quota(text: str, expected: list[Any]) -> None:
     assert [(q.place, q.used, q.limit, q.files, q.files_limit) for q in storage.parse_quota(text)] == expected
 
 
-# --- files, by doing ---
-
-
 # --- this host ---
 
 

@@ -1,4 +1,4 @@
-"""How a driver's server is started, and what is told of one that doesn't come up."""
+"""A driver's server ends with all that it has started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of engines by themselves: the shelf of checkpoints, GPUs by their names, frames, the worker's Python and environment, texts."""
+"""Parts of engines by themselves: the shelf of checkpoints, GPUs by their names, the worker's environment, texts."""
 
 from __future__ import annotations
 

@@ -66,12 +66,6 @@ def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
     assert episode.transcript.first.endswith("seed 7")
 
 
-# --- texts ---
-
-
-# --- the engine ---
-
-
 # --- the scorer ---
 
 

@@ -108,9 +108,6 @@ def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, 
             play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
 
 
-# --- where no score can come of it ---
-
-
 # --- workers and their children end with the pool, and with the process that has it ---
 
 

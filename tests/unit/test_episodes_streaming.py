@@ -1,4 +1,4 @@
-"""The episode scheduler with engines that stream; where episodes are placed."""
+"""The episode scheduler with engines that stream."""
 
 from __future__ import annotations
 
@@ -43,9 +43,6 @@ def test_streamed_and_gathered_episodes_are_equal_whatever_the_delays(source: So
     assert outcomes(streamed) == expected, places
     batched = play(source, goals, Player(count, template=True), gather_s=draw.choice([0.0, 0.01]), **options, **places)
     assert outcomes(batched) == expected, places
-
-
-# --- what fails ---
 
 
 # --- which worker hosts an episode ---

@@ -1,5 +1,4 @@
-"""Parts of a grader: a rating that never ends, work in the background, items files of graders that were overtaken, and what is
-left in the queue of an experiment that is over."""
+"""Parts of a grader: a rating that never ends, engines that break, and items files of graders that were overtaken."""
 
 from __future__ import annotations
 
@@ -223,9 +222,6 @@ def grader(tmp_path: Path) -> Grader:
     tree.run()
     tree.save()
     return Grader(tree.experiment)
-
-
-# --- what single calls may take ---
 
 
 # --- items files: what the committed score names is what stands

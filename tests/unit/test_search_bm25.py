@@ -1,4 +1,4 @@
-"""BM25 against a plain computation; snippets; a corpus and its damage."""
+"""BM25 against a plain computation; snippets."""
 
 from __future__ import annotations
 
