@@ -16,8 +16,7 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.stage.download import Patience, fetch_model
-from autorl_hpc.stage.tasks import fetch_sources
+from autorl_hpc.stage.download import Patience, fetch
 
 Answer = Callable[["Handler"], None]
 
@@ -169,8 +168,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
     for name in ("HF_TOKEN_PATH", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for function in (fetch_model, fetch_sources):
-        monkeypatch.setitem(function.__kwdefaults__, "patience", QUICK)
+    monkeypatch.setitem(fetch.__kwdefaults__, "patience", QUICK)
     with served() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url())
         yield running

@@ -85,6 +85,7 @@ class BudgetClock:
         used: by earlier attempts.
         gpus: GPUs of this attempt's job.
         note: file in which the agent's keeper notes how long the agent ran; None: there is no keeper.
+        suspension_s: a longer gap is not counted, but for what the keeper noted.
         now: returns monotonic seconds.
     """
 
@@ -97,10 +98,11 @@ class BudgetClock:
         *,
         gpus: int = 0,
         note: Path | None = None,
+        suspension_s: float = SUSPENSION_S,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path, self.budget, self.attempt, self.gpus = path, budget, attempt, gpus
-        self._note = note
+        self.suspension_s, self._note = suspension_s, note
         self._where = {"host": host_name(), "pid": os.getpid(), "boot_id": boot_id(), "job_id": job_id()}
         self._used = BudgetUsed() if used is None else dataclasses.replace(used)
         self._counter = 0
@@ -140,12 +142,12 @@ class BudgetClock:
         """Add the interval since the last tick."""
         now, last = self._now(), self._last
         # Read without the lock: whatever holds up a read must not hold up the counting.
-        noted_s = noted(self._note) if last is not None and now - last > SUSPENSION_S else 0.0
+        noted_s = noted(self._note) if last is not None and now - last > self.suspension_s else 0.0
         with self._lock:
             if self._last is None:  # paused or not started
                 return
             gap = max(0.0, now - self._last)  # another thread may have counted it meanwhile
-            lived = gap if gap <= SUSPENSION_S else min(gap, max(0.0, noted_s - self._used.elapsed_s))
+            lived = gap if gap <= self.suspension_s else min(gap, max(0.0, noted_s - self._used.elapsed_s))
             self._used.suspended_s += gap - lived
             self._used.elapsed_s += lived
             self._used.gpu_s += lived * self.gpus
@@ -256,10 +258,10 @@ def gpus_of_job(outer: Mapping[str, str] = os.environ, devices: str = "/dev") ->
     return count
 
 
-def gpu_models() -> str | None:
+def gpu_models(driver: Path = Path("/proc/driver/nvidia/gpus")) -> str | None:
     """Return the models of this node's GPUs as their driver names them; None: it doesn't tell."""
     found = set()
-    for told in Path("/proc/driver/nvidia/gpus").glob("*/information"):
+    for told in driver.glob("*/information"):
         with suppress(OSError):
             found |= set(re.findall(r"^Model:\s*(.+?)\s*$", told.read_text(errors="replace"), re.MULTILINE))
     return ", ".join(sorted(found)) or None

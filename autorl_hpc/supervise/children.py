@@ -33,7 +33,7 @@ from autorl_hpc.recorder.watch import RecorderJob
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.states import Fault
-from autorl_hpc.supervise.budget import SUSPENSION_S, BudgetClock, read_use
+from autorl_hpc.supervise.budget import BudgetClock, read_use
 from autorl_hpc.supervise.workspace import LAID
 
 log = logging.getLogger("autorl_hpc.supervisor")
@@ -432,7 +432,7 @@ class RecorderProcess(OwnChild):
             attempt=self.clock.attempt,
             elapsed_s=self.clock.elapsed_s,
             told_at_s=self._started_at,
-            suspension_s=SUSPENSION_S,
+            suspension_s=self.clock.suspension_s,
             trace_format=self.trace_format,
             laid=LAID,
         )

@@ -40,15 +40,7 @@ from autorl_hpc.supervise import workspace as laying
 from autorl_hpc.supervise.agent_keeper import AgentEnd, AgentProcess
 from autorl_hpc.supervise.attempt_ledger import LOOP_S, LedgerWriter, Seals, Stops, Superseded
 from autorl_hpc.supervise.bridge import Bridge
-from autorl_hpc.supervise.budget import (
-    SUSPENSION_S,
-    BudgetClock,
-    BudgetLimits,
-    Waits,
-    gpu_models,
-    gpus_of_job,
-    last_words,
-)
+from autorl_hpc.supervise.budget import BudgetClock, BudgetLimits, Waits, gpu_models, gpus_of_job, last_words
 from autorl_hpc.supervise.children import GatewayProcess, RecorderProcess
 from autorl_hpc.supervise.confine import Confinement, note_torch, note_version
 from autorl_hpc.supervise.contamination import ContaminationWatch
@@ -157,7 +149,7 @@ class AgentRun:
             self.mark,
             self.seals.elapsed_file(clock.attempt),
             clock.elapsed_s,
-            suspension_s=SUSPENSION_S,
+            suspension_s=clock.suspension_s,
             prompt=prompt,
         )
         usage = UsageWatch(clock.budget, process.keeper_pid, self.mark, self.workspace, self.run.agent_log)

@@ -116,6 +116,7 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("head of another shape", weights(lambda t: {**t, HEAD: ("F32", t[EMBEDDING][1][:10])}), "untied_head", [HEAD], "tie_word_embeddings"),
     ("NaN", one_value("model.layers.1.mlp.down_proj.weight", math.nan), "not_finite", ["down_proj", SINGLE], "earlier checkpoint"),
     ("Inf", one_value("model.norm.weight", math.inf), "not_finite", ["model.norm.weight"], "earlier checkpoint"),
+    ("-Inf", one_value(EMBEDDING, -math.inf), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("NaN in bf16", one_value(EMBEDDING, math.nan, "BF16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("overflow to fp16", one_value(EMBEDDING, 1e6, "F16"), "not_finite", [EMBEDDING], "earlier checkpoint"),
     ("zero head", all_of(EMBEDDING, 0.0), "zero_head", [EMBEDDING], "how it was saved"),
@@ -124,6 +125,7 @@ REFUSED: list[tuple[str, Build, str, list[str], str]] = [
     ("auto_map of a known type", code("config.json", {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}), "auto_map", ["config.json", "auto_map"], "remove auto_map"),
     ("auto_map of an unknown type", code("config.json", {"model_type": "evil", "auto_map": {}}), "auto_map", ["config.json"], "no code"),
     ("auto_map of a tokenizer", code("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.T", None]}}), "auto_map", ["tokenizer_config.json"], "no code"),
+    ("auto_map further down", code("config.json", {"text_config": [{"auto_map": {}}]}), "auto_map", ["config.json"], "no code"),
     ("trust_remote_code", code("generation_config.json", {"trust_remote_code": True}), "auto_map", ["trust_remote_code"], "no code"),
     ("a file with code", code("config.json", {"custom_generate": "generate.py"}), "auto_map", ["custom_generate"], "no code"),
     *[(f"only {name}", pickle_only(name), "pickle", [name], "safe_serialization=True")

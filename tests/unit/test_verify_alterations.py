@@ -184,7 +184,7 @@ def test_items_edited_or_of_another_run(place: Place, monkeypatch: pytest.Monkey
         assert place.problems() == [named]
     path.unlink()
     assert place.problems() == ["items/000002.report.jsonl.gz is missing"]
-    monkeypatch.setattr(reading.gunzip, "__kwdefaults__", {"max_bytes": 1000})  # they unpack to too much
+    monkeypatch.setattr(reading, "MAX_UNPACKED_BYTES", 1000)  # they unpack to too much
     assert any("not an items file" in problem for v in verify_paths([place.path]) for problem in v.problems)
 
 
