@@ -168,7 +168,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
     for name in ("HF_TOKEN_PATH", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setitem(fetch.__kwdefaults__, "patience", QUICK)
+    monkeypatch.setattr(fetch, "__kwdefaults__", {**(fetch.__kwdefaults__ or {}), "patience": QUICK})
     with served() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url())
         yield running

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,14 @@ def some(n: int, seed: int = 0) -> list[JudgedPair]:
         len_1, len_2 = rng.randint(100, 2000), rng.randint(100, 2000)
         made.append(JudgedPair(float(rng.random() < 1 / (1 + math.exp((len_1 - len_2) / 600))), len_1, len_2))
     return made
+
+
+@pytest.mark.parametrize(("y", "score"), [(1.0, 100.0), (0.0, 0.0)])
+@pytest.mark.parametrize("n", [1, 2, 30, 805])
+def test_preferences_that_are_all_alike_need_no_fit(y: float, score: float, n: int) -> None:
+    pairs = [JudgedPair(y, 100, 7 * number, 0.3, ((-1.0, 0.6),)) for number in range(n)]
+    assert length_controlled(pairs).score == score
+    assert refits(pairs, 1.0, np.ones((2, n))).tolist() == [score, score]
 
 
 @pytest.mark.parametrize(
@@ -126,3 +135,10 @@ def test_items_that_were_not_judged_for_both_are_left_out() -> None:
         facts.pop("y", None)  # type: ignore[attr-defined]
     with pytest.raises(Unusable, match="fewer than two items"):
         gain(ItemsPair(base, new))
+
+
+def test_805_pairs_take_seconds_and_not_minutes(data: Path) -> None:
+    pairs = annotations.pairs(data, "gemma-2b-it")
+    started = time.process_time()
+    length_controlled(pairs)
+    assert time.process_time() - started < 20.0  # 2 s on a quiet core
