@@ -23,7 +23,7 @@ import yaml
 
 from autorl_hpc.errors import Exit
 from autorl_hpc.files import reading
-from autorl_hpc.files.layout import ExperimentDir, Root, RunDir
+from autorl_hpc.files.layout import Root, RunDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 
@@ -382,8 +382,3 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-
-
-def experiment_at(path: Path) -> ExperimentDir:
-    """An experiment folder."""
-    return ExperimentDir(path)

@@ -16,8 +16,7 @@ import pytest
 from helpers import PATIENCE_S
 
 from autorl_hpc.files.layout import Root
-from autorl_hpc.stage.download import Patience, fetch_model
-from autorl_hpc.stage.tasks import fetch_sources
+from autorl_hpc.stage.download import Patience, fetch
 
 Answer = Callable[["Handler"], None]
 
@@ -107,11 +106,6 @@ def whole(data: bytes, etag: str = '"v1"') -> Answer:
     return answer
 
 
-def no_ranges(data: bytes) -> Answer:
-    """The file, whole whatever is asked."""
-    return lambda handler: handler.plain(200, data)
-
-
 def cut(data: bytes, at: int, etag: str = '"v1"') -> Answer:
     """Announces all that `whole` would send, and closes the connection `at` bytes into it."""
 
@@ -174,8 +168,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback
     for name in ("HF_TOKEN_PATH", "HF_HOME", "HF_TOKEN", "SSL_CERT_FILE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for function in (fetch_model, fetch_sources):
-        monkeypatch.setitem(function.__kwdefaults__, "patience", QUICK)
+    monkeypatch.setattr(fetch, "__kwdefaults__", {**(fetch.__kwdefaults__ or {}), "patience": QUICK})
     with served() as running:
         monkeypatch.setenv("HF_ENDPOINT", running.url())
         yield running

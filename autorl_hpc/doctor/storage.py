@@ -242,9 +242,9 @@ NO_QUOTA = "a quota that is used up looks like a full disk in the middle of a ru
 ASK_SITE = "look with your site's own command, often `myquota`, and leave room for your checkpoints"
 
 
-def quota(folder: Path, proc: Path = PROC) -> list[Finding]:
+def quota(folder: Path) -> list[Finding]:
     """Judge the user's own limits there, as `quota` or `lfs quota` tells them."""
-    mount = mount_of(folder, proc) or Mount(str(folder), "", str(folder), ())
+    mount = mount_of(folder) or Mount(str(folder), "", str(folder), ())
     lustre = ("lfs", "quota", "-q", "-u", str(os.geteuid()), mount.point)
     tool, *options = lustre if mount.kind == "lustre" else ("quota", "-w", "-p")
     answer = ask(tool, *options)

@@ -34,13 +34,7 @@ AFTER_FAILURE_S = 300.0
 
 
 def wait_ready(
-    experiment: ExperimentDir,
-    name: str,
-    spec: DriverSpec,
-    stop: Callable[[], bool] = lambda: False,
-    *,
-    look_s: float = LOOK_S,
-    after_failure_s: float = AFTER_FAILURE_S,
+    experiment: ExperimentDir, name: str, spec: DriverSpec, stop: Callable[[], bool] = lambda: False
 ) -> DriverEndpoint | None:
     """Return the endpoint of a driver of kind `vllm` once it answers; None if `stop` becomes true first. Raises AutorlError if it
     does not come up within its `patience_s`, or its job gave up; the cluster's fault."""
@@ -55,11 +49,11 @@ def wait_ready(
         failure = (last.generation, last.counter) if last is not None and last.state == "failed" else None
         if failure != failed:
             failed, failed_at = failure, now
-        if failed is not None and now - failed_at > min(after_failure_s, spec.patience_s):
+        if failed is not None and now - failed_at > min(AFTER_FAILURE_S, spec.patience_s):
             raise _not_there(name, "its job gave up", last, experiment)
         if now - started > spec.patience_s:
             raise _not_there(name, f"it did not come up within {spec.patience_s:.0f} s", last, experiment)
-        time.sleep(look_s)
+        time.sleep(LOOK_S)
     return None
 
 
@@ -83,16 +77,10 @@ MAX_SAID_CHARS = 300
 
 
 def wait_key(
-    experiment: ExperimentDir,
-    name: str,
-    spec: DriverSpec,
-    dialect: str,
-    stop: Callable[[], bool] = lambda: False,
-    *,
-    patience_s: float = KEY_PATIENCE_S,
+    experiment: ExperimentDir, name: str, spec: DriverSpec, dialect: str, stop: Callable[[], bool] = lambda: False
 ) -> bool:
     """Return True once a driver of kind `api` has answered with its key, or has none; False if `stop` becomes true first. Raises
-    AutorlError if it doesn't in `patience_s`; the cluster's fault. `dialect`: what the agent speaks."""
+    AutorlError if it doesn't in KEY_PATIENCE_S; the cluster's fault. `dialect`: what the agent speaks."""
     path, place = key_path(experiment, name, spec), experiment.driver_endpoint(name)
     began, problem = time.monotonic(), None
     asked: str | None = None  # the key that this run, or the one that asked first, tried last
@@ -123,7 +111,7 @@ def wait_key(
             log.error("the driver %s %s; the agent's clock has not started", name, problem)
             if passes:
                 asked, mine, pause_s = None, True, PASSING_PAUSE_S
-        if time.monotonic() - began > patience_s:
+        if time.monotonic() - began > KEY_PATIENCE_S:
             what = f"the driver {name} {problem or 'was not asked'}"
             advice = f"correct it, then launch again: `autorl-hpc launch {experiment.given}`"
             raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

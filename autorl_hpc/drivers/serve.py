@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -184,11 +184,11 @@ def inner_port(spec: DriverSpec) -> int | None:
     return None if "data-parallel-size" in serve_options(spec.args) else free_port(LOOPBACK)
 
 
-def free_port(host: str, handed: Container[int] | None = None) -> int:
+def free_port(host: str) -> int:
     """Return a port that is free now; if another process takes it first, the server dies and the next start gets another one. Ports
-    that agents at level landlock may connect to (`handed`: those that the kernel hands out) are avoided if possible, because some
-    paths of the server need no key."""
-    handed = handed_out() if handed is None else handed
+    that agents at level landlock may connect to, those that the kernel hands out, are avoided if possible, because some paths of the
+    server need no key."""
+    handed = handed_out()
     ports = [port for port in range(1024, 65_536) if port not in handed and port not in TORCH_PORTS]
     for port in [*random.sample(ports, min(len(ports), PORT_TRIES)), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:

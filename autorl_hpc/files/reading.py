@@ -112,16 +112,16 @@ def read_listed(path: Path) -> bytes:
         time.sleep(UNSEEN_PAUSE_S)
 
 
-def gunzip(data: bytes, *, max_bytes: int = MAX_UNPACKED_BYTES) -> bytes:
-    """Unpack gzip data. Raises ValueError: it is not gzip, or unpacks to more than `max_bytes` (a few kilobytes may hold
-    gigabytes)."""
+def gunzip(data: bytes) -> bytes:
+    """Unpack gzip data. Raises ValueError: it is not gzip, or unpacks to more than MAX_UNPACKED_BYTES (a few kilobytes
+    may hold gigabytes)."""
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
-        found = unpacker.decompress(data, max_bytes + 1)
+        found = unpacker.decompress(data, MAX_UNPACKED_BYTES + 1)
     except zlib.error as error:
         raise ValueError(f"not readable as gzip ({error})") from None
-    if len(found) > max_bytes:
-        raise ValueError(f"it unpacks to more than {max_bytes} bytes")
+    if len(found) > MAX_UNPACKED_BYTES:
+        raise ValueError(f"it unpacks to more than {MAX_UNPACKED_BYTES} bytes")
     if not unpacker.eof or unpacker.unused_data:
         raise ValueError("not readable as gzip (it breaks off, or something follows)")
     return found

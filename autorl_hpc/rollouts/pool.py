@@ -98,7 +98,7 @@ class EnvironmentProcess(threading.Thread):
         source = pool.source
         first = {**vars(source), "file": str(source.file), "data": str(source.data), "options": dict(source.options)}
         env = _inherited(source.held_out)
-        self.child = Child(f"{PACKAGE}.worker", env, first, pool.start_limit_s, pool.call_limit_s)
+        self.child = Child(f"{PACKAGE}.worker", env, first, START_LIMIT_S, pool.call_limit_s)
         self.seats: set[_Seat] = set()
         self._free: list[int] = []  # places that once hosted an episode
         self._ended = False
@@ -157,19 +157,11 @@ def _inherited(held_out: bool) -> dict[str, str]:
 
 
 class Pool:
-    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe. The limits are seconds for one
-    call, and until a new worker is ready."""
+    """Environments of one source in up to `workers` processes, which start when needed. Thread-safe.
+    `call_limit_s`: seconds for one call."""
 
-    def __init__(
-        self,
-        source: Source,
-        workers: int = 2,
-        *,
-        call_limit_s: float = CALL_LIMIT_S,
-        start_limit_s: float = START_LIMIT_S,
-    ) -> None:
-        self.source, self.size = source, max(1, workers)
-        self.call_limit_s, self.start_limit_s = call_limit_s, start_limit_s
+    def __init__(self, source: Source, workers: int = 2, *, call_limit_s: float = CALL_LIMIT_S) -> None:
+        self.source, self.size, self.call_limit_s = source, max(1, workers), call_limit_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.tell: Callable[[Event], None] = self._events.put
         self._lock = threading.Lock()

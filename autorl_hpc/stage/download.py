@@ -293,19 +293,19 @@ def split_revision(name: str) -> tuple[str, str | None]:
 
 
 def fetch_model(
-    root: Root, name: str, revision: str | None, kept: tuple[str, ...], *, say: Say, patience: Patience = PATIENCE
+    root: Root, name: str, revision: str | None, kept: tuple[str, ...], *, say: Say
 ) -> tuple[HubModel, Path]:
     """Download a model into the store's folder `.sources/models/NAME@COMMIT/`; return what it is, and the folder. `kept` names the
     files that are taken beside the weights. Raises as `fetch`, or AutorlError if the Hub has no safetensors of it."""
     base = root.store / ".sources" / "models"
     base.mkdir(parents=True, exist_ok=True)
     try:
-        found = _ask(base, name, revision or "main", kept, say, patience)
+        found = _ask(base, name, revision or "main", kept, say)
         folder = base / f"{name}@{found.commit}"
         folder.mkdir(parents=True, exist_ok=True)
 
         def take(file: str) -> None:
-            fetch(hub_file(name, found.commit, file), folder / file, found.files[file], say=say, patience=patience)
+            fetch(hub_file(name, found.commit, file), folder / file, found.files[file], say=say)
 
         if INDEX_NAME in found.files:
             take(INDEX_NAME)
@@ -327,12 +327,12 @@ def fetch_model(
     return found, folder
 
 
-def _ask(base: Path, name: str, revision: str, kept: tuple[str, ...], say: Say, patience: Patience) -> HubModel:
+def _ask(base: Path, name: str, revision: str, kept: tuple[str, ...], say: Say) -> HubModel:
     address = HttpSource(f"{hub_url()}/api/models/{name}/revision/{quote(revision, safe='')}?blobs=true", hub=True)
     answer = base / f"{name.replace('/', '--')}.json"
     say(f"{name}: asking {hub_url()} for revision {revision}")
     try:
-        fetch(address, answer, say=say, patience=patience)
+        fetch(address, answer, say=say)
         value = json.loads(answer.read_bytes())
         commit, licence = value["sha"], (value.get("cardData") or {}).get("license")
         if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and revision != commit):

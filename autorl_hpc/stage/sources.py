@@ -38,13 +38,13 @@ def in_words(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
-def progress(name: str, say: Say, every_s: float = LINE_EVERY_S) -> Shown:
+def progress(name: str, say: Say) -> Shown:
     """Return a function that says now and then how far something is."""
     last = time.monotonic()
 
     def shown(done: int, total: int | None) -> None:
         nonlocal last
-        if time.monotonic() - last >= every_s:
+        if time.monotonic() - last >= LINE_EVERY_S:
             last = time.monotonic()
             say(f"{name}: {in_words(done)}" + (f" of {in_words(total)}" if total else ""))
 

@@ -24,7 +24,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import MANIFEST_NAME, describe_files, write_manifest
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import Derived, SourceFile
-from autorl_hpc.stage.download import PATIENCE, NoNetwork, Patience, Pin, fetch
+from autorl_hpc.stage.download import NoNetwork, Pin, fetch
 from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder, work_folder
 from autorl_hpc.tasks.check import check_task
 from autorl_hpc.tasks.heldout import (
@@ -107,7 +107,7 @@ def sources_folder(root: Root, name: str) -> Path:
     return root.vault / ".sources" / name
 
 
-def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience: Patience = PATIENCE) -> Path:
+def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None) -> Path:
     """Download all source files that have an address, and return their folder. Raises NoNetwork with the list of files to
     fetch elsewhere; AutorlError if a required file has no address, a download failed, or a file does not match its pin."""
     wanted = wanted_sources(task)
@@ -128,10 +128,10 @@ def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None, patience
         say(f"{task.name}: {file.file} from {address.shown}")
         try:
             if file.derived is None:
-                fetch(address, target, Pin(sha256=file.sha256), say=say, patience=patience)
+                fetch(address, target, Pin(sha256=file.sha256), say=say)
             elif not target.is_file() or is_pinned(target, file) is not None:
                 raw = target.with_name(f"{target.name}.made-of")
-                fetch(address, raw, say=say, patience=patience)
+                fetch(address, raw, say=say)
                 try:
                     make_derived(raw, target, file.derived)
                 finally:

@@ -205,14 +205,13 @@ def note_version(
     env: Mapping[str, str],
     mark: str,
     stop: Callable[[], bool],
-    limit_s: float = VERSION_LIMIT_S,
 ) -> None:
     """Write the version of the agent's program into the run's events; nothing for an agent without a program. `argv`:
     returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, and without PYTHONPATH,
     since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
     program = agent.file.program
     if program:
-        found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, limit_s))
+        found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, VERSION_LIMIT_S))
         version = found.group()[:80] if found else None
         append_event(events, "agent_version", attempt=attempt, agent=agent.name, program=program[0], version=version)
 

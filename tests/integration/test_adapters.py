@@ -199,14 +199,3 @@ def test_a_changed_base_model_is_not_merged_onto(tmp_path: Path) -> None:
     write_adapter(desk.checkpoint)
     answer = desk.refused()
     assert (answer["code"], answer["fault"]) == ("base_changed", "cluster")
-
-
-def test_a_base_model_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
-    save(tmp_path / "base", tiny_tensors())
-    desk = Desk(tmp_path / "world", read_base(tmp_path / "base"))
-    os.rename(tmp_path / "base", tmp_path / "away")
-    write_adapter(desk.checkpoint)
-    manifest = desk.drop("v1", {"model_path": "output/v1"})
-    assert desk.intake.poll() == 0 and manifest.exists()
-    os.rename(tmp_path / "away", tmp_path / "base")
-    assert desk.intake.poll() == 1 and desk.answer("v1")["status"] == "accepted"

@@ -24,7 +24,7 @@ from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.states import EndedBy, Fault
+from autorl_hpc.states import EndedBy
 from autorl_hpc.supervise.attempt_ledger import Seals
 from autorl_hpc.supervise.budget import (
     SUSPENSION_S,
@@ -32,7 +32,6 @@ from autorl_hpc.supervise.budget import (
     BudgetLimits,
     BudgetUsed,
     Waits,
-    gpu_models,
     gpus_of_job,
     read_clock,
 )
@@ -385,12 +384,6 @@ def test_a_part_that_is_used_up_in_the_grace_changes_nothing(tmp_path: Path) -> 
     assert hand.limits.out_of is EndedBy.TOKENS and hand.limits.grace_left_s == pytest.approx(3.0)
 
 
-def test_what_the_gateway_calls_used_up_is_used_up(tmp_path: Path) -> None:
-    hand = Hand(tmp_path, cost_usd=0.5)
-    hand.tokens, hand.exhausted = 480, "cost"
-    assert hand.at(1) == [("cost_usd", 100)] and hand.limits.out_of is EndedBy.COST
-
-
 def test_the_clock_counts_intervals_and_gpus_and_no_suspension(tmp_path: Path) -> None:
     hand = Hand(tmp_path, gpu_hours=1.0, give_back_after_s=60.0, give_back_cap_s=50.0)
     clock = hand.clock
@@ -502,14 +495,6 @@ def test_gpus_of_a_job(tmp_path: Path, outer: dict[str, str], count: int) -> Non
     assert gpus_of_job(outer, str(tmp_path)) == count
 
 
-def test_gpu_models_of_a_node(tmp_path: Path) -> None:
-    assert gpu_models(tmp_path / "none") is None
-    for number, model in enumerate(("NVIDIA H100 80GB HBM3", "NVIDIA A100", "NVIDIA H100 80GB HBM3")):
-        (tmp_path / f"0000:0{number}:00.0").mkdir()
-        (tmp_path / f"0000:0{number}:00.0" / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 46{number}\n")
-    assert gpu_models(tmp_path) == "NVIDIA A100, NVIDIA H100 80GB HBM3"
-
-
 def test_the_agents_variables_hold_no_key_and_every_dialect_leads_to_the_gateway() -> None:
     spec = DriverSpec(
         kind="api",
@@ -576,18 +561,3 @@ def test_a_driver_that_is_lost_is_the_clusters_fault_and_the_run_goes_on(
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, 0, None)
-
-
-def test_a_driver_that_stays_lost_leaves_a_run_that_does_not_count(cluster: Cluster, driver: DriverServer) -> None:
-    script = CALLS + "touch code/began\nuntil [ -e code/go ]; do sleep 0.1; done\ndoes 'calls(1)'; exit 1\n"
-    run_id = prepare(cluster, driver, script, attempts=1)
-    code = cluster.workspace(run_id) / "code"
-    supervisor = cluster.supervisor(run_id)
-    wait_for((code / "began").exists, what="the agent")
-    driver.key = "another"
-    (code / "go").touch()
-    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
-    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
-    sealed = cluster.view(run_id).sealed
-    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
-    assert "the driver was lost" in str(sealed.reason)

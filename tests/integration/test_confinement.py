@@ -24,7 +24,7 @@ from helpers import PATIENCE_S, SUBMITS_ONE, Cluster, free_listener, wait_for
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.records.driver import DriverSpec
-from autorl_hpc.records.experiment import Budget, SandboxSpec
+from autorl_hpc.records.experiment import SandboxSpec
 from autorl_hpc.sandbox import sandbox_plan, seccomp
 from autorl_hpc.sandbox import sandbox_plan as plans
 from autorl_hpc.sandbox.levels import LEVELS, Apptainer, Level, level
@@ -33,7 +33,6 @@ from autorl_hpc.sandbox.sandbox_plan import (
     DRIVER_SOCKET_NAME,
     SOCKET_NAME,
     SandboxPlan,
-    below,
     carved,
     devices,
     lay_way_out,
@@ -42,7 +41,6 @@ from autorl_hpc.sandbox.sandbox_plan import (
 )
 from autorl_hpc.states import EndedBy, Fault, Network, SandboxLevel
 from autorl_hpc.supervise.confine import Confinement
-from autorl_hpc.supervise.usage_watch import UsageWatch
 
 CONFINING = [SandboxLevel.BWRAP, SandboxLevel.NAMESPACES, SandboxLevel.LANDLOCK]
 
@@ -112,19 +110,6 @@ def inside(found: Level, plan: SandboxPlan, *command: str) -> subprocess.Complet
 
 
 # --- plans ---
-
-
-def test_software_is_found_and_homes_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = tmp_path / "home"
-    for name in ("bin", ".local/bin", ".local/lib", ".local/share/keyrings", "env/bin"):
-        (home / name).mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(home))
-    path = os.pathsep.join([f"{home}/bin", f"{home}/.local/bin", "relative", "/usr/bin", "/no/such/folder"])
-    found = software([f"{home}/env"], {"PATH": path, "LD_LIBRARY_PATH": ""})
-    assert "/usr" in found and "/usr/bin" not in found
-    assert {f"{home}/bin", f"{home}/.local/bin", f"{home}/.local/lib", f"{home}/env"} <= set(found)
-    assert not any(below(f"{home}/.local/share", path) for path in found), "keyrings lie there"
-    assert str(home) not in found and "relative" not in found and "/no/such/folder" not in found
 
 
 def test_carving_leaves_the_other_children(tmp_path: Path) -> None:
@@ -224,39 +209,6 @@ def _confinement(
     record: Any = SimpleNamespace(science=science, run_id="run")
     spec: Any = SimpleNamespace(judge=None, drivers=drivers or {}, sandbox=SandboxSpec(**fields))
     return Confinement(root, experiment, record, spec, workspace, None)
-
-
-MANAGER = """
-import multiprocessing, sys
-if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Manager() as manager:
-        print(manager.dict(a=1)["a"])
-"""
-
-
-@pytest.mark.parametrize("name", [*CONFINING, SandboxLevel.NONE])
-def test_sockets_work_however_long_the_paths_are(
-    name: SandboxLevel, plan: SandboxPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Catches a $TMPDIR of more than 107 bytes with a socket's name: it failed every attempt, and the agent's DataLoader and Manager
-    at levels that can't mount."""
-    usable(name, plan) if name is not SandboxLevel.NONE else None
-    deep = tmp_path / ("d" * 60) / ("e" * 60)
-    root, experiment, workspace = _place(deep / "autorl", monkeypatch)
-    monkeypatch.setenv("TMPDIR", str(deep))
-    monkeypatch.setattr("tempfile.tempdir", str(deep))
-    (workspace / "manager.py").write_text(MANAGER)
-    confined = _confinement(root, experiment, workspace, level=str(name))
-    try:
-        env = {"PATH": os.environ["PATH"], "HOME": f"{workspace}/.home", "TMPDIR": f"{workspace}/.tmp"}
-        assert confined.choose(29563, env, 1).level is name
-        argv = confined.argv([sys.executable, "manager.py"])
-        done = subprocess.run(
-            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=PATIENCE_S
-        )
-        assert done.stdout == "1\n", done.stderr[-500:]
-    finally:
-        confined.close()
 
 
 def test_the_key_files_of_all_drivers_are_masked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,35 +623,6 @@ def test_auto_means_the_level_that_the_first_attempt_proved(cluster: Cluster, pl
     assert supervise(third, os.environ["PATH"]) == 0
     sealed = cluster.view(third).sealed
     assert sealed is not None and sealed.fault is Fault.CLUSTER
-
-
-SLEEP = "; sleep 600"
-HOGS: dict[str, tuple[dict[str, Any], str, EndedBy]] = {
-    "shared memory": ({"memory_gib": 0.2}, "head -c 400M /dev/zero > /dev/shm/autorl-hog", EndedBy.OUT_OF_MEMORY),
-    "disk": ({"disk_gib": 0.05}, "head -c 200M /dev/zero > output", EndedBy.DISK),
-    "output": ({"disk_gib": 0.05}, "head -c 200M /dev/zero", EndedBy.DISK),
-    "nesting": ({"disk_gib": 1}, "for i in $(seq 400); do mkdir d; cd d; done", EndedBy.DISK),
-    "processes": ({"processes": 20}, "for i in $(seq 40); do sleep 600 & done", EndedBy.PROCESSES),
-}
-
-
-@pytest.mark.parametrize("what", HOGS)
-def test_more_than_the_budget_is_seen(plan: SandboxPlan, tmp_path: Path, what: str) -> None:
-    budget, script, ended_by = HOGS[what]
-    command = usable(SandboxLevel.NAMESPACES, plan).argv(plan, ["bash", "-c", script + SLEEP])
-    with open(tmp_path / "log", "wb") as log:
-        agent = subprocess.Popen(command, env=environment(plan), cwd=plan.workspace, stdout=log)
-    limits = Budget.model_validate({"wall_clock": "1h", **budget})
-    watch = UsageWatch(limits, os.getpid(), "no-such-mark", Path(plan.workspace), tmp_path / "log")
-    watch.start()
-    try:
-        wait_for(lambda: watch.excess, "the excess")
-    finally:
-        watch.end()
-        agent.kill()
-        agent.wait()
-    assert watch.excess is not None and watch.excess.ended_by is ended_by, watch.excess
-    assert "budget has" in watch.excess.reason or "can't be measured" in watch.excess.reason
 
 
 def test_more_than_the_budget_ends_the_agent(cluster: Cluster, plan: SandboxPlan) -> None:

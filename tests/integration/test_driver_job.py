@@ -210,10 +210,3 @@ def test_a_driver_that_never_comes_up_is_the_clusters_fault_and_costs_no_budget(
         and "nowhere` that serves the driver is not here" in (told.problem or "")
     )
     assert newest_generation(other.drivers, "local") == 1
-
-
-def test_a_driver_that_nobody_calls_for_long_ends(world: World) -> None:
-    world.lay(idle_exit_s=2)
-    assert world.start("job", "driver", str(world.experiment.path), "local").wait(PATIENCE_S) == 0
-    told = read_endpoint(world.experiment.driver_endpoint("local"))
-    assert told is not None and told.problem and told.problem.startswith("no agent was at work for")

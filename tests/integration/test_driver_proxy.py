@@ -1,20 +1,15 @@
-"""A cluster's HTTP proxy between gateway and driver: one that forwards, and one that tunnels to a driver with a certificate."""
+"""A cluster's HTTP proxy between gateway and driver."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import shutil
-import socket
-import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import needs
 import pytest
 from driver_server import DriverServer, Turn
 from gateways import KEY, MODEL, PATHS, TOKEN, GatewayProcess, request_of
@@ -47,17 +42,6 @@ def proxy(port: int) -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
             self.wfile.write(data)
 
-        def do_CONNECT(self) -> None:
-            asked.append(f"CONNECT {self.path}")
-            way = socket.create_connection(("127.0.0.1", port), timeout=60)
-            self.send_response(200)
-            self.end_headers()
-            back = threading.Thread(target=pour, args=(way, self.connection), daemon=True)
-            back.start()
-            pour(self.connection, way)
-            back.join(60)
-            self.close_connection = True
-
         def log_message(self, *_: object) -> None:
             pass
 
@@ -69,45 +53,6 @@ def proxy(port: int) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def pour(source: socket.socket, sink: socket.socket) -> None:
-    """All bytes of one side to the other."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(65536):
-            sink.sendall(data)
-        sink.shutdown(socket.SHUT_WR)
-
-
-@contextlib.contextmanager
-def with_certificate(port: int, folder: Path) -> Iterator[int]:
-    """A port of the loopback that speaks TLS for HOST and leads to this one."""
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    subject = ["-subj", f"/CN={HOST}", "-addext", f"subjectAltName=DNS:{HOST}", "-days", "2", "-nodes"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*command, *subject], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    listener = socket.create_server(("127.0.0.1", 0))
-
-    def serve() -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = listener.accept()
-                threading.Thread(target=one, args=(client,), daemon=True).start()
-
-    def one(client: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            inner = context.wrap_socket(client, server_side=True)
-            way = socket.create_connection(("127.0.0.1", port), timeout=60)
-            threading.Thread(target=pour, args=(way, inner), daemon=True).start()
-            pour(inner, way)
-
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield int(listener.getsockname()[1])
-    finally:
-        listener.close()
 
 
 def answer_through(folder: Path, url: str, through: str | None) -> str:
@@ -128,19 +73,6 @@ def test_a_proxy_forwards(tmp_path: Path) -> None:
         url = f"http://{HOST}/v1"
         assert answer_through(tmp_path, url, proxy_to(url, None, {"http_proxy": address})) == "through"
         assert asked == [f"POST http://{HOST}/v1/chat/completions"]
-
-
-@needs.needs("openssl", shutil.which("openssl") is not None, "no openssl to make a certificate")
-def test_a_proxy_tunnels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
-    with (
-        DriverServer([Turn("tunnelled")], key=KEY, model=MODEL) as driver,
-        with_certificate(driver.port, tmp_path) as port,
-        proxy(port) as (address, asked),
-    ):
-        url = f"https://{HOST}/v1"
-        assert answer_through(tmp_path, url, proxy_to(url, None, {"HTTPS_PROXY": address})) == "tunnelled"
-        assert asked == [f"CONNECT {HOST}:443"]
 
 
 @pytest.mark.parametrize(

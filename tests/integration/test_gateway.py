@@ -127,15 +127,6 @@ def test_what_the_client_sends_reaches_the_driver_without_the_token(
     assert asked.query == "beta=true"
 
 
-def test_the_token_may_stand_wherever_providers_want_their_keys(driver: DriverServer, gateway: GatewayProcess) -> None:
-    body = request_of("gemini")
-    for headers, query in (({"x-goog-api-key": TOKEN}, ""), ({}, f"?key={TOKEN}")):
-        assert gateway.ask(PATHS["gemini"] + query, body, headers, token=None).status == 200
-        got = {name.lower(): value for name, value in driver.asked[-1].headers.items()}
-        assert got["x-goog-api-key"] == KEY
-        assert driver.asked[-1].query == ""
-
-
 @pytest.mark.parametrize("dialect", ["openai-chat", "anthropic"])
 def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> None:
     """The driver goes on only when the client has the event before."""
@@ -163,39 +154,6 @@ def test_pieces_pass_at_the_moment_they_come(tmp_path: Path, dialect: str) -> No
                 go_on.release()
         connection.close()
         assert events > 5
-
-
-def test_a_chat_stream_that_doesnt_ask_for_usage_is_counted_and_not_told(
-    driver: DriverServer, gateway: GatewayProcess
-) -> None:
-    answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat", stream=True))
-    assert b"prompt_tokens" not in answer.body
-    assert answer.body.endswith(b"data: [DONE]\n\n")
-    assert driver.asked[-1].body["stream_options"] == {"include_usage": True}
-    call = last_call(gateway)
-    assert (call.tokens_in, call.estimated) == (1000, False)
-
-
-def test_counts_of_tokens_pass_and_cost_nothing(gateway: GatewayProcess) -> None:
-    before = gateway.totals()
-    assert gateway.ask("/v1/messages/count_tokens", request_of("anthropic")).json["input_tokens"] > 0
-    assert gateway.ask(f"/v1beta/models/{MODEL}:countTokens", request_of("gemini")).json["totalTokens"] > 0
-    last = last_call(gateway)
-    assert last.tokens_in is None and last.status == 200
-    assert gateway.totals()["calls"] == before["calls"]
-
-
-def test_the_models_are_the_driver_alone(gateway: GatewayProcess) -> None:
-    assert [each["id"] for each in gateway.ask("/v1/models", method="GET").json["data"]] == [MODEL]
-    assert gateway.ask("/v1beta/models", method="GET").json["models"][0]["name"] == f"models/{MODEL}"
-    assert gateway.ask(f"/v1/models/{MODEL}", method="GET", headers={"anthropic-version": "x"}).json["type"] == "model"
-    assert gateway.ask("/v1/models/other", method="GET").status == 404
-
-
-def test_a_client_may_ask_before_it_sends_a_body(gateway: GatewayProcess) -> None:
-    body = json.dumps(request_of("openai-chat")).encode()
-    expect = gateway.raw(START + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
-    assert expect.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200")
 
 
 def test_refusals_come_in_the_clients_dialect(gateway: GatewayProcess, driver: DriverServer) -> None:
@@ -371,18 +329,6 @@ def test_a_wrong_key_is_the_clusters_fault_and_is_quoted_nowhere(tmp_path: Path)
                 assert KEY not in path.read_text() and TOKEN not in path.read_text()
 
 
-def test_a_key_that_was_corrected_is_read_again(tmp_path: Path) -> None:
-    key_file = tmp_path / "key"
-    write_key(key_file, "old")
-    with DriverServer([Turn("x")], key="new") as driver:
-        upstream = {"url": driver.url, "key_file": str(key_file), "timeout_s": 60}
-        with GatewayProcess(tmp_path, upstream) as gateway:
-            assert gateway.ask(PATHS["anthropic"], request_of("anthropic")).status == 401
-            write_key(key_file, "new")
-            statuses = [gateway.ask(PATHS["anthropic"], request_of("anthropic")).status for _ in range(2)]
-            assert statuses[-1] == 200
-
-
 def test_silence_ends_by_the_timeout(tmp_path: Path) -> None:
     script = [Pace(Turn("late"), after_s=600), Pace(Turn("first, and then nothing"), event_s=600)]
     with DriverServer(script) as driver, GatewayProcess(tmp_path, {"url": driver.url, "timeout_s": 4.0}) as gateway:
@@ -496,16 +442,6 @@ def test_a_driver_that_dies_and_comes_back_elsewhere(tmp_path: Path) -> None:
         assert gateway.calls(6)[-1].tries > 1
 
 
-def test_an_endpoint_file_that_names_nothing(tmp_path: Path) -> None:
-    upstream = {"endpoint_file": str(tmp_path / "none.json"), "timeout_s": 1.0}
-    with GatewayProcess(tmp_path, upstream) as gateway:
-        answer = gateway.ask(PATHS["openai-chat"], request_of("openai-chat"))
-        assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
-        for text in ("", "{", "[]", '{"url": "file:///etc/passwd", "ready": true}', '{"url": 5, "ready": true}'):
-            (tmp_path / "none.json").write_text(text)
-            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 503
-
-
 def test_a_certificate_that_nobody_signed(tmp_path: Path) -> None:
     """Certificates are checked: a driver's address is no reason to trust whoever answers there."""
     done = subprocess.run(
@@ -612,15 +548,6 @@ def test_no_secret_is_in_argv_environment_log_or_words(gateway: GatewayProcess) 
             (folder / "environ").read_bytes()
 
 
-def test_signals_that_reach_a_whole_job_dont_end_it(tmp_path: Path) -> None:
-    with DriverServer([Turn("x")]) as driver, behind(driver, tmp_path) as gateway:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-            gateway.process.send_signal(number)
-        assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
-        assert gateway.end() == 0
-        assert not gateway.socket.exists()
-
-
 def test_it_ends_with_the_supervisor(tmp_path: Path) -> None:
     """By the end of its input; and where somebody else holds that open, by the kernel's hand."""
     with DriverServer([Turn("x")]) as driver:
@@ -656,75 +583,6 @@ def test_wrong_settings_end_it_with_words_that_quote_no_secret() -> None:
         )
         assert done.returncode == 2 and done.stdout == b"" and done.stderr, told
         assert KEY.encode() not in done.stderr and b"secret" not in done.stderr and b"Traceback" not in done.stderr
-
-
-def test_a_proxy_is_not_used_for_this_machine(tmp_path: Path) -> None:
-    """For others: tests/integration/test_driver_proxy.py."""
-    with DriverServer([Turn("x")], key=KEY) as driver, nobodys_port() as port:
-        upstream = {"url": driver.url, "key": KEY, "proxy": f"http://127.0.0.1:{port}"}
-        with GatewayProcess(tmp_path, upstream) as gateway:
-            assert gateway.ask(PATHS["openai-chat"], request_of("openai-chat")).status == 200
-
-
-def test_a_socket_whose_path_is_longer_than_the_kernel_takes(tmp_path: Path) -> None:
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    with DriverServer([Turn("x")]) as driver, behind(driver, folder, port=None) as gateway:
-        assert gateway.port is None
-        assert gateway.socket.is_socket()
-        before = os.getcwd()
-        os.chdir(folder)
-        try:
-            connection = http.client.HTTPConnection("x", timeout=60)
-            connection.sock = socket.socket(socket.AF_UNIX)
-            connection.sock.connect("driver.sock")
-            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
-            assert connection.getresponse().status == 200
-            connection.close()
-        finally:
-            os.chdir(before)
-
-
-def test_a_supervisor_that_doesnt_read_stops_nothing(tmp_path: Path) -> None:
-    with DriverServer([Turn("x")]) as driver:
-        told = {
-            "port": 0,
-            "token": TOKEN,
-            "upstream": {"url": driver.url},
-            "model": MODEL,
-            "log": str(tmp_path / "l.jsonl"),
-        }
-        with subprocess.Popen(
-            [sys.executable, "-m", "autorl_hpc.gateway"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as process:
-            try:
-                assert process.stdin is not None and process.stdout is not None
-                process.stdin.write(json.dumps(told).encode() + b"\n")
-                process.stdin.flush()
-                port = json.loads(process.stdout.readline())["port"]
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-                headers = {"Authorization": f"Bearer {TOKEN}"}
-                for _ in range(1200):  # a pipe holds 64 KiB; each line has about 120 bytes
-                    connection.request("POST", "/v1/files", b"", headers)
-                    connection.getresponse().read()
-                connection.request("GET", "/v1/models", headers=headers)
-                assert connection.getresponse().status == 200
-                connection.close()
-                process.stdin.write(b'{"stop": true}\n')
-                process.stdin.flush()
-                assert process.wait(600) == 0
-            finally:
-                process.kill()
-
-
-@pytest.mark.parametrize("encoding", [b"gzip", b"deflate"])
-def test_packed_bodies_that_are_none_fill_no_log(gateway: GatewayProcess, encoding: bytes) -> None:
-    before = len(gateway.stderr.read_bytes())
-    for _ in range(5):
-        packed = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Encoding: %s\r\nContent-Length: 5\r\n\r\nxxxxx" % encoding
-        gateway.raw(packed)
-    assert gateway.ask("/v1/models", method="GET").status == 200
-    assert len(gateway.stderr.read_bytes()) == before
 
 
 def test_idle_connections_of_others_take_no_place(gateway: GatewayProcess) -> None:

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, VARIANTS, Cluster
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.ledger import Ledger
-from autorl_hpc.files.queue import Claims, HeartbeatWatch, write_heartbeat
 from autorl_hpc.grading import engines as grading_engines
 from autorl_hpc.grading import schedule
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.records.entries import Score
 from autorl_hpc.records.exchange import Engine as Identity
-from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.rollouts.engine import Answer, Loaded
-from autorl_hpc.states import EntryKind, Fault
+from autorl_hpc.states import EntryKind
 from autorl_hpc.tasks.loader import PATH_VARIABLE
 
 pytestmark = pytest.mark.xdist_group("order")
@@ -168,117 +161,6 @@ def test_the_next_is_loaded_ahead_and_answered_while_the_former_is_rated(
         assert ("prefetch", content) in desk.engine.did[:place], "before the former was answered"
     runs = [run for content in order for run in desk.runs if content in desk.cluster.view(run).contents()]
     assert runs[0] != runs[1] and runs[2] != runs[3], "by turns"
-
-
-def test_what_can_t_be_finished_or_read_ahead_is_scored_all_the_same(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rate = desk.grader.bench.rate
-    errors = [
-        ValueError("a scorer's defect"),
-        AutorlError("no judge", fault=Fault.GRADER),
-        OSError(5, "EIO"),
-        SystemExit(3),
-    ]
-    exits = [SystemExit(4)]  # from end to end, too
-
-    def fails(answered: Any) -> Any:
-        if threading.current_thread() is not threading.main_thread() and errors:
-            raise errors.pop()
-        if threading.current_thread() is threading.main_thread() and exits:
-            raise exits.pop()
-        return rate(answered)
-
-    def can_t_read(weights: Path, content_hash: str) -> None:
-        raise OSError("stale")
-
-    monkeypatch.setattr(desk.grader.bench, "rate", fails)
-    monkeypatch.setattr(desk.engine, "prefetch", can_t_read)
-    never = SimpleNamespace(
-        enqueue=lambda *_: False
-    )  # as if a grader had died before: the closing sees what is missing
-    monkeypatch.setattr(desk.grader.feedback, "fingerprints", never)
-    desk.work()
-    assert all(view.closed and not view.unfingerprinted() for view in map(desk.cluster.view, desk.runs))
-    assert not errors and not exits and all(sorted(numbers) == ONCE for numbers in desk.scores().values())
-    scores = [score.evaluation for run in desk.runs for score in desk.cluster.view(run).scores.values()]
-    assert all(evaluation.score is not None and evaluation.items_sha256 for evaluation in scores)
-
-
-def test_where_graders_died_nothing_else_is_under_way(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a further death is charged to one entry alone: the innocent one is under way at most once when a grader dies."""
-    experiment = desk.cluster.experiment
-    dead = Claims(experiment.claims, "dead", "host", HeartbeatWatch(experiment.graders, 60.0))
-    feared = [f"f-{desk.runs[0]}--{number:06d}" for number in ONCE] + [f"c-{desk.runs[1]}"]
-    for name in feared:
-        assert dead.take(name, {}) == 1
-    write_heartbeat(experiment.graders, Heartbeat(grader="dead", host="host", pid=1, counter=1, state="ended"))
-    beside: dict[str, set[tuple[str, ...]]] = {}
-    rate, threads = desk.grader.bench.rate, set[str]()
-
-    def rate_slowly(answered: Any) -> Any:
-        threads.add(threading.current_thread().name)
-        time.sleep(0.3)  # the next one comes meanwhile
-        return rate(answered)
-
-    def answering() -> None:
-        assert desk.grader._held is not None
-        beside.setdefault(desk.grader._held[0], set()).add(tuple(desk.grader.background.names))
-
-    monkeypatch.setattr(desk.grader.bench, "rate", rate_slowly)
-    desk.engine.before_answer = answering
-    desk.work()
-    assert in_order(desk.scores()) == dict.fromkeys(desk.runs, ONCE) and all(map(desk.cluster.view, desk.runs))
-    assert {name: beside[name] for name in feared} == {name: {()} for name in feared}
-    assert "finishing" in threads, "others are rated side by side"
-
-
-def test_a_grader_that_is_stopped_in_a_long_rating_is_gone_soon(cluster: Cluster, tmp_path: Path) -> None:
-    """Though Python waits for the threads of an executor, and though the disk is full when it ends."""
-    cluster.mini_task(2)
-    cluster.agent("three", SUBMITS)
-    (run,) = cluster.prepare(["three"], matrix={"task": "mini"})
-    assert cluster.supervisor(run).wait(PATIENCE_S) == 0, cluster.logs()
-    script, rating = tmp_path / "stopped.py", tmp_path / "rating"
-    script.write_text(STOPPED.format(experiment=str(cluster.experiment.path), rating=str(rating)))
-    environment = {**os.environ, PATH_VARIABLE: str(cluster.share / "tasks")}
-    process = subprocess.Popen([sys.executable, str(script)], env=environment)
-    try:
-        wait_for(rating.exists, what="a rating", process=process)
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 130
-    finally:
-        process.kill()
-        process.wait()
-    assert os.listdir(cluster.experiment.claims) == []
-    (beat,) = [json.loads(path.read_text()) for path in cluster.experiment.graders.glob("*.json")]
-    assert beat["state"] == "ended"
-
-
-STOPPED = """
-import sys, threading, time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.grading import daemon, evaluate
-
-def rate(self, answered):
-    if threading.current_thread() is threading.main_thread():
-        return rated(self, answered)
-    Path({rating!r}).touch()
-    list(ThreadPoolExecutor(1).map(time.sleep, [3600.0]))
-
-def collect(self, timeout_s=0.0):
-    if timeout_s == 1.0:
-        raise OSError(28, "No space left on device")
-    kept(self, timeout_s)
-
-rated, kept = evaluate.Bench.rate, daemon.Grader._collect
-daemon.FINISH_AT_END_S = 1.0
-daemon.Grader._collect = collect
-evaluate.Bench.rate = rate
-sys.exit(daemon.run_grader(ExperimentDir(Path({experiment!r}))))
-"""
 
 
 def test_a_part_of_the_feedback_split(cluster: Cluster) -> None:

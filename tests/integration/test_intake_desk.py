@@ -49,17 +49,6 @@ def test_the_same_content_and_the_base_model_are_told_so(tmp_path: Path) -> None
     assert answer["is_base_model"] is True and first["is_base_model"] is False
 
 
-def test_an_answer_names_code_advice_and_fault_and_holds_no_control_characters(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    folder = save(desk.checkpoint)
-    (folder / SINGLE).unlink()
-    with open(os.path.join(os.fsencode(folder), b"\xff\x1b[2J.bin"), "wb"):
-        pass
-    answer = desk.refused()
-    assert (answer["code"], answer["fault"], answer["score"]) == ("pickle", "artifact", None)
-    assert "\\udcff\\x1b[2J.bin" in answer["error"] and "safe_serialization" in answer["advice"]
-
-
 @pytest.fixture
 def small_desk(tmp_path: Path) -> Iterator[tuple[Desk, Path]]:
     """A desk whose artifacts lie on a file system of 1 MiB, and a file there that takes the space of one artifact."""

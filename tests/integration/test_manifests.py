@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoints import SINGLE, Desk, changed, save, tiny_tensors
@@ -331,14 +330,6 @@ def test_a_score_that_the_infrastructure_owes_does_not_answer_for_the_same_conte
     assert len(desk.queued()) == 2
 
 
-def test_a_queue_that_can_t_be_written_is_written_later(desk: Desk) -> None:
-    desk.experiment.queue.rmdir()
-    assert desk.submit("m1", "output/v1")["status"] == "accepted"
-    desk.experiment.queue.mkdir()
-    desk.intake.poll()
-    assert desk.queued() == [f"f-{desk.record.run_id}--000001.json"]
-
-
 # --- many ---
 
 
@@ -379,21 +370,6 @@ def test_what_lies_there_at_the_end_can_t_keep_the_run_from_its_seal(desk: Desk)
     late = [desk.answer(f"m{number:02d}") for number in range(5, 50)]
     assert {(answer["code"], answer["fault"]) for answer in late} == {("too_late", "agent")}
     assert desk.artifacts() == []
-
-
-def test_a_defect_of_ours_does_not_stop_the_next_manifest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = intakes.lint_folder
-
-    def fails_once(*arguments: Any) -> Any:
-        monkeypatch.setattr(intakes, "lint_folder", real)
-        raise TypeError("unhashable")
-
-    monkeypatch.setattr(intakes, "lint_folder", fails_once)
-    desk.drop("m1", {"model_path": "output/v1"})
-    desk.drop("m2", {"model_path": "output/v1"})
-    assert desk.intake.poll() == 2
-    assert (desk.answer("m1")["code"], desk.answer("m1")["fault"]) == ("internal", "grader")
-    assert desk.answer("m2")["status"] == "accepted"
 
 
 def test_copies_of_one_content_don_t_fill_the_ledger(desk: Desk) -> None:

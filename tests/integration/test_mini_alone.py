@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 from driver_server import Call, Conversation, DriverServer, Failure, Pace, Turn
-from helpers import PATIENCE_S, free_listener, wait_for
+from helpers import PATIENCE_S, wait_for
 from miniparts import Alone, contents, errors, parts
 from miniturns import DONE, say
-
-from autorl_hpc.gateway.accounting import too_long
 
 parts()
 
@@ -115,27 +113,6 @@ def test_a_conversation_longer_than_the_window_is_folded_until_it_fits(alone: Al
     assert len(sizes) < 40, "it is not told over and over again"
 
 
-@pytest.mark.parametrize(("left", "code"), [(3000, "0"), (20, "BudgetOver")])
-def test_the_rest_of_a_budget_is_a_shorter_window(alone: Alone, left: int, code: str) -> None:
-    """Folded until it fits; where nothing fits any more the budget is over, and not the agent in error."""
-    alone.accept("output/v1")
-
-    def play(conversation: Conversation) -> Turn | Failure:
-        if conversation.number > 4 and conversation.tokens_in > left:
-            told = too_long("tokens", conversation.tokens_in, left)
-            return Failure(told.status, body=told.body("openai-chat"))
-        return say(DONE) if conversation.number > 8 else say(f"seq 2000; echo run {conversation.number}")
-
-    with DriverServer(play) as driver:
-        ended, lines = alone.run(
-            driver.url, AUTORL_DRIVER_CONTEXT_TOKENS="30000", AUTORL_DRIVER_MAX_OUTPUT_TOKENS="1000"
-        )
-    assert ended == 0, lines
-    assert any("folded more" in line for line in errors(lines))
-    if code == "BudgetOver":
-        assert "The run's budget of tokens has about 20 tokens left" in contents(lines, "exit")[0]
-
-
 def test_tool_calls(alone: Alone) -> None:
     alone.accept("output/v1")
     script = [
@@ -190,31 +167,6 @@ def test_killed_in_a_command_it_goes_on_where_it_was_and_takes_a_reprompt(alone:
         assert lines[0]["start"] == 3
 
 
-def test_an_llm_that_kills_its_own_process_goes_on(alone: Alone) -> None:
-    alone.accept("output/v1")
-    # Its parent, and not by its name: `pkill python` would end the tests too.
-    with DriverServer([say("kill $PPID; sleep 60"), say(DONE)]) as driver:
-        code, lines = alone.run(driver.url)
-        assert "interrupted" in driver.conversations[-1].text
-    assert code == 0 and any("ended by signal 15" in each.get("other", "") for each in lines)
-
-
-def test_a_dead_driver_that_comes_back(alone: Alone) -> None:
-    alone.accept("output/v1")
-    with free_listener() as listener:  # no port that the kernel gives to somebody else meanwhile
-        port = listener.getsockname()[1]
-    with DriverServer([say("echo one")], port=port) as driver:
-        process = alone.start(driver.url)
-        wait_for(lambda: driver.asked, what="the first request")
-    assert process.stdout is not None
-    for line in process.stdout:
-        if "no connection" in line:
-            break
-    with DriverServer([say(DONE)], port=port):
-        process.stdout.read()
-        assert process.wait(PATIENCE_S) == 0
-
-
 @pytest.mark.parametrize(
     ("entry", "code", "words"),
     [
@@ -244,18 +196,6 @@ def test_how_a_driver_ends_it_and_what_was_never_submitted_is(
         assert code or len(driver.asked) == 2, "a refusal for good is not asked again"
 
 
-def test_an_llm_that_never_submits_is_told_and_then_helped(desk: Alone) -> None:
-    desk.checkpoint("output/v1")
-    with DriverServer([say(DONE), say(DONE)]) as driver:
-        code, lines = desk.run(driver.url)
-    assert code == 0
-    assert (
-        "You have submitted no checkpoint" in contents(lines, "user")[-1]
-        and "output/v1 is there" in contents(lines, "user")[-1]
-    )
-    assert [each["model_path"] for each in desk.manifests()] == ["output/v1"]
-
-
 @pytest.mark.parametrize("terminated", [False, True])
 def test_the_budget_is_used_up_while_a_command_runs(desk: Alone, terminated: bool) -> None:
     """It is seen in time.json; where the grace is too short for that, TERM comes, and a manifest still counts for some seconds."""
@@ -273,18 +213,3 @@ def test_the_budget_is_used_up_while_a_command_runs(desk: Alone, terminated: boo
         assert len(driver.asked) == 1, "it is not asked any more"
     assert process.returncode == (143 if terminated else 0)
     assert [each["model_path"] for each in desk.manifests()] == ["output/v1"]
-
-
-def test_a_command_ends_early_enough_to_submit(desk: Alone) -> None:
-    desk.tell_time(left_s=98)  # a command may last for 8 s
-    with DriverServer([say("sleep 300"), say("mkdir -p output/x; ./submit output/x"), say(DONE)]) as driver:
-        code, lines = desk.run(driver.url)
-    seen = contents(lines, "user")
-    assert code == 0 and "submit the best checkpoint" in seen[1] and '"accepted"' in seen[2]
-
-
-def test_without_a_driver_it_says_what_it_needs(alone: Alone) -> None:
-    code, lines = alone.run("")
-    assert code == 2 and "OPENAI_BASE_URL is not set" in lines[0]["other"]
-    code, lines = alone.run("http://127.0.0.1:9/v1", AUTORL_DRIVER_PARAMETERS=own_options(colour="red"))
-    assert code == 2 and "colour" in "".join(each["other"] for each in lines)

@@ -73,12 +73,6 @@ def test_agents_of_ones_own_run_as_the_docs_say(
     assert "whole" in cluster.run("verify", str(cluster.experiment.path)).stdout
 
 
-def test_an_agent_that_is_nowhere_is_named_with_the_way_out(cluster: Cluster) -> None:
-    done = cluster.run("launch", str(cluster.spec(["mine"])), "--root", str(cluster.root.path), check=False)
-    assert done.returncode == 2
-    assert "no agent `mine`" in done.stderr and "--agents or $AUTORL_AGENTS_PATH" in done.stderr
-
-
 def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_path: Path) -> None:
     """A dry run only tells; what is on the nodes alone can be launched all the same."""
     folder = lay(tmp_path / "agents", "", "mine")
@@ -93,9 +87,3 @@ def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_pat
     assert not cluster.experiment.path.exists()
     cluster.run("launch", str(job), *own, "--unchecked")
     cluster.run("cancel", str(cluster.experiment.path))
-
-
-def test_an_agent_that_needs_a_driver_is_not_paired_with_none(cluster: Cluster) -> None:
-    done = cluster.run("launch", str(cluster.spec(["codex"])), "--root", str(cluster.root.path), check=False)
-    assert done.returncode == 2
-    assert "agent codex calls a driver (by openai-responses)" in done.stderr and "exclude:" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -74,19 +73,6 @@ def test_with_accounting(world: MakeWorld, slurm_accounting: Sandbox, monkeypatc
     assert heads["runs"] and word.short == Heads.model_validate(heads).short
 
 
-@pytest.mark.soak
-def test_arrays_of_at_most_four(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
-    sandbox = new_sandbox("--max-array", "4", "--gpu-nodes", "2")
-    sandbox.up()
-    here = world(sandbox)
-    here.launch(["null"], matrix={"seed": list(range(10))}, parallel=3)
-    arrays = [job.runs for job in here.submitted.submitted if job.role == "agents"]
-    assert [len(runs) for runs in arrays] == [4, 3, 3]
-    assert sorted(run for runs in arrays for run in runs) == sorted(here.runs)
-    here.wait_over()
-    here.assert_whole()
-
-
 def test_grader_in_the_agents_own_job(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     shows = SUBMITS_ONE + 'echo "agent has $CUDA_VISIBLE_DEVICES"\n'
@@ -98,32 +84,6 @@ def test_grader_in_the_agents_own_job(world: MakeWorld, slurm: Sandbox) -> None:
     for run in here.runs:
         assert here.run_dir(run).agent_log.read_text().splitlines()[-1] == "agent has 0"
     assert (here.experiment.report / "index.html").exists()
-
-
-def test_nothing_of_a_surrounding_job_leaks_in(world: MakeWorld, slurm: Sandbox) -> None:
-    here = world(slurm)
-    here.agent("shows", 'env | grep -E "^(SLURM|SBATCH|MY_API_KEY)" | sort\necho end\n')
-    here.launch(["shows"])
-    here.run("cancel", str(here.experiment.path))
-    spec = here.root.path / "exp.yaml"
-    spec.write_text(spec.read_text().replace("name: exp", "name: inner"))
-    variables = "SBATCH_TIMELIMIT=1 SBATCH_EXPORT=NONE SLURM_CPUS_PER_TASK=3 MY_API_KEY=secret"
-    command = " ".join(
-        [*("env", variables), *("PYTHONPATH=" + here.env["PYTHONPATH"],), sys.executable, "-m autorl_hpc"]
-    )
-    job = slurm.sbatch(
-        f"cd {here.root.path} && {command} launch {spec} --root {here.root.path}",
-        *("--cpus-per-task=2", "--time=30", "--mem=1G", f"--output={here.root.path}/outer.out"),
-    )
-    assert slurm.wait(job, "COMPLETED", "FAILED") == "COMPLETED", (here.root.path / "outer.out").read_text()
-    here.experiment = here.root.experiment("inner")
-    task = slurm.client("scontrol", "-o", "show", "job", here.job_of("agents")).stdout
-    assert "TimeLimit=01:4" in task and "CPUs/Task=1" in task, (
-        "an hour's budget, and not the other job's minute and three cores"
-    )
-    here.wait_over()
-    assert here.run_dir(here.runs[0]).agent_log.read_text() == "end\n"
-    here.assert_whole()
 
 
 @pytest.mark.parametrize("part", ["partition", "gpus"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +95,6 @@ def goal(number: int, n: int = 3, **fields: Any) -> dict[str, Any]:
 
 def play(source: Source, goals: list[dict[str, Any]], engine: Player | None = None, **options: Any) -> list[Episode]:
     return run_episodes(engine or Player(count), goals, source, SAMPLING, **{"max_steps": 20, **options})
-
-
-def stuck(mark: Path, at: int = 1) -> dict[str, Any]:
-    """Fields of a goal whose environment is at one step until there is such a file."""
-    return {"trouble": f"wait({str(mark)!r}) or usual", "at": at}
-
-
-def marks_the_last(mark: Path, others: int, n: int) -> Callable[[str], str]:
-    """A model that counts, and makes the file once it is asked for the last word of so many episodes other than g0."""
-    asked: set[str] = set()
-
-    def act(prompt: str) -> str:
-        name = prompt.partition(":")[0]
-        if name != "g0" and prompt.count(" > ") == n - 1:
-            asked.add(name)
-        if len(asked) == others:
-            mark.touch()
-        return count(prompt)
-
-    return act
 
 
 def limit_s(name: str) -> float:

@@ -1,13 +1,13 @@
-"""One record of each kind."""
+"""Records of many kinds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from autorl_hpc.agents import AgentFile
-from autorl_hpc.records import cluster, driver, entries, exchange, experiment, recorded, run, task
+from autorl_hpc.records import cluster, entries, exchange, experiment, recorded, run, task
 from autorl_hpc.records.base import Strict
-from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, Protocol, QueueKind, SandboxLevel, Split
+from autorl_hpc.states import EndedBy, EntryKind, Network, Protocol, SandboxLevel, Split
 
 HASH = "0123456789abcdef" * 4
 
@@ -44,7 +44,6 @@ SEEN: dict[str, Any] = {"elapsed_s": 12.0, "at": "2026-01-01T00:00:00.000+00:00"
 EVALUATION = entries.Evaluation(
     split=Split.FEEDBACK, content_hash=HASH, score=12.5, n=8, correct=1, recipe_hash=HASH, engine_hash=HASH
 )
-HEADS = exchange.Heads(experiment="exp", runs=(exchange.RunHead(run_id="a", entries=3, head=HASH),))
 RECORDS: list[Strict] = [
     exchange.Manifest(model_path="output/v1 é 漢", id="v1", note="a note", final=True),
     SPEC,
@@ -59,16 +58,6 @@ RECORDS: list[Strict] = [
         code_hash=HASH,
         created_at="2026-01-01T00:00:00.000+00:00",
     ),
-    run.ExperimentRecord(
-        spec=SPEC,
-        spec_sha256=HASH,
-        root="root",
-        code_hash=HASH,
-        created_at="now",
-        runs=("a", "b"),
-        grader=experiment.GraderSpec(device="cpu"),
-        host={"name": "node1"},
-    ),
     cluster.ClusterProfile(
         name="site",
         partition="gpu",
@@ -78,14 +67,6 @@ RECORDS: list[Strict] = [
         limits=cluster.Limits(max_time="2d"),
         agent=cluster.JobKind(gpus=2, memory="64G"),
     ),
-    cluster.SlurmJobs(
-        uid="0123456789ab",
-        cluster="site",
-        submitted=(cluster.Submitted(name="exp.agents-1.0", role="agents", runs=("a",), number=1, job_id="12"),),
-    ),
-    cluster.SeenJobs(
-        counter=2, jobs=(cluster.SeenJob(name="exp.agents-1.0", job_id="12_0", index=0, state="RUNNING"),)
-    ),
     entries.Entry(
         seq=1,
         prev=HASH,
@@ -94,21 +75,6 @@ RECORDS: list[Strict] = [
         writer=entries.Writer(role="grader", host="node1", pid=1),
         body={"a": [1, 2.5, None, {"b": True}]},
     ),
-    HEADS,
-    exchange.Anchor(heads=HEADS, made_at="now", hmac_sha256=HASH),
-    exchange.EvidenceManifest(
-        tool_version="1",
-        run_id="a",
-        experiment="exp",
-        head=HEADS.runs[0],
-        base_model="org/model",
-        base_model_content_hash=HASH,
-        weights=exchange.ExportedWeights(submission_id=1, content_hash=HASH, not_in_hash=("lm_head.weight",)),
-        emptied=("root",),
-        files=(exchange.StoreFile(path="experiment/experiment.json", sha256=HASH, size_bytes=1),),
-    ),
-    entries.AttemptStarted(attempt=1, elapsed_s=0.0, workspace="w"),
-    entries.AttemptEnded(attempt=1, elapsed_s=1.5, reason="signal 15"),
     entries.Submission(
         submission_id=1,
         manifest_id="v1",
@@ -127,9 +93,6 @@ RECORDS: list[Strict] = [
         start_s=0.1,
         refused={"apptainer": "no"},
     ),
-    entries.Fingerprint(
-        submission_id=1, content_hash=HASH, flags=("untrained_copy",), relative_delta=1e-9, parent=None
-    ),
     entries.Contamination(
         submission_id=3,
         also=(2,),
@@ -144,7 +107,6 @@ RECORDS: list[Strict] = [
         complete=False,
         reason="limit of the look: time",
     ),
-    entries.Sealed(submissions=(1, 3), ended_by=EndedBy.BUDGET, exit_code=None, elapsed_s=60.0, given_back_s=1.0),
     entries.Sealed(
         submissions=(),
         ended_by=EndedBy.TOKENS,
@@ -156,24 +118,8 @@ RECORDS: list[Strict] = [
         exit_codes=(0, None),
         reprompts=1,
     ),
-    entries.Closed(selected=None, selected_by="base_kept", fault=Fault.AGENT, reason="no submission", grader="g"),
-    exchange.QueueEntry(
-        kind=QueueKind.BASELINE, task="arithmetic", base_model="autorl/tiny", recipe_hash=HASH, split=Split.REPORT
-    ),
     exchange.Claim(entry="f-run--000001", generation=1, grader="g", host="node1", pid=1),
     exchange.Heartbeat(grader="g", host="node1", pid=1, counter=10**12, state="idle"),
-    driver.DriverEndpoint(
-        name="local",
-        url="http://node1:40001/v1",
-        model="org/m",
-        generation=2,
-        host="node1",
-        pid=1,
-        state="ready",
-        counter=7,
-    ),
-    exchange.Trouble(entry="f-run--000001", failures=3, fault=Fault.GRADER, problem="no key", grader="g"),
-    exchange.Clock(attempt=1, elapsed_s=1e-9, host="node1", pid=1),
     exchange.Clock(
         attempt=2,
         elapsed_s=60.0,
@@ -203,7 +149,6 @@ RECORDS: list[Strict] = [
         source="here",
         files=(exchange.StoreFile(path="a", sha256=HASH, size_bytes=1),),
     ),
-    exchange.EnvironmentPointer(name="torch", content_hash=HASH),
     exchange.BundleManifest(
         parts=(
             exchange.BundlePart(name="autorl/tiny", kind="model", content_hash=HASH),
@@ -227,19 +172,9 @@ RECORDS: list[Strict] = [
         recipes=(RECIPE,),
     ),
     AgentFile(name="a", description="d", include=("scripted",), needs=("torch",), trace="codex"),
-    recorded.TraceEvent(**SEEN, kind="usage", source="agent.log", offset=0, format="codex", tokens_in=3, tokens_out=1),
-    recorded.TraceEvent(**SEEN, kind="position", source="agent.log", offset=7, format="", skipped=2),
-    recorded.TraceEvent(
-        **SEEN, kind="tool_result", source="a.traj.json", offset=4, format="mini", session="s", duration_s=1.5, ok=False
-    ),
-    recorded.UsageSample(**SEEN, cpu_s=1.5, gpus=(recorded.GpuSample(index=0, used_share=0.5),)),
-    recorded.ProcessSeen(
-        **SEEN, pid=7, parent=1, what="ended", command="python code/train.py", began_s=1.0, exit_code=-9
-    ),
     recorded.TrainingPoint(
         **SEEN, source="agent.log", trainer="GRPOTrainer", step=5, reward=0.5, more={"entropy": 0.1}
     ),
-    recorded.CodeRevision(**SEEN, revision=HASH[:40], submission_id=1, files=2, changed=1),
     recorded.ObservedFact(**SEEN, pid=7, program="code/train.py", at_s=1.5, what="seed", facts={"value": 3}),
 ]
 

@@ -9,11 +9,6 @@ import pytest
 
 from autorl_hpc.agents import Agent, AgentFile
 from autorl_hpc.agents.program_check import Looked, look, where_agents_run
-from autorl_hpc.doctor import host as doctor_agents
-from autorl_hpc.records.cluster import ClusterProfile
-from autorl_hpc.sandbox.sandbox_plan import program_folders
-
-PROFILE = {"name": "c"}
 
 
 def program(path: Path, body: str = "echo 'prog 1.2.3 (of tests)'", first: str = "#!/bin/sh") -> Path:
@@ -66,29 +61,6 @@ def test_a_program_in_a_home_that_the_sandbox_hides(tmp_path: Path) -> None:
     assert seen(tmp_path, agent(tmp_path), level="none").state == "note"
 
 
-def test_an_interpreter_that_the_sandbox_hides(tmp_path: Path) -> None:
-    python = program(tmp_path / "hidden" / "bin" / "python", 'exec /bin/sh "$@"')
-    program(tmp_path / "p" / "bin" / "prog", first=f"#!{python}")
-    looked = seen(tmp_path, agent(tmp_path))
-    assert looked.state == "problem" and f"hides {python}, to which" in looked.value
-
-
-def test_a_readable_folder_brings_its_programs(tmp_path: Path) -> None:
-    program(tmp_path / "sw" / "bin" / "prog")
-    looked = seen(tmp_path, agent(tmp_path, versions="1.2.3"), str(tmp_path / "sw"))
-    assert looked.state == "ok"
-    assert (
-        program_folders([str(tmp_path / "sw"), str(tmp_path / "sw" / "bin"), "/nowhere"])
-        == [str(tmp_path / "sw" / "bin")] * 2
-    )
-
-
-def test_a_program_that_does_not_run(tmp_path: Path) -> None:
-    program(tmp_path / "p" / "bin" / "prog", "echo 'no Node 20 here' >&2; exit 3")
-    looked = seen(tmp_path, agent(tmp_path))
-    assert looked.state == "problem" and "prog --version doesn't run: no Node 20 here" in looked.value
-
-
 def test_programs_and_checks_get_an_empty_home_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "sk-secret")
     check = 'ls -A "$HOME"; env | grep sk-secret; echo "$MODE"; exit 1\n'
@@ -123,42 +95,3 @@ def test_what_a_definition_brings_runs_without_the_vault(tmp_path: Path, by: str
     looked = look(made, where, hidden=(root,))
     assert looked[-1].state == "problem" and not out.exists(), "it ran, and outside of a sandbox"
     assert "held-out answer" not in str(looked)
-
-
-def test_a_secret_that_is_not_set_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINE_API_KEY", raising=False)
-    looked = seen(tmp_path, agent(tmp_path, program=(), secrets=["MINE_API_KEY"]))
-    assert looked == Looked("mine", "note", "MINE_API_KEY is not set", "export MINE_API_KEY, if it needs it")
-
-
-def test_the_path_of_jobs_is_the_profile_s(tmp_path: Path) -> None:
-    """Lines that set it are run here; others, which may copy or start things, are for jobs alone."""
-    program(tmp_path / "m" / "bin" / "prog")
-    lines = [f'export PATH="{tmp_path}/m/bin:$PATH"', f"touch {tmp_path}/touched"]
-    profile = ClusterProfile.model_validate({**PROFILE, "setup": lines})
-    where = where_agents_run(profile)
-    assert look(agent(tmp_path, versions="1.2.3"), where)[-1].state == "ok"
-    assert not (tmp_path / "touched").exists()
-
-
-def test_a_setup_that_does_not_run_here_is_said(tmp_path: Path) -> None:
-    program(tmp_path / "p" / "bin" / "prog")
-    profile = ClusterProfile.model_validate({**PROFILE, "setup": ["source /nowhere/setup.sh && false || exit 5"]})
-    where = where_agents_run(profile, environ={"PATH": f"{tmp_path}/p/bin:/usr/bin:/bin"})
-    assert "don't run here" in where.doubt
-    assert [looked.state for looked in look(agent(tmp_path), where)] == ["note", "note"]
-
-
-def test_the_doctor_names_agents_with_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is not here is no problem of this machine's, until an experiment asks for it."""
-    for name in ("mine", "plain", "broken"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "start.sh").write_text("true\n")
-    (tmp_path / "mine" / "agent.yaml").write_text("name: mine\ndescription: d\nprogram: [no-such-program]\n")
-    (tmp_path / "plain" / "agent.yaml").write_text("name: plain\ndescription: d\n")
-    (tmp_path / "broken" / "agent.yaml").write_text("name: broken\n")
-    monkeypatch.setattr(doctor_agents, "agent_names", lambda: ["broken", "mine", "plain"])
-    monkeypatch.setenv("AUTORL_AGENTS_PATH", str(tmp_path))
-    found = doctor_agents.check_agents(None, tmp_path)
-    assert [(f.check, str(f.state)) for f in found] == [("PATH of jobs", "ok"), ("broken", "warning"), ("mine", "note")]
-    assert "no-such-program is not on the PATH" in found[2].value

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from autorl_hpc.agents import AgentFile, agent_names, load_agent, put_first
+from autorl_hpc.agents import AgentFile, agent_names, load_agent
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import share
 from autorl_hpc.records.base import parse_record
-
-PROGRAMS = ("claude-code", "codex", "gemini-cli", "opencode", "openhands", "rd-agent")
 
 REFERENCE: list[tuple[str, dict[str, str]]] = [
     (
@@ -34,16 +31,6 @@ def folder(places: Path, name: str, text: str, file: str = "agent.yaml") -> Path
     (made / file).write_text(text)
     (made / "start.sh").write_text("true\n")
     return made
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_shipped_agent_tells_what_it_is(name: str) -> None:
-    file = load_agent(name).file
-    assert file.program and file.versions and file.check and file.install
-    assert file.driver is not None and file.driver.required and file.driver.set_by
-    assert not file.secrets  # the gateway holds the driver's key
-    if file.prompt:
-        assert file.resume == "resume.sh" and file.trace == name
 
 
 @pytest.mark.parametrize(("text", "env"), REFERENCE)
@@ -74,16 +61,6 @@ def test_mistakes_are_named(tmp_path: Path, text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("start", ["bin/run/start.sh", "./bin/run/start.sh"])
-def test_a_start_script_of_autorl_bench_may_lie_in_a_subfolder(tmp_path: Path, start: str) -> None:
-    made = folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
-    with pytest.raises(AutorlError, match=r"lacks bin/run/start\.sh"):
-        load_agent("mine", [tmp_path])
-    (made / "bin" / "run").mkdir(parents=True)
-    (made / "start.sh").rename(made / "bin" / "run" / "start.sh")
-    assert load_agent("mine", [tmp_path]).script(again=True) == "bin/run/start.sh"
-
-
 @pytest.mark.parametrize("start", ["bin/../start.sh", "/start.sh", ".git/start.sh", "bin//start.sh"])
 def test_odd_ways_to_a_start_script_are_refused(tmp_path: Path, start: str) -> None:
     folder(tmp_path, "mine", f"start: {start}\n", "config.yaml")
@@ -95,16 +72,6 @@ def test_words_of_older_definitions_are_understood() -> None:
     value = {"name": "a", "description": "d", "version_tested": "trl 1.16.0", "driver": "none"}
     file = parse_record(AgentFile, value, "agent.yaml")
     assert file.versions == ("trl 1.16.0",) and file.driver is None
-
-
-def test_folders_given_by_option_are_looked_into_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AUTORL_AGENTS_PATH", "")
-    folder(tmp_path / "agents", "codex", "name: codex\ndescription: mine\n")
-    put_first([tmp_path / "agents"])
-    assert load_agent("codex").file.description == "mine"
-    assert os.environ["AUTORL_AGENTS_PATH"] == str(tmp_path / "agents")
-    with pytest.raises(AutorlError, match="--agents names the folder that holds agent folders"):
-        put_first([share("templates") / "agents" / "codex" / "start.sh"])
 
 
 def test_includes_stay_in_the_agents_folder(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import pytest
 import tomllib
-import yaml
 
 from autorl_hpc.files.layout import share
 
@@ -110,53 +108,6 @@ def test_without_a_session_it_begins(tmp_path: Path, agent: str) -> None:
     assert not any(word in asked["argv"] for word in GOES_ON[agent])
 
 
-def test_what_opencode_makes_when_it_starts_is_no_session(tmp_path: Path) -> None:
-    data = tmp_path / "work space" / ".home" / ".local" / "share" / "opencode"
-    (data / "log").mkdir(parents=True)
-    (data / "opencode.db").write_bytes(b"\0CREATE TABLE session (id text, uses_cache integer)\0")
-    asked = run(tmp_path, "opencode", "resume.sh")
-    assert asked["stdin"] == PROMPT and "--continue" not in asked["argv"]
-    older = data / "storage" / "session" / "x" / "ses_1.json"
-    older.parent.mkdir(parents=True)
-    older.write_text("{}")
-    assert "--continue" in run(tmp_path, "opencode", "resume.sh")["argv"]
-
-
-@pytest.mark.parametrize("first", [sys.executable, "/usr/bin/env python-of-it", f" {sys.executable} -I"])
-def test_rd_agent_is_run_by_the_python_of_its_program(tmp_path: Path, first: str) -> None:
-    """By the words of the program's first line, whatever they are."""
-    package = tmp_path / "lib" / "rdagent" / "app" / "rl"
-    package.mkdir(parents=True)
-    (package / "loop.py").write_text("import sys\nprint(*sys.argv[1:])\n")
-    scenario = tmp_path / "lib" / "rdagent" / "scenarios" / "rl"
-    (scenario / "scen").mkdir(parents=True)
-    (scenario / "loop.py").write_text("class RLPostTrainingRDLoop: pass\n")
-    (scenario / "scen" / "scenario.py").write_text("class RLPostTrainingScen:\n    __abstractmethods__ = frozenset()\n")
-    places = tmp_path / "bin"
-    places.mkdir()
-    python = tmp_path / "bin" / "python-of-it"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/lib exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    (places / "rdagent").write_text(f"#!{first.replace(sys.executable, str(python))}\n")
-    (places / "rdagent").chmod(0o755)
-    env = {
-        "PATH": f"{places}:/usr/bin:/bin",
-        "WORKSPACE": str(tmp_path),
-        "AUTORL_DRIVER_MODEL": MODEL,
-        "OPENAI_BASE_URL": "u",
-    }
-    env |= {"BASE_MODEL": "b", "TASK": "t"}
-    words = ["bash", str(AGENTS / "rd-agent" / "start.sh")]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=240, check=False)
-    check = ["bash", str(AGENTS / "rd-agent" / "check.sh")]
-    checked = subprocess.run(check, env=env, capture_output=True, text=True, timeout=240, check=False)
-    if "-I" in first:  # the word arrived: it ignores PYTHONPATH
-        assert "No module named" in done.stderr and checked.returncode == 1
-    else:
-        assert done.stdout == "--base-model b --benchmark t\n", done.stderr
-        assert checked.returncode == 0, checked.stdout
-
-
 def test_hosted_tools_are_off_unless_the_driver_allows_them(tmp_path: Path) -> None:
     home = tmp_path / "work space" / ".home"
     assert "WebSearch,WebFetch" in run(tmp_path, "claude-code")["argv"]
@@ -192,21 +143,3 @@ def test_the_driver_reaches_the_program(tmp_path: Path) -> None:
     assert made["model"] == f"autorl/{MODEL}"
     assert made["provider"]["autorl"]["models"][MODEL]["limit"] == {"context": 32768, "output": 4096}
     assert run(tmp_path, "openhands")["env"]["LLM_MODEL"] == f"openai/{MODEL}"
-
-
-@pytest.mark.parametrize("agent", PROGRAMS)
-def test_a_check_names_the_option_that_a_version_lost(tmp_path: Path, agent: str) -> None:
-    stub = tmp_path / "bin" / PROGRAMS[agent]
-    stub.parent.mkdir()
-    stub.write_text("#!/bin/sh\necho 'options: --help'\n")
-    stub.chmod(0o755)
-    script = AGENTS / agent / yaml.safe_load((AGENTS / agent / "agent.yaml").read_text())["check"]
-    done = subprocess.run(
-        ["bash", str(script)],
-        env={"PATH": f"{stub.parent}:{os.defpath}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 1 and f"this version of {PROGRAMS[agent]} has no" in done.stdout

@@ -1,8 +1,7 @@
-"""The version that an agent's program tells: asked at the start of an attempt, on the run's page, and beside a mean over unlike ones."""
+"""GPUs that the torch of an agent does not see: told at the start of an attempt, and by a scripted agent."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
@@ -11,38 +10,9 @@ from pathlib import Path
 
 import pytest
 from helpers import PATIENCE_S
-from treemaker import Tree
 
 from autorl_hpc.agents.program_check import Where, look_at_torch
 from autorl_hpc.files.layout import share
-from autorl_hpc.files.queue import append_event
-from autorl_hpc.report import pages, report
-from autorl_hpc.report.run_summary import digest
-
-ASKED = """
-import json, os, sys
-from pathlib import Path
-from autorl_hpc.agents import Agent
-from autorl_hpc.agents.definition import AgentFile
-from autorl_hpc.supervise import confine as program
-env = {"PATH": os.environ["PATH"], "AUTORL_RUN_MARK": "mark-of-test.1."}
-for limit_s, asked in json.loads(sys.argv[2]):
-    file = AgentFile(name="one", description="d", program=tuple(asked))
-    agent = Agent(Path("."), file)
-    program.note_version(Path(sys.argv[1]), agent, 3, list, env, "mark-of-test.1.", lambda: False, limit_s)
-"""
-"""In a process of its own, for everything that descends from the asking one is ended."""
-
-SAID = [
-    ("echo my-tool 2.1.197 '(My Tool)'", "2.1.197"),
-    ("echo 'v0.61.0-nightly.1' >&2", "0.61.0-nightly.1"),
-    ("echo broken 1.2.3; exit 1", None),
-    ("echo no number here", None),
-    ("yes 1.2.3", None),
-]
-SLEEPS = ["sleep", f"9{os.getpid()}"]
-"""Nobody else's on this machine."""
-
 
 TORCH = """
 import os, sys
@@ -57,17 +27,6 @@ for granted in (0, 2):
 @pytest.fixture(autouse=True)
 def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda fd: None)
-
-
-def test_what_programs_tell_and_that_silent_hanging_and_missing_ones_are_no_error(tmp_path: Path) -> None:
-    events = tmp_path / "events.jsonl"
-    asked = [(60.0, ["bash", "-c", line]) for line, _ in SAID]
-    asked += [(60.0, ["no-such-program"]), (0.5, ["bash", "-c", f"echo 1.2.3; {' '.join(SLEEPS)} & sleep 98764"])]
-    subprocess.run([sys.executable, "-c", ASKED, str(events), json.dumps(asked)], check=True, timeout=PATIENCE_S)
-    told = [json.loads(line) for line in events.read_text().splitlines()]
-    assert {(one["event"], one["attempt"], one["agent"]) for one in told} == {("agent_version", 3, "one")}
-    assert [one["version"] for one in told] == [*(version for _, version in SAID), None, None]
-    assert not running(SLEEPS), "what the program started goes on"
 
 
 @pytest.mark.parametrize(
@@ -111,35 +70,3 @@ def test_a_scripted_agent_says_that_torch_sees_no_gpu_and_trains_on_the_cpu(tmp_
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "cpu full 0\n"
     assert "torch 2.13.0+cpu sees 0 of 1 GPUs granted (CUDA_VISIBLE_DEVICES 0): it is built without CUDA" in done.stderr
-
-
-def running(argv: list[str]) -> bool:
-    """Whether a process of this command line lives."""
-    line = "".join(f"{word}\0" for word in argv).encode()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and (entry / "cmdline").read_bytes() == line:
-                return True
-    return False
-
-
-def test_the_page_shows_it_and_a_cell_of_unlike_ones_says_so(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    told: dict[tuple[str, int], list[str | None]] = {
-        **{("like", 0): ["1.0.0"], ("like", 1): ["1.0.0"], ("like", 2): [None]},
-        **{("unlike", 0): ["1.0.0"], ("unlike", 1): ["1.0.0", "1.2.0"], ("unlike", 2): []},
-    }
-    for (agent, seed), versions in told.items():
-        run = tree.finished(seed=seed, solved=40 + seed, agent=agent)
-        for attempt, version in enumerate(versions, 1):
-            append_event(run.dir.events, "agent_version", attempt=attempt, agent=agent, program="p", version=version)
-        named = {name: one for name, one in digest(run.dir).story.versions.items() if "program" in name}
-        known = [version for version in versions if version is not None]
-        assert named == ({"agent's program": f"{agent} {', then '.join(known)}"} if known else {})
-        assert all(f"{agent} {version}" in pages.run_md(digest(run.dir)) for version in known[:1])
-    merged = report.build([tree.path])
-    (board,) = merged.boards
-    cells = {row.agent: row.cells[0].agent_versions for row in board.rows if row.cells[0] is not None}
-    assert cells == {"like": (), "unlike": ("unlike 1.0.0", "unlike 1.0.0, then 1.2.0")}
-    for page in (pages.index_html(merged, {}), pages.index_md(merged)):
-        assert page.count("program differs: unlike 1.0.0; unlike 1.0.0, then 1.2.0") == 1

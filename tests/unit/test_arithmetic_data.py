@@ -1,14 +1,12 @@
-"""The data of the task `arithmetic`: sizes, determinism, right answers, and splits that share no problem."""
+"""The data of the task `arithmetic`: splits by a secret, right answers, and splits that share no problem."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import json
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -70,24 +68,6 @@ def gold(row: dict[str, str]) -> int:
     return int(row["answer"].rpartition("#### ")[2])
 
 
-def test_sizes_and_fields(rows: Rows) -> None:
-    assert {name: len(items) for name, items in rows.items()} == SIZES
-    assert all(list(row) == ["id", "question", "answer"] for items in rows.values() for row in items)
-    identities = [row["id"] for items in rows.values() for row in items]
-    assert len(set(identities)) == len(identities)
-
-
-def test_only_the_named_files_are_written(out: Path) -> None:
-    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == set(SIZES)
-
-
-def test_two_calls_write_the_same_bytes(task: ModuleType, out: Path, tmp_path: Path) -> None:
-    task.prepare(None, tmp_path)
-    for name in SIZES:
-        first, second = (hashlib.sha256((folder / name).read_bytes()).hexdigest() for folder in (out, tmp_path))
-        assert first == second, name
-
-
 def test_splits_by_a_secret_are_another_task_with_other_held_out_problems(
     task: ModuleType, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,64 +111,7 @@ def test_splits_share_no_problem(rows: Rows) -> None:
     assert not feedback & report
 
 
-def test_split_of_agrees_with_where_an_item_lies(task: ModuleType, rows: Rows) -> None:
-    for name, items in rows.items():
-        assert {task.split_of(row) for row in items} == {name.partition("/")[0]}
-
-
-def test_split_does_not_depend_on_names_things_or_order_of_addends(task: ModuleType) -> None:
-    for problem, split in task.partition().items():
-        questions = {
-            task.render(problem, task.Dress(name, thing, swapped)).question
-            for name, thing in (("Tom", "apples"), ("Zoe", "eggs"))
-            for swapped in (False, True)
-        }
-        assert {task.split_of({"question": question}) for question in questions} == {split}
-
-
-def test_every_problem_has_a_split_and_each_split_its_share_of_each_family(task: ModuleType) -> None:
-    for family in task.FAMILIES:
-        counts = Counter(split for problem, split in task.partition().items() if problem.family == family)
-        total = sum(counts.values())
-        for split, percent in task.SHARES.items():
-            assert abs(counts[split] - total * percent / 100) <= 1
-
-
-def test_all_splits_have_the_same_mix_of_levels(rows: Rows) -> None:
-    for name, items in rows.items():
-        kinds = Counter(story(row["question"])[0] for row in items)
-        quarter = len(items) // 4
-        assert kinds == {"sum": quarter, "difference": quarter, "two-step": 2 * quarter}, name
-
-
 def test_gold_is_right(rows: Rows) -> None:
     for name in set(SIZES) - {"train/demonstrations.jsonl"}:
         for row in rows[name]:
             assert gold(row) == story(row["question"])[2], row
-
-
-def test_training_answers_show_no_working(rows: Rows) -> None:
-    assert all(re.fullmatch(r"#### \d+", row["answer"]) for row in rows["train/train.jsonl"])
-
-
-@pytest.mark.parametrize("name", sorted(set(SIZES) - {"train/train.jsonl"}))
-def test_each_step_of_a_working_is_right_and_leads_to_the_answer(rows: Rows, name: str) -> None:
-    for row in rows[name]:
-        working, _, final = row["answer"].partition("\n#### ")
-        for step in working.split(". "):
-            a, sign, b, _, result = step.split()
-            assert int(result) == (int(a) + int(b) if sign == "+" else int(a) - int(b)), row
-        assert result == final, row
-
-
-def test_the_teacher_forgets_the_second_step_in_three_of_five_two_step_items(rows: Rows) -> None:
-    items = [(story(row["question"]), row) for row in rows["train/demonstrations.jsonl"]]
-    wrong = [row for (kind, _, result), row in items if gold(row) != result]
-    assert all(story(row["question"])[0] == "two-step" and "-" not in row["answer"] for row in wrong)
-    assert len(wrong) == sum(kind == "two-step" for (kind, _, _), _ in items) * 60 // 100
-
-
-@pytest.mark.parametrize("question", ["", "What is 2 + 3?", "Tom has 3 eggs. Ann buys 2 more. How many eggs in all?"])
-def test_a_foreign_question_is_refused(task: ModuleType, question: str) -> None:
-    with pytest.raises(ValueError, match="not a question"):
-        task.problem_of(question)

@@ -6,7 +6,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 from checkpoints import SINGLE
 
 from autorl_hpc.files import artifacts
@@ -29,23 +28,6 @@ def test_an_artifact_goes_with_the_last_run_that_needs_it(tmp_path: Path) -> Non
     assert artifacts.artifact_ready(tmp_path, "hash")
     artifacts.release(tmp_path, "hash", "run-b")
     assert os.listdir(tmp_path) == [] and not artifacts.hold(tmp_path, "hash", "run-c")
-
-
-@pytest.mark.parametrize("remains", ["folder", "file"])
-def test_remains_without_a_manifest_don_t_hold_an_artifact_s_name(tmp_path: Path, remains: str) -> None:
-    if remains == "folder":
-        (tmp_path / "hash").mkdir()
-        (tmp_path / "hash" / SINGLE).write_text("half")
-    else:
-        (tmp_path / "hash").write_text("half")
-    artifacts.install(tmp_path, copied_artifact(tmp_path), "hash", "run-a")
-    assert os.listdir(tmp_path) == ["hash"] and (tmp_path / "hash" / SINGLE).read_text() == "new"
-
-
-def test_an_artifact_that_can_t_be_installed_is_an_error_and_no_endless_loop(tmp_path: Path) -> None:
-    folder = copied_artifact(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        artifacts.install(tmp_path / "gone", folder, "hash", "run-a")
 
 
 def test_installing_and_releasing_at_once_loses_no_artifact(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +9,8 @@ import plans
 import pytest
 import yaml
 
-from autorl_hpc.cluster.profile import PATH_VARIABLE, Site, load_profile, profile_names, scratch_folder
+from autorl_hpc.cluster.profile import PATH_VARIABLE, load_profile, profile_names, scratch_folder
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.launch.sbatch import Scripts
-from autorl_hpc.records.cluster import ClusterProfile, JobKind, Wording
 
 REPO = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((REPO / "jobs" / "clusters").glob("*.yaml"))
@@ -52,16 +49,6 @@ def test_each_is_found_by_its_name_and_says_what_it_is(path: Path) -> None:
     assert load_profile(str(path)) == profile
 
 
-@pytest.mark.parametrize("path", [p for p in SHIPPED if p.stem != "local"], ids=lambda path: path.stem)
-def test_each_makes_scripts_for_every_kind_of_job(path: Path) -> None:
-    record = plans.experiment(120, load_profile(path.stem), parallel=4, budget={"wall_clock": "10h"})
-    jobs = plans.plan(record, Site())
-    made = Scripts(plans.folder(record), record, load_profile(path.stem), plans.UID)
-    numbers = {job.key: str(job.submitted.number) for job in jobs}
-    assert {job.submitted.role for job in jobs} == {"agents", "grader-0", "report"}
-    assert all("exec " in made.text(job, numbers) for job in jobs)
-
-
 # how they are found
 
 
@@ -75,17 +62,6 @@ def test_the_users_own_stand_before_those_that_ship(tmp_path: Path, monkeypatch:
     assert load_profile("slurm-sandbox").partition == "by variable"
     assert load_profile("other").name == "other"
     assert {"other", "local"} <= set(profile_names())
-
-
-def test_one_that_is_not_there() -> None:
-    with pytest.raises(AutorlError, match="there is no cluster profile `slurm-sandbx`") as error:
-        load_profile("slurm-sandbx")
-    assert "local" in (error.value.next_step or "") and PATH_VARIABLE in (error.value.next_step or "")
-    with pytest.raises(AutorlError, match=r"there is no cluster profile `zzz`\n"):
-        load_profile("zzz")
-    with pytest.raises(AutorlError, match="there is no such file") as error:
-        load_profile("nowhere.yaml")
-    assert (error.value.where or "").endswith("/nowhere.yaml")
 
 
 # wrong ones
@@ -112,31 +88,11 @@ def test_a_wrong_field_is_named(tmp_path: Path, fields: dict[str, Any], words: s
     assert error.next_step == "see docs/clusters.md for every field"
 
 
-# what fields mean
-
-
-def test_every_field_is_in_the_guide() -> None:
-    text = (REPO / "docs" / "clusters.md").read_text()
-    table = {name for row in re.findall(r"(?m)^\| (`.*?) \|", text) for name in re.findall(r"`\.?([a-z_]+)`", row)}
-    own = set(ClusterProfile.model_fields) - {"schema_version", "signal_before_end_s"} | {"signal_before_end"}
-    own |= set(JobKind.model_fields) - set(Wording.model_fields)
-    assert own <= table, f"not in docs/clusters.md: {sorted(own - table)}"
-
-
 # scratch
 
 
 def scratch(text: str | None) -> Path | None:
     return scratch_folder(plans.profile(**({} if text is None else {"scratch": text})), "exp.yaml")
-
-
-def test_variables_and_the_home_folder_are_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("SCRATCH", "/lustre/me")
-    assert scratch(None) is None
-    assert scratch("/a/b") == Path("/a/b")
-    assert scratch("$SCRATCH/x") == scratch("${SCRATCH}/x") == Path("/lustre/me/x")
-    assert scratch("$HOME/x") == scratch("~/x") == Path("/home/me/x")
 
 
 @pytest.mark.parametrize(

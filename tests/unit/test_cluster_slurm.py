@@ -1,4 +1,4 @@
-"""What Slurm's clients tell of our jobs and of a site, by recorded output; clients that fail, refuse or hang."""
+"""What Slurm's clients tell of our jobs, by recorded output; clients that fail, refuse or hang."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from fakes import US, Clients, lines, squeue_line
 
-from autorl_hpc.cluster import profile as sites
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, names_of
 from autorl_hpc.cluster.slurm import SchedulerError
-from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.records.cluster import ClusterProfile, SlurmJobs, Submitted
-from autorl_hpc.states import Fault, JobState
+from autorl_hpc.errors import Exit
+from autorl_hpc.records.cluster import SlurmJobs, Submitted
+from autorl_hpc.states import Fault
 
 UID = "0123456789ab"
 AGENTS, GRADER = f"exp.agents-2.{UID}", f"exp.grader-0.{UID}"
@@ -60,74 +59,7 @@ def test_an_array_is_told_task_by_task(clients: Clients) -> None:
     assert (waiting.nodes, waiting.reason, waiting.state) == (None, "JobArrayTaskLimit", "PENDING")
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "",
-        "slurm_load_jobs: warning: something",
-        US.join(["1", "2", "3"]),
-        squeue_line("1", GRADER, "RUNNING", 1) + US + "more",
-    ],
-    ids=["empty", "words", "too few", "too many"],
-)
-def test_a_line_of_another_form_is_passed_over(clients: Clients, line: str) -> None:
-    clients.says("squeue", lines([line, squeue_line("7", GRADER, "RUNNING", 1), line]))
-    assert [job.job_id for job in slurm.jobs([GRADER])] == ["7"]
-
-
-@pytest.mark.parametrize(
-    ("comment", "number"),
-    [
-        (slurm.comment(UID, 12), 12),
-        ("(null)", None),
-        ("", None),
-        ("a site's own words", None),
-        (f"site: x; {slurm.comment(UID, 3)}", 3),
-        ("autorl-hpc number 4", None),
-    ],
-)
-def test_the_comment_tells_which_call_it_was(clients: Clients, comment: str, number: int | None) -> None:
-    clients.says("squeue", lines([US.join(["7", GRADER, "RUNNING", "None", "", comment, "T1"])]))
-    assert slurm.jobs([GRADER])[0].number == number
-
-
 # which job stands for which run
-
-
-def test_links_of_one_name_are_told_apart_by_the_comment(clients: Clients) -> None:
-    clients.says(
-        "squeue",
-        lines([squeue_line("9", GRADER, "PENDING", 4), squeue_line("7", GRADER, "COMPLETED", 1)]),
-    )
-    jobs = submitted(
-        Submitted(name=GRADER, role="grader-0", number=1, job_id="7", last_link=False),
-        Submitted(name=GRADER, role="grader-0", number=4, job_id="9", link=2),
-    )
-    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
-    assert [(task.submitted.number, task.state) for task in board.tasks] == [(1, JobState.DONE), (4, JobState.WAITING)]
-    assert [task.submitted.number for task in board.alive("grader-0")] == [4]
-
-
-def test_a_number_that_was_given_out_twice_is_not_taken_for_ours(clients: Clients) -> None:
-    """After a lost state, job 120 is another array of ours; what call 2 submitted is gone."""
-    other = f"exp.agents-5.{UID}"
-    clients.says(
-        "squeue", lines([squeue_line("120_0", other, "RUNNING", 5), squeue_line("120_1", other, "RUNNING", 5)])
-    )
-    jobs = submitted(array(2, "120", ("a", "b")), array(5, "120", ("c", "d")))
-    board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
-    assert {task.run_id: task.state for task in board.tasks} == {
-        "a": JobState.GONE,
-        "b": JobState.GONE,
-        "c": JobState.RUNNING,
-        "d": JobState.RUNNING,
-    }
-    assert board.alive_runs() == {"c", "d"}
-
-
-def test_what_was_taken_back_counts_for_nothing() -> None:
-    jobs = submitted(array().model_copy(update={"taken_back": True}))
-    assert JobTable.of(jobs, []).tasks == [] and names_of(jobs) == []
 
 
 def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -> None:
@@ -147,51 +79,6 @@ def test_a_run_of_two_links_lives_while_one_of_them_may_come(clients: Clients) -
     board = JobTable.of(jobs, slurm.jobs(names_of(jobs)))
     assert board.alive_runs() == {"a"}
     assert [task.submitted.number for task in board.of_run("b")] == [2, 3]
-
-
-# jobs that have ended, by scontrol and sacct
-
-
-def scontrol_line(job: str, name: str, **words: str) -> str:
-    base = {"JobId": job, "JobName": name, "UserId": "me(1001)", "JobState": "FAILED", **words}
-    return " ".join(f"{key}={value}" for key, value in base.items())
-
-
-def test_exit_codes_come_from_scontrol_task_by_task(clients: Clients) -> None:
-    clients.says(
-        "squeue", lines([squeue_line("120_0", AGENTS, "FAILED", 2), squeue_line("120_1", AGENTS, "COMPLETED", 2)])
-    )
-    clients.says(
-        "scontrol",
-        lines(
-            [
-                scontrol_line(
-                    "121",
-                    AGENTS,
-                    ArrayJobId="120",
-                    ArrayTaskId="1",
-                    Reason="None",
-                    Restarts="0",
-                    ExitCode="0:0",
-                    Comment=slurm.comment(UID, 2),
-                ),
-                scontrol_line(
-                    "120",
-                    AGENTS,
-                    ArrayJobId="120",
-                    ArrayTaskId="0",
-                    Reason="NonZeroExitCode",
-                    Restarts="2",
-                    ExitCode="75:0",
-                    Command="/shared/a folder/with spaces.sh",
-                ),
-            ]
-        ),
-    )
-    first, second = slurm.with_exit_codes(slurm.jobs([AGENTS]), "120_0")
-    assert (first.exit_code, first.restarts, first.reason) == ("75:0", 2, "NonZeroExitCode")
-    assert (second.exit_code, second.restarts, second.reason) == ("0:0", 0, None)
-    assert clients.calls("scontrol") == [["--oneliner", "show", "job", "120"]]
 
 
 # sacct
@@ -253,19 +140,6 @@ def test_a_client_that_hangs_is_given_up(clients: Clients) -> None:
     assert time.monotonic() - before < 60
 
 
-def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SLURM_JOB_ID", "SLURM_CLUSTERS_X", "SBATCH_ACCOUNT", "SQUEUE_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL"):
-        monkeypatch.setenv(name, "x")
-    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    clients.script("squeue", "env | grep -E '^(SLURM|SBATCH|SQUEUE|SACCT|SCONTROL|LC_ALL)' | sort")
-    assert slurm.run(["squeue"]).splitlines() == [
-        "LC_ALL=C",
-        "SLURM_CONF=/etc/slurm/slurm.conf",
-        "SLURM_TIME_FORMAT=%Y-%m-%dT%H:%M:%S",
-    ]
-
-
 REFUSALS = [
     ("Invalid account or account/partition combination specified", "`account`"),
     ("invalid partition specified: gpux\nInvalid partition name specified", "`partition`"),
@@ -293,16 +167,6 @@ def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None
 # scancel, and a job's own state
 
 
-def test_a_job_that_has_ended_is_cancelled_without_complaint(clients: Clients) -> None:
-    clients.says("scancel", error="scancel: error: Kill job error on job id 5: Invalid job id specified\n", code=1)
-    slurm.cancel(["5"])
-    slurm.cancel([])
-    assert clients.calls("scancel") == [["5"]]
-    clients.says("scancel", error="scancel: error: Access/permission denied\n", code=1)
-    with pytest.raises(SchedulerError, match="denied"):
-        slurm.cancel(["5"])
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -321,20 +185,6 @@ def test_the_own_job(
     clients.says("squeue", text)
     assert slurm.own_job() == expected
     assert "--jobs=33" in clients.calls("squeue")[0]
-
-
-def test_the_own_jobs_end_is_known_where_squeue_can_not_be_asked(
-    clients: Clients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "33")
-    ends_at = int(time.time()) + 600
-    monkeypatch.setenv("SLURM_JOB_END_TIME", str(ends_at))
-    clients.says("squeue", error=DOWN, code=1)
-    told = slurm.own_job()
-    assert told is not None and told[0] == "RUNNING"
-    assert told[1] is not None and ends_at - time.time() - 1 <= told[1] <= 600
-    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
-    assert slurm.own_job() is None
 
 
 @pytest.mark.parametrize(
@@ -378,26 +228,3 @@ def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
         "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
     )
     return clients
-
-
-def test_a_site_tells_its_limits(site: Clients) -> None:
-    told = sites.ask(ClusterProfile(name="there"))
-    assert told.max_array_size == 501
-    assert told.limit_s("gpu") == 86400
-    assert told.limit_s("gpu,short") == 4 * 3600, "the shorter of two: either may take the job"
-    assert told.limit_s(None) == 4 * 3600, "the default partition"
-    assert told.limit_s("long") is None
-    assert told.limit_s("gpu,long") == 86400
-
-
-def test_the_profiles_limits_stand_above(site: Clients) -> None:
-    limits = {"max_time": "2h", "max_array_size": 100}
-    told = sites.ask(ClusterProfile.model_validate({"name": "there", "limits": limits}))
-    assert told.max_array_size == 100
-    assert {told.limit_s(name) for name in ("gpu", "short", "long", None)} == {7200}
-
-
-def test_a_partition_that_is_not_there_is_named(site: Clients) -> None:
-    with pytest.raises(AutorlError, match="no partition `gpux`") as caught:
-        sites.ask(ClusterProfile.model_validate({"name": "there", "partition": "gpu", "grader": {"partition": "gpux"}}))
-    assert caught.value.next_step == "choose one of: gpu, short, long"

@@ -42,9 +42,6 @@ def prepare() -> ModuleType:
     return module(FOLDER, "prepare")
 
 
-# --- splits ---
-
-
 # --- the loader ---
 
 COLUMNS = ["problem", "problem_category", "answer", "answer_type"]
@@ -183,20 +180,3 @@ def test_the_permutation_is_the_one_of_this_day(prepare: ModuleType) -> None:
     splits = prepare.split_numbers()
     digest = hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
     assert digest == "9889115824be0459e7316715a3d4d3ad9dcdb94dcc7631c80c6ae4811575d6ab"
-
-
-def test_a_replay_is_the_same_recipe_as_what_was_recorded(shipped: Path, source: Path, tmp_path: Path) -> None:
-    url = ["--url", "https://search.example/find?q={query}&num={results}"]
-    hashes = {}
-    for name, date, more in (
-        ("online", "2026-11", ["--key-file", "~/.config/key", "--key-header", "X-Key"]),
-        ("replay", "2026-11", []),
-        ("replay", "2026-12", []),
-    ):
-        given = ["--from", str(source), "--to", str(tmp_path / name / date), *url, "--search", name, "--date", date]
-        done = completed(shipped, *given, *more)
-        assert done.returncode == 0, done.stderr
-        hashes[name, date] = load_task("deepsearchqa", [tmp_path / name / date]).recipe(None).hash()
-    assert hashes["replay", "2026-11"] == hashes["online", "2026-11"] != hashes["replay", "2026-12"]
-    missing = completed(shipped, "--from", str(source), "--to", str(tmp_path / "x"), *url, "--search", "replay")
-    assert missing.returncode == 2 and "search_date" in missing.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ import patients
 import pytest
 import warm
 from helpers import PATIENCE_S
-from patients import ROOT, Fake, by_name, proc, profile, state
+from patients import ROOT, Fake, by_name, proc, state
 
 from autorl_hpc.cluster.vllm_program import ProgramAnswer
 from autorl_hpc.doctor import doctor, host, scheduler, storage, trial_jobs
@@ -54,23 +53,6 @@ def test_exit_codes() -> None:
     assert doctor.exit_code([dark]) == doctor.exit_code([]) == Exit.ENVIRONMENT
 
 
-def test_the_page_keeps_to_80_columns() -> None:
-    from rich.console import Console
-
-    out = io.StringIO()
-    long = "word " * 40 + "/a/path/that/has/no/place/to/break" * 4
-    findings = [
-        problem("a name that is longer than its column", long, long, long),
-        ok("x", "[red]1[/red]"),
-        unknown("y", ""),
-    ]
-    doctor.show(findings, Console(file=out, width=80))
-    lines = out.getvalue().splitlines()
-    assert max(map(len, lines)) <= 80 and "[red]1[/red]" in out.getvalue()
-    assert not any(line != line.rstrip() for line in lines)
-    assert lines[-1] == "1 ok, 0 notes, 0 warnings, 1 problem, 1 unknown"
-
-
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return warm.run(["-m", "autorl_hpc", "doctor", *arguments], {**os.environ, **env}, cwd, PATIENCE_S)
 
@@ -103,18 +85,6 @@ SLURM = {
 }
 
 
-@pytest.mark.slow
-def test_no_jobs_submits_none(tmp_path: Path, fake: Fake) -> None:
-    fake(alone=True)
-    for name, lines in SLURM.items():
-        folder = fake(name, lines)
-    done = call("--no-jobs", "--json", cwd=tmp_path)
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert found["time from submit to run"]["state"] == "unknown"
-    assert found["agent job"]["state"] == "ok"
-    assert not (folder / "sbatch.calls").exists()
-
-
 def test_a_job_that_never_starts_is_told_with_its_reason_and_taken_back(
     tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,65 +102,7 @@ def test_a_job_that_never_starts_is_told_with_its_reason_and_taken_back(
     assert list(place.iterdir()) == []
 
 
-def test_a_refusal_of_sbatch_is_a_problem_in_its_words(tmp_path: Path, fake: Fake) -> None:
-    for name, lines in SLURM.items():
-        fake(name, lines)
-    fake("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid qos specification' >&2; exit 1")
-    found = by_name(trial_jobs.examine_with_jobs(tmp_path, profile(qos="x"), [], lambda line: None))
-    refused = found["time from submit to run"]
-    assert state(refused) == "problem" and "Invalid qos" in refused.value and "qos" in refused.do_this
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_is_down(tmp_path: Path, fake: Fake) -> None:
-    for name in SLURM:
-        fake(name, "echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1")
-    done = call("--json", cwd=tmp_path)
-    found = {f["check"]: f for f in json.loads(done.stdout)["findings"]}
-    assert done.returncode == 1 and found["controller"]["state"] == "problem"
-    assert "time from submit to run" not in found
-
-
 # --- GPUs of a host ---
-
-
-MIG = """GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852c)
-  MIG 1g.5gb      Device  0: (UUID: MIG-1)
-  MIG 1g.5gb      Device  1: (UUID: MIG-2)
-GPU 1: NVIDIA A100-SXM4-40GB (UUID: GPU-5c89852d)
-"""
-
-
-def test_cards(fake: Fake) -> None:
-    fake(alone=True)
-    assert state(host.cards()) == "ok"
-    fake("nvidia-smi", f"cat <<'END'\n{MIG}END")
-    found = host.cards()
-    assert state(found) == "note" and "2 x NVIDIA A100-SXM4-40GB; MIG: 2 x 1g.5gb" in found.value
-    fake("nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
-    assert state(host.cards()) == "unknown" and "mismatch" in host.cards().value
-    fake("nvidia-smi", "echo garbage")
-    assert state(host.cards()) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("value", "asked", "expected"),
-    [
-        (None, None, "ok"),
-        (None, 0, "ok"),
-        (None, 1, "warning"),
-        ("0,1", 2, "ok"),
-        ("0,1,2,3", 1, "warning"),
-        ("", 1, "warning"),
-        ("", None, "ok"),
-        ("GPU-5c89852c", 1, "note"),
-        ("MIG-1,MIG-2", 2, "note"),
-        ("NoDevFiles", 1, "note"),
-    ],
-)
-def test_visible_devices(value: str | None, asked: int | None, expected: str) -> None:
-    env = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    assert state(host.visible(env, asked)) == expected
 
 
 def test_a_job_whose_torch_sees_no_gpu_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,15 +137,6 @@ def test_kind_of_file_system(tmp_path: Path, line: str, expected: str, words: st
     assert state(found) == expected and words in found.value
 
 
-def test_temporary_folders(tmp_path: Path) -> None:
-    fake_proc = proc(tmp_path, ROOT, f"2 1 0:5 / {tmp_path} rw - tmpfs tmpfs rw")
-    found = storage.temporary("$TMPDIR", str(tmp_path), fake_proc)
-    assert state(found) == "note" and "RAM disk" in found.value and "memory" in found.so_what
-    assert state(storage.temporary("$TMPDIR", str(tmp_path / "gone"), fake_proc)) == "warning"
-    assert state(storage.temporary("/dev/shm", str(tmp_path / "gone"), fake_proc)) == "note"
-    assert state(storage.temporary("$TMPDIR", None, fake_proc)) == "ok"
-
-
 # --- quota ---
 
 
@@ -256,31 +159,6 @@ LFS = "/lustre 20971520* 10485760 31457280 6d23h59m59s 1000 0 2000 -\n"
 )
 def test_rows_of_quota(text: str, expected: list[Any]) -> None:
     assert [(q.place, q.used, q.limit, q.files, q.files_limit) for q in storage.parse_quota(text)] == expected
-
-
-@pytest.mark.parametrize(
-    ("row", "states"),
-    [
-        ("server:/x 1024 0 0 0 7 0 0 0", ["ok", "ok"]),
-        ("server:/x 1024 0 2048 0 7 0 0 0", ["warning", "ok"]),  # less than a few checkpoints is left
-        ("server:/x 9000000000 0 9000000000 0 7 0 0 0", ["problem", "ok"]),
-        ("server:/x 1024 0 9000000000 0 95 0 100 0", ["ok", "warning"]),
-        ("server:/y 1024 0 2048 0 7 0 0 0", ["ok"]),  # of another file system: none here
-    ],
-)
-def test_quota_judged(fake: Fake, tmp_path: Path, row: str, states: list[str]) -> None:
-    fake("quota", f"echo '{QUOTA.splitlines()[1]}'; echo '{row}'; exit 1")
-    fake_proc = proc(tmp_path, ROOT, f"2 1 0:5 / {tmp_path} rw - nfs server:/x rw")
-    assert [state(f) for f in storage.quota(tmp_path, fake_proc)] == states
-
-
-# --- files, by doing ---
-
-
-def test_probes_of_a_folder(tmp_path: Path) -> None:
-    found = by_name(storage.probes(tmp_path))
-    for name in ("rename over", "hard link", "permissions"):
-        assert state(found[name]) == "ok", found[name]
 
 
 # --- this host ---

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import patients
 import pytest
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.doctor import scheduler, trial_jobs, visibility
-from autorl_hpc.doctor.scheduler import Request, script
+from autorl_hpc.doctor import scheduler, visibility
 
 fake = patients.fake
 
@@ -30,66 +27,7 @@ CONFIG = {
 }
 
 
-def test_accounting(fake: Fake) -> None:
-    fake("sacct", "exit 0")
-    assert state(scheduler.accounting(CONFIG)) == "ok"
-    fake("sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    none = scheduler.accounting({**CONFIG, "AccountingStorageType": "accounting_storage/none"})
-    assert state(none) == "note" and "300 sec" in none.so_what
-    broken = scheduler.accounting(CONFIG)
-    assert state(broken) == "warning" and "disabled" in broken.value
-    assert state(scheduler.accounting({})) == "warning"
-
-
-@pytest.mark.parametrize(
-    ("look", "change", "expected"),
-    [
-        ("MinJobAge", {"MinJobAge": "2 sec"}, "note"),
-        ("MinJobAge", {"MinJobAge": "0 sec"}, "ok"),
-        ("MinJobAge", {"MinJobAge": "soon"}, "unknown"),
-        ("KillWait", {"KillWait": "5 sec"}, "note"),
-        ("KillWait", {"KillWait": ""}, "unknown"),
-        ("version", {"SLURM_VERSION": "19.05.2"}, "warning"),
-        ("version", {"SLURM_VERSION": "?"}, "unknown"),
-        ("version", {}, "ok"),
-        ("preemption", {}, "ok"),
-        ("preemption", {"PreemptType": "preempt/qos", "PreemptMode": "CANCEL"}, "note"),
-    ],
-)
-def test_values_of_the_configuration(look: str, change: dict[str, str], expected: str) -> None:
-    assert state(by_name(scheduler.check_configuration({**CONFIG, **change}, scheduler.UNNAMED))[look]) == expected
-
-
-def test_memory_of_jobs() -> None:
-    assert state(scheduler.memory_default(CONFIG, scheduler.UNNAMED)) == "note"
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile())) == "warning"
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, profile(agent={"cpus": 16}))) == "ok"
-    named = profile(agent={"memory": "64G"}, grader={"memory": "32G"})
-    assert state(scheduler.memory_default({"DefMemPerCPU": "256"}, named)) == "ok"
-
-
 # --- limits ---
-
-
-ROW = dict.fromkeys([*scheduler.ASSOCIATION, *scheduler.QOS], "")
-
-
-@pytest.mark.parametrize(
-    ("row", "enforced", "expected"),
-    [
-        ({}, "limits", "ok"),
-        ({"GrpTRES": "cpu=64,gres/gpu=1"}, "associations,limits", "warning"),
-        ({"MaxTRESPU": "gres/gpu:a100=1"}, "limits,qos", "warning"),
-        ({"GrpTRES": "gres/gpu=1"}, "none", "ok"),
-        ({"GrpTRES": "gres/gpu=8"}, "limits", "note"),
-        ({"MaxJobs": "1"}, "limits", "warning"),
-        ({"MaxSubmit": "5"}, "safe", "warning"),
-        ({"MaxSubmit": "-"}, "limits", "note"),
-        ({"MaxWall": "1-00:00:00"}, "limits", "note"),
-    ],
-)
-def test_a_limit_against_what_one_run_needs(row: dict[str, str], enforced: str, expected: str) -> None:
-    assert state(scheduler.judge("x", {**ROW, **row}, 2, enforced)) == expected
 
 
 def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
@@ -152,51 +90,6 @@ def test_partitions_as_told() -> None:
     assert cpu.max_time_s == 1800
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"partition": "gpu", "gpu_type": "a100"}, "ok"),
-        ({"partition": "gpu"}, "note"),  # two kinds, none named
-        ({"partition": "gpu", "gpu_type": "h100"}, "problem"),
-        ({"partition": "gpu", "gpu_type": "a100", "agent": {"gpus": 8}}, "problem"),
-        ({"partition": "cpu"}, "problem"),
-        ({"partition": "gpu", "gpu_wording": "none"}, "note"),
-        ({"partition": "cpu", "gpu_wording": "none"}, "ok"),
-    ],
-)
-def test_gpus_asked_for_and_there(fields: dict[str, Any], expected: str) -> None:
-    assert state(scheduler.gpu_names(scheduler.read(SCONTROL, SINFO), profile(**fields))) == expected
-
-
-def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
-    fake("sbatch", 'cat >/dev/null; echo "sbatch: Job 7 to start at 2001-01-01T00:00:00 using $*" >&2')
-    found = scheduler.dry(profile(account="lab"))
-    assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
-    fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
-    refused = scheduler.dry(scheduler.UNNAMED)[0]
-    assert state(refused) == "problem" and "account" in refused.do_this
-
-
-def test_what_a_probe_asks_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
-    wanted = profile(
-        partition="gpu",
-        gpu_type="a100",
-        sbatch={"exclusive": True, "mail-type": "END", "hint": "x y", "nice": False},
-        modules=["cuda/12 gcc", "x;rm"],
-        python="$HOME/`id`/$(id)/python",
-    )
-    first = trial_jobs.requests(wanted)[0]
-    options = first.options()
-    assert {"--partition=gpu", "--account=mine", "--gres=gpu:a100:1", "--exclusive", "--hint=x y"} <= set(options)
-    assert not any(option.startswith(("--mail", "--nice")) for option in options)
-    assert Request(profile(gpu_wording="gpus-per-node"), first.kind).options().count("--gpus-per-node=1") == 1
-    text = script(wanted, tmp_path / "a b", "a", 1, [])
-    assert "module load 'x;rm'" in text and "module load gcc" in text
-    assert '"$HOME/\\`id\\`/\\$(id)/python"' in text
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-
-
 # --- a pair of nodes
 
 
@@ -239,21 +132,12 @@ RENAMED, LISTED, RACE = "renamed over, by open()", "new file, by listing", "link
         ({}, {"seen": {"listed": 120.0, "renamed_over": None}}, RENAMED, "problem", "not within"),
         ({"race": ["won"] * 30}, {"race": ["won"] + ["lost"] * 29}, RACE, "problem", "1 won by both"),
         ({"race": ["lost", "lost"] * 15}, {}, RACE, "note", "15 to nobody"),
-        ({"held": "granted"}, {"tried": "granted"}, "flock", "note", "granted to both"),
         ({"held": "refused"}, {"tried": "refused"}, "flock", "note", "refused to everybody"),
-        ({"held": "no such call"}, {"tried": "no such call"}, "flock", "note", "not there"),
-        ({}, {"tried": "No locks available"}, "flock", "note", "No locks available"),
         ({"stopped": "no answer", "race": None}, {"tried": None, "seen": None}, "the pair", "problem", "no answer"),
         ({"race": None}, {}, RACE, "unknown", "not come so far"),
-        ({}, {"tried": None}, "flock", "unknown", "not come so far"),
-        ({}, {"seen": None}, LISTED, "unknown", "not come so far"),
     ],
 )
 def test_what_two_nodes_saw(a: dict[str, Any], b: dict[str, Any], check: str, expected: str, words: str) -> None:
     first, second = raw()
     found = by_name(visibility.judge({**first, **a}, {**second, **b}))[check]
     assert state(found) == expected and words in found.value
-
-
-def test_a_side_without_a_result_is_unknown() -> None:
-    assert [state(f) for f in visibility.judge(raw()[0], None)] == ["unknown"]

@@ -11,18 +11,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import needs
 import pytest
 import web_server
 from helpers import wait_for
-from web_server import QUICK, Answer, LoopbackServer, code, cut, hangs, no_ranges, served, to, whole
+from web_server import QUICK, Answer, LoopbackServer, code, cut, hangs, served, to, whole
 
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.stage import sources
-from autorl_hpc.stage.download import NO_PIN, NoNetwork, Pin, fetch
+from autorl_hpc.stage.download import NoNetwork, Pin, fetch
 from autorl_hpc.stage.sources import HttpSource, address_of, hub_file, hub_token
 
 DATA = bytes(range(256)) * 1000
@@ -75,15 +73,6 @@ def left(place: Path) -> list[str]:
     return sorted(name for name in os.listdir(place) if not name.endswith(".lock"))
 
 
-def test_two_downloads_of_one_file_do_not_mix(server: LoopbackServer, place: Path) -> None:
-    with (
-        sources.alone(place / ".tmp-file.lock", "downloading this file"),
-        pytest.raises(AutorlError, match="another process is downloading this file"),
-    ):
-        get(server, place, whole(DATA))
-    get(server, place, whole(DATA))
-
-
 def test_what_is_there_is_not_fetched_again(server: LoopbackServer, place: Path) -> None:
     get(server, place, whole(DATA))
     address = HttpSource(server.url("/file"))
@@ -126,62 +115,11 @@ def test_a_killed_download_goes_on(server: LoopbackServer, place: Path) -> None:
     assert not server.seen
 
 
-def test_a_part_of_another_version_is_thrown_away(server: LoopbackServer, place: Path) -> None:
-    (place / ".tmp-file.part").write_bytes(b"x" * 1000)
-    assert "run the same command again" in (fails(server, place, whole(DATA)).next_step or "")
-    get(server, place, whole(DATA))
-    for pin in (NO_PIN, Pin(sha256=SHA)):  # longer than the file: the server has nothing there (416)
-        (place / ".tmp-file.part").write_bytes(b"x" * 300_000)
-        get(server, place, whole(DATA), pin=pin)
-
-
-def test_parts_are_joined_only_where_a_hash_tells(server: LoopbackServer, place: Path) -> None:
-    get(server, place, cut(DATA, 1000), whole(DATA), pin=NO_PIN)
-    assert asked(server) == [None, None]
-    said = get(server, place, cut(DATA, 1000), no_ranges(DATA))
-    assert "whole or not at all; from the start" in said
-
-    def elsewhere(handler: object) -> None:
-        handler.plain(206, DATA[5:], Content_Range=f"bytes 5-{len(DATA) - 1}/{len(DATA)}")  # type: ignore[attr-defined]
-
-    get(server, place, cut(DATA, 1000), elsewhere, whole(DATA))
-
-
 def test_a_wrong_file_is_removed_and_both_hashes_are_said(server: LoopbackServer, place: Path) -> None:
     error = fails(server, place, whole(OTHER))
     assert hashlib.sha256(OTHER).hexdigest() in error.what and SHA in error.what
     assert error.exit_code is Exit.FAILED and left(place) == [] and len(server.seen) == 1
     assert "has git hash" in fails(server, place, whole(OTHER), pin=GIT).what
-
-
-def endless(handler: object) -> None:
-    """Announces no length and sends a hundred times the file."""
-    handler.send_response(200)  # type: ignore[attr-defined]
-    handler.end_headers()  # type: ignore[attr-defined]
-    handler.close_connection = True  # type: ignore[attr-defined]
-    for _ in range(100):
-        handler.wfile.write(DATA)  # type: ignore[attr-defined]
-
-
-def announces(length: int) -> Answer:
-    def answer(handler: object) -> None:
-        handler.close_connection = True  # type: ignore[attr-defined]
-        handler.plain(200, DATA, Content_Length=str(length))  # type: ignore[attr-defined]
-
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "size", "words"),
-    [
-        (announces(256_010), None, "the connection broke off at"),
-        (announces(1000), None, "has sha256"),
-        (announces(10), 256_000, "has 10 bytes, expected are 256000"),
-        (endless, 256_000, "bytes, expected are 256000"),
-    ],
-)
-def test_a_wrong_length(server: LoopbackServer, place: Path, answer: Answer, size: int | None, words: str) -> None:
-    assert words in fails(server, place, answer, pin=Pin(sha256=SHA, size_bytes=size)).what
 
 
 def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, place: Path) -> None:
@@ -197,17 +135,6 @@ def test_a_busy_server_is_left_alone_as_long_as_it_asks(server: LoopbackServer, 
 def test_a_refusal_is_final(server: LoopbackServer, place: Path, number: int) -> None:
     error = fails(server, place, code(number))
     assert f"answers {number}" in error.what and len(server.seen) == 1 and error.where == server.url("/file")
-
-
-def test_a_full_disk_is_seen_before_anything_is_written(
-    server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.statvfs(place)
-    blocks = (100_000 + sources.RESERVE_BYTES) // real.f_frsize
-    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*real[:4], blocks, *real[5:]]))
-    error = fails(server, place, whole(DATA))
-    assert "file needs 256.0 kB, and" in error.what and "are missing" in error.what
-    assert error.exit_code is Exit.ENVIRONMENT and left(place) == []
 
 
 # --- no network, proxies, redirects
@@ -228,18 +155,6 @@ def test_a_node_without_network_says_so(server: LoopbackServer, place: Path, clo
         fetch(HttpSource(url), place / "file", Pin(sha256=SHA), patience=QUICK)
     assert "login node" in (caught.value.next_step or "") and "--from DIR" in (caught.value.next_step or "")
     assert "abc" not in str(caught.value) and caught.value.exit_code is Exit.ENVIRONMENT and not left(place)
-
-
-def test_proxies_of_the_environment_are_used(
-    server: LoopbackServer, place: Path, closed_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("http_proxy", server.url())
-    server.answers["http://files.invalid/file"] = [whole(DATA)]
-    fetch(HttpSource("http://files.invalid/file"), place / "file", Pin(sha256=SHA), patience=QUICK)
-    assert server.seen[0][0] == "http://files.invalid/file"
-    monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{closed_port}")
-    with pytest.raises(NoNetwork):
-        fetch(HttpSource("https://files.invalid/other"), place / "other", Pin(sha256=SHA), patience=QUICK)
 
 
 def test_redirects_are_followed_and_end(server: LoopbackServer, place: Path) -> None:
@@ -370,23 +285,6 @@ def test_addresses_that_are_none(text: str) -> None:
     with pytest.raises(AutorlError) as caught:
         address_of(text)
     assert "u:p" not in str(caught.value) and caught.value.next_step
-
-
-def test_a_mirror_stands_for_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/hub/")
-    assert hub_file("org/m", "v1", "x").url == "https://mirror.example/hub/org/m/resolve/v1/x"
-    monkeypatch.setenv("HF_ENDPOINT", "mirror.example")
-    with pytest.raises(AutorlError, match="HF_ENDPOINT is no address"):
-        hub_file("org/m", "v1", "x")
-
-
-@pytest.mark.slow
-def test_a_server_that_hangs_is_asked_again(
-    server: LoopbackServer, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), "QUICK", replace(QUICK, timeout_s=2.0))
-    assert "no answer in time" in get(server, place, hangs(DATA, 1000), whole(DATA))
-    assert asked(server) == [None, "bytes=1000-"]
 
 
 def test_a_disk_that_fills_up_keeps_the_part(server: LoopbackServer, place: Path) -> None:

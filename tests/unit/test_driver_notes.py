@@ -28,21 +28,11 @@ def noted(level: str = "bwrap", *, of_runs: str | list[str] = "d", network: str 
     return "\n".join(notes(ExperimentSpec.model_validate(spec)))
 
 
-@pytest.mark.parametrize("end", ["v1", "v1/", "v1beta", "v1beta/openai", "v4"])
-def test_the_usual_addresses_need_no_note(end: str) -> None:
-    assert noted(url=f"https://api.example.org/{end}") == ""
-
-
 @pytest.mark.parametrize("key", [{"key_file": "/k"}, {"key_variable": "K"}])
 def test_a_key_that_an_agent_could_read_is_warned_of(key: dict[str, str]) -> None:
     assert "WARNING: at sandbox level none an agent can read" in noted("none", **key)
     assert "WARNING: on a node where no sandbox level works" in noted("auto", **key)
     assert noted("landlock", **key) == "" and noted("none") == ""
-
-
-def test_an_address_without_a_version_is_noted() -> None:
-    assert "ends without a version" in noted(url="https://api.example.org")
-    assert "https://api.example.org/api/chat/completions" in noted(url="https://api.example.org/api")
 
 
 def test_runs_that_no_leaderboard_compares_are_noted_before_they_run() -> None:

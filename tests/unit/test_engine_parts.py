@@ -1,4 +1,4 @@
-"""Parts of engines by themselves: the shelf of checkpoints, GPUs by their names, frames, the worker's Python and environment, texts."""
+"""Parts of engines by themselves: the shelf of checkpoints, GPUs by their names, the worker's environment, texts."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import datetime
 import json
 import os
 import shutil
-import socket
 import stat
-import subprocess
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from checkpoints import EMBEDDING, HEAD, TINY
-from helpers import PATIENCE_S, wait_for
 from weights import noisy_tiny, read_safetensors, write_safetensors
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import folder_content_hash
-from autorl_hpc.grading.engines import framing, vllm, weights_cache, worker_process
-from autorl_hpc.grading.engines.framing import BadFrame
+from autorl_hpc.grading.engines import vllm, weights_cache, worker_process
 from autorl_hpc.grading.engines.transformers import BaseTokenizer, dated
-from autorl_hpc.grading.engines.weights_cache import WeightsCache, read_checkpoint
+from autorl_hpc.grading.engines.weights_cache import read_checkpoint
 from autorl_hpc.records.task import Sampling
 from autorl_hpc.rollouts.engine import WeightsChanged
 
@@ -69,33 +63,6 @@ def test_what_was_hashed_is_what_is_kept(
         read_checkpoint(folder, made[0][1], TIED)
 
 
-def test_the_cache_reads_ahead_and_keeps_the_last_within_its_limit(
-    made: list[tuple[Path, str]], tmp_path: Path
-) -> None:
-    size = read_checkpoint(*made[0], TIED).size
-    cache = WeightsCache(int(2.5 * size), TIED)
-    moved = [tmp_path / str(number) for number in range(3)]
-    for (folder, _), target in zip(made, moved, strict=True):
-        shutil.copytree(folder, target)
-    cache.prefetch(moved[0], made[0][1])
-    wait_for(lambda: all(read.future.done() for read in cache._reads.values()), "the first to be read ahead")
-    shutil.rmtree(moved[0])
-    first = cache.take(moved[0], made[0][1])
-    assert first is not None and first.content_hash == made[0][1]
-    assert cache.take(moved[1], made[1][1]) is not None
-    assert cache.take(moved[0], made[0][1]) is first, "kept by its hash: nothing is read"
-    assert cache.take(moved[2], made[2][1]) is not None
-    shutil.rmtree(moved[1])
-    assert cache.take(moved[0], made[0][1]) is first
-    with pytest.raises(OSError):
-        cache.take(moved[1], made[1][1])  # the one that was not used for longest had to go
-    small = WeightsCache(size // 2, TIED)
-    small.prefetch(moved[2], made[2][1])
-    assert small.take(moved[2], made[2][1]) is not None
-    assert not small._reads, "more than the limit is not kept"
-    cache.close()
-
-
 def test_gpus_by_all_their_names() -> None:
     def seen(value: str | None) -> list[str]:
         return vllm.visible({} if value is None else {vllm.VARIABLE: value}, lambda: 3)
@@ -117,46 +84,6 @@ def test_gpus_by_all_their_names() -> None:
     assert vllm.environment(["GPU-b"], {"GPU-b": 1}.get) == {vllm.VARIABLE: "1", **order}
     assert vllm.environment(["GPU-b"], lambda entry: None) == {vllm.VARIABLE: "GPU-b"}
     assert vllm.environment(["MIG-b"], lambda entry: 0) == {vllm.VARIABLE: "MIG-b"}
-
-
-def test_how_many_workers_suit_a_gpu() -> None:
-    def model(millions: float) -> dict[str, list[int]]:
-        return {"model.embed_tokens.weight": [int(millions * 1000), 1000]}
-
-    sizes = [(135, 4), (494, 4), (1240, 2), (1540, 1), (7000, 1)]
-    assert [framing.fitting(model(size), 16, 1) for size, _ in sizes] == [count for _, count in sizes]
-    assert [framing.fitting(model(135), cores, 1) for cores in (1, 5, 6, 9, 12, 128)] == [1, 1, 2, 3, 4, 4]
-    assert framing.fitting(model(135), 16, 2) == 2 and framing.fitting(model(135), 16, 8) == 1
-    small = {"embed": [49152, 576], "gate": [1536, 576], "norm": [576]}
-    room = framing.cache_bytes(6 << 30, small, 2)
-    assert 3 << 30 < room < 4 << 30
-    assert framing.cache_bytes(2 << 30, small, 2) < 0
-    larger = {"embed": [151936, 896], "gate": [4864, 896]}
-    assert framing.cache_bytes(6 << 30, larger, 2) < room
-
-
-def test_frames_and_what_is_none() -> None:
-    ours, theirs = socket.socketpair()
-    rows = [[1, 2, 3], [], [2**31 - 1] * 300_000]
-    lengths, block = framing.pack_tokens(rows)
-    sender = threading.Thread(target=framing.send, args=(ours, {"lengths": lengths, "word": "ö"}, block))
-    sender.start()
-    frame = framing.receive(theirs)
-    sender.join(PATIENCE_S)
-    assert frame is not None and frame.head["word"] == "ö"
-    assert framing.unpack_tokens(frame.head["lengths"], frame.block) == rows
-    for broken in ([1, 1], [2, 2]):
-        with pytest.raises(BadFrame):
-            framing.unpack_tokens(broken, framing.pack_tokens([[1, 2, 3]])[1])
-    for text in (b"[]", b"{", b"[" * 100_000):
-        theirs.settimeout(PATIENCE_S)
-        ours.sendall(framing.LENGTHS.pack(len(text), 0) + text)
-        with pytest.raises(BadFrame):
-            framing.receive(theirs)
-    ours.sendall(framing.LENGTHS.pack(5, 0) + b"{}")
-    ours.close()
-    assert framing.receive(theirs) is None
-    theirs.close()
 
 
 def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
@@ -183,15 +110,6 @@ def test_a_workers_environment_is_offline_and_alone(tmp_path: Path) -> None:
     assert worker_process.beside_gpus({worker_process.COMPILERS: "3"}, 0) == {"OMP_NUM_THREADS": "1"}
     cache = Path(env["VLLM_CACHE_ROOT"]).parent
     assert cache == tmp_path / "cache" and stat.S_IMODE(os.stat(cache).st_mode) == 0o700
-
-
-def test_the_worker_needs_nothing_of_the_suites_libraries() -> None:
-    script = (
-        "import sys, autorl_hpc.grading.engines.vllm_worker, autorl_hpc.grading.engines.vllm_extension\n"
-        "print([n for n in sys.modules if n.split('.')[0] in ('pydantic', 'yaml', 'numpy', 'torch', 'vllm', 'transformers')])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def tokenizer_with(folder: Path, template: str | None = None, **config: Any) -> BaseTokenizer:
@@ -284,15 +202,3 @@ def test_answers_are_cut_at_the_first_end() -> None:
     stopped = words.answer(tokens, FEW.model_copy(update={"stop": ("three", "two")}))
     assert (stopped.text, stopped.truncated) == ("one ", False)
     assert words.answer([], FEW) == ("", 0, True)
-
-
-def test_errors_of_reading_ahead_come_out_when_it_is_taken(made: list[tuple[Path, str]], tmp_path: Path) -> None:
-    cache, late = WeightsCache(1 << 30, TIED), tmp_path / "late"
-    cache.prefetch(late, made[0][1])
-    cache.prefetch(made[1][0], "0" * 64)
-    with pytest.raises(WeightsChanged):
-        cache.take(made[1][0], "0" * 64)
-    with pytest.raises(FileNotFoundError):
-        cache.take(late, made[0][1])
-    shutil.copytree(made[0][0], late)
-    assert cache.take(late, made[0][1]) is not None, "a failure is not kept"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -246,71 +244,3 @@ def test_what_keeps_it_from_starting_is_told(start: Start, faults: Path) -> None
     (faults / "fail").touch()
     with pytest.raises(EngineFailed, match="Free memory on device"):
         start()
-
-
-DAEMON = """
-import os, sys, time
-from pathlib import Path
-from autorl_hpc.grading.engines.vllm import VllmEngine
-from autorl_hpc.records.experiment import GraderSpec
-os.environ["PYTHONPATH"] = sys.argv[3]
-command = [sys.executable, "-m", "autorl_hpc.grading.engines.vllm_worker"]
-VllmEngine(Path(sys.argv[1]), GraderSpec(engine="vllm", device="cpu"), "float32", command=command, log=Path(sys.argv[2]))
-print("up", flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_workers_end_with_the_daemon(faults: Path, tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", DAEMON, str(TINY), str(tmp_path / "log"), str(STAND_IN)]
-    home = str(Path(__file__).resolve().parents[2])
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": home}) as daemon:
-        assert daemon.stdout is not None and daemon.stdout.readline() == b"up\n", (tmp_path / "log").read_text()
-        worker, child = started(faults)
-        daemon.kill()
-    try:
-        wait_for(lambda: not alive(worker), "the worker to end")
-    finally:
-        os.kill(child, signal.SIGKILL)  # vLLM's own children end when their parent does
-
-
-def test_one_worker_is_started_where_several_were_only_thought_to_fit(
-    start: Start, faults: Path, base: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    monkeypatch.setattr(vllm, "usable_cores", lambda: 6)
-    (faults / "gpu").touch()
-    (faults / "crowded").touch()
-    engine = start("cuda", "auto")
-    assert len(engine.pids) == 1 and "workers_per_gpu" not in engine.identity.versions
-    assert len([pid for pid in started(faults) if alive(pid)]) == 2, "it and its child"
-    engine.load(*base)
-    assert engine.generate([[5, 6, 7]], FEW, 0)[0].tokens == 3
-    with pytest.raises(EngineFailed, match="No available memory"):
-        start("cuda", 2)
-
-
-def test_a_tied_base_that_holds_its_head_takes_checkpoints_without(
-    start: Start, faults: Path, base: tuple[Path, str], other: tuple[Path, str], tmp_path: Path
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(TINY, model)
-    (model / "model.safetensors").unlink()
-    tensors = read_safetensors(TINY / "model.safetensors")
-    write_safetensors(model / "model.safetensors", {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]})
-    engine = start(model=model)
-    engine.load(model, base[1])
-    engine.load(*other)
-    assert notes(faults, "swap") == [base[1], other[1]]
-
-
-def test_a_worker_whose_engine_forgets_what_it_was_asked_is_ended(
-    start: Start, faults: Path, base: tuple[Path, str]
-) -> None:
-    """It would go on giving signs of life, and be waited for for ever."""
-    engine = start()
-    engine.load(*base)
-    (faults / "forget").touch()
-    with pytest.raises(EngineFailed, match="2 prompts"):
-        engine.generate([[5, 6, 7], [5, 6]], FEW, 0)

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import counting_environment
 import pytest
-from counting_environment import count, goal, marks_the_last, outcomes, play, stuck
+from counting_environment import count, goal, outcomes, play
 from players import Player
 
 from autorl_hpc.rollouts.environment import Live, Transcript, Turn
-from autorl_hpc.rollouts.pool import Pool
 from autorl_hpc.rollouts.source import Source
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.registry import Episodes, encode
@@ -52,15 +51,6 @@ def test_the_hash_of_an_episode_stands_for_every_word_of_it() -> None:
     assert len({digest(*one) for one in told}) == 4 and digest(*told[0]) == digest(*told[0])
 
 
-def test_a_slow_environment_does_not_stall_the_others(source: Source, tmp_path: Path) -> None:
-    engine = Player(marks_the_last(tmp_path / "mark", 5, 10))
-    goals = [goal(0, n=2, **stuck(tmp_path / "mark")), *(goal(number, n=10) for number in range(1, 6))]
-    episodes = play(source, goals, engine, workers=6, gather_s=0.05)
-    assert [e.reward for e in episodes] == [1.0] * 6, "the others waited for the slow one"
-    last = next(i for i, batch in enumerate(engine.batches) if any("g0: " in text and ">" in text for text in batch))
-    assert last >= 10
-
-
 def test_a_prompt_that_grows_too_long_ends_an_episode_with_the_reward_so_far(source: Source) -> None:
     short, long = play(source, [goal(0, n=2), goal(1, n=10)], max_prompt_tokens=50)
     assert short.reward == 1.0 and short.problem is None
@@ -74,34 +64,6 @@ def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
     assert "AssertionError: 1 cut off follows on 0" in str(episode.problem), episode
     (episode,) = play(source, [goal(0, n=1)], Player(lambda prompt: "1"), seed=7)
     assert episode.transcript.first.endswith("seed 7")
-
-
-# --- texts ---
-
-
-def test_an_environment_that_prints_and_reads_disturbs_nothing(
-    source: Source, capfd: pytest.CaptureFixture[str]
-) -> None:
-    trouble = "(print('{\"done\": 1}'), os.system('echo from a shell'), sys.stdin.read(), Step('1', True, 1))[-1]"
-    (episode,) = play(source, [goal(0, n=1, trouble=trouble, at=1)])
-    assert episode.reward == 1.0
-    assert "from a shell" in capfd.readouterr().err
-
-
-# --- the engine ---
-
-
-def test_the_engines_own_error_passes_and_the_pool_stays_of_use(source: Source) -> None:
-    def breaks(prompt: str) -> str:
-        if prompt.count(" > ") == 2:
-            raise ZeroDivisionError("out of memory")
-        return count(prompt)
-
-    goals = [goal(number, n=5) for number in range(6)]
-    with Pool(source, 2) as pool:
-        with pytest.raises(ZeroDivisionError):
-            play(source, goals, Player(breaks), pool=pool)
-        assert outcomes(play(source, goals, pool=pool)) == outcomes(play(source, goals))
 
 
 # --- the scorer ---
@@ -155,14 +117,6 @@ def test_the_room_imports_nothing_of_the_suite_but_itself() -> None:
 def test_more_steps_than_allowed_end_an_episode(source: Source) -> None:
     (episode,) = play(source, [goal(0, n=8)], max_steps=4)
     assert (episode.reward, episode.done, episode.steps, episode.problem) == (0.5, False, 4, None)
-
-
-def test_texts_of_all_kinds_come_through(source: Source) -> None:
-    odd = "a\u2028b\u0085c\0d \U0001f600 \u202e e\u0301 \\n {question} </s>\r\n\t"
-    (episode,) = play(source, [goal(0, n=1, trouble=f"Step({odd!r}, True, 1)", at=1)])
-    assert episode.transcript.turns[0].observation == odd
-    (episode,) = play(source, [goal(0, n=1, trouble="Step('half \\ud83d of it', True, 1)", at=1)])
-    assert episode.transcript.turns[0].observation == "half ? of it"
 
 
 def test_the_metrics_of_rewards() -> None:

@@ -13,9 +13,8 @@ from pathlib import Path
 
 import counting_environment
 import pytest
-from counting_environment import ENVIRONMENT, TROUBLES, count, goal, limit_s, outcomes, play, warm
+from counting_environment import ENVIRONMENT, TROUBLES, goal, limit_s, outcomes, play
 from helpers import alive, wait_for
-from players import Player
 
 from autorl_hpc.rollouts.episodes import MAX_BEGINNINGS
 from autorl_hpc.rollouts.pool import Pool
@@ -52,22 +51,6 @@ def test_an_environment_that_always_fails_is_no_zero_and_no_harm_to_others(sourc
         assert [e.reward for e in (first, *others)] == [1.0] * 3
         assert [e.reward for e in play(source, goals[2:], pool=pool)] == [1.0, 1.0], "the pool is of no use any more"
     assert re.search(reason, failed.problem)
-
-
-def test_a_worker_killed_from_outside_changes_no_outcome(source: Source) -> None:
-    goals = [goal(number, n=6) for number in range(8)]
-    with Pool(source, 2) as pool:
-        engine = Player(count)
-
-        def kills(prompt: str) -> str:
-            if len(engine.batches) == 3 and prompt.startswith("g0"):
-                os.kill(pool.pids[0], signal.SIGKILL)
-            return count(prompt)
-
-        engine.act = kills
-        episodes = play(source, goals, engine, pool=pool, gather_s=30)
-    assert len(engine.batches) > 6, "nothing was begun again"
-    assert outcomes(episodes) == outcomes(play(source, goals))
 
 
 @pytest.mark.parametrize(
@@ -125,17 +108,6 @@ def test_a_dialogue_that_fails_is_the_tasks_failure_and_no_zero(source: Source, 
             play(spoilt, [goal(0, n=1), goal(1, n=3)], pool=pool, all_or_none=True)
 
 
-# --- where no score can come of it ---
-
-
-def test_all_or_none_stops_at_the_first_episode_without_a_reward(source: Source) -> None:
-    engine = Player(count)
-    goals = [goal(0, n=30, trouble="fail('broken door')"), *(goal(number, n=30) for number in range(1, 40))]
-    with pytest.raises(EnvironmentBroken, match=r"episode g0: .*broken door; begun 3 times"):
-        play(source, goals, engine, max_steps=30, all_or_none=True, gather_s=30)
-    assert sum(map(len, engine.batches)) <= 4 * 40, "the others were played to their end"
-
-
 # --- workers and their children end with the pool, and with the process that has it ---
 
 
@@ -149,17 +121,6 @@ def children_of(pid: int) -> list[int]:
             except OSError:
                 continue
     return found
-
-
-def test_closing_ends_workers_and_their_children(source: Source) -> None:
-    pool = Pool(source, 2)
-    warm(source, pool)
-    sleeper = "(globals().__setitem__('p', subprocess.Popen(['sleep', '600'])), Step(str(p.pid), False, 0))[1]"
-    episodes = play(source, [goal(0, n=2, trouble=sleeper, at=1), goal(1, n=2)], pool=pool)
-    pids = [*pool.pids, int(episodes[0].transcript.turns[0].observation)]
-    assert len(pids) == 3 and all(alive(pid) for pid in pids)
-    pool.close()
-    wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end")
 
 
 @pytest.fixture
@@ -206,9 +167,3 @@ def test_no_worker_outlives_its_parent(parent: subprocess.Popen[str], number: in
 def test_an_environment_that_fails_everywhere_ends_the_run_soon(source: Source, trouble: str, words: str) -> None:
     with pytest.raises(EnvironmentBroken, match=words):
         play(source, [goal(number, trouble=trouble, at=1) for number in range(40)])
-
-
-def test_a_file_that_hangs_at_import_is_given_up(source: Source) -> None:
-    Path(source.file).write_text(ENVIRONMENT + "\n\ntime.sleep(600)\n")
-    with Pool(source, 1, start_limit_s=1) as pool, pytest.raises(EnvironmentBroken, match="no answer within 1 s"):
-        play(source, [goal(0)], pool=pool)

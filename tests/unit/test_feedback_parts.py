@@ -18,7 +18,6 @@ from autorl_hpc.evidence.verify import verify_run
 from autorl_hpc.files.frozen_records import baseline_key
 from autorl_hpc.files.layout import Root
 from autorl_hpc.records.entries import Evaluation, Timings
-from autorl_hpc.records.experiment import ExperimentSpec
 from autorl_hpc.records.run import FeedbackPart, Science, ids_sha256
 from autorl_hpc.records.task import SplitPin
 from autorl_hpc.scoring import stats
@@ -145,10 +144,3 @@ def test_standard_errors() -> None:
     assert stats.standard_error([]) is None
     for alike in ([0.0] * 20, [1.0] * 20, [1.0]):
         assert (stats.standard_error(alike) or 0) > 0, "never 0 because nothing varied"
-
-
-def test_the_paper_s_one_split_is_asked_whole() -> None:
-    value = {"name": "x", "matrix": {"task": "t", "agent": "a", "base_model": "m"}, "budget": {"wall_clock": "1h"}}
-    assert ExperimentSpec.model_validate({**value, "feedback": {"items": 100}}).feedback.items == 100
-    with pytest.raises(ValueError, match=r"feedback\.items.*two-split"):
-        ExperimentSpec.model_validate({**value, "feedback": {"items": 100}, "protocol": "paper"})

@@ -14,7 +14,6 @@ from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.grading import fingerprint
 from autorl_hpc.grading.fingerprint import (
     NOISE,
-    Energies,
     FolderWeights,
     Outputs,
     Profile,
@@ -23,7 +22,6 @@ from autorl_hpc.grading.fingerprint import (
     compare,
     is_degenerate,
     is_untrained,
-    parent_of,
     rounded,
     sketch_of,
 )
@@ -152,22 +150,6 @@ def test_foreign_weights(tmp_path: Path, part: float, noise: float, foreign: boo
         assert (facts["nearest_model"], facts["nearest_delta"]) == ("other", pytest.approx(0.0, abs=1e-6))
 
 
-def test_lineage_follows_the_nearest(tmp_path: Path) -> None:
-    base = model()
-    first = plus(base, 0.01, seed=11)
-    second = plus(first, 0.004, seed=12)  # trained on from the first
-    aside = plus(base, 0.01, seed=13)  # begun anew
-    old = save(tmp_path / "b", base)
-    found = [compared(save(tmp_path / f"{n}", value), old) for n, value in enumerate((first, second, aside))]
-    assert parent_of(found[0], {})[0] is None
-    parent, delta = parent_of(found[1], {1: fingerprint.distance(found[1].sketch, found[0].sketch)})
-    true = np.sqrt(sum(np.sum((second[n].astype(float) - first[n]) ** 2) for n in SHAPES)) / found[1].base_length
-    assert parent == 1 and delta == pytest.approx(true, rel=0.05)
-    far = {n: fingerprint.distance(found[2].sketch, found[n - 1].sketch) for n in (1, 2)}
-    parent, delta = parent_of(found[2], far)
-    assert parent is None and delta == pytest.approx(found[2].relative_delta)
-
-
 @pytest.mark.parametrize(
     ("share", "tokens", "base", "degenerate"),
     [
@@ -285,27 +267,6 @@ def test_exchanged_units_hide_no_copy(way: str, tmp_path: Path) -> None:
 def test_honest_training_is_neither(size: float, others: float, tmp_path: Path) -> None:
     base = network()
     assert told(tmp_path, trained(base, size, 20), base, trained(base, others, 40)) == ((), None)
-
-
-@pytest.mark.parametrize("shape", [(7, 5), (5,), (3, 2, 4), (1, 1000), (1000, 1), ()])
-def test_energies_of_pieces(shape: tuple[int, ...]) -> None:
-    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    flat = values.reshape(-1)
-    for step in (1, 3, 8, 999, 10_000):
-        sums = Energies(shape)
-        for start in range(0, len(flat), step):
-            sums.add(flat[start : start + step], start)
-        table = values.reshape(shape[0] if shape else 1, -1).astype(np.float64) ** 2
-        np.testing.assert_allclose(sums.rows, table.sum(axis=1))
-        np.testing.assert_allclose(sums.columns, table.sum(axis=0))
-
-
-def test_a_tensor_of_many_reads(tmp_path: Path) -> None:
-    big = {"w": np.random.default_rng(0).standard_normal(3 * fingerprint.SLICE + 1000).astype(np.float32)}
-    new = {"w": big["w"] + np.float32(0.5)}
-    found = compared(save(tmp_path / "n", new), save(tmp_path / "b", big))
-    assert found.total("raw_delta") == pytest.approx(0.25 * len(big["w"]), rel=1e-4)
-    assert found.total("values") == len(big["w"]) == found.total("changed")
 
 
 def test_the_count_of_changed_values_has_a_bound(tmp_path: Path) -> None:

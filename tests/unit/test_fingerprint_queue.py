@@ -14,16 +14,15 @@ from treemaker import Tree, TreeRun, outcomes
 from autorl_hpc.files import artifacts, atomic, reading
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.queue import waiting
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
-from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
+from autorl_hpc.grading.attempts import NotReady
 from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.exchange import StoreManifest
-from autorl_hpc.states import Fault, Split
+from autorl_hpc.states import Split
 
 BASE: Model = model()
 
@@ -83,20 +82,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_an_honest_line_of_submissions(world: World) -> None:
-    first = plus(BASE, 0.01, seed=1)
-    numbers = [world.submit(value) for value in (first, plus(first, 0.003, seed=2), plus(BASE, 0.01, seed=3))]
-    with pytest.raises(NotReady):  # an earlier one may be its parent
-        world.work(2)
-    found = [world.made(number) for number in numbers]
-    assert [one.flags for one in found] == [(), (), ()]
-    assert [one.parent for one in found] == [None, 1, None]
-    assert found[1].parent_delta == pytest.approx((found[0].relative_delta or 0) * 0.3, rel=0.1)
-    assert all(one.nearest_model == "org/tiny" and one.reason is None and one.took_s > 0 for one in found)
-    assert found[0].commonest_output_share == found[0].base_output_share == 1 / world.tree.n_feedback
-    assert world.work(1) is None, "committed once"
-
-
 def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     other = plus(BASE, 0.02, seed=9)
     world.stage("org/instruct", other)
@@ -110,20 +95,6 @@ def test_another_staged_model_is_found_and_read_once(world: World, monkeypatch: 
     assert found[0].nearest_model == "org/instruct" and found[0].nearest_delta == pytest.approx(0, abs=1e-5)
     assert found[2].nearest_model != "org/instruct"
     assert sorted(read) == ["instruct", "plain"]
-
-
-def test_queued_once_and_only_what_is_due(world: World) -> None:
-    first = world.submit(plus(BASE, 0.01, seed=1))
-    world.submit(plus(BASE, 0.01, seed=2), score=None)
-    world.run.submit(1.0, content_hash=world.content(first).pop(), same_as=first)
-    failed = world.submit(plus(BASE, 0.01, seed=3), score=None)
-    world.run.score(failed, None, fault=Fault.ARTIFACT, reason="broke")
-    view = RunView.of(world.run.ledger.read())
-    for _ in range(2):
-        assert world.tracing.enqueue(world.run.record, view)
-    assert waiting(world.experiment.queue) == [f"p-{world.run.dir.run_id}--{first:06d}"]
-    done = world.work(first)
-    assert done is not None and not world.tracing.enqueue(world.run.record, done)
 
 
 @pytest.mark.parametrize("damage", ["altered", "no weights", "store"])
@@ -160,57 +131,3 @@ def test_spare_artifacts_go_while_the_run_is_open(world: World) -> None:
     world.work(world.submit(plus(BASE, 0.01, seed=6), score=0.6))
     assert release_spare(world.experiment, world.run.dir.run_id, world.run.ledger) == 2
     assert world.kept() == world.content(4, 6)
-
-
-def test_content_submitted_again_while_it_is_released_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A supervisor takes hold between the grader's look at the references and its letting go."""
-    world.submit(plus(BASE, 0.01, seed=1), score=0.3)
-    world.submit(plus(BASE, 0.01, seed=2), score=0.5)
-    for number in (1, 2):
-        world.work(number)
-    content, run_id = world.content(1).pop(), world.run.dir.run_id
-    real = artifacts.release_if_same
-
-    def late(*arguments: Any) -> bool:
-        assert artifacts.hold(world.experiment.artifacts, content, run_id)
-        return real(*arguments)
-
-    monkeypatch.setattr(artifacts, "release_if_same", late)
-    assert release_spare(world.experiment, run_id, world.run.ledger) == 0
-    assert artifacts.artifact_ready(world.experiment.artifacts, content)
-    assert reading.list_names(world.experiment.artifacts / content / "refs") == [run_id]
-    monkeypatch.setattr(artifacts, "release_if_same", real)
-    assert release_spare(world.experiment, run_id, world.run.ledger) == 1
-    assert content not in world.kept()
-
-
-def test_old_artifacts_are_not_needed_for_lineage(world: World) -> None:
-    first = plus(BASE, 0.01, seed=1)
-    world.made(world.submit(first, score=0.4))
-    artifacts.release(world.experiment.artifacts, world.content(1).pop(), world.run.dir.run_id)
-    assert world.made(world.submit(plus(first, 0.003, seed=2))).parent == 1
-    sketch = fingerprint_queue.sketch_file(world.run.dir, 1)
-    sketch.write_bytes(sketch.read_bytes()[::-1])
-    assert world.made(world.submit(plus(first, 0.003, seed=5))).parent == 2, "an altered sketch is not used"
-
-
-def test_a_damaged_staged_model_hinders_nothing_and_graders_that_die_end_it(world: World) -> None:
-    world.stage("org/broken", BASE)
-    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
-    (world.root.model("org/unread")).mkdir()
-    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
-    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
-    number = world.submit(plus(BASE, 0.01, seed=3))
-    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
-    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)
-
-
-def test_a_file_system_gets_its_time(world: World) -> None:
-    number = world.submit(plus(BASE, 0.01))
-    place = world.experiment.artifacts / world.content(number).pop()
-    moved = place.rename(world.tree.path / "moved")
-    for _ in range(5):
-        with pytest.raises(NotReady):
-            world.work(number)
-    moved.rename(place)
-    assert world.made(number).reason is None

@@ -130,14 +130,6 @@ def test_cost_is_a_budget_of_its_own() -> None:
     assert again.exhausted == "cost"
 
 
-def test_estimates_follow_what_the_driver_tells() -> None:
-    budget = TokenBudget(RunLimits(), None, TokenTotals())
-    for number in range(1, 30):
-        budget.enter(number, 100, 10)
-        budget.leave(number, used(150, 10), False)
-    assert budget.expected_in(1000) == pytest.approx(1500, rel=0.02)
-
-
 @OFTEN
 @given(
     st.lists(

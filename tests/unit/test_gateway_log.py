@@ -87,16 +87,6 @@ def test_a_damaged_log_loses_only_its_damaged_lines(tmp_path: Path) -> None:
     assert [one.number for one in read_calls(path)] == [1, 2]
 
 
-def test_lines_that_cant_be_written_come_later(tmp_path: Path) -> None:
-    folder = tmp_path / "away"
-    writer = LogWriter(folder / "driver.jsonl")
-    assert not put(writer, call(1, tokens_in=1, tokens_out=1))
-    assert not put(writer, call(2, tokens_in=1, tokens_out=1))
-    folder.mkdir()
-    assert put(writer, call(3, tokens_in=1, tokens_out=1))
-    assert [one.number for one in read_calls(folder / "driver.jsonl")] == [1, 2, 3]
-
-
 def test_a_line_of_which_a_part_was_written_comes_again(tmp_path: Path) -> None:
     """As on a full disk: a limit on the file's size takes a part of a write."""
     import resource

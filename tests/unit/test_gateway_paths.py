@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import pytest
 from bodies import NOTHING
-from draws import OFTEN
-from hypothesis import given
-from hypothesis import strategies as st
 
 from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, Allowed, Refusal, route
 from autorl_hpc.gateway.upstream import check_beta, shown_key, to_client, to_driver, with_key
@@ -55,19 +52,6 @@ def test_known_paths_pass(target: str, dialect: str, path: str) -> None:
 def test_other_queries_dont_pass(query: str) -> None:
     with pytest.raises(Refusal):
         route("POST", f"/v1/messages?{query}")
-
-
-@OFTEN
-@given(st.text(max_size=40))
-def test_a_path_that_passes_is_a_known_one(text: str) -> None:
-    for target in (text, f"/v1/{text}", f"/v1beta/models/{text}:generateContent", f"/v1/messages/{text}"):
-        try:
-            path = route("POST", target).path.partition("?")[0]
-        except Refusal:
-            continue
-        assert path in ("/chat/completions", "/responses", "/messages", "/messages/count_tokens") or (
-            path.startswith("/models/") and "%" not in path and not {".", "..", ""} & set(path[1:].split("/"))
-        )
 
 
 def test_headers_pass_by_a_list() -> None:

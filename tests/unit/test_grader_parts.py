@@ -1,12 +1,9 @@
-"""Parts of a grader: a rating that never ends, work in the background, items files of graders that were overtaken, and what is
-left in the queue of an experiment that is over."""
+"""Parts of a grader: a rating that never ends, engines that break, and items files of graders that were overtaken."""
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +11,6 @@ from typing import Any
 
 import pytest
 from checkpoints import Desk, tiny_base
-from helpers import PATIENCE_S
 from treemaker import ENGINE, Tree, TreeRun
 
 from autorl_hpc.evidence.verify import verify_run
@@ -25,21 +21,16 @@ from autorl_hpc.files.processes import GivenUp, ended_by
 from autorl_hpc.files.queue import (
     Claims,
     HeartbeatWatch,
-    claimed_entries,
-    read_troubles,
-    waiting,
-    write_trouble,
 )
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import engines
 from autorl_hpc.grading.attempts import Attempts, ClusterTrouble, EvaluationRequest
-from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s, within
+from autorl_hpc.grading.background import Background, GraderOverdue, RatingOverdue, overdue_s
 from autorl_hpc.grading.daemon import Grader
 from autorl_hpc.grading.evaluate import Bench, ItemOutcome, Scored, SplitAnswers
 from autorl_hpc.grading.feedback import Feedback
 from autorl_hpc.grading.schedule import RunCatalog
 from autorl_hpc.records.entries import Evaluation, Score, Timings
-from autorl_hpc.records.exchange import Trouble
 from autorl_hpc.records.experiment import GraderSpec
 from autorl_hpc.records.run import Science
 from autorl_hpc.rollouts.engine import Answer, EngineFailed
@@ -123,16 +114,6 @@ def slow(desk: Desk) -> Slow:
 @pytest.fixture
 def request_(desk: Desk, slow: Slow) -> EvaluationRequest:
     return EvaluationRequest(slow.science, ARTIFACT, Split.FEEDBACK, desk.experiment.path / "items.gz", ENTRY)
-
-
-def test_an_overdue_rating_keeps_no_other_from_its_turn(slow: Slow) -> None:
-    began = time.monotonic()
-    with pytest.raises(RatingOverdue, match=r"not rated within 0\.2 s"):
-        slow.rate(answered(slow.science, ARTIFACT))
-    assert slow.rate(answered(slow.science, "b" * 64)).evaluation.score == 50.0
-    assert time.monotonic() - began < 5.0
-    slow.hangs = False
-    assert slow.rate(answered(slow.science, ARTIFACT)).evaluation.score == 50.0
 
 
 @pytest.mark.parametrize(("change", "who"), [({"judge": "logprob"}, "judge"), ({"scorer": "task"}, "own scorer")])
@@ -243,25 +224,6 @@ def grader(tmp_path: Path) -> Grader:
     return Grader(tree.experiment)
 
 
-def test_entries_that_killed_graders_left_are_removed_when_all_is_over(grader: Grader, tmp_path: Path) -> None:
-    experiment, (run,) = grader.experiment, grader.record.runs
-    assert not grader._is_over()
-    for folder in experiment.folders():
-        folder.mkdir(parents=True, exist_ok=True)
-    (experiment.queue / f"f-{run}--000001.json").write_text("{}")
-    for name in (f"f-{run}--000001.g0001", f"f-{run}--000001.g0002", f"p-{run}--000002.g0001"):
-        (experiment.claims / name).write_text("{}")
-    note = Trouble(entry=f"f-{run}--000001", failures=1, fault=Fault.CLUSTER, problem="?", grader="g")
-    write_trouble(experiment.troubles, note)
-    (experiment.finished / run).touch()
-    assert grader._is_over()
-    assert read_troubles(experiment.troubles) == [] and waiting(experiment.queue) == []
-    assert claimed_entries(experiment.claims) == {}
-
-
-# --- what single calls may take ---
-
-
 # --- items files: what the committed score names is what stands
 
 
@@ -339,27 +301,3 @@ def test_a_death_between_commit_and_items_is_mended_by_the_next_who_finds_the_en
     assert problems(quick.run) != []
     slow.feedback.score(slow.run.record, slow.number, f"f-{slow.run.dir.run_id}--{slow.number:06d}", 3, None)
     assert problems(quick.run) == []
-
-
-def test_what_a_thread_raises_is_passed_on() -> None:
-    def late() -> None:
-        raise TimeoutError("of its own")
-
-    assert within(5.0, lambda: 7) == 7
-    with pytest.raises(TimeoutError, match="of its own"):  # not taken for the limit
-        within(5.0, late)
-    background = Background()
-    background.start("p-a", 1, lambda: sys.exit(3))
-    found = background.collect(PATIENCE_S)
-    assert found is not None and isinstance(found.result, Exception) and "SystemExit: 3" in str(found.result)
-
-
-def test_who_keeps_to_the_limits_of_calls_is_not_overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr("os.cpu_count", lambda: 16)
-    bench, science = Bench(Root(Path("/nowhere")), GraderSpec()), desk.record.science
-    assert bench._limit_s(answered(science, ARTIFACT, items=500)) == 3600.0
-    own = {"scorer": "task", "scorer_version": "1", "options": {"evaluate_timeout_s": 3600}}
-    for recipe, least_s in ((own, 500 / 8 * 3600), ({"scorer": "humaneval", "scorer_version": "3"}, 3600.0)):
-        asked = science.model_copy(update={"recipe": science.recipe.model_copy(update=recipe)})
-        assert bench._limit_s(answered(asked, ARTIFACT, items=500)) > least_s

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from autorl_hpc.tasks.loader import Task
-
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install 'autorl-hpc[alpacaeval]'")
 
 from autorl_hpc.errors import AutorlError
@@ -65,13 +63,6 @@ def refused(root: Root, task: str, **fields: Any) -> AutorlError:
     assert not root.runs.exists(), "something was made"
     assert caught.value.where == str(path) and caught.value.next_step
     return caught.value
-
-
-@pytest.mark.slow
-def test_a_task_that_asks_a_judge_says_so_before_anything_is_made(root: Root) -> None:
-    error = refused(root, "judged")
-    assert "field `judge` is missing: task judged asks a judge model (recipe default, discrete)" in error.what
-    assert "url: http://HOST:PORT/v1, model: NAME" in (error.next_step or "")
 
 
 FIELDS: list[tuple[dict[str, Any], list[str]]] = [
@@ -137,27 +128,3 @@ def test_a_prompt_that_was_not_staged_is_named(root: Root) -> None:
     prompt.write_text(prompt.read_text() + "Prefer the second.")
     with pytest.raises(AutorlError, match=r"judge_discrete\.txt of .*alpacaeval-mini has"):
         prepare(spec(root, "alpacaeval-mini"), root)
-
-
-def test_a_package_that_graders_need_is_named(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = load_task("judged").folder
-    value = yaml.safe_load((folder / "task.yaml").read_text())
-    value["needs"] = ["no_such_module"]
-    (folder / "task.yaml").write_text(yaml.safe_dump(value))
-    with pytest.raises(AutorlError, match="graders of task judged need the Python package no_such_module") as caught:
-        prepare(spec(root, "judged", judge=HTTP), root)
-    assert caught.value.next_step == "pip install no_such_module"
-    assert isinstance(load_task("judged"), Task)
-
-
-@pytest.mark.parametrize("own", [False, True], ids=["the experiment's", "the task's own"])
-def test_the_toy_writes_no_json_and_is_refused_where_a_judge_must(root: Root, own: bool) -> None:
-    folder = load_task("judged").folder
-    value = yaml.safe_load((folder / "task.yaml").read_text())
-    value["recipes"][0]["judge"] = "json"
-    if own:
-        value["recipes"][0]["options"]["judge_model"] = "builtin:length-and-words"
-    (folder / "task.yaml").write_text(yaml.safe_dump(value))
-    error = refused(root, "judged", **({} if own else {"judge": {"url": "builtin:length-and-words"}}))
-    assert "builtin:length-and-words writes no JSON" in error.what
-    assert own or "builtin" not in str(refused(root, "judged").next_step), "the advice leads into no scores"

@@ -3,8 +3,6 @@ claims nothing any more."""
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, writ
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import lost_runs
 from autorl_hpc.grading.lost_runs import ENTRY, Watcher, seal_what_is_lost
-from autorl_hpc.launch.array_task import run_task
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat
 from autorl_hpc.states import EndedBy
@@ -72,14 +69,6 @@ def test_a_dead_watchers_claim_is_waited_for(desk: Desk) -> None:
     assert claimed_entries(desk.experiment.claims) == {}
 
 
-def test_a_scheduler_that_does_not_answer_at_first_is_asked_again(desk: Desk, clients: Clients) -> None:
-    tries, row = clients.folder / "tries", squeue_line("7_0", AGENTS, "CANCELLED", 1)
-    silent = f"echo >>{tries}; if [ $(wc -l <{tries}) -lt 8 ]; then echo 'Socket timed out' >&2; exit 1; fi"
-    clients.script("squeue", silent, f"printf '%s\\n' '{row}'")
-    seal_what_is_lost(desk.experiment, PAUSE_S, 0.1)
-    assert sealed_by(desk) is EndedBy.CANCELLED
-
-
 @pytest.mark.parametrize(("marked", "ended_by"), [(True, EndedBy.CANCELLED), (False, EndedBy.CRASHED)])
 def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
     desk: Desk, clients: Clients, monkeypatch: pytest.MonkeyPatch, marked: bool, ended_by: EndedBy
@@ -90,14 +79,6 @@ def test_what_cancel_took_away_is_cancelled_though_the_scheduler_forgot_it(
         (desk.experiment.cancel / desk.record.run_id).touch()
     seal_what_is_lost(desk.experiment, PAUSE_S, 0.1)
     assert sealed_by(desk) is ended_by
-
-
-def test_a_watcher_that_was_ended_claims_nothing(desk: Desk) -> None:
-    """Its grader has given back its claims by then, and nobody would drop this one."""
-    ended = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
-    ended.end()
-    assert not ended.step()
-    assert claimed_entries(desk.experiment.claims) == {}
 
 
 def watcher_of(desk: Desk, now: list[float]) -> Watcher:
@@ -170,23 +151,3 @@ def test_a_job_that_was_just_submitted_is_not_lost(desk: Desk, clients: Clients)
     clients.says("squeue", "")
     watcher = Watcher(desk.experiment, Claims(desk.experiment.claims, "g", "h", watch(desk)), 1.0)
     assert all(watcher.step() for _ in range(4)) and sealed_by(desk) is None
-
-
-@pytest.fixture
-def own_signals() -> Iterator[None]:
-    """What a job's first process does with signals is not for the process of the tests."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
-
-
-def test_a_task_that_is_being_taken_back_leaves_the_run_alone(
-    desk: Desk, own_signals: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
-    submit(desk, asked_back=True)
-    before = len(Ledger(desk.run).read())
-    assert run_task(desk.experiment, 1) == 0
-    assert len(Ledger(desk.run).read()) == before

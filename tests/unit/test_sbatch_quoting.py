@@ -86,15 +86,6 @@ def test_an_option_that_the_suite_needs_can_not_be_changed(name: str) -> None:
         plans.profile(agent={"sbatch": {name: "x"}})
 
 
-@pytest.mark.parametrize(
-    ("name", "field"),
-    [("time", "time"), ("mem", "memory"), ("cpus-per-task", "cpus"), ("signal", "signal_before_end"), ("qos", "qos")],
-)
-def test_an_option_with_a_field_names_it(name: str, field: str) -> None:
-    with pytest.raises(AutorlError, match=rf"`{name}` has a field of its own: `{field}`"):
-        plans.profile(sbatch={name: "x"})
-
-
 @pytest.mark.parametrize("name", ["Mail-Type", "mail_type", "-x", "a b", "a=b", "x\ny", "", "a;b"])
 def test_an_options_name_is_a_name(name: str) -> None:
     with pytest.raises(AutorlError, match="field `sbatch"):
@@ -171,17 +162,6 @@ def test_a_module_is_one_word_to_the_shell(tmp_path: Path, value: str) -> None:
     plans.folder(record).path.mkdir(parents=True)
     run_script(one(record, "report"), tmp_path, BASH_ENV=str(tmp_path / "env"))
     assert (tmp_path / "modules").read_text() == f"load\n{value}\n"
-
-
-def test_packages_of_modules_come_after_the_frozen_code(tmp_path: Path) -> None:
-    python = program(tmp_path / "bin" / "python")
-    cluster = plans.profile(python=python, setup=["export PYTHONPATH=/site/packages"])
-    record = plans.experiment(1, cluster, root=str(tmp_path / "root"))
-    plans.folder(record).path.mkdir(parents=True)
-    code = str(plans.folder(record).code / record.code_hash)
-    assert run_script(one(record, "agents"), tmp_path)[1] == f"{code}:/site/packages"
-    bare = plans.experiment(1, plans.profile(python=python), root=str(tmp_path / "root"))
-    assert run_script(one(bare, "agents"), tmp_path, PYTHONPATH="/mine")[1] == code, "not what the submitting shell had"
 
 
 def test_a_warning_that_comes_before_the_payload_does_not_end_the_job(tmp_path: Path) -> None:

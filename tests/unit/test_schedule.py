@@ -3,7 +3,6 @@ that fail."""
 
 from __future__ import annotations
 
-import io
 import random
 import statistics
 from collections.abc import Callable
@@ -11,22 +10,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from treemaker import Tree
 
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.queue import MAX_CHARS, is_waited_for, read_trouble, read_troubles, run_of, write_trouble
+from autorl_hpc.files.queue import is_waited_for, read_trouble, run_of
 from autorl_hpc.grading.schedule import (
     CLOSING_EVERY,
     CLOSINGS_FIRST_S,
     ENGINE_PATIENCE_S,
     MAX_RETRY_S,
-    RETRY_AFTER_TROUBLE_S,
     Backoff,
     Order,
     pause_s,
 )
 from autorl_hpc.records.exchange import Trouble
-from autorl_hpc.report import status
 from autorl_hpc.states import Fault
 
 ENGINE_START_S = 45.0
@@ -220,75 +215,3 @@ def test_the_next_grader_waits_as_long_as_the_last_one_would_have(tmp_path: Path
     assert waits == [0.0, 5.0, 10.0, 20.0, 40.0, 80.0]
     note = read_trouble(tmp_path / "troubles", ENTRY)
     assert note == Trouble(entry=ENTRY, failures=6, fault=Fault.GRADER, problem="no key", grader="grader-5")
-
-
-def test_status_says_whose_fault_it_is_that_a_run_waits(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "runs" / "exp")
-    run, other = tree.run(seed=0).start(), tree.run(seed=1).start()
-    folder = ExperimentDir(tree.path).troubles
-    entries = (f"f-{run.dir.run_id}--000001", f"c-{run.dir.run_id}", "b1-arithmetic-autorl+tiny-01234567")
-    for failures, entry in enumerate(entries, start=1):
-        problem = "the environment of task t failed: KeyError\n  fault: grader"
-        write_trouble(folder, Trouble(entry=entry, failures=failures, fault=Fault.GRADER, problem=problem, grader="g"))
-    (facts,) = status.collect([tree.path])
-    rows = {row["run_id"]: row for row in facts["runs"]}
-    row = rows[run.dir.run_id]
-    assert row["fault"] == "grader"
-    assert row["reason"] == "failed 2 times, tried again: the environment of task t failed: KeyError"
-    assert rows[other.dir.run_id]["fault"] is None
-    assert [trouble["failures"] for trouble in facts["troubles"]] == [3, 2, 1]
-    from rich.console import Console
-
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(status.Screen([facts]))
-    text = console.export_text()
-    assert "b1-arithmetic-autorl+tiny-01234567: grader: failed 3 times" in text and "failed 2 times" in text
-
-
-def test_a_run_that_begins_late_has_no_claim_on_all_turns() -> None:
-    order = Order()
-    old = [entry("old", n) for n in range(1, 41)]
-    order.sort(old)
-    for name in old[:-2]:
-        order.began(name)
-    names = order.sort([*old[-2:], *(entry("new", n) for n in range(1, 10))])
-    assert [run_of(name) for name in names[:4]] in (["old", "new", "old", "new"], ["new", "old", "new", "old"])
-
-
-def test_the_order_survives_names_of_strangers() -> None:
-    names = ["f-b--000001", "b2-t-m-12345678", "f.json", "f", "x", "f-a--000001", "b1-t-m-12345678", "f-a--x", "c-"]
-    first = Order().sort(names)
-    assert first[:2] == ["c-", "b1-t-m-12345678"] and set(first) == set(names)
-
-
-def test_what_comes_through_or_is_gone_keeps_no_grader(tmp_path: Path) -> None:
-    first, other = Backoff(tmp_path / "t", "a"), Backoff(tmp_path / "t", "b")
-    assert not other.waits(ENTRY, 0)  # it saw the entry before anything failed
-    first.failed(ENTRY, "x", Fault.CLUSTER)
-    late = Backoff(tmp_path / "t", "c")
-    assert late.waits(ENTRY, 0) and late.owes([ENTRY]) and not late.owes([])
-    other.well(ENTRY)
-    assert read_troubles(tmp_path / "t") == [] and not Backoff(tmp_path / "t", "d").waits(ENTRY, 0)
-
-
-def test_where_graders_died_again_the_next_waits_and_does_others_first(tmp_path: Path) -> None:
-    clock = Clock()
-    backoff = Backoff(tmp_path / "t", "a", clock)
-    names = ["f-a--000001", "f-b--000001", "c-a"]
-    assert backoff.order(names, {"f-a--000001": 1}) == names, "one death may be a preemption"
-    assert backoff.order(names, {"f-a--000001": 2}) == ["f-b--000001", "c-a", "f-a--000001"]
-    assert backoff.order(names, {"f-a--000001": 3, "f-b--000001": 2}) == ["c-a", "f-b--000001", "f-a--000001"]
-    assert not backoff.waits("f-b--000001", 1)
-    assert backoff.waits("f-a--000001", 2)
-    clock.now += RETRY_AFTER_TROUBLE_S
-    assert not backoff.waits("f-a--000001", 2)
-
-
-def test_a_damaged_note_is_none_and_is_made_anew(tmp_path: Path) -> None:
-    for damage in (b"", b"{", b"[]", b'{"entry": "x"}'):
-        (tmp_path / f"{ENTRY}.json").write_bytes(damage)
-        backoff = Backoff(tmp_path, "a")
-        assert read_troubles(tmp_path) == [] and not backoff.waits(ENTRY, 0)
-        backoff.failed(ENTRY, "x" * 9999, Fault.GRADER)
-        (note,) = read_troubles(tmp_path)
-        assert note.failures == 1 and len(note.problem) == MAX_CHARS

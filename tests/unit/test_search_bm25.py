@@ -1,10 +1,8 @@
-"""BM25 against a plain computation; snippets; a corpus and its damage."""
+"""BM25 against a plain computation; snippets."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 
 import corpora
 import numpy as np
@@ -16,10 +14,8 @@ from autorl_hpc.rollouts.search.backends import (
     Corpus,
     Document,
     TermIndex,
-    read_corpus,
     snippet,
     terms,
-    write_corpus,
 )
 
 no_connections = corpora.no_connections
@@ -76,32 +72,3 @@ def test_a_snippet_shows_where_the_words_are(query: str, chars: int) -> None:
     assert all(word in LONG.split() for word in part.split()), "a word was cut"
     if query.startswith("word"):
         assert query.split(maxsplit=1)[0] in part.split()
-
-
-def test_a_corpus_hash_is_that_of_its_bytes(tmp_path: Path) -> None:
-    documents = [Document("A", "u:a", "x"), Document("B", "u:b", "y\u2028z")]
-    write_corpus(tmp_path / "corpus.jsonl", documents)
-    read = read_corpus(tmp_path / "corpus.jsonl")
-    assert list(read.documents) == documents
-    assert read.sha256 == hashlib.sha256((tmp_path / "corpus.jsonl").read_bytes()).hexdigest()
-    parts = tmp_path / "parts"
-    write_corpus(parts / "2.jsonl", documents[1:])
-    write_corpus(parts / "1.jsonl", documents[:1])
-    (parts / "notes.txt").write_text("no part of it")
-    assert read_corpus(parts) == read
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ('{"title": "A"', "line 1: no JSON"),
-        ('{"title": "A"}', "title` and `text"),
-        ('{"title": 1, "text": "x"}', "title` and `text"),
-        ('["A"]', "title` and `text"),
-        ("", "no documents"),
-    ],
-)
-def test_a_damaged_corpus_is_named(tmp_path: Path, line: str, words: str) -> None:
-    (tmp_path / "c.jsonl").write_text(line + "\n")
-    with pytest.raises(ValueError, match=words):
-        read_corpus(tmp_path / "c.jsonl")

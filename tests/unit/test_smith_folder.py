@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import stat
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,10 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.launch.expand import expand, read_spec
 from autorl_hpc.launch.plan import freeze, parts
-from autorl_hpc.scoring.outcome import Context
-from autorl_hpc.scoring.registry import scorer
-from autorl_hpc.stage.self_test import check_scores
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Split
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.heldout import load_items, verify_staged_task, with_pins
+from autorl_hpc.tasks.heldout import verify_staged_task, with_pins
 from autorl_hpc.tasks.loader import PATH_VARIABLE, Task, load_task, task_names
 
 EVAL = '''"""Scores one answer."""
@@ -104,34 +100,6 @@ def test_it_loads_unchanged_and_is_cut_into_three(folder: Folder, root: Root) ->
     assert "Halves of numbers." in task.description and "eval.py" in task.description
     recipe = task.recipe(None)
     assert (recipe.prompt, recipe.sampling.max_new_tokens, recipe.sampling.temperature) == ("{question}", 2048, 0.0)
-
-
-def test_the_scores_are_those_of_held_out_rows(folder: Folder, root: Root) -> None:
-    task = load_task("smith-halves")
-    stage_task(root, task, None)
-    task = with_pins(root, task)
-    recipe = task.recipe(None)
-    items = [item for pin in ("feedback", "report") for item in load_items(root, task.name, pin, task.file.splits[pin])]
-    assert len({item.id for item in items}) == len(items)
-    trained = questions(root.task_train(task.name) / "train.jsonl")
-    assert not {json.dumps(item.raw.get("question", item.question)) for item in items} & trained
-    rater = scorer(recipe.scorer, recipe.scorer_version, task.name)
-    context = Context(options=recipe.options)
-    assert {o.value for o in rater.score(items, [[f"it is {item.answer}"] for item in items], context)} <= {0.0, 1.0}
-    checked = check_scores(root, task)
-    assert [(one.split, one.oracle, one.null) for one in checked] == [("feedback", 100.0, 0.0), ("report", 100.0, 0.0)]
-
-
-def test_the_split_does_not_hang_on_the_order_of_the_rows(folder: Folder, root: Root, tmp_path: Path) -> None:
-    stage_task(root, load_task("smith-halves"), None)
-    first = with_pins(root, load_task("smith-halves")).file
-    shuffled = rows()
-    random.Random(1).shuffle(shuffled)
-    folder.rows(shuffled)
-    other = Root(tmp_path / "other")
-    stage_task(other, load_task("smith-halves"), None)
-    second = with_pins(other, load_task("smith-halves")).file
-    assert (first.splits, first.train_files) == (second.splits, second.train_files)
 
 
 def test_changed_rows_are_staged_again_or_refused(folder: Folder, root: Root) -> None:
@@ -237,10 +205,3 @@ def test_rows_are_downloaded_where_there_are_none(
     assert not (folder.path / "data" / "train.jsonl").exists(), "held-out rows lie outside the vault"
     assert not list(root.path.rglob(".tmp-*"))
     assert with_pins(root, load_task("smith-halves")).file.splits["report"].n == 10
-
-
-def test_what_the_reference_does_not_know_may_be_set(folder: Folder) -> None:
-    folder.config(name="halves", prompt="Q: {question}", max_new_tokens=8, options={"evaluate_timeout_s": 2})
-    recipe = load_task("smith-halves").recipe(None)
-    assert (recipe.prompt, recipe.sampling.max_new_tokens) == ("Q: {question}", 8)
-    assert recipe.options["evaluate_timeout_s"] == 2

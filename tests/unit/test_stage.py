@@ -18,12 +18,11 @@ import web_server
 import yaml
 from web_server import LoopbackServer, code, cut, whole
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import Root
 from autorl_hpc.stage import tasks as staging
 from autorl_hpc.stage.download import NoNetwork
 from autorl_hpc.stage.models import stage_model
-from autorl_hpc.stage.stage import stage
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.states import Fault
 from autorl_hpc.tasks.heldout import verify_staged_task
@@ -71,34 +70,6 @@ def test_the_vault_is_for_its_owner_alone_and_the_store_is_read_only(root: Root,
     assert sorted(os.listdir(root.task_vault("arithmetic"))) == ["MANIFEST.json", "feedback", "report"]
     assert not list(root.store.rglob("items.jsonl")), "held-out items lie in the store"
     assert not list(root.path.rglob(".tmp-*"))
-
-
-def other_task(tmp_path: Path, prepare: str) -> Task:
-    """A copy of arithmetic with another prepare.py."""
-    folder = tmp_path / "tasks" / "arithmetic"
-    shutil.copytree(load_task("arithmetic").folder, folder)
-    (folder / "prepare.py").write_text(prepare)
-    return Task(folder, load_task("arithmetic").file)
-
-
-@pytest.mark.parametrize(
-    ("prepare", "words"),
-    [
-        ("def prepare(source, out): pass", "another train/"),
-        ("def prepare(source, out): return {}['x']", "prepare.py of task arithmetic failed: KeyError"),
-        (
-            "def prepare(source, out): out.joinpath('train').mkdir(); out.joinpath('train/train.jsonl').touch()",
-            "another train/",
-        ),
-    ],
-)
-def test_a_prepare_that_makes_something_else_is_named(root: Root, tmp_path: Path, prepare: str, words: str) -> None:
-    task = other_task(tmp_path, prepare)
-    with pytest.raises(AutorlError) as caught:
-        stage_task(root, task, None)
-    assert words in caught.value.what and (caught.value.where or "").startswith(str(task.folder / "prepare.py"))
-    assert caught.value.exit_code is Exit.FAILED and caught.value.next_step
-    assert not [p for p in root.path.rglob("*") if p.is_file()]
 
 
 # --- gsm8k, from the official files ---
@@ -347,62 +318,3 @@ def test_it_is_made_of_what_is_served_and_pinned_by_its_text(server: LoopbackSer
     asked = len(server.seen)
     stage_task(root, load_task("made"), None, again=True)
     assert len(server.seen) == asked, "what was made is taken"
-
-
-BAD = [
-    (json.dumps(RAW[:3]).encode(), "holds 3 rows, needed are 5 rows"),
-    (b"{}", "holds no list"),
-    (b"<html>", "is not JSON"),
-    (json.dumps(RAW[1:]).encode(), f"the task pins {sha(TEXT)}"),
-]
-
-
-@pytest.mark.parametrize(("data", "words"), BAD, ids=[row[1][:20] for row in BAD])
-def test_what_is_served_is_something_else(
-    server: LoopbackServer, root: Root, tasks: Path, data: bytes, words: str
-) -> None:
-    server.answers["/raw.json"] = [whole(data)]
-    make_task(tasks, "made", server.url("/raw.json?token=x"))
-    with pytest.raises(AutorlError) as caught:
-        stage_task(root, load_task("made"), None)
-    assert words in caught.value.what and "token" not in caught.value.what
-    assert caught.value.exit_code is Exit.FAILED and "--from DIR" in (caught.value.next_step or "")
-    assert not list(root.path.rglob("items.jsonl")) and not list(root.path.rglob(FILE))
-
-
-def test_a_file_that_is_given_may_be_packed_by_another_zlib(root: Root, tasks: Path, tmp_path: Path) -> None:
-    make_task(tasks, "made", "https://h/raw.json")
-    given = tmp_path / "given"
-    given.mkdir()
-    for level in (1, 9):
-        (given / FILE).write_bytes(gzip.compress(TEXT, level, mtime=level))
-        stage_task(root, load_task("made"), given, again=True)
-    for bad in (gzip.compress(TEXT + b"x"), gzip.compress(TEXT)[:-9], gzip.compress(TEXT) + b"x", TEXT):
-        (given / FILE).write_bytes(bad)
-        with pytest.raises(AutorlError, match="truncated, re-encoded or altered"):
-            stage_task(root, load_task("made"), given, again=True)
-
-
-def test_each_task_has_its_own_folder_below_the_one_that_is_given(root: Root, tasks: Path, tmp_path: Path) -> None:
-    given = tmp_path / "data"
-    for name in ("one", "two", "three"):
-        make_task(tasks, name, "https://h/raw.json")
-        if name != "three":
-            (given / name).mkdir(parents=True)
-            (given / name / FILE).write_bytes(gzip.compress(TEXT))
-    with pytest.raises(AutorlError, match="is missing") as caught:
-        stage(root, ["one", "two", "three"], source=given)
-    assert caught.value.where == str(given / FILE), "without a folder of its own it is DIR itself"
-    (given / FILE).write_bytes(gzip.compress(TEXT))
-    done = stage(root, ["one", "two", "three"], source=given)
-    assert [manifest["name"] for manifest in done if manifest["kind"] == "task"] == ["one", "two", "three"]
-
-
-def test_a_file_that_only_a_person_can_get_is_named(server: LoopbackServer, root: Root, task: Task) -> None:
-    value = yaml.safe_load((task.folder / "task.yaml").read_text())
-    del value["sources"][1]["url"]
-    (task.folder / "task.yaml").write_text(yaml.safe_dump(value))
-    with pytest.raises(AutorlError, match=r"feedback-items\.jsonl can't be fetched by machine") as caught:
-        stage_task(root, load_task("far"), None)
-    assert "feedback-items.jsonl from the page of its authors, " in (caught.value.next_step or "")
-    assert not server.seen

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 import web_server
-from web_server import LoopbackServer, code, cut, put_model, whole
+from web_server import LoopbackServer, put_model, whole
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.checkpoint import INDEX_NAME
 from autorl_hpc.files.layout import Root, share
 from autorl_hpc.files.store import verify_model
@@ -136,20 +134,6 @@ def test_a_model_in_shards(server: LoopbackServer, root: Root, source: Path, tmp
     }
 
 
-@pytest.mark.parametrize("named", ["../x.safetensors", "gone.safetensors", "config.json"])
-def test_an_index_that_names_something_else(
-    server: LoopbackServer, root: Root, source: Path, tmp_path: Path, named: str
-) -> None:
-    shards = in_shards(source, tmp_path)
-    value = json.loads((shards / INDEX_NAME).read_text())
-    value["weight_map"]["x"] = named
-    (shards / INDEX_NAME).write_text(json.dumps(value))
-    put_model(server, "org/m", shards, COMMIT)
-    with pytest.raises(AutorlError, match="which is not there"):
-        stage_model(root, "org/m", None)
-    assert not root.model("org/m").exists()
-
-
 def test_a_model_of_pickles_is_refused(server: LoopbackServer, root: Root, source: Path) -> None:
     (source / "model.safetensors").unlink()
     put_model(server, "org/m", source, COMMIT)
@@ -157,28 +141,6 @@ def test_a_model_of_pickles_is_refused(server: LoopbackServer, root: Root, sourc
         stage_model(root, "org/m", None)
     assert "pickles are not taken" in (caught.value.next_step or "")
     assert len(server.seen) == 1
-
-
-ANSWERS: list[tuple[str, dict[str, Any], str]] = [
-    ("another revision", {"sha": "f" * 40}, "it speaks of revision"),
-    ("no revision", {"sha": None}, "can't be read"),
-    ("no files", {"siblings": None}, "can't be read"),
-    ("a file without a hash", {"siblings": [{"rfilename": "config.json", "size": 1, "blobId": "x"}]}, "no hash of config.json"),
-    ("a file without a size", {"siblings": [{"rfilename": "config.json", "blobId": COMMIT}]}, "can't be read"),
-    ("weights without a hash", {"siblings": [{"rfilename": "model.safetensors", "size": 1, "lfs": {"sha256": "x"}}]}, "no hash of model"),
-    ("more than the disk", {"siblings": [{"rfilename": n, "size": 10**16, "blobId": COMMIT} for n in ("config.json", "model.safetensors")]}, "are missing"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("change", "words"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
-def test_answers_of_the_hub_that_make_no_sense(
-    server: LoopbackServer, root: Root, source: Path, change: dict[str, Any], words: str
-) -> None:
-    put_model(server, "org/m", source, COMMIT).update(change)
-    with pytest.raises(AutorlError, match=words) as caught:
-        stage_model(root, f"org/m@{COMMIT}", None)
-    assert caught.value.next_step and caught.value.exit_code is Exit.ENVIRONMENT
-    assert not root.model("org/m").exists()
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
@@ -190,16 +152,3 @@ def test_a_hub_that_lies_about_a_hash(server: LoopbackServer, root: Root, source
     with pytest.raises(AutorlError, match=f"{file} as it was downloaded has .*, expected is "):
         stage_model(root, "org/m", None)
     assert not root.model("org/m").exists()
-
-
-def test_a_broken_download_of_a_model_goes_on(server: LoopbackServer, root: Root, source: Path) -> None:
-    put_model(server, "org/m", source, COMMIT)
-    path, data = f"/org/m/resolve/{COMMIT}/model.safetensors", (source / "model.safetensors").read_bytes()
-    server.answers[path] = [cut(data, 1000), code(503)]
-    with pytest.raises(AutorlError, match=r"model\.safetensors could not be downloaded"):
-        stage_model(root, "org/m", None)
-    server.answers[path] = [whole(data)]
-    server.seen.clear()
-    assert stage_model(root, "org/m", None).content_hash == models.TINY_CONTENT_HASH
-    assert [headers.get("Range") for headers in server.seen_at(path)] == ["bytes=1000-"]
-    assert len(server.seen) == 2, "the other files were there"

@@ -72,17 +72,6 @@ SAFE: dict[str, Any] = {
     "DeepSeek": (chain(*(split(regex) for regex in SPLITS if "p{L}+|" not in regex), NO_REGEX), {"added": ENDS}),
     **{f"rule {n} alone": (chain(split(regex), NO_REGEX), {}) for n, regex in enumerate(LONG)},
 }
-UNSAFE: dict[str, Any] = {
-    "no splitting": (NO_REGEX, {}),
-    "a space before": ({**BYTES, "add_prefix_space": True}, {}),
-    "an unknown rule": (chain(split(r"\S+\s*"), NO_REGEX), {}),
-    "rules that split numbers alone": (chain(split(r"\p{N}{1,3}"), NO_REGEX), {}),
-    "SentencePiece": ({"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "first", "split": False}, {}),
-    "a line feed in a token": (BYTES, {"added": [{"content": "word\n"}]}),
-    "a token that eats line feeds": (BYTES, {"added": [{"content": "word", "rstrip": True}]}),
-    "replacement": (BYTES, {"normalizer": {"type": "Replace", "pattern": {"String": "a\n"}, "content": "x"}}),
-    "dropout": (BYTES, {"dropout": 0.1}),
-}
 
 
 def texts(seed: int = 0) -> list[str]:
@@ -104,16 +93,6 @@ def test_pieces_give_the_ids_of_the_whole_text(name: str) -> None:
     expected = tokenizer(texts(), add_special_tokens=False).input_ids
     for text, ids in [*zip(texts(), expected, strict=True)] * 2:
         assert encoder.encode(text) == ids, repr(text)
-
-
-@pytest.mark.parametrize("name", UNSAFE)
-def test_other_tokenizers_get_whole_texts(name: str) -> None:
-    pre, options = UNSAFE[name]
-    tokenizer = made(pre, **options)
-    encoder = Encoder(tokenizer)
-    assert not encoder.by_pieces
-    if name != "dropout":
-        assert all(encoder.encode(text) == whole(tokenizer, text) for text in texts()[:300])
 
 
 def test_the_tiny_models_tokenizer() -> None:

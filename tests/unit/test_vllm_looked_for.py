@@ -9,19 +9,13 @@ from pathlib import Path
 import pytest
 
 from autorl_hpc.agents.program_check import where_agents_run
-from autorl_hpc.cluster import vllm_program
 from autorl_hpc.cluster.vllm_program import PROGRAM_VARIABLE, VllmOnHost, look_for_engine
 from autorl_hpc.doctor import host as doctors
 from autorl_hpc.doctor.finding import State
 from autorl_hpc.errors import AutorlError, Exit
-from autorl_hpc.files.layout import Root
-from autorl_hpc.launch import plan
 from autorl_hpc.launch.plan import finding_lines, look_at_engine, refuse_problems
 from autorl_hpc.records.cluster import ClusterProfile
 from autorl_hpc.records.experiment import ExperimentSpec, GraderSpec
-from autorl_hpc.stage.models import TINY, stage_model
-from autorl_hpc.stage.tasks import stage_task
-from autorl_hpc.tasks.loader import load_task
 
 
 def an_environment(folder: Path, has_vllm: bool) -> Path:
@@ -75,65 +69,6 @@ def test_by_the_rules_of_graders(tmp_path: Path) -> None:
     assert seen_by(a_profile(container={"runtime": "apptainer", "image": "/x.sif"}), "").state == "note"
 
 
-SYSTEM = "/usr/bin:/bin"
-
-
-def modules_of(folder: Path, lines: str) -> dict[str, str]:
-    """A site's `module`, a function that bash takes from its environment; loading anything does `lines`."""
-    return {"BASH_FUNC_module%%": "() {  " + lines + "\n}"}
-
-
-def test_setup_and_modules_bring_it(tmp_path: Path) -> None:
-    """What they say of PYTHONPATH, LD_LIBRARY_PATH and the program holds in jobs."""
-    good = an_environment(tmp_path / "good", True)
-    assert seen_by(a_profile(setup=[f"export PYTHONPATH={good}:$PYTHONPATH"]), SYSTEM).value == sys.executable
-    assert (
-        seen_by(a_profile(setup=["set -u; source /dev/null", f"PYTHONPATH={good}:$PYTHONPATH"]), SYSTEM).state == "ok"
-    )
-    site = modules_of(tmp_path, f"export PYTHONPATH={good}; echo loaded $2")
-    assert seen_by(a_profile(modules=["vLLM/0.23"]), SYSTEM, **site).value == sys.executable
-    named = a_profile(setup=[f"export {PROGRAM_VARIABLE}={good}/vllm"])
-    assert seen_by(named, SYSTEM).value == str(good / "python3")
-    not_exported = a_profile(setup=[f"{PROGRAM_VARIABLE}={good}/vllm"])
-    assert seen_by(not_exported, SYSTEM).state == "note", "jobs don't see it either"
-    python = good / "python3"
-    python.write_text(python.read_text().replace("exec", '[ "$LD_LIBRARY_PATH" = /of/modules ] || exit 127\nexec'))
-    libraries = modules_of(tmp_path, "export LD_LIBRARY_PATH=/of/modules")
-    assert seen_by(a_profile(python=str(python), modules=["CUDA"]), SYSTEM, **libraries).value == str(python)
-    assert seen_by(a_profile(python=str(python)), SYSTEM).state == "note"
-
-
-def test_what_modules_may_bring_on_nodes_alone_is_no_problem(tmp_path: Path) -> None:
-    bad = an_environment(tmp_path / "bad", False)
-    for fields in ({"setup": ["ulimit -n 4096"]}, {"setup": ["source /nowhere || exit 5"]}, {"modules": ["X"]}):
-        for path in (SYSTEM, f"{bad}:{SYSTEM}"):
-            seen = seen_by(a_profile(**fields), path, **modules_of(tmp_path, "true"))
-            assert seen.state == "note" and "vLLM" in seen.value and PROGRAM_VARIABLE in seen.do_this
-            assert ("don't run here" in seen.value) == ("exit 5" in str(fields))
-        seen = seen_by(a_profile(vllm=str(tmp_path / "none"), **fields), SYSTEM, **modules_of(tmp_path, "true"))
-        assert seen.state == "note" and "is not here" in seen.value
-        refuse_problems([], seen, Path("job.yaml"))
-
-
-@pytest.mark.parametrize(
-    "silent",
-    ["exec sleep 60", "exit 127", "echo 'no init' >&2; exit 1", "#! of another machine"],
-)
-def test_no_answer_is_not_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
-    """Files that are slow, a login node of another kind than the nodes, libraries that are missing here."""
-    monkeypatch.setattr(vllm_program, "PYTHON_LIMIT_S", 0.3 if "sleep" in silent else 60.0)
-    other = an_environment(tmp_path / "other", False)
-    (other / "python3").write_text("\x7fELF of ARM" if "machine" in silent else f"#!/bin/sh\n{silent}\n")
-    for profile in (a_profile(python=str(other / "python3")), a_profile(vllm=str(other / "vllm"))):
-        seen = seen_by(profile, SYSTEM)
-        assert seen.state == "note" and f"{other}/python3 does not say" in seen.value
-        refuse_problems([], seen, Path("job.yaml"))
-    good = an_environment(tmp_path / "good", True)
-    monkeypatch.setattr(vllm_program, "PYTHON_LIMIT_S", 60.0)
-    if "sleep" not in silent:
-        assert seen_by(a_profile(python=str(other / "python3")), str(good)).value == str(good / "python3")
-
-
 def a_spec(engine: str) -> ExperimentSpec:
     grader = GraderSpec.model_validate({"engine": engine})
     return ExperimentSpec.model_construct(grader=grader)
@@ -153,26 +88,3 @@ def test_launch_refuses_and_the_doctor_tells(tmp_path: Path, monkeypatch: pytest
     refuse_problems([], look_at_engine(a_spec("vllm"), None), Path("job.yaml"))
     (finding,) = doctors.check_engine(None)
     assert finding.state is State.OK and finding.value == str(good / "python3")
-
-
-@pytest.mark.slow
-def test_nothing_is_made_where_it_is_refused(staged: Path) -> None:
-    root = Root(staged)
-    with pytest.raises(AutorlError, match=r"`grader\.engine`"):
-        plan.prepare(staged / "exp.yaml", root)
-    assert not root.experiment("exp").path.exists()
-    _, record = plan.prepare(staged / "exp.yaml", root, checked=False)
-    assert record.grader.engine == "vllm" and root.experiment("exp").resolved.exists()
-
-
-@pytest.fixture
-def staged(tmp_path: Path) -> Path:
-    """A root with what an experiment needs, and the experiment's file."""
-    root = Root(tmp_path)
-    stage_model(root, TINY, None)
-    stage_task(root, load_task("arithmetic"), None)
-    (tmp_path / "exp.yaml").write_text(
-        "name: exp\nmatrix: {task: arithmetic, agent: copycat, base_model: autorl/tiny}\nbudget: {wall_clock: 2m}\n"
-        "grader: {engine: vllm}\n"
-    )
-    return tmp_path

@@ -8,7 +8,7 @@ import time
 
 import minishop
 import pytest
-from minishop import Row, buy, wish
+from minishop import Row, wish
 
 from autorl_hpc.rollouts.environment import Transcript, Turn
 from autorl_hpc.rollouts.webshop import shop_environment
@@ -134,13 +134,6 @@ def test_the_prompt_repeats_five_exchanges(shop: Environment, wishes: list[Row])
 )
 def test_actions_of_completions(completion: str, action: str) -> None:
     assert shop_environment.Dialogue().action(completion) == action
-
-
-def test_one_episode_leaves_nothing_for_the_next(shop: Environment, wishes: list[Row]) -> None:
-    assert buy(shop, wishes[0], wishes[0]["product"], *wishes[0]["options"].values()) == 1.0
-    text, _ = parts(shop.reset(wishes[1], 0))
-    assert wishes[1]["question"] in text and wishes[0]["question"] not in text
-    assert shop.step("click[buy now]").done is False
 
 
 def test_terms() -> None:

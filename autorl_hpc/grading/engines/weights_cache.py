@@ -12,7 +12,6 @@ import mmap
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,23 +28,23 @@ OWN = Path("/proc/self/cgroup")
 LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")  # Limit files of cgroup v2 and v1
 
 
-def usable_bytes(cgroups: Path = CGROUPS, own: Path = OWN, environ: Mapping[str, str] = os.environ) -> int:
+def usable_bytes() -> int:
     """Return the smallest of the machine's memory, the limits of this process's cgroups, and the job's memory on this node."""
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for folder in own_folders("memory", cgroups, own):
+    for folder in own_folders("memory", CGROUPS, OWN):
         for name in LIMITS:
             try:
                 found.append(int((folder / name).read_text(encoding="ascii")))
             except (OSError, ValueError):  # missing, or `max`
                 continue
-    each_cpu, cpus = _number(environ, "SLURM_MEM_PER_CPU"), _number(environ, "SLURM_CPUS_ON_NODE")
-    found += [mib * 2**20 for mib in (_number(environ, "SLURM_MEM_PER_NODE"), each_cpu * cpus)]
+    each_cpu, cpus = _number("SLURM_MEM_PER_CPU"), _number("SLURM_CPUS_ON_NODE")
+    found += [mib * 2**20 for mib in (_number("SLURM_MEM_PER_NODE"), each_cpu * cpus)]
     return min(size for size in found if size > 0)
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _number(name: str) -> int:
     """Return a variable as a number; 0 if unset or invalid (Slurm's own 0 means the whole node)."""
-    value = environ.get(name, "")
+    value = os.environ.get(name, "")
     return int(value) if value.isdecimal() else 0
 
 

@@ -258,12 +258,12 @@ def _started(pid: int) -> int | None:
 # --- the worker's log, Python and environment
 
 
-def log_beside_ours(environ: Mapping[str, str] = os.environ) -> Path:
+def log_beside_ours() -> Path:
     """Return `<the grader's log>.vllm-<pid>.log` if stderr is a file; otherwise a file in a private folder."""
     ours = Path("/proc/self/fd/2").resolve()
     if ours.is_file():
         return ours.with_name(f"{ours.stem}.vllm-{os.getpid()}.log")
-    return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=environ.get("TMPDIR"))) / "vllm.log"
+    return Path(tempfile.mkdtemp(prefix="autorl-engine-", dir=os.environ.get("TMPDIR"))) / "vllm.log"
 
 
 CACHE_VARIABLE = "AUTORL_ENGINE_CACHE"

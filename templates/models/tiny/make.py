@@ -10,7 +10,7 @@ The model is a Llama of 0.1 M parameters with a byte-level vocabulary, so any te
 base model worth improving on the task `arithmetic`: it has met the sums and the stories, but answers nearly all questions
 in the task's own format (`Question: ... #### N`) with a bare guess, so its score without training is low but not zero, and
 both demonstrations and rewards can raise it. Noise can't: the guess is a firm habit, learned in a second phase, so that
-copies with small random changes don't stumble into the format (tests/unit/test_tiny_base.py).
+copies with small random changes don't stumble into the format.
 
 What it has seen: plain facts `a + b = c` and `a - b = c` over all numbers of the task, and stories and questions made
 from problems of the *training* split only. A held-out sum can occur as a bare fact, a held-out word problem never does.
