@@ -19,10 +19,11 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.axes import axes_of, limits_told
+from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts import MAX_SERIES, Figure
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
+from autorl_hpc.report.sentence import sentence
 from autorl_hpc.report.summary import (
     Board,
     Comparison,
@@ -79,9 +80,9 @@ class PageScript(NamedTuple):
     csp: str
 
 
-def script() -> PageScript:
-    """Read templates/report/index.js."""
-    text = (share("templates") / "report" / "index.js").read_text(encoding="utf-8")
+def script(name: str = "index.js") -> PageScript:
+    """Read a script of templates/report/."""
+    text = (share("templates") / "report" / name).read_text(encoding="utf-8")
     return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
@@ -265,10 +266,7 @@ def index_md(merged: MergedReport) -> str:
 
 def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as a page. `shown`: its content, if already computed."""
-    from markupsafe import Markup
-
-    plots = [(axis.name, Markup(run_chart.trajectory(run, axis))) for axis in axes_of(run)]
-    return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
+    return _template("html", "run.html.j2").render(shown or run_page.shown(run), script=script("run.js"))
 
 
 def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
@@ -334,6 +332,7 @@ def _environment(kind: str) -> Environment:
     environment.globals.update(
         **{function.__name__: _plain(function) for function in plain},
         **{function.__name__: function for function in words},
+        sentence=sentence,
         score=_plain(_score),
         gain=_plain(gain_in_words),
         over=_plain(_over),
@@ -387,7 +386,7 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
 
     Raises AutorlError: neither can be written.
     """
-    shown = run_page.shown(run)
+    shown = run_page.shown(run, home)
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),

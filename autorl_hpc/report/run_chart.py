@@ -1,4 +1,4 @@
-"""Draw SVGs of a run: score against time or another cost (`trajectory`), and a row of a forest plot (`strip`)."""
+"""Draw SVGs of a run: score against budget used (`trajectory`), and a row of a forest plot (`strip`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.axes import ScaledAxis, by_time
 from autorl_hpc.report.format import html
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import SubmissionState
@@ -19,21 +18,29 @@ PLOT_RIGHT, PLOT_BOTTOM = WIDTH - RIGHT, HEIGHT - BOTTOM
 STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
-def trajectory(run: RunSummary, axis: ScaledAxis | None = None) -> str:
-    """Draw feedback scores against an axis (default: budget used), base model dashed, report scores at the right; an `<svg>`."""
-    axis, heights = axis or by_time(run), _Heights(run)
-    placed = [
-        (point, _x(axis, x)) for point in run.trajectory if (x := axis.places.get(point.submission_id)) is not None
-    ]
-    parts = [*_grid(heights), *_across(axis)]
+def trajectory(run: RunSummary) -> str:
+    """Draw feedback scores against the budget used, base model dashed, report scores at the right; an `<svg>`."""
+    heights, now = _Heights(run), max([run.elapsed_s, *(point.elapsed_s for point in run.trajectory)])
+    end = max(run.budget_s, now) or 1.0
+
+    def across(at_s: float) -> float:
+        return LEFT + (PLOT_RIGHT - LEFT) * at_s / end
+
+    placed = [(point, across(point.elapsed_s)) for point in run.trajectory]
+    parts = [*_grid(heights), _line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM)]
+    if across(run.budget_s) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
+        parts.append(_line("grid", across(run.budget_s), TOP, across(run.budget_s), PLOT_BOTTOM))
+    labels = {0.0: ("0", "middle"), end / 2: (fmt.duration(end / 2), "middle"), end: (fmt.duration(end), "end")}
+    parts += [_text(across(at_s), HEIGHT - 9, text, anchor) for at_s, (text, anchor) in labels.items()]
+    parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))
     if run.baseline_feedback is not None and run.baseline_feedback.score is not None:
         parts.append(_line("base", LEFT, y := heights.y(run.baseline_feedback.score), PLOT_RIGHT, y))
-    parts.append(_best_so_far(placed, heights, _x(axis, axis.now)))
+    parts.append(_best_so_far(placed, heights, across(now)))
     parts += [_mark(point, x, heights, point.submission_id == run.selected) for point, x in placed]
     parts += _report_marks(heights, run)
     if not any(point.score is not None for point in run.trajectory):
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
-    title = html(f"Score against {axis.name} of {run.run_id}")
+    title = html(f"Score against time of {run.run_id}")
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
 
 
@@ -66,10 +73,6 @@ def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
     return low - room, high + room
 
 
-def _x(axis: ScaledAxis, place: float) -> float:
-    return LEFT + (PLOT_RIGHT - LEFT) * place / axis.end
-
-
 class _Heights:
     def __init__(self, run: RunSummary) -> None:
         scores = [run.baseline_feedback, run.report, run.baseline_report, *run.trajectory]
@@ -96,18 +99,6 @@ def _grid(heights: _Heights) -> list[str]:
         parts.append(_line("grid", LEFT, y, WIDTH - 4, y))
         parts.append(_text(LEFT - RING - 2, y + 3.5, f"{value:.{decimals}f}", "end"))
     return parts
-
-
-def _across(axis: ScaledAxis) -> list[str]:
-    parts, bottom, end = [], HEIGHT - 9, axis.end
-    if axis.mark is not None and _x(axis, axis.mark) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
-        parts.append(_line("grid", _x(axis, axis.mark), TOP, _x(axis, axis.mark), PLOT_BOTTOM))
-    parts.append(_line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM))
-    parts.append(_text(LEFT, bottom, "0", "middle"))
-    if axis.written(end / 2) not in ("", "0", axis.written(end)):
-        parts.append(_text(_x(axis, end / 2), bottom, axis.written(end / 2), "middle"))
-    parts.append(_text(PLOT_RIGHT, bottom, axis.written(end), "end"))
-    return [*parts, _text((PLOT_RIGHT + WIDTH) / 2, bottom, "report", "middle")]
 
 
 def _best_so_far(placed: Sequence[tuple[Point, float]], heights: _Heights, now: float) -> str:

@@ -1,20 +1,23 @@
-"""The content of a run's page, as rows of words and numbers for HTML and Markdown (`shown`)."""
+"""The content of a run's page: its sentence, blocks of rows of words and numbers, code and diffs, for HTML and Markdown (`shown`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autorl_hpc.records.entries import Contamination, Timings
+from autorl_hpc.files.layout import RunDir
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.axes import NAMES
-from autorl_hpc.report.story_records import Iteration, ReferenceMetrics, ResourcesUsed, Story
+from autorl_hpc.report.sentence import route_in_words, sentence
+from autorl_hpc.report.story_records import Iteration, Quoted, ReferenceMetrics, ResourcesUsed
 from autorl_hpc.report.summary import Point, RunSummary
-from autorl_hpc.states import FailureKind, Route
+from autorl_hpc.states import Route, RunState
 
-BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
-"""Failures that the table of submissions shows already."""
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 class TableRow(NamedTuple):
@@ -26,77 +29,58 @@ class TableRow(NamedTuple):
 
 
 class SubmissionRow(NamedTuple):
-    """One submission, in words."""
+    """One submission and what led to it; `facts`: its known figures, `one`: None if nothing is known but its score."""
 
     point: Point
+    one: Iteration | None
     at: str
     score: str
     between: str
     status: str
-
-
-class IterationRow(NamedTuple):
-    """One iteration with its figures, the noise of its score, and whether its submission was selected."""
-
-    one: Iteration
-    facts: Sequence[TableRow]
-    between: str
     selected: bool
+    facts: list[TableRow]
 
 
-def shown(run: RunSummary) -> dict[str, Any]:
-    """Return what HTML and Markdown show of a run, in words: the variables of both templates."""
-    story, recorded = run.story, is_recorded(run.story)
-    submissions = [
-        SubmissionRow(p, fmt.duration(p.elapsed_s), fmt.points(p.score), fmt.between(p.low, p.high), _status(p, run))
-        for p in run.trajectory
-    ]
-    between = {each.point.submission_id: each.between for each in submissions}
+def shown(run: RunSummary, home: RunDir | None = None) -> dict[str, Any]:
+    """Return what HTML and Markdown show of a run, in words: the variables of both templates. `home`: the run's folder."""
+    story = run.story
+    iterations = {one.submission_id: one for one in story.iterations}
     looks: list[tuple[int | None, Contamination]] = [
         (point.submission_id, point.contamination) for point in run.trajectory if point.contamination
     ]
     return {
         "run": run,
         "story": story,
-        "submissions": submissions,
-        "iterations": [
-            IterationRow(one, iteration_rows(one), between[one.submission_id], one.submission_id == run.selected)
-            for one in (story.iterations if recorded else ())
-        ],
+        "sentence": sentence(run),
+        "submissions": [_submission(run, point, iterations.get(point.submission_id)) for point in run.trajectory],
         "looks": looks + ([(None, run.contamination_end)] if run.contamination_end else []),
         "metrics": metric_rows(story.metrics),
-        "budget": budget_rows(run),
-        "used": used_rows(story.resources),
-        "skill": skill_rows(story),
+        "used": [*budget_rows(run), *used_rows(story.resources)],
         "mode_told": mode_told(run),
         "places": "; ".join(story.jobs + story.nodes),
         "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
-        "recorded": recorded,
         "how_found": HOW_FOUND,
+        "trace": trace_summary(run, home),
+        "live": run.state not in (RunState.FINISHED, RunState.DAMAGED),
+        "reload_s": RELOAD_S,
+        "link": _Links(story.quoted),
         "diff_html": diff_html,
-        "code_block": code_block,
     }
 
 
-def _status(point: Point, run: RunSummary) -> str:
-    parts = [str(point.status)]
-    parts += ["selected"] if point.submission_id == run.selected else []
-    parts += ["final"] if point.final else []
-    parts += ["base model"] if point.is_base else []
-    parts += [f"same as {point.same_as}"] if point.same_as is not None else []
-    return ", ".join(parts)
+def trace_summary(run: RunSummary, home: RunDir | None) -> Markup | None:
+    """Return the part of the page that shows the agent's trace; None: there is none."""
+    return None
 
 
-def is_recorded(story: Story) -> bool:
-    """Return whether the iterations have more to show than the table of submissions."""
-    return any(
-        one.revision
-        or (one.failure and one.failure.kind not in BY_LEDGER)
-        or one.training_steps
-        or one.tokens is not None
-        or one.gpu_hours is not None
-        or (one.route.executed, one.route.planned) != (Route.UNKNOWN, Route.UNKNOWN)
-        for one in story.iterations
+def _submission(run: RunSummary, point: Point, one: Iteration | None) -> SubmissionRow:
+    selected = point.submission_id == run.selected
+    status = [str(point.status), *(["selected"] if selected else []), *(["final"] if point.final else [])]
+    status += ["base model"] if point.is_base else []
+    status += [f"same as {point.same_as}"] if point.same_as is not None else []
+    return SubmissionRow(
+        *(point, one, fmt.duration(point.elapsed_s), fmt.points(point.score), fmt.between(point.low, point.high)),
+        *(", ".join(status), selected, [] if one is None else iteration_rows(one)),
     )
 
 
@@ -183,69 +167,95 @@ def used_rows(used: ResourcesUsed) -> list[TableRow]:
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
-def skill_rows(story: Story) -> list[TableRow]:
-    """Return the metrics of the reference's summarization skill."""
-    skill = story.skill
-    return [
-        _row("without human help", skill.without_human_help, lambda alone: "yes" if alone else "no"),
-        _row("recovered from", skill.recovered_from, str, "failures before the last scored submission"),
-        TableRow("stage reached", skill.stage_reached, "of design, implementation, execution, evaluation"),
-    ]
-
-
 def iteration_rows(one: Iteration) -> list[TableRow]:
     """Return the known figures of one iteration."""
     noise = fmt.signed_between(one.improvement_low, one.improvement_high)
     items = f"{one.won} items won, {one.lost} lost" if one.won is not None else ""
-    says = "; ".join(part for part in (noise, items) if part) or "no interval"
+    ways = {"planned": one.route.planned, one.route.source or "executed": one.route.executed}
+    route = [f"{route_in_words(route)} ({way})" for way, route in ways.items() if route is not Route.UNKNOWN]
     last = (("loss", one.last_loss), ("reward", one.last_reward))
     trained = ", ".join(f"last {name} {value:.4g}" for name, value in last if value is not None)
-    steps = "not logged" if trained and one.training_steps is None else one.training_steps
     rows = [
-        _row("improvement on the base", one.improvement, fmt.signed, says),
-        _row("best so far", one.best_so_far, fmt.points),
-        _row("took", one.duration_s, fmt.duration, f"submitted at {fmt.duration(one.elapsed_s)}"),
-        TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}"),
-        _row("training steps", steps, str, trained),
-        _row("waited for its score", one.waited_s, fmt.duration, timed(one.timings)),
+        _row("over the base model", one.improvement, fmt.signed, "; ".join(part for part in (noise, items) if part)),
+        TableRow("route", ", ".join(route) or fmt.UNKNOWN),
+        _row("trained on", one.rows, "{:,} rows".format),
+        _row("training steps", one.training_steps, str, trained),
+        TableRow("training", trained if one.training_steps is None and trained else fmt.UNKNOWN),
+        _row("took", one.duration_s, fmt.duration),
+        _row("waited for its score", one.waited_s, fmt.duration),
         _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"),
         _row("GPU-hours so far", one.gpu_hours, "{:.2f}".format),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
-def timed(timings: Timings | None) -> str:
-    """Return where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
-    names = {
-        "waiting_s": "in the queue",
-        "load_s": "loading",
-        "swap_s": "swapping",
-        "generate_s": "generating",
-        "score_s": "scoring",
-    }
-    each = ((words, getattr(timings, name, None)) for name, words in names.items())
-    return ", ".join(f"{words} {value:.1f} s" for words, value in each if value is not None)
-
-
 HOW_FOUND = {"ngram": "13 words in a row", "exact": "the whole text"}
-LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk"}
-BLOCK_LINES = 40
-"""Of a diff in Markdown; the page and summary.json have more lines."""
+RELOAD_S = 30
+"""An open page of a run that goes on asks the browser to load it again after this many seconds."""
 
 
-def diff_html(diff: str) -> str:
-    """Return the lines of a diff, each marked with its kind; a template takes three times as long for these."""
-    lines = []
-    for line in diff.split("\n"):
-        kind = "file" if line.startswith(("--- ", "+++ ")) else LINE_KINDS.get(line[:1], "same")
-        lines.append(f'<span class="{kind}">{fmt.html(line) or " "}\n</span>')
+# --- code, logs and diffs, as HTML
+
+_TOKEN = re.compile(
+    r"(?P<c>#.*)|(?P<s>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
+    r"|(?P<k>\b(?:and|as|assert|async|await|break|class|continue|def|elif|else|except|finally|for|from|if|import|in|is|lambda|not|or"
+    r"|pass|raise|return|try|while|with|yield|None|True|False)\b)|(?P<n>\b\d[\w.]*)"
+)
+LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk", "\\": "hunk"}
+
+
+def _painted(line: str) -> str:
+    """Return a line of code as HTML: comments, strings, key words and numbers marked."""
+    parts, end = [], 0
+    for token in _TOKEN.finditer(line):
+        parts += [fmt.html(line[end : token.start()]), f'<b class="{token.lastgroup}">{fmt.html(token[0])}</b>']
+        end = token.end()
+    return "".join([*parts, fmt.html(line[end:])])
+
+
+def diff_html(diff: str) -> Markup:
+    """Return the hunks of a diff as HTML, each line marked with its kind; a template takes three times as long for these."""
     from markupsafe import Markup
 
-    return Markup("".join(lines))
+    lines = ((LINE_KINDS.get(line[:1], "same"), line) for line in diff.split("\n"))
+    return Markup("".join(f'<span class="{kind}">{_painted(line) or " "}\n</span>' for kind, line in lines))
 
 
-def code_block(diff: str) -> list[str]:
-    """Return the beginning of a diff for an indented code block, which no line of it can end."""
-    lines = diff.split("\n")
-    more = len(lines) - BLOCK_LINES
-    return [*lines[:BLOCK_LINES], f"({more} more lines)"] if more > 0 else lines
+class _Links:
+    """Places that evidence names as links to where they are quoted on the page, and the quotes."""
+
+    def __init__(self, quoted: tuple[Quoted, ...]) -> None:
+        self._quoted = quoted
+        self._cited: dict[int, set[int]] = {}
+
+    def __call__(self, where: str, revision: str | None = None) -> Markup:
+        """Return a place as HTML; a link if it is quoted, at best from this revision."""
+        from markupsafe import Markup
+
+        path, _, line = where.rpartition(":")
+        number = int(line) if path and line.isdecimal() else 0
+        fits = [
+            place
+            for place, one in enumerate(self._quoted)
+            if (one.path == where and not one.first)
+            or (one.path == path and one.first and one.first <= number < one.first + one.text.count("\n") + 1)
+        ]
+        if not fits:
+            return Markup("<code>{}</code>").format(where)
+        best = next((place for place in fits if self._quoted[place].revision == revision), fits[0])
+        self._cited.setdefault(best, set()).add(number)
+        return Markup('<a href="#q{}{}"><code>{}</code></a>').format(best, f"-{number}" if number else "", where)
+
+    def quotes(self) -> list[tuple[str, str, Markup]]:
+        """Return anchor, title and lines of every quote that a link leads to; call it after all links."""
+        return [(f"q{place}", *self._quote(place)) for place in sorted(self._cited)]
+
+    def _quote(self, place: int) -> tuple[str, Markup]:
+        from markupsafe import Markup
+
+        one, lines = self._quoted[place], []
+        for number, line in enumerate(one.text.split("\n"), one.first):
+            mark = f' id="q{place}-{number}" class="cited"' if one.first and number in self._cited[place] else ""
+            count = f"<i>{number}</i>" if one.first else ""
+            lines.append(f"<span{mark}>{count}{_painted(line) if one.first else fmt.html(line)}\n</span>")
+        return f"{one.path}{f' at {one.revision[:8]}' if one.revision else ''}", Markup("".join(lines))

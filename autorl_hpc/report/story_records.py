@@ -22,12 +22,18 @@ class EvidenceLine(Strict):
     says: str
 
 
+RouteSource = Literal["observed", "logged", "weights", "commands"]
+"""What a finding on a training rests on, the strongest first: facts from inside the agent's processes, trainers' logs, the
+fingerprint of the weights, command lines with the code that they ran."""
+
+
 class Setting(Strict):
-    """One key setting of a training, from code or a configuration file."""
+    """One key setting of a training: a value, never an expression."""
 
     name: str = Field(description="By the trainer's own word: learning_rate, num_train_epochs, beta, ...")
     value: str
     where: str
+    source: RouteSource | None = Field(None, description="Null: a literal in code, a command line or a configuration.")
 
 
 AGENT_PROGRAM = "agent's program"
@@ -44,7 +50,8 @@ class RouteTold(Strict):
     executed: Route = Route.UNKNOWN
     planned_by: tuple[EvidenceLine, ...] = ()
     executed_by: tuple[EvidenceLine, ...] = ()
-    disputed: str | None = Field(None, description="Logs and code that is sure of itself disagree: what each says.")
+    source: RouteSource | None = Field(None, description="What the executed route rests on; null: on nothing.")
+    disputed: str | None = Field(None, description="Plan and execution disagree: what each says.")
 
     def short(self) -> RouteTold:
         """Return the route without evidence."""
@@ -58,6 +65,16 @@ class Change(Strict):
     added: int = Field(ge=0, description="Lines.")
     removed: int = Field(ge=0)
     what: Literal["added", "changed", "removed", "binary", "link"]
+    diff: str | None = Field(None, description="Hunks of the unified diff; of a long one the beginning.")
+
+
+class Quoted(Strict):
+    """The place that evidence names: lines of a file of the agent's code, or a part of agent.log."""
+
+    path: str = Field(description="As in the evidence; of a log the whole place, such as `agent.log, byte 77`.")
+    revision: str | None = None
+    first: int = Field(1, description="Number of the first line; of a log 0.")
+    text: str
 
 
 class Failure(Strict):
@@ -99,17 +116,16 @@ class Iteration(Strict):
     revision: str | None = None
     changes: tuple[Change, ...] = ()
     more_changes: int = Field(0, ge=0, description="Files changed beyond those in `changes`.")
-    diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
+    rows: int | None = Field(None, ge=0, description="Rows that the last training trained on.")
     training_steps: int | None = None
     last_loss: float | None = None
     last_reward: float | None = None
     failure: Failure | None = None
 
     def short(self) -> Iteration:
-        """Drop what only the run's own page shows: diff, changes, settings, evidence, item ids."""
+        """Drop what only the run's own page shows: changes, settings, evidence, item ids."""
         return lean(
             self,
-            diff=None,
             changes=(),
             settings=(),
             won_ids=(),
@@ -176,14 +192,6 @@ class ResourcesUsed(Strict):
     revisions: int | None = None
 
 
-class SkillMetrics(Strict):
-    """Metrics of the reference's summarization skill."""
-
-    without_human_help: bool | None = None
-    recovered_from: int | None = Field(None, ge=0, description="Failures after which a later submission was scored.")
-    stage_reached: Literal["none", "design", "implementation", "execution", "evaluation"] = "none"
-
-
 class Story(Strict):
     """The whole story of one run."""
 
@@ -194,9 +202,12 @@ class Story(Strict):
     )
     iterations: tuple[Iteration, ...] = ()
     failure: Failure | None = None
+    last_error: EvidenceLine | None = Field(
+        None, description="Of an agent that ended with an error: what it said last."
+    )
+    quoted: tuple[Quoted, ...] = Field((), description="Places that evidence names.")
     metrics: ReferenceMetrics = ReferenceMetrics()
     resources: ResourcesUsed = ResourcesUsed()
-    skill: SkillMetrics = SkillMetrics()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
@@ -207,6 +218,7 @@ class Story(Strict):
         """Return the story as in the merged report: all figures, without diffs, evidence and ids."""
         return lean(
             self,
+            quoted=(),
             route=self.route.short(),
             iterations=tuple(one.short() for one in self.iterations),
             failure=None if self.failure is None else self.failure.short(),

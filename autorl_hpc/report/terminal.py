@@ -13,6 +13,7 @@ from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.find import sites_of
 from autorl_hpc.report.pages import gain_in_words, outcome
+from autorl_hpc.report.sentence import sentence
 from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autorl_hpc.report.versus import Versus
 
 MAX_ROWS = 200  # bound on rows: rich needs a second for a thousand
+MAX_SILENT = 20  # runs without a submission whose end is told
 WIDE = 110  # width below which mode, base, best feedback and its luck, gap, submissions and budget are left out
 
 
@@ -29,6 +31,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
     `where`: the path of index.html.
     """
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -43,6 +46,12 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     console.print(table)
     if len(merged.runs) > MAX_ROWS:
         console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
+    silent = [run for run in merged.runs if run.ended_by is not None and not run.accepted]
+    for run in silent[:MAX_SILENT]:
+        console.print(Text(run.run_id), soft_wrap=True)
+        console.print(Padding(Text(sentence(run), style="yellow"), (0, 0, 0, 2)))
+    if len(silent) > MAX_SILENT:
+        console.print(Text(f"and {len(silent) - MAX_SILENT:,} more runs without a submission"))
     for line in [*([] if wide else _base_lines(merged)), *_cell_lines(merged)]:
         console.print(Text(line))
     left_out = [f"left out: {left.what}: {left.why}" for left in merged.left_out]
