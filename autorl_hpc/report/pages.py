@@ -132,21 +132,17 @@ def _board(merged: MergedReport, board: Board, number: int, figures: Figures) ->
 def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
     from markupsafe import Markup
 
-    legend = [(label, f"c{place % MAX_SERIES}", place >= MAX_SERIES) for label, place in figure.legend]
+    legend = [(label, f"c{place % MAX_SERIES}") for label, place in figure.legend]
     drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
-    return {"figure": figure, "panels": drawn, "legend": legend, "lines": figure.panels[0].kind == "lines"}
+    return {"figure": figure, "panels": drawn, "legend": legend}
 
 
 def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
     cells, runs = [], []
-    shown: list[float | None] = []
     for cell in group.cells:
-        of_cell = [(place, all_runs[place]) for place in cell.places]
-        values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
-        shown += [*values, cell.improvement.low, cell.improvement.high]
         lost = ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
-        cells.append({"cell": cell, "values": values, "lost": lost})
-        runs += of_cell
+        cells.append({"cell": cell, "lost": lost})
+        runs += [(place, all_runs[place]) for place in cell.places]
     pairs = sorted(group.comparisons, key=_least_p)[:MAX_PAIRS]
     few = len(group.comparisons) <= MAX_PAIRS
     return {
@@ -154,7 +150,6 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "cells": cells,
         "runs": runs,
         "measured": how_measured_of_all([run for _, run in runs]),
-        "span": run_chart.strip_span(shown),
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
     }
@@ -339,7 +334,6 @@ def _environment(kind: str) -> Environment:
         of_agents=fmt.RULE,
         unseen=UNSEEN,
         trajectory=lambda run: Markup(run_chart.trajectory(run)),
-        strip=lambda *args: Markup(run_chart.strip(*args)),
     )
     return environment
 
@@ -386,7 +380,7 @@ def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
 
     Raises AutorlError: neither can be written.
     """
-    shown = run_page.shown(run, home)
+    shown = run_page.shown(run)
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),

@@ -1,4 +1,4 @@
-"""Draw SVGs of a run: score against budget used (`trajectory`), and a row of a forest plot (`strip`)."""
+"""Draw a run as SVG: score against budget used (`trajectory`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
 RING = 6.5
 """Radius of the ring around the selected submission; axis labels keep clear of it."""
 PLOT_RIGHT, PLOT_BOTTOM = WIDTH - RIGHT, HEIGHT - BOTTOM
-STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
 def trajectory(run: RunSummary) -> str:
@@ -42,35 +41,6 @@ def trajectory(run: RunSummary) -> str:
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
     title = html(f"Score against time of {run.run_id}")
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-
-
-def strip(
-    mean: float | None, low: float | None, high: float | None, values: Sequence[float], span: tuple[float, float]
-) -> str:
-    """Draw one row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
-    left, right = span
-    width, middle = (right - left) or 1.0, STRIP_HEIGHT / 2
-
-    def x(value: float) -> float:
-        return 4 + (STRIP_WIDTH - 8) * (min(max(value, left), right) - left) / width
-
-    parts = [_line("zero", x(0), 1, x(0), STRIP_HEIGHT - 1)]
-    parts += [_line("run", x(value), middle - 6, x(value), middle + 6) for value in values]
-    if low is not None and high is not None:
-        parts.append(_line("whisker", x(low), middle, x(high), middle))
-    if mean is not None:
-        parts.append(f'<circle class="dot" cx="{x(mean):.1f}" cy="{middle}" r="4"/>')
-    label = html(f"{fmt.signed(mean)} {fmt.signed_between(low, high)}".strip())
-    size = f"0 0 {STRIP_WIDTH} {STRIP_HEIGHT}"
-    return f'<svg class="strip" viewBox="{size}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
-    """Return the common scale of a group's strips: all values and zero, with a margin."""
-    known = [0.0, *(v for v in values if v is not None)]
-    low, high = min(known), max(known)
-    room = 0.05 * ((high - low) or 1.0)
-    return low - room, high + room
 
 
 class _Heights:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
@@ -88,10 +88,7 @@ def _lines(path: Path, at: dict[Path, int], last: bool) -> Iterator[str]:
             taken = data[: end or len(data)]
             at[path] += len(taken)
             file.seek(at[path])
-            yield from _cleaned(masked(taken.decode("utf-8", "replace")).removesuffix("\n").split("\n"))
-
-
-def _cleaned(lines: Sequence[str]) -> Iterator[str]:
-    """Yield lines as a terminal may show them; of a progress bar its last state."""
-    for line in lines:
-        yield clean_code(line.rstrip("\r").rsplit("\r", 1)[-1], MAX_LINE_CHARS)
+            for line in masked(taken.decode("utf-8", "replace")).removesuffix("\n").split("\n"):
+                yield clean_code(
+                    line.rstrip("\r").rsplit("\r", 1)[-1], MAX_LINE_CHARS
+                )  # of a progress bar the last state

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autorl_hpc.files.layout import RunDir
 from autorl_hpc.records.entries import Contamination
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.axes import NAMES
 from autorl_hpc.report.sentence import route_in_words, sentence
-from autorl_hpc.report.story_records import Iteration, Quoted, ReferenceMetrics, ResourcesUsed
+from autorl_hpc.report.story_records import Iteration, Quoted, ResourcesUsed
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import Route, RunState
 
@@ -41,8 +40,8 @@ class SubmissionRow(NamedTuple):
     facts: list[TableRow]
 
 
-def shown(run: RunSummary, home: RunDir | None = None) -> dict[str, Any]:
-    """Return what HTML and Markdown show of a run, in words: the variables of both templates. `home`: the run's folder."""
+def shown(run: RunSummary) -> dict[str, Any]:
+    """Return what HTML and Markdown show of a run, in words: the variables of both templates."""
     story = run.story
     iterations = {one.submission_id: one for one in story.iterations}
     looks: list[tuple[int | None, Contamination]] = [
@@ -54,23 +53,17 @@ def shown(run: RunSummary, home: RunDir | None = None) -> dict[str, Any]:
         "sentence": sentence(run),
         "submissions": [_submission(run, point, iterations.get(point.submission_id)) for point in run.trajectory],
         "looks": looks + ([(None, run.contamination_end)] if run.contamination_end else []),
-        "metrics": metric_rows(story.metrics),
         "used": [*budget_rows(run), *used_rows(story.resources)],
         "mode_told": mode_told(run),
         "places": "; ".join(story.jobs + story.nodes),
         "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
         "how_found": HOW_FOUND,
-        "trace": trace_summary(run, home),
+        "trace": None,  # what the trace's page is called by, if there is one
         "live": run.state not in (RunState.FINISHED, RunState.DAMAGED),
         "reload_s": RELOAD_S,
         "link": _Links(story.quoted),
         "diff_html": diff_html,
     }
-
-
-def trace_summary(run: RunSummary, home: RunDir | None) -> Markup | None:
-    """Return the part of the page that shows the agent's trace; None: there is none."""
-    return None
 
 
 def _submission(run: RunSummary, point: Point, one: Iteration | None) -> SubmissionRow:
@@ -98,23 +91,6 @@ def _row(name: str, value: Any, written: Callable[[Any], str] = str, says: str =
 
 
 _tokens = partial(fmt.amount, "count")
-
-
-def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
-    """Return AutoRL-Bench's metrics under its names."""
-    said: dict[str, tuple[Callable[[Any], str], str]] = {
-        "valid_submission_rate": (fmt.percent, "submissions that got a score"),
-        "first_valid_idx": (str, "the first of them, counting from 1"),
-        "first_valid_delay": (fmt.duration, "when it was submitted"),
-        "time_to_first_improvement": (fmt.duration, "first feedback score above the base"),
-        "time_to_best": (fmt.duration, "when the best was submitted"),
-        "monotonic_ratio": (fmt.percent, "steps from score to score that go up"),
-        "copy_model_count": (str, "submissions that are the base model"),
-        "time_used_ratio": (fmt.percent, "of the budget and what was given back"),
-        "last_submit_gap": (fmt.duration, "from the last submission to the end"),
-        "rollbacks": (str, "submissions that go back to an earlier one"),
-    }
-    return [_row(name, getattr(metrics, name), written, says) for name, (written, says) in said.items()]
 
 
 def budget_rows(run: RunSummary) -> list[TableRow]:

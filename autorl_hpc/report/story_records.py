@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import Field
 
 from autorl_hpc.records.base import Strict
-from autorl_hpc.records.entries import Timings
 from autorl_hpc.report.format import lean
 from autorl_hpc.states import FailureKind, Route, SubmissionState
 
@@ -101,13 +100,9 @@ class Iteration(Strict):
     improvement_high: float | None = None
     won: int | None = Field(None, description="Feedback items that this checkpoint solves and the base model doesn't.")
     lost: int | None = Field(None, description="Feedback items that the base model solves and this checkpoint doesn't.")
-    won_ids: tuple[str, ...] = Field((), description="The first of them: ids, never texts, which are held out.")
-    lost_ids: tuple[str, ...] = ()
-    best_so_far: float | None = None
     elapsed_s: float
     duration_s: float = Field(description="Since the submission before, or since the start.")
     waited_s: float | None = Field(None, ge=0, description="From the submission to its score.")
-    timings: Timings | None = Field(None, description="Where the grader's seconds went.")
     tokens: int | None = Field(None, description="Of the driver so far, in and out.")
     cost_usd: float | None = None
     gpu_hours: float | None = None
@@ -123,14 +118,11 @@ class Iteration(Strict):
     failure: Failure | None = None
 
     def short(self) -> Iteration:
-        """Drop what only the run's own page shows: changes, settings, evidence, item ids."""
+        """Drop what only the run's own page shows: changes, settings, evidence."""
         return lean(
             self,
             changes=(),
             settings=(),
-            won_ids=(),
-            lost_ids=(),
-            timings=None,
             route=self.route.short(),
             failure=None if self.failure is None else self.failure.short(),
         )
@@ -211,7 +203,6 @@ class Story(Strict):
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
-    opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
 
     def short(self) -> Story:

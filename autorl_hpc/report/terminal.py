@@ -72,45 +72,31 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
-    """Print a comparison. `folder`: contains compare.html."""
-    from rich.table import Table
+    """Print a comparison, a paragraph a task. `folder`: contains compare.html."""
     from rich.text import Text
 
-    console.print(Text(f"A: {versus.a.name} ({versus.a.counted} of {versus.a.runs} runs counted)"))
-    console.print(Text(f"B: {versus.b.name} ({versus.b.counted} of {versus.b.runs} runs counted)"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    boards = len({one.leaderboard for one in versus.tasks}) > 1
-    for name in ("task", "A", "B", "A less B", "p", "Holm", "permutation", "P(A better)"):
-        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
+    sides = (("A", versus.a), ("B", versus.b))
+    lines = [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
     for one in versus.tasks:
-        better = one.probability_of_improvement
-        board = f"leaderboard {one.leaderboard}" if boards else ""
-        cells = [" ".join(part for part in (one.task, one.what, board) if part), _over(one.a), _over(one.b)]
-        cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_permutation))]
-        table.add_row(*(Text(cell) for cell in [*cells, fmt.UNKNOWN if better is None else f"{better:.2f}"]))
-    console.print(table)
-    for all_of in versus.over_tasks:
-        interval = fmt.signed_between(all_of.low, all_of.high)
-        better = all_of.probability_of_improvement
-        between = fmt.share_between(all_of.probability_low, all_of.probability_high)
-        console.print(
-            Text(
-                f"over {len(all_of.tasks)} task{'' if len(all_of.tasks) == 1 else 's'}, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
-                f"{interval}, p {fmt.p_value(all_of.p_value)} (permutation {fmt.p_value(all_of.p_permutation)}), P(A better) "
-                f"{better:.2f} {between} {fmt.decides(all_of.p_value, all_of.low, all_of.high, fmt.RULE)}"
-            )
+        p = [f"p {fmt.p_value(one.p_value)}", f"Holm {fmt.p_value(one.p_holm)}"]
+        p += [f"permutation {fmt.p_value(one.p_permutation)}", *([one.test] if one.test else [])]
+        lines.append(
+            f"{one.task} {one.what}, leaderboard {one.leaderboard}: A less B {fmt.signed(one.difference)} ({', '.join(p)})"
         )
-    for test in sorted({one.test for one in versus.tasks if one.test} - {"Welch"}):
-        console.print(Text(f"p is of a {test}"))
-    for note in versus.notes:
-        console.print(Text(note, style="yellow"))
-    console.print(Text(f"{versus.measured()} n in brackets."))
+        lines.append(f"    A {_over(one.a)}, B {_over(one.b)}")
+    for over in versus.over_tasks:
+        interval = fmt.signed_between(over.low, over.high)
+        lines.append(
+            f"over {len(over.tasks)} tasks, leaderboard {over.leaderboard}: A less B {fmt.signed(over.difference)} {interval}, "
+            f"p {fmt.p_value(over.p_value)} {fmt.decides(over.p_value, over.low, over.high, fmt.RULE)}"
+        )
+    console.print(Text("\n".join((*lines, *versus.notes, f"{versus.measured()} n in brackets."))))
     console.print(Text(f"comparison: {folder / 'compare.html'}"), soft_wrap=True)
 
 
 def _over(over: OverRuns) -> str:
-    return f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)} ({over.n})".replace(
-        "  ", " "
+    return " ".join(
+        f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)} ({over.n})".split()
     )
 
 

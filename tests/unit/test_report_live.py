@@ -61,7 +61,9 @@ def test_scores_and_time_are_never_cut(tmp_path: Path) -> None:
         (row,) = [line for line in lines if "finished " in line and "100.0" in line]
         assert row.split()[-2:] == ["100.0", "100.0"]
         assert all(any(run.dir.run_id in line for line in lines) for run in tree.runs), "a name that can't be copied"
-        assert any("9:59:59" in line for line in lines) and all(len(line) <= width for line in lines if not line.startswith("arithmetic"))
+        assert any("9:59:59" in line for line in lines) and all(
+            len(line) <= width for line in lines if not line.startswith("arithmetic")
+        )
 
 
 def test_summary_comes_first(tmp_path: Path) -> None:

@@ -69,24 +69,24 @@ def test_iterations_by_hand(tree: Tree) -> None:
     run = recorded_run(tree).seal(600.0).close(outcomes(100, range(45)))
     story = told(run).story
     first, second, third = story.iterations
-    assert (first.status, first.score, first.improvement, first.best_so_far) == ("refused", None, None, None)
-    assert (second.score, second.improvement, second.best_so_far) == (30.0, 5.0, 30.0)
-    assert (third.score, third.improvement, third.best_so_far) == (50.0, 25.0, 50.0)
+    assert (first.status, first.score, first.improvement) == ("refused", None, None)
+    assert (second.score, second.improvement) == (30.0, 5.0)
+    assert (third.score, third.improvement) == (50.0, 25.0)
     assert (second.route.planned, second.route.executed) == (Route.SFT, Route.SFT)
     assert story.route.executed is Route.SFT and "train.py" in second.route.planned_by[0].where
     rates = [s.value for one in story.iterations for s in one.settings if s.name == "learning_rate"]
     assert [float(rate) for rate in rates] == [2e-5, 1e-5, 5e-6]
     assert [one.duration_s for one in story.iterations] == [50.0, 50.0, 300.0]
     # The second solves items 0 to 11, the third 5 to 24, the base model 0 to 9.
-    assert (second.won, second.lost, second.won_ids) == (2, 0, ("q10", "q11"))
-    assert (third.won, third.lost, third.lost_ids) == (15, 5, ("q0", "q1", "q2", "q3", "q4"))
+    assert (second.won, second.lost) == (2, 0)
+    assert (third.won, third.lost) == (15, 5)
     assert second.improvement_low is not None and second.improvement_low < 5.0 < (second.improvement_high or 0.0)
     assert [one.tokens for one in story.iterations] == [1050, 1050, 3120]
     assert [one.cost_usd for one in story.iterations] == [0.25, 0.25, 0.75]
     assert [one.gpu_hours for one in story.iterations] == pytest.approx([50 / 3600, 100 / 3600, 400 / 3600])
     assert [one.training_steps for one in story.iterations] == [None, 2, 9]
     assert [one.last_loss for one in story.iterations] == [None, 1.0, 0.5]
-    assert third.revision not in (None, second.revision) and len(story.opened) == 2
+    assert third.revision not in (None, second.revision)
     assert story.resources.gpu_hours == pytest.approx(600 / 3600) and story.resources.gpus == "1"
     assert (story.resources.tokens_in, story.resources.tokens_out, story.resources.tool_calls) == (3000, 120, 1)
     assert story.resources.revisions == 3 and story.resources.memory_peak_bytes == 9
@@ -156,9 +156,9 @@ def test_the_merged_report_keeps_figures_and_drops_words(tree: Tree) -> None:
     demotree.write_all(report.build([tree.path]))
     own = json.loads((run.dir.report / "summary.json").read_text())
     merged = json.loads((tree.path / "report" / "summary.json").read_text())["runs"][0]
-    assert own["story"]["iterations"][1]["changes"][0]["diff"] and own["story"]["iterations"][1]["won_ids"]
+    assert own["story"]["iterations"][1]["changes"][0]["diff"]
     short = merged["story"]["iterations"][1]
-    assert short["changes"] == [] and short["won_ids"] == [] and short["settings"] == []
+    assert short["changes"] == [] and short["settings"] == []
     for name in ("score", "improvement", "improvement_low", "tokens", "cost_usd", "gpu_hours", "training_steps", "won"):
         assert short[name] == own["story"]["iterations"][1][name]
     assert merged["story"]["metrics"] == own["story"]["metrics"]
@@ -317,7 +317,6 @@ def test_of_many_the_selected_one_alone_is_opened(tree: Tree) -> None:
         run.submit(float(at), outcomes(40, range(13 if at == 4 else 14 - at % 3)), final=at == 4)
     story = told(run.seal().close(outcomes(100, range(30)))).story
     assert [(one.submission_id, one.won) for one in story.iterations if one.won is not None] == [(4, 3)]
-    assert story.opened == (4,)
     assert all(one.improvement is not None for one in story.iterations)
 
 

@@ -74,7 +74,6 @@ MAX_PAIRED = 12
 """With more scored submissions, only the items of the selected one (or the best, before one is selected) are read. The optimism
 gap needs them anyway; fifty files per run would make a report over a thousand runs take a minute."""
 
-MAX_IDS = 20
 NO_WIDTH = 1e-9
 MIN_UNITS = 3
 """Items or clusters; with two, a t interval is wider than the scale."""
@@ -88,8 +87,6 @@ class FeedbackGain(NamedTuple):
     high: float | None
     won: int | None = None
     lost: int | None = None
-    won_ids: tuple[str, ...] = ()
-    lost_ids: tuple[str, ...] = ()
 
 
 def opened(view: RunView, chosen: int | None) -> list[Submission]:
@@ -111,12 +108,9 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
     else:
         interval = _t_interval(base, new, pair.clusters)
     low, high = (None if bound is None else POINTS * bound for bound in interval)
-    each = list(zip(pair.base.ids, base, new, strict=True))
-    gain = FeedbackGain(POINTS * fmean(n - b for _, b, n in each), low, high)
-    if not binary:
-        return gain
-    won, lost = tuple(name for name, b, n in each if n > b), tuple(name for name, b, n in each if n < b)
-    return gain._replace(won=len(won), lost=len(lost), won_ids=won[:MAX_IDS], lost_ids=lost[:MAX_IDS])
+    changes = [n - b for b, n in zip(base, new, strict=True)]
+    gain = FeedbackGain(POINTS * fmean(changes), low, high)
+    return gain._replace(won=sum(c > 0 for c in changes), lost=sum(c < 0 for c in changes)) if binary else gain
 
 
 def _t_interval(
@@ -425,12 +419,9 @@ def iterations_of(
 ) -> tuple[Iteration, ...]:
     """Return one iteration per stretch; `failures`: the failure of each, or None."""
     told: list[Iteration] = []
-    best: float | None = None
     before: str | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
         point, gain, at_s = stretch.point, stretch.gain or FeedbackGain(0.0, None, None), stretch.end_s
-        best = max((score for score in (best, point.score) if score is not None), default=None)
-        score = known.view.scores.get(point.submission_id)
         change = known.code.change(before, stretch.revision)
         told.append(
             Iteration(
@@ -442,13 +433,9 @@ def iterations_of(
                 improvement_high=gain.high,
                 won=gain.won,
                 lost=gain.lost,
-                won_ids=gain.won_ids,
-                lost_ids=gain.lost_ids,
-                best_so_far=best,
                 elapsed_s=at_s,
                 duration_s=max(0.0, at_s - stretch.begin_s),
                 waited_s=known.waits.get(point.submission_id),
-                timings=score.evaluation.timings if score and score.evaluation.score is not None else None,
                 tokens=known.spent.tokens_at(at_s),
                 cost_usd=known.spent.cost_at(at_s),
                 gpu_hours=known.usage.gpu_hours(at_s),
@@ -503,7 +490,7 @@ def _told(known: RunContext) -> Story:
     stretches = stretches_of(known)
     facts = facts_of(known, stretches)
     route = _route(known, stretches)
-    compared, writers = opened(view, known.chosen), [entry.writer for entry in known.entries]
+    writers = [entry.writer for entry in known.entries]
     story = Story(
         route=route,
         mode_kept=mode_kept(summary.mode, route.executed, disputed=route.disputed is not None),
@@ -522,7 +509,6 @@ def _told(known: RunContext) -> Story:
         jobs=_named(f"{w.role} {w.job_id}" for w in writers if w.job_id),
         nodes=_named(f"{w.role} on {w.host}" for w in writers if w.host),
         versions=_versions(known),
-        opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=_notes(known),
         last_error=_last_error(known),
     )
