@@ -222,7 +222,7 @@ def logs(
 
     Example: autorl-hpc logs runs/quickstart/arithmetic-sft-tiny-free-s0-1a2b3c4d --follow
     """
-    from autorl_hpc.report.run_logs import print_logs
+    from autorl_hpc.report.terminal import print_logs
 
     asked = {"agent": agent, "gateway": gateway, "supervisor": supervisor, "grader": grader}
     if sum(asked.values()) > 1:

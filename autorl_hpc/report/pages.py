@@ -23,7 +23,7 @@ from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts import MAX_SERIES, Figure
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
-from autorl_hpc.report.sentence import sentence
+from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import (
     Board,
     Comparison,

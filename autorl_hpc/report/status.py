@@ -31,11 +31,11 @@ from autorl_hpc.report.find import experiments_in, runs_of
 from autorl_hpc.report.format import UNKNOWN, between, clean, duration
 from autorl_hpc.report.hidden_items import hidden_of
 from autorl_hpc.report.run_folder import worst_found
+from autorl_hpc.report.run_page import ending, sentence
 from autorl_hpc.report.run_story.failures import INFRASTRUCTURE
 from autorl_hpc.report.run_story.logs import AgentLog, last_error
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.scores import noise_of_queries
-from autorl_hpc.report.sentence import ending, sentence
 from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.states import JobState, RunState
 
@@ -394,7 +394,7 @@ def _of_run(facts: Facts) -> Iterator[Any]:
         score = f"{one['score']:.1f} {between(one['low'], one['high'])}".strip() if one["score"] is not None else ""
         words = (duration(one["elapsed_s"]), one["status"], score, one["path"], one["says"])
         told = "  ".join(clean(word) or "" for word in words if word)
-        yield Padding(Text(f"{one['submission_id']}  {told}"), (0, 0, 0, GAP))
+        yield Padding(Text(f"{one['submission_id']}  {told}"), (0, 0, 0, GAP), expand=False)
     yield from (Text(note, style="yellow") for note in facts["notes"])
 
 
@@ -425,7 +425,7 @@ def _body(rows: list[Row], width: int, room: int | None) -> Iterator[Any]:
         yield Text.assemble(label, " " * GAP, (state, style), *(" " * GAP + figure for figure in figures))
         if values is not HEADS and (fault := _fault(next(row for row in shown if row["run_id"] == name))):
             told = Text(fault, style="dim", no_wrap=room is not None, overflow="ellipsis")
-            yield Padding(told, (0, 0, 0, GAP))
+            yield Padding(told, (0, 0, 0, GAP), expand=False)
     if hidden := Counter(row["state"] for row in rows[len(shown) :]):
         states = " and ".join(f"{hidden[state]} {state}" for state in ORDER if hidden[state])
         yield Text(f"and {states} run{'s' if hidden.total() > 1 else ''}", style="dim")

@@ -1,19 +1,28 @@
-"""Print the merged report, or a comparison, as a table for a terminal of 120 columns; narrower ones get fewer columns."""
+"""Print the merged report as a table for a terminal of 120 columns (narrower ones get fewer columns), a comparison, or a run's logs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.ledger import heads_of
+from autorl_hpc.cluster.job_table import read_submitted
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import jobs_of
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger, heads_of
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.safe_open import open_plain
 from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.find import sites_of
+from autorl_hpc.report.find import nothing_in, runs_of, sites_of
+from autorl_hpc.report.format import clean_code
 from autorl_hpc.report.pages import gain_in_words, outcome
-from autorl_hpc.report.sentence import sentence
+from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -49,7 +58,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     silent = [run for run in merged.runs if run.ended_by is not None and not run.accepted]
     for run in silent[:MAX_SILENT]:
         console.print(Text(run.run_id), soft_wrap=True)
-        console.print(Padding(Text(sentence(run), style="yellow"), (0, 0, 0, 2)))
+        console.print(Padding(Text(sentence(run), style="yellow"), (0, 0, 0, 2), expand=False))
     if len(silent) > MAX_SILENT:
         console.print(Text(f"and {len(silent) - MAX_SILENT:,} more runs without a submission"))
     for line in [*([] if wide else _base_lines(merged)), *_cell_lines(merged)]:
@@ -212,3 +221,79 @@ def _rank(cell: BoardCell) -> str:
 def _lost(cell: BoardCell) -> str:
     lost = f", {cell.lost} infrastructure" if cell.lost else ""
     return lost + (f", {cell.not_counted} not counted" if cell.not_counted else "")
+
+
+# --- `logs`: the log of a run's agent, gateway, supervisor or grader, without terminal escapes and secrets
+
+LogOf = Literal["agent", "gateway", "supervisor", "grader"]
+MAX_LINE_CHARS = 4000
+CHUNK_BYTES = 1 << 20
+PAUSE_S = 1.0
+
+
+def logs_of(run: RunDir, of: LogOf) -> list[Path]:
+    """Return the logs that exist. Supervisors and graders write to the logs of their jobs: the ledger and slurm.json name the jobs."""
+    if of in ("agent", "gateway"):
+        return [path for path in (run.agent_log if of == "agent" else run.gateway_log,) if path.is_file()]
+    experiment, role = ExperimentDir(run.path.parent), "agents" if of == "supervisor" else "grader"
+    ids: list[str | None] = []
+    with suppress(AutorlError, OSError):
+        ids += [one.entry.writer.job_id for one in Ledger(run).read() if one.entry.writer.role == of]
+    with suppress(AutorlError, OSError):
+        submitted = read_submitted(experiment)
+        for job in submitted.submitted if submitted else ():
+            if job.role.startswith(role):
+                ids.append(f"{job.job_id}_{job.runs.index(run.run_id)}" if run.run_id in job.runs else job.job_id)
+    ids += [str(job.pid) for job in jobs_of(experiment) if job.role.startswith(role)]
+    paths = [experiment.jobs / f"{job_id}_0_log.out" for job_id in dict.fromkeys(ids) if job_id]
+    return sorted((path for path in paths if path.is_file()), key=lambda path: path.stat().st_mtime)
+
+
+def print_logs(run: RunDir, of: LogOf, follow: bool, say: Callable[[str], None]) -> None:
+    """Print the logs of a run, one after the other; with `follow`, what is added until the run is over.
+
+    Raises AutorlError: there is no such run, or no such log of it.
+    """
+    if not run.record.is_file():
+        raise nothing_in(run.path)
+    experiment = ExperimentDir(run.path.parent)
+    others = [name for name in runs_of(experiment)[0] if name != run.run_id] if of in ("supervisor", "grader") else []
+    at: dict[Path, int] = {}
+    while True:
+        over = run.run_id in reading.list_names(experiment.finished)
+        paths = logs_of(run, of)
+        for path in paths:
+            if path not in at and len(paths) > 1:
+                say(f"--- {path}")
+            for line in _lines(path, at, last=over or not follow):
+                if run.run_id in line or not any(name in line for name in others):
+                    say(line)
+        if not at and (over or not follow):
+            where = run.logs if of in ("agent", "gateway") else experiment.jobs
+            raise AutorlError(
+                f"this run has no log of its {of}", where=where, next_step="see `autorl-hpc status` on it"
+            )
+        if over or not follow:
+            return
+        time.sleep(PAUSE_S)
+
+
+def _lines(path: Path, at: dict[Path, int], last: bool) -> Iterator[str]:
+    """Yield what was added to a log since the last call in whole lines, cleaned and masked; the unfinished line if `last`."""
+    begin = at.setdefault(path, 0)
+    descriptor = open_plain(path)
+    if descriptor is None:
+        return
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(begin)
+        while data := file.read(CHUNK_BYTES):
+            end = data.rfind(b"\n") + 1
+            if not end and not last and len(data) < CHUNK_BYTES:
+                return
+            taken = data[: end or len(data)]
+            at[path] += len(taken)
+            file.seek(at[path])
+            for line in masked(taken.decode("utf-8", "replace")).removesuffix("\n").split("\n"):
+                yield clean_code(
+                    line.rstrip("\r").rsplit("\r", 1)[-1], MAX_LINE_CHARS
+                )  # of a progress bar the last state

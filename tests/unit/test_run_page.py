@@ -17,12 +17,12 @@ from autorl_hpc.files.frozen_records import JOBS_NAME
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.report import pages, report, status
-from autorl_hpc.report.run_logs import print_logs
+from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.run_story.story import shown_lines, shown_settings
 from autorl_hpc.report.run_summary import digest
-from autorl_hpc.report.sentence import sentence
 from autorl_hpc.report.story_records import EvidenceLine, Failure, RouteTold, Setting
 from autorl_hpc.report.summary import RunSummary
+from autorl_hpc.report.terminal import print_logs
 from autorl_hpc.states import EndedBy, FailureKind, Fault, Route
 
 EVIL = "</code></pre><script>alert(1)</script>|`\x1b[31m\u202egnp\x00[x](http://e/) <img src=x onerror=a> # h \"'&lt;"
