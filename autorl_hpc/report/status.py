@@ -186,7 +186,8 @@ class StatusWatch:
             if sealed.exit_code and (found := last_error(AgentLog(run.agent_log, run.agent_times, SCANNED_BYTES))):
                 error = hidden_of(view.contaminations).said(masked(found.text))
             told = ending(sealed.ended_by, sealed.exit_code, sealed.elapsed_s, error)
-            self._ends[run.path] = "; ".join(filter(None, (told, sealed.reason, "nothing submitted")))
+            reason = None if "exited with code" in (sealed.reason or "") else sealed.reason
+            self._ends[run.path] = "; ".join(filter(None, (told, reason, "nothing submitted")))
         return self._ends[run.path]
 
     def one(self, run: RunDir) -> Facts:
