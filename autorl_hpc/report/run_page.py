@@ -73,7 +73,7 @@ def ending(ended_by: EndedBy, exit_code: int | None, elapsed_s: float, error: st
     if ended_by is not EndedBy.AGENT_EXIT:
         return f"{ended_by} {after}"
     number = -exit_code if exit_code is not None and exit_code < 0 else (exit_code or 0) - 128
-    if number in signal.valid_signals():
+    if number in {int(one) for one in signal.Signals}:
         told = f"killed by {signal.Signals(number).name} {after}"
     else:
         told = f"exited with code {exit_code} {after}" if exit_code else f"ended by itself {after}"
@@ -134,7 +134,11 @@ def _failure(run: RunSummary) -> str:
 
 def _end(run: RunSummary) -> str:
     if run.ended_by is None:
-        return f"{run.state} {fmt.duration(run.elapsed_s)} of {fmt.duration(run.budget_s)}"
+        return (
+            ""
+            if run.state is RunState.FINISHED
+            else f"{run.state} {fmt.duration(run.elapsed_s)} of {fmt.duration(run.budget_s)}"
+        )
     if run.accepted and run.ended_by is EndedBy.AGENT_EXIT and not run.exit_code:
         return ""
     error = run.story.last_error

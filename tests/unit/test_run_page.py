@@ -184,17 +184,21 @@ def test_markdown_renders_with_hostile_words(tree: Tree) -> None:
     assert kinds.count("tr_open") == rows + empty_heads
 
 
+CODES = {"crash": 1, "killed": -9, "odd": 163}
+"""The last one is no signal that Python has a name for."""
+
+
 def ended(tree: Tree, how: str) -> TreeRun:
     """A run that ended, or goes on, in one of the ways that its page tells in a sentence."""
     run = tree.run(agent="codex", driver="gpt-x")
     if how == "queued":
         return run
     run.start()
-    if how in ("crash", "killed"):
+    if how in CODES:
         run.dir.agent_log.write_text(
             "begun\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'trl'\n"
         )
-        return run.seal(14.0, exit_code=1 if how == "crash" else -9).close(fault=Fault.AGENT, reason="no submission")
+        return run.seal(14.0, exit_code=CODES[how]).close(fault=Fault.AGENT, reason="no submission")
     if how in ("budget", "quiet"):
         return run.seal(1200.0, EndedBy.BUDGET if how == "budget" else EndedBy.AGENT_EXIT, 0).close()
     if how == "lost":
@@ -213,6 +217,7 @@ def ended(tree: Tree, how: str) -> TreeRun:
         ("queued", "waits for its start"),
         ("crash", "exited with code 1|14 s|ModuleNotFoundError: No module named 'trl'|nothing submitted"),
         ("killed", "SIGKILL|14 s|nothing submitted"),
+        ("odd", "exited with code 163|nothing submitted"),
         ("budget", "stopped after 20 min|time was used up|nothing submitted"),
         ("quiet", "ended by itself|nothing submitted"),
         ("lost", "infrastructure|node lost|not counted"),
