@@ -192,11 +192,11 @@ def launch(
 
 @app.command()
 def status(
-    paths: Annotated[list[Path], typer.Argument(help="Experiment folders, or a runs/ folder.")],
+    paths: Annotated[list[Path], typer.Argument(help="Experiment folders, a runs/ folder, or the folder of a run.")],
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until everything is over.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show runs, states, scores, budget left, graders and faults.
+    """Show runs, states, scores, budget left, graders and faults; of a single run its submissions.
 
     Example: autorl-hpc status runs/quickstart --watch
     """
@@ -207,6 +207,28 @@ def status(
         return
     facts = status.collect(paths)
     print_json(facts) if as_json else status.show(facts)
+
+
+@app.command()
+def logs(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    agent: Annotated[bool, typer.Option("--agent", help="What the agent printed (default).")] = False,
+    gateway: Annotated[bool, typer.Option("--gateway", help="The gateway between the agent and its driver.")] = False,
+    supervisor: Annotated[bool, typer.Option("--supervisor", help="The job that kept workspace and budget.")] = False,
+    grader: Annotated[bool, typer.Option("--grader", help="The graders.")] = False,
+) -> None:
+    """Print a log of one run, without terminal escapes and secrets.
+
+    Example: autorl-hpc logs runs/quickstart/arithmetic-sft-tiny-free-s0-1a2b3c4d --follow
+    """
+    from autorl_hpc.report.terminal import print_logs
+
+    asked = {"agent": agent, "gateway": gateway, "supervisor": supervisor, "grader": grader}
+    if sum(asked.values()) > 1:
+        raise typer.BadParameter("give one of --agent, --gateway, --supervisor and --grader")
+    of: Any = next((name for name, given in asked.items() if given), "agent")
+    print_logs(RunDir(run.absolute()), of, follow, lambda line: print(line, flush=follow))
 
 
 @app.command()

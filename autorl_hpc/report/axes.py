@@ -1,10 +1,9 @@
-"""What a run's improvement costs (time, tokens, submissions, GPU-hours): axes of its chart, scaling curves over runs, budget limits."""
+"""What a run's improvement costs (time, tokens, submissions, GPU-hours): scaling curves over runs, and a budget's limits in words."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, get_args
 
@@ -31,46 +30,6 @@ def used(run: RunSummary, axis: Axis) -> float | None:
         return None if None in both else float(sum(part or 0 for part in both))
     every = {"time_s": run.elapsed_s, "submissions": float(len(run.trajectory)), "gpu_hours": resources.gpu_hours}
     return every[axis]
-
-
-# --- axes of one run's chart
-
-
-@dataclass(frozen=True)
-class ScaledAxis:
-    """One horizontal axis of a run's chart."""
-
-    name: str
-    places: Mapping[int, float]  # position by submission number; a submission without one is not drawn
-    end: float  # the end of the axis
-    now: float  # the run's present position
-    written: Callable[[float], str]
-    mark: float | None = None  # position of a line across, such as the budget; None for no line
-
-
-def by_time(run: RunSummary) -> ScaledAxis:
-    """Return the axis of budget time used, in seconds."""
-    places = spent(run, "time_s")
-    now = max([run.elapsed_s, *places.values()])
-    return ScaledAxis("time", places, max(run.budget_s, now) or 1.0, now, fmt.duration, run.budget_s)
-
-
-def axes_of(run: RunSummary) -> list[ScaledAxis]:
-    """Return the axes that have data: time and submissions, tokens and GPU-hours if they were measured."""
-    found = [by_time(run)]
-    for axis, (name, written) in _WRITTEN.items():
-        places = spent(run, axis)
-        end = max([used(run, axis) or 0.0, float(axis == "submissions"), *places.values()])
-        if axis == "submissions" or (places and end > 0):
-            found.append(ScaledAxis(name, places, end, end, written))
-    return found
-
-
-_WRITTEN: dict[Axis, tuple[str, Callable[[float], str]]] = {
-    "submissions": ("submissions", lambda value: f"{value:.0f}" if value == int(value) else ""),
-    "tokens": ("tokens", lambda value: fmt.amount("count", value)),
-    "gpu_hours": ("GPU-hours", lambda value: f"{value:.3g} h"),
-}
 
 
 # --- scaling curves: best feedback score so far against a cost, mean over runs with a pointwise interval

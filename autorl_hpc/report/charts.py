@@ -8,18 +8,17 @@ import logging
 import os
 import re
 import tempfile
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Literal, NamedTuple
 
 from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 from autorl_hpc.records import readable_json
-from autorl_hpc.report import format as fmt
-from autorl_hpc.report.summary import Axis, Board, BoardCell, CellSummary, MergedReport, Spent
+from autorl_hpc.report.summary import Axis, Board, CellSummary, MergedReport
 
 # --- content of a figure, independent of drawing
 
@@ -50,14 +49,13 @@ class Spot(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One chart: lines over an axis, a forest of means with intervals, stacked bars, or a table of values (heat)."""
+    """One chart: lines over an axis, or a forest of means with intervals."""
 
-    kind: Literal["lines", "forest", "bars", "heat"]
+    kind: Literal["lines", "forest"]
     title: str
-    # `Series` of lines, `Spot` of a forest; of bars and heat (label, numbers or a leaderboard's cells) in the order of `columns`
-    rows: tuple[Any, ...]
+    rows: tuple[Any, ...]  # `Series` of lines, `Spot` of a forest
     x_label: str = ""
-    columns: tuple[str, ...] = ()  # kinds of the parts of bars, columns of a table, or the name of the vertical axis
+    y_label: str = ""
     as_steps: bool = False  # a line's value holds until the next point
     counts: bool = False  # the horizontal axis counts something, from 1
 
@@ -82,15 +80,13 @@ AXES: dict[Axis, tuple[str, str, float]] = {
 }
 """By axis: its word in file names, its label, and the divisor of its numbers."""
 
-UNKNOWN = "unknown"
-MAX_SPOTS = 40  # rows of a forest plot or bar chart; more are unreadable, and the tables have all
+MAX_SPOTS = 40  # rows of a forest plot; more are unreadable, and the tables have all
 
 
 def figures_of(merged: MergedReport, board: Board, number: int) -> tuple[Figure, ...]:
     """Return the figures of one leaderboard that have data; `number` is its place, from 1."""
     colours = {row.label: place for place, row in enumerate(board.rows[:MAX_SERIES])}
     found = [_improvement(board, colours), *_scaling(merged, board, colours), _best_of(merged, board, colours)]
-    found += [_modes(board), _routes(board), _failures(board), _cost(board, colours)]
     return tuple(one._replace(name=f"board{number:02d}-{one.name}") for one in found if one.panels)
 
 
@@ -124,7 +120,7 @@ def _scaling(merged: MergedReport, board: Board, colours: dict[str, int]) -> Ite
             found = next((one.points for one in cell.scaling if one.axis == axis), ())
             return [(point.x / unit, point.mean, point.low, point.high) for point in found]
 
-        panel = Panel("lines", "", (), label, ("improvement, points",), as_steps=True, counts=axis == "submissions")
+        panel = Panel("lines", "", (), label, "improvement, points", as_steps=True, counts=axis == "submissions")
         figure = Figure(f"scaling-{word}", f"Improvement over {label}", caption, ())
         yield _with_lines(figure, panel, merged, board, colours, curve)
 
@@ -139,7 +135,7 @@ def _best_of(merged: MergedReport, board: Board, colours: dict[str, int]) -> Fig
         "Expected improvement on the report split of the run that is best on feedback, of k of the n runs there are (k up to n, "
         "nothing extrapolated), with a 95 % interval over runs from five runs on."
     )
-    panel = Panel("lines", "", (), "k runs", ("improvement of the chosen run, points",), counts=True)
+    panel = Panel("lines", "", (), "k runs", "improvement of the chosen run, points", counts=True)
     return _with_lines(
         Figure("best-of-k", "Best of k runs (pass@k)", caption, ()), panel, merged, board, colours, curve
     )
@@ -170,70 +166,6 @@ def _with_lines(
         legend=tuple(sorted(legend.items(), key=lambda one: one[1])),
         caption=figure.caption + (more if len(board.rows) > MAX_SERIES else ""),
     )
-
-
-def _modes(board: Board) -> Figure:
-    modes = Counter((row.agent, row.driver, row.agent_hash) for row in board.rows)
-    rows = [row for row in board.rows if modes[row.agent, row.driver, row.agent_hash] > 1]
-    rows = sorted(rows, key=lambda row: (row.agent, row.driver, row.agent_hash, row.mode))[:MAX_SPOTS]
-    parts = [[row.agent, *([row.driver] if row.driver != "none" else []), row.mode] for row in rows]
-    table = tuple((" · ".join(name), row.cells) for name, row in zip(parts, rows, strict=True))
-    columns = tuple(map(board.column, range(len(board.tasks))))
-    heat = Panel("heat", "mean improvement, points", table, columns=columns)
-    caption = (
-        "Mean improvement on the report split by mode and task, for agents with more than one mode. Best and worst of "
-        "an agent's modes on each task are marked; with an asterisk where their 95 % intervals are apart."
-    )
-    return Figure("modes", "Mode by task", caption, (heat,) if rows else ())
-
-
-def _routes(board: Board) -> Figure:
-    rows = board.rows[:MAX_SPOTS]
-    seen = {word for row in rows for word in (*row.planned, *row.executed)}
-    kinds = tuple(sorted(seen, key=lambda kind: (kind == UNKNOWN, kind)))
-    panels = (
-        _stacked("planned in code", [(row.label, row.planned) for row in rows], kinds),
-        _stacked("executed", [(row.label, row.executed) for row in rows], kinds),
-    )
-    caption = (
-        "Runs by the route that their code planned, and by the route whose trainers really ran. Unknown: nothing tells, "
-        "or nothing was recorded."
-    )
-    legend = tuple((kind, place) for place, kind in enumerate(kinds))
-    return Figure("routes", "Routes: planned and executed", caption, panels if seen - {UNKNOWN} else (), legend)
-
-
-def _failures(board: Board) -> Figure:
-    rows = [(row.label, row.failures) for row in board.rows[:MAX_SPOTS] if row.failures]
-    kinds = tuple(sorted({kind for _, failures in rows for kind in failures}))
-    panels = (_stacked("why runs did not help", rows, kinds),) if rows else ()
-    caption = "Runs that did not help, by the kind of their failure; each run's page gives the lines it rests on."
-    return Figure("failures", "Failures", caption, panels, tuple((kind, place) for place, kind in enumerate(kinds)))
-
-
-def _stacked(title: str, rows: Sequence[tuple[str, dict[str, int]]], kinds: tuple[str, ...]) -> Panel:
-    bars = tuple((label, tuple(float(counts.get(kind, 0)) for kind in kinds)) for label, counts in rows)
-    return Panel("bars", title, bars, "runs", kinds)
-
-
-def _cost(board: Board, colours: dict[str, int]) -> Figure:
-    panels: list[Panel] = []
-    for title, name, unit in (
-        ("tokens of the driver, millions a run", "tokens", 1e6),
-        ("US dollars a run", "cost_usd", 1.0),
-        ("GPU-hours a run", "gpu_hours", 1.0),
-    ):
-        spots = []
-        for row in board.rows[:MAX_SPOTS]:
-            spent: Spent = getattr(row.costs, name)
-            if spent.mean is not None:
-                low = None if spent.low is None else max(0.0, spent.low / unit)
-                high = None if spent.high is None else spent.high / unit
-                spots.append(Spot(row.label, spent.mean / unit, low, high, colours.get(row.label, -1), low is None))
-        if spots:
-            panels.append(Panel("forest", title, tuple(spots), title))
-    caption = "Mean over counted runs with its 95 % t interval, cut at zero; of the runs whose cost was recorded."
-    return Figure("cost", "What a run costs", caption, tuple(panels))
 
 
 # --- drawing with matplotlib's object interface: no pyplot, no global state, no window
@@ -321,15 +253,15 @@ def _height(panel: Panel) -> float:
 
 
 def _row_labels(panel: Panel) -> list[str]:
-    return [] if panel.kind == "lines" else fmt.shortened_apart([row[0] for row in panel.rows], LABEL_CHARACTERS)
+    return [] if panel.kind == "lines" else [fill(row[0], LABEL_CHARACTERS) for row in panel.rows]
 
 
 def _left(panel: Panel) -> float:
-    return max([LEFT, *(0.15 + CHARACTER * len(label) for label in _row_labels(panel))])
+    return max([LEFT, *(0.15 + CHARACTER * max(map(len, label.split("\n"))) for label in _row_labels(panel))])
 
 
 def _width(panel: Panel) -> float:
-    inside = {"lines": 0.0, "heat": 0.95 * len(panel.columns)}.get(panel.kind, COLUMN - 1.1)
+    inside = 0.0 if panel.kind == "lines" else COLUMN - 1.1
     return max(COLUMN, _left(panel) + inside + RIGHT)
 
 
@@ -350,7 +282,7 @@ def _lines(axis: Any, panel: Panel) -> None:
         line = [p[0] for p in points], [p[1] for p in points]
         axis.plot(*line, color=colour, linewidth=1.2, linestyle=dash, drawstyle=style)
         axis.plot(series.x[-1:], series.y[-1:], color=colour, marker="o", markersize=3)
-    axis.set_ylabel(panel.columns[0])
+    axis.set_ylabel(panel.y_label)
     axis.grid(axis="y", color=GRID, linewidth=0.5)
     if panel.counts:
         axis.locator_params(axis="x", integer=True, nbins=6)
@@ -367,52 +299,17 @@ def _forest(axis: Any, panel: Panel) -> None:
     axis.grid(axis="x", color=GRID, linewidth=0.5)
 
 
-def _bars(axis: Any, panel: Panel) -> None:
-    left = [0.0] * len(panel.rows)
-    for kind in range(len(panel.columns)):
-        parts = [parts[kind] for _, parts in panel.rows]
-        axis.barh(range(len(parts)), parts, left=left, height=0.7, **_fill(kind))
-        left = [a + b for a, b in zip(left, parts, strict=True)]
-    axis.locator_params(axis="x", integer=True, nbins=6)
-
-
-def _fill(kind: int) -> dict[str, Any]:
-    """Return the colour of a kind: seven colours, then the same ones lighter."""
-    return {"color": COLOURS[kind % MAX_SERIES], "linewidth": 0, "alpha": 1.0 if kind < MAX_SERIES else 0.45}
-
-
-def _heat(axis: Any, panel: Panel) -> None:
-    for c in range(len(panel.columns)):
-        column: list[BoardCell | None] = [cells[c] for _, cells in panel.rows]
-        means = [cell.improvement.mean if cell else None for cell in column]
-        most = max((abs(mean) for mean in means if mean is not None), default=1.0) or 1.0
-        for r, (cell, mean) in enumerate(zip(column, means, strict=True)):
-            if cell is None or mean is None:
-                continue
-            colour = COLOURS[0] if mean >= 0 else COLOURS[1]
-            axis.barh([r], [0.96], left=[c - 0.48], height=0.92, color=colour, alpha=0.75 * abs(mean) / most)
-            mark = (f" {cell.mark}" if cell.mark else "") + ("*" if cell.mark_clear else "")
-            axis.text(c, r, f"{fmt.signed(mean)}{mark}", ha="center", va="center")
-    axis.set_xticks(range(len(panel.columns)), panel.columns)
-    axis.set_xlim(-0.5, len(panel.columns) - 0.5)
-    axis.tick_params(length=0)
-    for spine in axis.spines.values():
-        spine.set_visible(False)
-
-
-_DRAW: dict[str, Any] = {"lines": _lines, "forest": _forest, "bars": _bars, "heat": _heat}
+_DRAW: dict[str, Any] = {"lines": _lines, "forest": _forest}
 
 
 def _legend(picture: Any, figure: Figure, columns: int) -> None:
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
 
     handles = []
     for text, place in figure.legend:
         label = f" {text}" if text.startswith("_") else text  # matplotlib drops labels with a leading underscore
         line = {"color": COLOURS[place % MAX_SERIES], "linestyle": DASHES[place % MAX_SERIES]}
-        is_line = figure.panels[0].kind == "lines"
-        handles.append(Line2D([], [], label=label, **line) if is_line else Patch(label=label, **_fill(place)))
+        handles.append(Line2D([], [], label=label, **line))
     picture.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, borderaxespad=0.3)
 
 

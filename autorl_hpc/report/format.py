@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, TypeVar, cast
 
@@ -128,20 +127,6 @@ def short_hash(value: str | None) -> str:
 
 def _no_negative_zero(value: float) -> float:
     return round(value, 1) + 0.0
-
-
-def shortened_apart(labels: Sequence[str], most: int) -> list[str]:
-    """Shorten labels to at most `most` characters; leave them whole where two that differ would become one."""
-    short = [shortened(label, most) for label in labels]
-    return short if len(set(short)) == len(set(labels)) else list(labels)
-
-
-def shortened(label: str, most: int) -> str:
-    """Cut a label in the middle: an agent's name shows at its beginning, its mode at its end."""
-    if len(label) <= most:
-        return label
-    tail = (most - 1) // 2
-    return f"{label[: most - 1 - tail]}…{label[len(label) - tail :]}"
 
 
 # --- text from others (above all agents), cleaned for terminal, HTML, Markdown and CSV

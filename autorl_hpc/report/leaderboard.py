@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from statistics import fmean, variance
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from autorl_hpc import __version__, states
 from autorl_hpc.records.experiment import Budget
@@ -457,7 +457,6 @@ def _board_cells(
     places = sorted(summaries)
     holm = statistics.holm_by({place: summaries[place].p_value for place in places})
     why = {place: _why_unranked(summaries[place], runs, ranks) for place in places}
-    marks = _marks(summaries, better)
     found = {}
     for place in places:
         cell, mine = summaries[place], summaries[place].improvement
@@ -468,7 +467,6 @@ def _board_cells(
             rivals = [p[0] for p in places if p[1] == place[1] and why[p] is None]
             rank = 1 + sum((other, key) in clear_pairs for other in rivals)
             last_rank = len(rivals) - sum((key, other) in clear_pairs for other in rivals)
-        mark, clear = marks.get(place, (None, False))
         found[place] = BoardCell(
             improvement=mine,
             report=cell.report,
@@ -481,8 +479,6 @@ def _board_cells(
             unranked=why[place],
             agent_versions=_versions([runs[one] for one in cell.places]),
             rates=cell.rates,
-            mark=mark,
-            mark_clear=clear,
         )
     return found
 
@@ -516,24 +512,6 @@ def _why_unranked(cell: CellSummary, runs: Sequence[RunSummary], ranks: bool) ->
     if cell.counted - cell.counted_unranked < RUNS_TO_RANK:
         return f"{cell.counted_unranked} of {cell.counted} runs do not rank, for flags of their checkpoints"
     return None
-
-
-def _marks(
-    cells: dict[Place, CellSummary], better: dict[int, set[tuple[CellKey, CellKey]]]
-) -> dict[Place, tuple[Literal["best", "worst"], bool]]:
-    """Return the best and the worst of each agent's modes on each task, and whether the one is better by the group's tests."""
-    modes: dict[tuple[str, ...], list[tuple[float, Place]]] = defaultdict(list)
-    for place, cell in cells.items():
-        (agent, driver, _, agent_hash), column = place
-        if cell.improvement.mean is not None:
-            modes[(agent, driver, agent_hash, str(column))].append((cell.improvement.mean, place))
-    found: dict[Place, tuple[Literal["best", "worst"], bool]] = {}
-    for known in modes.values():
-        (least, worst), (most, best) = min(known), max(known)
-        if least < most:
-            clear = (best[0], worst[0]) in better[best[1]]
-            found |= {best: ("best", clear), worst: ("worst", clear)}
-    return found
 
 
 def _row(

@@ -19,10 +19,11 @@ from autorl_hpc.files import atomic, reading
 from autorl_hpc.files.layout import RunDir, share
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report import run_chart, run_page, tables
-from autorl_hpc.report.axes import axes_of, limits_told
+from autorl_hpc.report.axes import limits_told
 from autorl_hpc.report.charts import MAX_SERIES, Figure
 from autorl_hpc.report.format import UNKNOWN, markdown
 from autorl_hpc.report.run_folder import UNSEEN
+from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import (
     Board,
     Comparison,
@@ -79,9 +80,9 @@ class PageScript(NamedTuple):
     csp: str
 
 
-def script() -> PageScript:
-    """Read templates/report/index.js."""
-    text = (share("templates") / "report" / "index.js").read_text(encoding="utf-8")
+def script(name: str = "index.js") -> PageScript:
+    """Read a script of templates/report/."""
+    text = (share("templates") / "report" / name).read_text(encoding="utf-8")
     return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
@@ -131,21 +132,17 @@ def _board(merged: MergedReport, board: Board, number: int, figures: Figures) ->
 def _figure(figure: Figure, panels: Sequence[str]) -> dict[str, Any]:
     from markupsafe import Markup
 
-    legend = [(label, f"c{place % MAX_SERIES}", place >= MAX_SERIES) for label, place in figure.legend]
+    legend = [(label, f"c{place % MAX_SERIES}") for label, place in figure.legend]
     drawn = [(Markup(drawing), panel) for drawing, panel in zip(panels, figure.panels, strict=True)]
-    return {"figure": figure, "panels": drawn, "legend": legend, "lines": figure.panels[0].kind == "lines"}
+    return {"figure": figure, "panels": drawn, "legend": legend}
 
 
 def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
     cells, runs = [], []
-    shown: list[float | None] = []
     for cell in group.cells:
-        of_cell = [(place, all_runs[place]) for place in cell.places]
-        values = [r.improvement.difference for _, r in of_cell if r.counted and r.improvement]
-        shown += [*values, cell.improvement.low, cell.improvement.high]
         lost = ", ".join(f"{count} {name}" for name, count in cell.excluded.items())
-        cells.append({"cell": cell, "values": values, "lost": lost})
-        runs += of_cell
+        cells.append({"cell": cell, "lost": lost})
+        runs += [(place, all_runs[place]) for place in cell.places]
     pairs = sorted(group.comparisons, key=_least_p)[:MAX_PAIRS]
     few = len(group.comparisons) <= MAX_PAIRS
     return {
@@ -153,7 +150,6 @@ def _block(group: Group, all_runs: Sequence[RunSummary]) -> dict[str, Any]:
         "cells": cells,
         "runs": runs,
         "measured": how_measured_of_all([run for _, run in runs]),
-        "span": run_chart.strip_span(shown),
         "comparisons": group.comparisons if few else pairs,
         "more_comparisons": len(group.comparisons) - (len(group.comparisons) if few else len(pairs)),
     }
@@ -265,10 +261,7 @@ def index_md(merged: MergedReport) -> str:
 
 def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as a page. `shown`: its content, if already computed."""
-    from markupsafe import Markup
-
-    plots = [(axis.name, Markup(run_chart.trajectory(run, axis))) for axis in axes_of(run)]
-    return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
+    return _template("html", "run.html.j2").render(shown or run_page.shown(run), script=script("run.js"))
 
 
 def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
@@ -334,13 +327,13 @@ def _environment(kind: str) -> Environment:
     environment.globals.update(
         **{function.__name__: _plain(function) for function in plain},
         **{function.__name__: function for function in words},
+        sentence=sentence,
         score=_plain(_score),
         gain=_plain(gain_in_words),
         over=_plain(_over),
         of_agents=fmt.RULE,
         unseen=UNSEEN,
         trajectory=lambda run: Markup(run_chart.trajectory(run)),
-        strip=lambda *args: Markup(run_chart.strip(*args)),
     )
     return environment
 

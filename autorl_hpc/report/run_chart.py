@@ -1,4 +1,4 @@
-"""Draw SVGs of a run: score against time or another cost (`trajectory`), and a row of a forest plot (`strip`)."""
+"""Draw a run as SVG: score against budget used (`trajectory`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.axes import ScaledAxis, by_time
 from autorl_hpc.report.format import html
 from autorl_hpc.report.summary import Point, RunSummary
 from autorl_hpc.states import SubmissionState
@@ -16,58 +15,32 @@ LEFT, RIGHT, TOP, BOTTOM = 38, 58, 10, 26
 RING = 6.5
 """Radius of the ring around the selected submission; axis labels keep clear of it."""
 PLOT_RIGHT, PLOT_BOTTOM = WIDTH - RIGHT, HEIGHT - BOTTOM
-STRIP_WIDTH, STRIP_HEIGHT = 180, 22
 
 
-def trajectory(run: RunSummary, axis: ScaledAxis | None = None) -> str:
-    """Draw feedback scores against an axis (default: budget used), base model dashed, report scores at the right; an `<svg>`."""
-    axis, heights = axis or by_time(run), _Heights(run)
-    placed = [
-        (point, _x(axis, x)) for point in run.trajectory if (x := axis.places.get(point.submission_id)) is not None
-    ]
-    parts = [*_grid(heights), *_across(axis)]
+def trajectory(run: RunSummary) -> str:
+    """Draw feedback scores against the budget used, base model dashed, report scores at the right; an `<svg>`."""
+    heights, now = _Heights(run), max([run.elapsed_s, *(point.elapsed_s for point in run.trajectory)])
+    end = max(run.budget_s, now) or 1.0
+
+    def across(at_s: float) -> float:
+        return LEFT + (PLOT_RIGHT - LEFT) * at_s / end
+
+    placed = [(point, across(point.elapsed_s)) for point in run.trajectory]
+    parts = [*_grid(heights), _line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM)]
+    if across(run.budget_s) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
+        parts.append(_line("grid", across(run.budget_s), TOP, across(run.budget_s), PLOT_BOTTOM))
+    labels = {0.0: ("0", "middle"), end / 2: (fmt.duration(end / 2), "middle"), end: (fmt.duration(end), "end")}
+    parts += [_text(across(at_s), HEIGHT - 9, text, anchor) for at_s, (text, anchor) in labels.items()]
+    parts.append(_text((PLOT_RIGHT + WIDTH) / 2, HEIGHT - 9, "report", "middle"))
     if run.baseline_feedback is not None and run.baseline_feedback.score is not None:
         parts.append(_line("base", LEFT, y := heights.y(run.baseline_feedback.score), PLOT_RIGHT, y))
-    parts.append(_best_so_far(placed, heights, _x(axis, axis.now)))
+    parts.append(_best_so_far(placed, heights, across(now)))
     parts += [_mark(point, x, heights, point.submission_id == run.selected) for point, x in placed]
     parts += _report_marks(heights, run)
     if not any(point.score is not None for point in run.trajectory):
         parts.append(_text((LEFT + PLOT_RIGHT) / 2, (TOP + PLOT_BOTTOM) / 2, "no feedback score", "middle"))
-    title = html(f"Score against {axis.name} of {run.run_id}")
+    title = html(f"Score against time of {run.run_id}")
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">{"".join(parts)}</svg>'
-
-
-def strip(
-    mean: float | None, low: float | None, high: float | None, values: Sequence[float], span: tuple[float, float]
-) -> str:
-    """Draw one row of a forest plot: zero line, interval, mean, and a tick for each run. An `<svg>` element."""
-    left, right = span
-    width, middle = (right - left) or 1.0, STRIP_HEIGHT / 2
-
-    def x(value: float) -> float:
-        return 4 + (STRIP_WIDTH - 8) * (min(max(value, left), right) - left) / width
-
-    parts = [_line("zero", x(0), 1, x(0), STRIP_HEIGHT - 1)]
-    parts += [_line("run", x(value), middle - 6, x(value), middle + 6) for value in values]
-    if low is not None and high is not None:
-        parts.append(_line("whisker", x(low), middle, x(high), middle))
-    if mean is not None:
-        parts.append(f'<circle class="dot" cx="{x(mean):.1f}" cy="{middle}" r="4"/>')
-    label = html(f"{fmt.signed(mean)} {fmt.signed_between(low, high)}".strip())
-    size = f"0 0 {STRIP_WIDTH} {STRIP_HEIGHT}"
-    return f'<svg class="strip" viewBox="{size}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
-
-
-def strip_span(values: Sequence[float | None]) -> tuple[float, float]:
-    """Return the common scale of a group's strips: all values and zero, with a margin."""
-    known = [0.0, *(v for v in values if v is not None)]
-    low, high = min(known), max(known)
-    room = 0.05 * ((high - low) or 1.0)
-    return low - room, high + room
-
-
-def _x(axis: ScaledAxis, place: float) -> float:
-    return LEFT + (PLOT_RIGHT - LEFT) * place / axis.end
 
 
 class _Heights:
@@ -96,18 +69,6 @@ def _grid(heights: _Heights) -> list[str]:
         parts.append(_line("grid", LEFT, y, WIDTH - 4, y))
         parts.append(_text(LEFT - RING - 2, y + 3.5, f"{value:.{decimals}f}", "end"))
     return parts
-
-
-def _across(axis: ScaledAxis) -> list[str]:
-    parts, bottom, end = [], HEIGHT - 9, axis.end
-    if axis.mark is not None and _x(axis, axis.mark) < PLOT_RIGHT - 1:  # returned time extends it beyond the budget
-        parts.append(_line("grid", _x(axis, axis.mark), TOP, _x(axis, axis.mark), PLOT_BOTTOM))
-    parts.append(_line("edge", PLOT_RIGHT, TOP, PLOT_RIGHT, PLOT_BOTTOM))
-    parts.append(_text(LEFT, bottom, "0", "middle"))
-    if axis.written(end / 2) not in ("", "0", axis.written(end)):
-        parts.append(_text(_x(axis, end / 2), bottom, axis.written(end / 2), "middle"))
-    parts.append(_text(PLOT_RIGHT, bottom, axis.written(end), "end"))
-    return [*parts, _text((PLOT_RIGHT + WIDTH) / 2, bottom, "report", "middle")]
 
 
 def _best_so_far(placed: Sequence[tuple[Point, float]], heights: _Heights, now: float) -> str:

@@ -1,20 +1,151 @@
-"""The content of a run's page, as rows of words and numbers for HTML and Markdown (`shown`)."""
+"""The content of a run's page, for HTML and Markdown (`shown`): a sentence (`sentence`), rows of words and numbers, code and diffs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+import signal
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autorl_hpc.records.entries import Contamination, Timings
+from autorl_hpc.records.entries import Contamination
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.axes import NAMES
-from autorl_hpc.report.story_records import Iteration, ReferenceMetrics, ResourcesUsed, Story
-from autorl_hpc.report.summary import Point, RunSummary
-from autorl_hpc.states import FailureKind, Route
+from autorl_hpc.report.run_story.failures import OUT_OF_BUDGET
+from autorl_hpc.report.story_records import Iteration, Quoted, ResourcesUsed
+from autorl_hpc.report.summary import Gain, Point, RunSummary
+from autorl_hpc.scoring.stats import ALPHA
+from autorl_hpc.states import EndedBy, FailureKind, Route, RunState
 
-BY_LEDGER = (FailureKind.NO_GAIN, FailureKind.ARTIFACT_REFUSED, FailureKind.INFRASTRUCTURE)
-"""Failures that the table of submissions shows already."""
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+# --- the run in one sentence: what the agent did, how it ended, what it gained, whether that is more than noise, where it failed
+
+ROUTES = {
+    Route.NONE: "no training",
+    Route.COPY: "a copy of existing weights",
+    Route.PREFERENCE: "preference training",
+    Route.REJECTION_SAMPLING: "rejection sampling",
+    Route.RL: "RL",
+    Route.SFT_RL: "RL after SFT",
+    Route.AVERAGING: "model averaging",
+    Route.DISTILLATION: "distillation",
+    Route.UNKNOWN: "a training of unknown kind",
+}
+"""What a route is called in a sentence; the others are abbreviations."""
+
+MAX_ERROR_CHARS = 200
+OUTCOMES = (FailureKind.NO_SUBMISSION, FailureKind.NO_GAIN, FailureKind.WORSE, FailureKind.INFRASTRUCTURE)
+"""Failures that the rest of the sentence says already."""
+
+
+def sentence(run: RunSummary) -> str:
+    """Return the run in one sentence."""
+    if run.damage:
+        told = [f"The ledger is damaged, so the run does not count: {run.damage}"]
+    elif run.state is RunState.QUEUED:
+        told = ["Waits for its start"]
+    elif run.excluded == "infrastructure":
+        told = [
+            f"Lost to the infrastructure after {fmt.duration(run.elapsed_s)}, not counted: {run.reason or run.fault}"
+        ]
+    elif run.accepted:
+        told = [part for part in (_did(run), _submissions(run), _gain(run), _failure(run), _end(run)) if part]
+    else:
+        did = "" if run.story.route.executed in (Route.UNKNOWN, Route.NONE) else _did(run)
+        told = [part for part in (_end(run), did, _submissions(run), _failure(run)) if part]
+    text = "; ".join(told)
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+
+
+def route_in_words(route: Route) -> str:
+    """Return what a route is called: `SFT`, `rejection sampling`."""
+    return ROUTES.get(route, str(route).upper())
+
+
+def ending(ended_by: EndedBy, exit_code: int | None, elapsed_s: float, error: str | None = None) -> str:
+    """Return how an agent ended: `exited with code 1 after 14 s: ModuleNotFoundError: No module named 'trl'`."""
+    after = f"after {fmt.duration(elapsed_s)}"
+    if ended_by in OUT_OF_BUDGET:
+        return f"stopped {after}: {OUT_OF_BUDGET[ended_by]}"
+    if ended_by is not EndedBy.AGENT_EXIT:
+        return f"{ended_by} {after}"
+    number = -exit_code if exit_code is not None and exit_code < 0 else (exit_code or 0) - 128
+    if number in {int(one) for one in signal.Signals}:
+        told = f"killed by {signal.Signals(number).name} {after}"
+    else:
+        told = f"exited with code {exit_code} {after}" if exit_code else f"ended by itself {after}"
+    return f"{told}: {fmt.clean(error, MAX_ERROR_CHARS)}" if error and exit_code else told
+
+
+def _did(run: RunSummary) -> str:
+    planned, executed = run.story.route.planned, run.story.route.executed
+    iterations = [one for one in run.story.iterations if run.selected is None or one.submission_id <= run.selected]
+    did = route_in_words(executed)
+    if executed is Route.SFT_RL:
+        seen = [route for one in iterations for route in (one.route.executed, one.route.planned)]
+        did = f"{next((str(route).upper() for route in seen if route in (Route.GRPO, Route.PPO)), 'RL')} after SFT"
+    if planned not in (executed, Route.UNKNOWN, Route.NONE) and executed is not Route.UNKNOWN:
+        did = f"planned {route_in_words(planned)}, executed {did}"
+    rows = next((one.rows for one in reversed(iterations) if one.rows is not None), None)
+    return did if rows is None else f"{did} on {rows:,} rows"
+
+
+def _submissions(run: RunSummary) -> str:
+    if not run.accepted and not run.refused:
+        return "nothing submitted"
+    beside = [f"{run.refused} refused"] if run.refused else []
+    beside += [f"{run.failed} not scored"] if run.failed else []
+    return ", ".join([f"{run.accepted or 'no'} submission{'s' * (run.accepted != 1)}", *beside])
+
+
+def _gain(run: RunSummary) -> str:
+    base, best = run.baseline_feedback, run.best_feedback
+    if run.improvement is not None:
+        return gain_in_words(run.improvement)
+    if best is None or best.score is None:
+        return "no score yet" if run.excluded == "unfinished" else "no score"
+    over = "" if base is None or base.score is None else f", {fmt.signed(best.score - base.score)} over the base model"
+    return f"best feedback score {fmt.points(best.score)}{over}"
+
+
+def gain_in_words(gain: Gain) -> str:
+    """Return a gain and whether it is more than noise: `+3.2 [+1.1, +5.3] over the base model, more than noise`."""
+    if gain.how == "base_kept":
+        return "no gain, the base model counts"
+    told = f"{fmt.signed(gain.difference)} {fmt.signed_between(gain.low, gain.high)}".strip() + " over the base model"
+    if gain.low is None or gain.high is None:
+        return f"{told}, without an interval"
+    clear = gain.p_value < ALPHA if gain.p_value is not None else gain.low > 0 or gain.high < 0
+    return f"{told}, {'more' if clear else 'no more'} than noise"
+
+
+def _failure(run: RunSummary) -> str:
+    failure = run.story.failure
+    if failure is None:
+        return "no failure" if run.accepted and run.ended_by is not None and not run.exit_code else ""
+    if failure.kind in OUTCOMES or (run.story.last_error is not None and not run.accepted):
+        return ""
+    says = "; ".join(line.says for line in failure.evidence[:1])
+    return f"{failure.kind}: {says}"[:MAX_ERROR_CHARS] if says else str(failure.kind)
+
+
+def _end(run: RunSummary) -> str:
+    if run.ended_by is None:
+        return (
+            ""
+            if run.state is RunState.FINISHED
+            else f"{run.state} {fmt.duration(run.elapsed_s)} of {fmt.duration(run.budget_s)}"
+        )
+    if run.accepted and run.ended_by is EndedBy.AGENT_EXIT and not run.exit_code:
+        return ""
+    error = run.story.last_error
+    return ending(run.ended_by, run.exit_code, run.elapsed_s, f"{error.says} ({error.where})" if error else None)
+
+
+# --- rows of words and numbers
 
 
 class TableRow(NamedTuple):
@@ -26,77 +157,52 @@ class TableRow(NamedTuple):
 
 
 class SubmissionRow(NamedTuple):
-    """One submission, in words."""
+    """One submission and what led to it; `facts`: its known figures, `one`: None if nothing is known but its score."""
 
     point: Point
+    one: Iteration | None
     at: str
     score: str
     between: str
     status: str
-
-
-class IterationRow(NamedTuple):
-    """One iteration with its figures, the noise of its score, and whether its submission was selected."""
-
-    one: Iteration
-    facts: Sequence[TableRow]
-    between: str
     selected: bool
+    facts: list[TableRow]
 
 
 def shown(run: RunSummary) -> dict[str, Any]:
     """Return what HTML and Markdown show of a run, in words: the variables of both templates."""
-    story, recorded = run.story, is_recorded(run.story)
-    submissions = [
-        SubmissionRow(p, fmt.duration(p.elapsed_s), fmt.points(p.score), fmt.between(p.low, p.high), _status(p, run))
-        for p in run.trajectory
-    ]
-    between = {each.point.submission_id: each.between for each in submissions}
+    story = run.story
+    iterations = {one.submission_id: one for one in story.iterations}
     looks: list[tuple[int | None, Contamination]] = [
         (point.submission_id, point.contamination) for point in run.trajectory if point.contamination
     ]
     return {
         "run": run,
         "story": story,
-        "submissions": submissions,
-        "iterations": [
-            IterationRow(one, iteration_rows(one), between[one.submission_id], one.submission_id == run.selected)
-            for one in (story.iterations if recorded else ())
-        ],
+        "sentence": sentence(run),
+        "submissions": [_submission(run, point, iterations.get(point.submission_id)) for point in run.trajectory],
         "looks": looks + ([(None, run.contamination_end)] if run.contamination_end else []),
-        "metrics": metric_rows(story.metrics),
-        "budget": budget_rows(run),
-        "used": used_rows(story.resources),
-        "skill": skill_rows(story),
+        "used": [*budget_rows(run), *used_rows(story.resources)],
         "mode_told": mode_told(run),
         "places": "; ".join(story.jobs + story.nodes),
         "versions": "; ".join(f"{name} {version}" for name, version in story.versions.items()),
-        "recorded": recorded,
         "how_found": HOW_FOUND,
+        "trace": None,  # what the trace's page is called by, if there is one
+        "live": run.state not in (RunState.FINISHED, RunState.DAMAGED),
+        "reload_s": RELOAD_S,
+        "link": _Links(story.quoted),
         "diff_html": diff_html,
-        "code_block": code_block,
     }
 
 
-def _status(point: Point, run: RunSummary) -> str:
-    parts = [str(point.status)]
-    parts += ["selected"] if point.submission_id == run.selected else []
-    parts += ["final"] if point.final else []
-    parts += ["base model"] if point.is_base else []
-    parts += [f"same as {point.same_as}"] if point.same_as is not None else []
-    return ", ".join(parts)
-
-
-def is_recorded(story: Story) -> bool:
-    """Return whether the iterations have more to show than the table of submissions."""
-    return any(
-        one.revision
-        or (one.failure and one.failure.kind not in BY_LEDGER)
-        or one.training_steps
-        or one.tokens is not None
-        or one.gpu_hours is not None
-        or (one.route.executed, one.route.planned) != (Route.UNKNOWN, Route.UNKNOWN)
-        for one in story.iterations
+def _submission(run: RunSummary, point: Point, one: Iteration | None) -> SubmissionRow:
+    selected = point.submission_id == run.selected
+    status = [str(point.status), *(["selected"] if selected else []), *(["final"] if point.final else [])]
+    status += ["base model"] if point.is_base else []
+    status += [f"same as {point.same_as}"] if point.same_as is not None else []
+    return SubmissionRow(
+        *(point, one, fmt.duration(point.elapsed_s), fmt.points(point.score), fmt.between(point.low, point.high)),
+        *(", ".join(status), selected, [] if one is None else iteration_rows(one)),
     )
 
 
@@ -114,23 +220,6 @@ def _row(name: str, value: Any, written: Callable[[Any], str] = str, says: str =
 
 
 _tokens = partial(fmt.amount, "count")
-
-
-def metric_rows(metrics: ReferenceMetrics) -> list[TableRow]:
-    """Return AutoRL-Bench's metrics under its names."""
-    said: dict[str, tuple[Callable[[Any], str], str]] = {
-        "valid_submission_rate": (fmt.percent, "submissions that got a score"),
-        "first_valid_idx": (str, "the first of them, counting from 1"),
-        "first_valid_delay": (fmt.duration, "when it was submitted"),
-        "time_to_first_improvement": (fmt.duration, "first feedback score above the base"),
-        "time_to_best": (fmt.duration, "when the best was submitted"),
-        "monotonic_ratio": (fmt.percent, "steps from score to score that go up"),
-        "copy_model_count": (str, "submissions that are the base model"),
-        "time_used_ratio": (fmt.percent, "of the budget and what was given back"),
-        "last_submit_gap": (fmt.duration, "from the last submission to the end"),
-        "rollbacks": (str, "submissions that go back to an earlier one"),
-    }
-    return [_row(name, getattr(metrics, name), written, says) for name, (written, says) in said.items()]
 
 
 def budget_rows(run: RunSummary) -> list[TableRow]:
@@ -183,69 +272,95 @@ def used_rows(used: ResourcesUsed) -> list[TableRow]:
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
-def skill_rows(story: Story) -> list[TableRow]:
-    """Return the metrics of the reference's summarization skill."""
-    skill = story.skill
-    return [
-        _row("without human help", skill.without_human_help, lambda alone: "yes" if alone else "no"),
-        _row("recovered from", skill.recovered_from, str, "failures before the last scored submission"),
-        TableRow("stage reached", skill.stage_reached, "of design, implementation, execution, evaluation"),
-    ]
-
-
 def iteration_rows(one: Iteration) -> list[TableRow]:
     """Return the known figures of one iteration."""
     noise = fmt.signed_between(one.improvement_low, one.improvement_high)
     items = f"{one.won} items won, {one.lost} lost" if one.won is not None else ""
-    says = "; ".join(part for part in (noise, items) if part) or "no interval"
+    ways = {"planned": one.route.planned, one.route.source or "executed": one.route.executed}
+    route = [f"{route_in_words(route)} ({way})" for way, route in ways.items() if route is not Route.UNKNOWN]
     last = (("loss", one.last_loss), ("reward", one.last_reward))
     trained = ", ".join(f"last {name} {value:.4g}" for name, value in last if value is not None)
-    steps = "not logged" if trained and one.training_steps is None else one.training_steps
     rows = [
-        _row("improvement on the base", one.improvement, fmt.signed, says),
-        _row("best so far", one.best_so_far, fmt.points),
-        _row("took", one.duration_s, fmt.duration, f"submitted at {fmt.duration(one.elapsed_s)}"),
-        TableRow("route planned, executed", f"{one.route.planned}, {one.route.executed}", one.route.source or ""),
-        _row("training steps", steps, str, trained),
-        _row("waited for its score", one.waited_s, fmt.duration, timed(one.timings)),
+        _row("over the base model", one.improvement, fmt.signed, "; ".join(part for part in (noise, items) if part)),
+        TableRow("route", ", ".join(route) or fmt.UNKNOWN),
+        _row("trained on", one.rows, "{:,} rows".format),
+        _row("training steps", one.training_steps, str, trained),
+        TableRow("training", trained if one.training_steps is None and trained else fmt.UNKNOWN),
+        _row("took", one.duration_s, fmt.duration),
+        _row("waited for its score", one.waited_s, fmt.duration),
         _row("tokens so far", one.tokens, _tokens, "" if one.cost_usd is None else f"{one.cost_usd:.2f} USD"),
         _row("GPU-hours so far", one.gpu_hours, "{:.2f}".format),
     ]
     return [row for row in rows if row.shown != fmt.UNKNOWN]
 
 
-def timed(timings: Timings | None) -> str:
-    """Return where a grader's seconds went: `in the queue 3.1 s, loading 0.5 s, ...`."""
-    names = {
-        "waiting_s": "in the queue",
-        "load_s": "loading",
-        "swap_s": "swapping",
-        "generate_s": "generating",
-        "score_s": "scoring",
-    }
-    each = ((words, getattr(timings, name, None)) for name, words in names.items())
-    return ", ".join(f"{words} {value:.1f} s" for words, value in each if value is not None)
-
-
 HOW_FOUND = {"ngram": "13 words in a row", "exact": "the whole text"}
-LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk"}
-BLOCK_LINES = 40
-"""Of a diff in Markdown; the page and summary.json have more lines."""
+RELOAD_S = 30
+"""An open page of a run that goes on asks the browser to load it again after this many seconds."""
 
 
-def diff_html(diff: str) -> str:
-    """Return the lines of a diff, each marked with its kind; a template takes three times as long for these."""
-    lines = []
-    for line in diff.split("\n"):
-        kind = "file" if line.startswith(("--- ", "+++ ")) else LINE_KINDS.get(line[:1], "same")
-        lines.append(f'<span class="{kind}">{fmt.html(line) or " "}\n</span>')
+# --- code, logs and diffs, as HTML
+
+_TOKEN = re.compile(
+    r"(?P<c>#.*)|(?P<s>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
+    r"|(?P<k>\b(?:and|as|assert|async|await|break|class|continue|def|elif|else|except|finally|for|from|if|import|in|is|lambda|not|or"
+    r"|pass|raise|return|try|while|with|yield|None|True|False)\b)|(?P<n>\b\d[\w.]*)"
+)
+LINE_KINDS = {"+": "add", "-": "del", "@": "hunk", "(": "hunk", "\\": "hunk"}
+
+
+def _painted(line: str) -> str:
+    """Return a line of code as HTML: comments, strings, key words and numbers marked."""
+    parts, end = [], 0
+    for token in _TOKEN.finditer(line):
+        parts += [fmt.html(line[end : token.start()]), f'<b class="{token.lastgroup}">{fmt.html(token[0])}</b>']
+        end = token.end()
+    return "".join([*parts, fmt.html(line[end:])])
+
+
+def diff_html(diff: str) -> Markup:
+    """Return the hunks of a diff as HTML, each line marked with its kind; a template takes three times as long for these."""
     from markupsafe import Markup
 
-    return Markup("".join(lines))
+    lines = ((LINE_KINDS.get(line[:1], "same"), line) for line in diff.split("\n"))
+    return Markup("".join(f'<span class="{kind}">{_painted(line) or " "}\n</span>' for kind, line in lines))
 
 
-def code_block(diff: str) -> list[str]:
-    """Return the beginning of a diff for an indented code block, which no line of it can end."""
-    lines = diff.split("\n")
-    more = len(lines) - BLOCK_LINES
-    return [*lines[:BLOCK_LINES], f"({more} more lines)"] if more > 0 else lines
+class _Links:
+    """Places that evidence names as links to where they are quoted on the page, and the quotes."""
+
+    def __init__(self, quoted: tuple[Quoted, ...]) -> None:
+        self._quoted = quoted
+        self._cited: dict[int, set[int]] = {}
+
+    def __call__(self, where: str, revision: str | None = None) -> Markup:
+        """Return a place as HTML; a link if it is quoted, at best from this revision."""
+        from markupsafe import Markup
+
+        path, _, line = where.rpartition(":")
+        number = int(line) if path and line.isdecimal() else 0
+        fits = [
+            place
+            for place, one in enumerate(self._quoted)
+            if (one.path == where and not one.first)
+            or (one.path == path and one.first and one.first <= number < one.first + one.text.count("\n") + 1)
+        ]
+        if not fits:
+            return Markup("<code>{}</code>").format(where)
+        best = next((place for place in fits if self._quoted[place].revision == revision), fits[0])
+        self._cited.setdefault(best, set()).add(number)
+        return Markup('<a href="#q{}{}"><code>{}</code></a>').format(best, f"-{number}" if number else "", where)
+
+    def quotes(self) -> list[tuple[str, str, Markup]]:
+        """Return anchor, title and lines of every quote that a link leads to; call it after all links."""
+        return [(f"q{place}", *self._quote(place)) for place in sorted(self._cited)]
+
+    def _quote(self, place: int) -> tuple[str, Markup]:
+        from markupsafe import Markup
+
+        one, lines = self._quoted[place], []
+        for number, line in enumerate(one.text.split("\n"), one.first):
+            mark = f' id="q{place}-{number}" class="cited"' if one.first and number in self._cited[place] else ""
+            count = f"<i>{number}</i>" if one.first else ""
+            lines.append(f"<span{mark}>{count}{_painted(line) if one.first else fmt.html(line)}\n</span>")
+        return f"{one.path}{f' at {one.revision[:8]}' if one.revision else ''}", Markup("".join(lines))

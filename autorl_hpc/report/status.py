@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,14 +21,22 @@ from autorl_hpc.files.layout import ExperimentDir, RunDir
 from autorl_hpc.files.ledger import Ledger, heads_of
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.queue import read_troubles, run_of
+from autorl_hpc.files.redact import masked
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import read_endpoint
 from autorl_hpc.records.cluster import SeenJob
+from autorl_hpc.records.entries import Sealed
 from autorl_hpc.records.exchange import RunHead, Trouble
 from autorl_hpc.report.find import experiments_in, runs_of
-from autorl_hpc.report.format import UNKNOWN, clean, shortened_apart
+from autorl_hpc.report.format import UNKNOWN, between, clean, duration
+from autorl_hpc.report.hidden_items import hidden_of
 from autorl_hpc.report.run_folder import worst_found
+from autorl_hpc.report.run_page import ending, sentence
+from autorl_hpc.report.run_story.failures import INFRASTRUCTURE
+from autorl_hpc.report.run_story.logs import AgentLog, last_error
+from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.scores import noise_of_queries
+from autorl_hpc.report.summary import RunSummary
 from autorl_hpc.states import JobState, RunState
 
 # --- jobs of an experiment: local processes, or what the scheduler reports
@@ -93,6 +100,8 @@ class StatusWatch:
     def __init__(self) -> None:
         self.ledgers: dict[Path, Ledger] = {}
         self._seen: dict[Path, tuple[float, list[SeenJob], str | None]] = {}
+        self._ends: dict[Path, str] = {}
+        self._digests: dict[Path, tuple[str | None, RunSummary]] = {}
 
     def jobs(self, experiment: ExperimentDir, *, ask: bool = True) -> JobsNow:
         """Return the present jobs of an experiment; without `ask` as the watcher saw them last."""
@@ -161,13 +170,52 @@ class StatusWatch:
             entries=len(ledger.entries),
             head=ledger.head(),
         )
-        ending = view.closed or view.sealed
-        if ending is not None:
-            reason = ending.reason or (view.sealed.reason if view.sealed else None)
-            row.update(fault=ending.fault and str(ending.fault), reason=reason)
+        last, sealed = view.closed or view.sealed, view.sealed
+        if last is not None:
+            row.update(fault=last.fault and str(last.fault), reason=last.reason or (sealed.reason if sealed else None))
+            if sealed is not None and not row["accepted"] and last.fault not in INFRASTRUCTURE:
+                row.update(exit_code=sealed.exit_code, ended=self._ended(run, view, sealed))
         elif view.ended and view.state is RunState.INTERRUPTED:
             row.update(reason=view.ended[-1].reason)
         return row
+
+    def _ended(self, run: RunDir, view: RunView, sealed: Sealed) -> str:
+        """Return how an agent without a submission ended, with its last error if it failed."""
+        if run.path not in self._ends:
+            error = None
+            if sealed.exit_code and (found := last_error(AgentLog(run.agent_log, run.agent_times, SCANNED_BYTES))):
+                error = hidden_of(view.contaminations).said(masked(found.text))
+            told = ending(sealed.ended_by, sealed.exit_code, sealed.elapsed_s, error)
+            reason = None if "exited with code" in (sealed.reason or "") else sealed.reason
+            self._ends[run.path] = "; ".join(filter(None, (told, reason, "nothing submitted")))
+        return self._ends[run.path]
+
+    def one(self, run: RunDir) -> Facts:
+        """Return the facts of one run: its row, its sentence, its submissions, and where its logs and its page are."""
+        experiment = ExperimentDir(run.path.parent)
+        jobs, row = self.jobs(experiment), self.run(run)
+        known = self._digests.get(run.path)
+        if known is None or known[0] != row.get("head"):
+            known = self._digests[run.path] = row.get("head"), digest(run)
+        summary = known[1]
+        return {
+            **row,
+            "job": jobs.by_run.get(run.run_id),
+            "jobs": jobs.roles,
+            "over": run.run_id in reading.list_names(experiment.finished),
+            "sentence": sentence(summary),
+            "submissions": [
+                {
+                    **{"submission_id": p.submission_id, "elapsed_s": p.elapsed_s, "status": str(p.status)},
+                    **{"score": p.score, "low": p.low, "high": p.high, "path": p.model_path},
+                    "says": p.reason or p.note or None,
+                }
+                for p in summary.trajectory
+            ],
+            "notes": list(summary.notes),
+            "log": str(run.agent_log),
+            "page": str(run.report / "run.html"),
+        }
 
     def experiment(self, experiment: ExperimentDir) -> Facts:
         """Return the facts of one experiment: runs, graders, queue and jobs."""
@@ -253,21 +301,23 @@ def _head(experiment: ExperimentDir, rows: list[Row]) -> str | None:
 
 
 def collect(paths: Sequence[Path], watch: StatusWatch | None = None) -> list[Facts]:
-    """Return the facts of all experiments in `paths`."""
+    """Return the facts of all experiments in `paths`, and of the runs that are named themselves."""
     keeper = watch or StatusWatch()
-    return [keeper.experiment(experiment) for experiment in experiments_in(paths)]
+    runs = [RunDir(path.absolute()) for path in paths if RunDir(path).record.is_file()]
+    experiments = experiments_in([path for path in paths if not RunDir(path).record.is_file()])
+    return [*map(keeper.experiment, experiments), *map(keeper.one, runs)]
 
 
 # --- on the terminal
 
 REFRESH_S = 1.0
 GAP = 2  # spaces between columns
+SCANNED_BYTES = 1 << 20  # of an agent's log, for its last error
 LEAST_BODY = 4  # lines for an experiment's runs, if there are any more experiments
 ORDER = ("running", "closing", "interrupted", "damaged", "queued", "finished")
 """Order in which runs are shown if not all fit; those that need attention come first in each."""
 
 COLOURS = {"finished": "green", "running": "cyan", "closing": "blue", "interrupted": "yellow", "damaged": "red"}
-_HASH = re.compile(r"-[0-9a-f]{8}$")
 
 
 @dataclass(frozen=True)
@@ -283,6 +333,9 @@ class Screen:
         left, room = console.size.height - 1, None
         facts = sorted(self.facts, key=lambda one: bool(one["over"])) if self.fit else self.facts
         for place, one in enumerate(facts):
+            if "sentence" in one:
+                yield from _of_run(one)
+                continue
             head = _head_lines(one)
             if self.fit:
                 left -= sum(len(line.wrap(console, options.max_width)) for line in head) + 2
@@ -291,7 +344,7 @@ class Screen:
                     yield Text(f"and {len(facts) - place} more experiments", style="dim")
                     return
             body = list(_body(one["runs"], options.max_width, room))
-            left -= sum(part.row_count + 1 if hasattr(part, "row_count") else 1 for part in body) - 1
+            left -= len(body)
             yield from [*head, *body, Text("")]
 
 
@@ -324,63 +377,76 @@ def _head_lines(facts: Facts) -> list[Any]:
     return [*lines, *(Text(line, style="yellow") for line in yellow)]
 
 
-def _body(rows: list[Row], width: int, room: int | None) -> Iterator[Any]:
-    """Yield the table of runs, their faults, and what is hidden: in at most `room` lines."""
+def _of_run(facts: Facts) -> Iterator[Any]:
+    """Yield what is known of one run."""
+    from rich.padding import Padding
     from rich.text import Text
 
+    state, left = facts["state"], _time(facts)
+    yield Text(facts["run_id"], style="bold", overflow="fold")
+    yield Text(facts["sentence"])
+    parts = [f"attempt {facts['attempt']}" if facts.get("attempt") else "", f"{left} left" if left else ""]
+    parts += [
+        f"job {facts['job']}" if facts["job"] else "",
+        f"sandbox {facts['sandbox']}" if facts.get("sandbox") else "",
+    ]
+    yield Text.assemble((state, COLOURS.get(state, "")), "".join(f", {part}" for part in parts if part))
+    for one in facts["submissions"]:
+        score = f"{one['score']:.1f} {between(one['low'], one['high'])}".strip() if one["score"] is not None else ""
+        words = (duration(one["elapsed_s"]), one["status"], score, one["path"], one["says"])
+        told = "  ".join(clean(word) or "" for word in words if word)
+        yield Padding(Text(f"{one['submission_id']}  {told}"), (0, 0, 0, GAP), expand=False)
+    yield from (Text(note, style="yellow") for note in facts["notes"])
+
+
+def _body(rows: list[Row], width: int, room: int | None) -> Iterator[Any]:
+    """Yield the runs, each with its faults, and what is hidden: in at most `room` lines. Where a name leaves no room for the figures,
+    it has a line of its own: it is never cut."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    cells = {row["run_id"]: _cells(row) for row in rows}
+    widths = [max(map(len, column)) for column in zip(HEADS, *cells.values(), strict=True)]
+    first = max([3, *map(len, cells)])
+    apart = first + sum(GAP + wide for wide in widths) > width
     shown = rows
-    if room is not None and 1 + sum(map(_lines_of, rows)) > room:
+    if room is not None and 1 + sum(_lines_of(row, apart) for row in rows) > room:
         rows = sorted(rows, key=lambda row: (ORDER.index(row["state"]), not _fault(row)))
-        ends = accumulate(map(_lines_of, rows))
-        shown = rows[: sum(end <= room - 2 for end in ends)]  # but for the table's header and the last line
-    columns = {
-        "state": [str(row["state"]) for row in shown],
-        "left": [_time(row) for row in shown],
-        "subs": [str(row.get("accepted") or "") for row in shown],
-        "wait": [str(row.get("waiting") or "") for row in shown],
-        "best": [_score(row.get("best_feedback")) for row in shown],
-        "report": [_report(row) for row in shown],
-    }
-    widths = {name: max(map(len, (name, *cells))) for name, cells in columns.items()}
-    labels = _labels(shown, max(3, width - sum(widths.values()) - GAP * len(widths)))
-    if shown:
-        yield _table({"run": labels, **columns}, widths)
-    for label, row in zip(labels, shown, strict=True):
-        if fault := _fault(row):
-            yield Text(f"  {label}: {fault}", style="dim", no_wrap=room is not None, overflow="ellipsis")
+        ends = accumulate(_lines_of(row, apart) for row in rows)
+        shown = rows[: sum(end <= room - 2 for end in ends)]  # but for the header and the last line
+    for name, values in [("run", HEADS), *((row["run_id"], cells[row["run_id"]]) for row in shown)] if shown else ():
+        state, *figures = (
+            f"{value:{'>' if place else '<'}{wide}}"
+            for place, (value, wide) in enumerate(zip(values, widths, strict=True))
+        )
+        style = "bold" if values is HEADS else COLOURS.get(values[0], "")
+        if apart and values is not HEADS:
+            yield Text(name, no_wrap=room is None, overflow="ignore" if room is None else "fold")
+        label = "" if apart else f"{name:<{first}}"
+        yield Text.assemble(label, " " * GAP, (state, style), *(" " * GAP + figure for figure in figures))
+        if values is not HEADS and (fault := _fault(next(row for row in shown if row["run_id"] == name))):
+            told = Text(fault, style="dim", no_wrap=room is not None, overflow="ellipsis")
+            yield Padding(told, (0, 0, 0, GAP), expand=False)
     if hidden := Counter(row["state"] for row in rows[len(shown) :]):
         states = " and ".join(f"{hidden[state]} {state}" for state in ORDER if hidden[state])
         yield Text(f"and {states} run{'s' if hidden.total() > 1 else ''}", style="dim")
 
 
-def _lines_of(row: Row) -> int:
-    return 1 + bool(_fault(row))
+HEADS = ("state", "left", "subs", "wait", "best", "report")
 
 
-def _table(columns: dict[str, list[str]], widths: dict[str, int]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
-    for name in columns:
-        side: Any = "left" if name in ("run", "state") else "right"
-        table.add_column(name, justify=side, no_wrap=True, width=widths.get(name))
-    for label, state, *cells in zip(*columns.values(), strict=True):
-        table.add_row(Text(label), Text(state, style=COLOURS.get(state, "")), *map(Text, cells))
-    return table
+def _cells(row: Row) -> tuple[str, ...]:
+    counts = (str(row.get(name) or "") for name in ("accepted", "waiting"))
+    return (row["state"], _time(row), *counts, _score(row.get("best_feedback")), _report(row))
 
 
-def _labels(rows: list[Row], room: int) -> list[str]:
-    labels = [row["run_id"] for row in rows]
-    if any(len(label) > room for label in labels):
-        names = [_HASH.sub("", label) for label in labels]
-        labels = [name if names.count(name) == 1 else label for name, label in zip(names, labels, strict=True)]
-    return shortened_apart(labels, room)
+def _lines_of(row: Row, apart: bool) -> int:
+    return 1 + apart + bool(_fault(row))
 
 
 def _fault(row: Row) -> str:
     """Return what needs attention: a fault, a flag of the best checkpoint, held-out items in the workspace."""
-    fault = ": ".join(part for part in (row["fault"], row["reason"]) if part)
+    fault = row.get("ended") or ": ".join(part for part in (row["fault"], row["reason"]) if part)
     found = ", ".join(f"{items} {split} items" for split, items in row.get("contaminated", {}).items())
     parts = [fault, *row.get("flags", []), f"contamination: {found}" if found else ""]
     return clean("; ".join(part for part in parts if part), 300) or ""
@@ -404,10 +470,15 @@ def _report(row: Row) -> str:
 
 
 def show(facts: list[Facts]) -> None:
-    """Print the facts once."""
+    """Print the facts once, and of single runs where log and page are."""
     from rich.console import Console
+    from rich.text import Text
 
-    Console().print(Screen(facts))
+    console = Console()
+    console.print(Screen(facts), crop=False)  # the terminal wraps a long name, which can be copied then
+    for path in (Path(one[name]) for one in facts for name in ("log", "page") if name in one):
+        if path.is_file():
+            console.print(Text(str(path), style="dim"), soft_wrap=True)
 
 
 def watch(paths: Sequence[Path]) -> None:

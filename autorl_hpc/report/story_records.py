@@ -10,7 +10,6 @@ from typing import Literal
 from pydantic import Field
 
 from autorl_hpc.records.base import Strict
-from autorl_hpc.records.entries import Timings
 from autorl_hpc.report.format import lean
 from autorl_hpc.states import FailureKind, Route, SubmissionState
 
@@ -65,6 +64,16 @@ class Change(Strict):
     added: int = Field(ge=0, description="Lines.")
     removed: int = Field(ge=0)
     what: Literal["added", "changed", "removed", "binary", "link"]
+    diff: str | None = Field(None, description="Hunks of the unified diff; of a long one the beginning.")
+
+
+class Quoted(Strict):
+    """The place that evidence names: lines of a file of the agent's code, or a part of agent.log."""
+
+    path: str = Field(description="As in the evidence; of a log the whole place, such as `agent.log, byte 77`.")
+    revision: str | None = None
+    first: int = Field(1, description="Number of the first line; of a log 0.")
+    text: str
 
 
 class Failure(Strict):
@@ -91,13 +100,9 @@ class Iteration(Strict):
     improvement_high: float | None = None
     won: int | None = Field(None, description="Feedback items that this checkpoint solves and the base model doesn't.")
     lost: int | None = Field(None, description="Feedback items that the base model solves and this checkpoint doesn't.")
-    won_ids: tuple[str, ...] = Field((), description="The first of them: ids, never texts, which are held out.")
-    lost_ids: tuple[str, ...] = ()
-    best_so_far: float | None = None
     elapsed_s: float
     duration_s: float = Field(description="Since the submission before, or since the start.")
     waited_s: float | None = Field(None, ge=0, description="From the submission to its score.")
-    timings: Timings | None = Field(None, description="Where the grader's seconds went.")
     tokens: int | None = Field(None, description="Of the driver so far, in and out.")
     cost_usd: float | None = None
     gpu_hours: float | None = None
@@ -106,22 +111,18 @@ class Iteration(Strict):
     revision: str | None = None
     changes: tuple[Change, ...] = ()
     more_changes: int = Field(0, ge=0, description="Files changed beyond those in `changes`.")
-    diff: str | None = Field(None, description="Beginning of the unified diff to the iteration before.")
+    rows: int | None = Field(None, ge=0, description="Rows that the last training trained on.")
     training_steps: int | None = None
     last_loss: float | None = None
     last_reward: float | None = None
     failure: Failure | None = None
 
     def short(self) -> Iteration:
-        """Drop what only the run's own page shows: diff, changes, settings, evidence, item ids."""
+        """Drop what only the run's own page shows: changes, settings, evidence."""
         return lean(
             self,
-            diff=None,
             changes=(),
             settings=(),
-            won_ids=(),
-            lost_ids=(),
-            timings=None,
             route=self.route.short(),
             failure=None if self.failure is None else self.failure.short(),
         )
@@ -183,14 +184,6 @@ class ResourcesUsed(Strict):
     revisions: int | None = None
 
 
-class SkillMetrics(Strict):
-    """Metrics of the reference's summarization skill."""
-
-    without_human_help: bool | None = None
-    recovered_from: int | None = Field(None, ge=0, description="Failures after which a later submission was scored.")
-    stage_reached: Literal["none", "design", "implementation", "execution", "evaluation"] = "none"
-
-
 class Story(Strict):
     """The whole story of one run."""
 
@@ -201,19 +194,22 @@ class Story(Strict):
     )
     iterations: tuple[Iteration, ...] = ()
     failure: Failure | None = None
+    last_error: EvidenceLine | None = Field(
+        None, description="Of an agent that ended with an error: what it said last."
+    )
+    quoted: tuple[Quoted, ...] = Field((), description="Places that evidence names.")
     metrics: ReferenceMetrics = ReferenceMetrics()
     resources: ResourcesUsed = ResourcesUsed()
-    skill: SkillMetrics = SkillMetrics()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     versions: dict[str, str] = Field(default_factory=dict)
-    opened: tuple[int, ...] = Field((), description="Submissions whose items were compared with the base model's.")
     recorder: tuple[str, ...] = Field((), description="What the recorder missed, and crashes of it and of the gateway.")
 
     def short(self) -> Story:
         """Return the story as in the merged report: all figures, without diffs, evidence and ids."""
         return lean(
             self,
+            quoted=(),
             route=self.route.short(),
             iterations=tuple(one.short() for one in self.iterations),
             failure=None if self.failure is None else self.failure.short(),

@@ -154,8 +154,6 @@ class BoardCell(Strict):
     unranked: str | None = None  # why it has no rank
     agent_versions: tuple[str, ...] = ()  # of its runs' programs, where they differ; sorted
     rates: Rates = Field(default_factory=Rates)
-    mark: Literal["best", "worst"] | None = None  # among this agent's modes on this task
-    mark_clear: bool = False  # whether the best is better than the worst by the group's comparisons
 
 
 class Overall(Strict):

@@ -1,18 +1,28 @@
-"""Print the merged report, or a comparison, as a table for a terminal of 120 columns; narrower ones get fewer columns."""
+"""Print the merged report as a table for a terminal of 120 columns (narrower ones get fewer columns), a comparison, or a run's logs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from autorl_hpc.files.layout import ExperimentDir
-from autorl_hpc.files.ledger import heads_of
+from autorl_hpc.cluster.job_table import read_submitted
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import jobs_of
+from autorl_hpc.files.layout import ExperimentDir, RunDir
+from autorl_hpc.files.ledger import Ledger, heads_of
+from autorl_hpc.files.redact import masked
+from autorl_hpc.files.safe_open import open_plain
 from autorl_hpc.records.exchange import RunHead
 from autorl_hpc.report import format as fmt
-from autorl_hpc.report.find import sites_of
+from autorl_hpc.report.find import nothing_in, runs_of, sites_of
+from autorl_hpc.report.format import clean_code
 from autorl_hpc.report.pages import gain_in_words, outcome
+from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.summary import BoardCell, MergedReport, OverRuns, RunSummary, ScoreSummary
 
 if TYPE_CHECKING:
@@ -21,6 +31,7 @@ if TYPE_CHECKING:
     from autorl_hpc.report.versus import Versus
 
 MAX_ROWS = 200  # bound on rows: rich needs a second for a thousand
+MAX_SILENT = 20  # runs without a submission whose end is told
 WIDE = 110  # width below which mode, base, best feedback and its luck, gap, submissions and budget are left out
 
 
@@ -29,6 +40,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
     `where`: the path of index.html.
     """
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
@@ -43,6 +55,12 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     console.print(table)
     if len(merged.runs) > MAX_ROWS:
         console.print(Text(f"and {len(merged.runs) - MAX_ROWS:,} more runs: in index.html and summary.csv"))
+    silent = [run for run in merged.runs if run.ended_by is not None and not run.accepted]
+    for run in silent[:MAX_SILENT]:
+        console.print(Text(run.run_id), soft_wrap=True)
+        console.print(Padding(Text(sentence(run), style="yellow"), (0, 0, 0, 2), expand=False))
+    if len(silent) > MAX_SILENT:
+        console.print(Text(f"and {len(silent) - MAX_SILENT:,} more runs without a submission"))
     for line in [*([] if wide else _base_lines(merged)), *_cell_lines(merged)]:
         console.print(Text(line))
     left_out = [f"left out: {left.what}: {left.why}" for left in merged.left_out]
@@ -63,45 +81,31 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
-    """Print a comparison. `folder`: contains compare.html."""
-    from rich.table import Table
+    """Print a comparison, a paragraph a task. `folder`: contains compare.html."""
     from rich.text import Text
 
-    console.print(Text(f"A: {versus.a.name} ({versus.a.counted} of {versus.a.runs} runs counted)"))
-    console.print(Text(f"B: {versus.b.name} ({versus.b.counted} of {versus.b.runs} runs counted)"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    boards = len({one.leaderboard for one in versus.tasks}) > 1
-    for name in ("task", "A", "B", "A less B", "p", "Holm", "permutation", "P(A better)"):
-        table.add_column(name, justify="left" if name == "task" else "right", overflow="fold")
+    sides = (("A", versus.a), ("B", versus.b))
+    lines = [f"{name}: {side.name} ({side.counted} of {side.runs} runs counted)" for name, side in sides]
     for one in versus.tasks:
-        better = one.probability_of_improvement
-        board = f"leaderboard {one.leaderboard}" if boards else ""
-        cells = [" ".join(part for part in (one.task, one.what, board) if part), _over(one.a), _over(one.b)]
-        cells += [fmt.signed(one.difference), *(fmt.p_value(p) for p in (one.p_value, one.p_holm, one.p_permutation))]
-        table.add_row(*(Text(cell) for cell in [*cells, fmt.UNKNOWN if better is None else f"{better:.2f}"]))
-    console.print(table)
-    for all_of in versus.over_tasks:
-        interval = fmt.signed_between(all_of.low, all_of.high)
-        better = all_of.probability_of_improvement
-        between = fmt.share_between(all_of.probability_low, all_of.probability_high)
-        console.print(
-            Text(
-                f"over {len(all_of.tasks)} task{'' if len(all_of.tasks) == 1 else 's'}, leaderboard {all_of.leaderboard}: A less B {fmt.signed(all_of.difference)} "
-                f"{interval}, p {fmt.p_value(all_of.p_value)} (permutation {fmt.p_value(all_of.p_permutation)}), P(A better) "
-                f"{better:.2f} {between} {fmt.decides(all_of.p_value, all_of.low, all_of.high, fmt.RULE)}"
-            )
+        p = [f"p {fmt.p_value(one.p_value)}", f"Holm {fmt.p_value(one.p_holm)}"]
+        p += [f"permutation {fmt.p_value(one.p_permutation)}", *([one.test] if one.test else [])]
+        lines.append(
+            f"{one.task} {one.what}, leaderboard {one.leaderboard}: A less B {fmt.signed(one.difference)} ({', '.join(p)})"
         )
-    for test in sorted({one.test for one in versus.tasks if one.test} - {"Welch"}):
-        console.print(Text(f"p is of a {test}"))
-    for note in versus.notes:
-        console.print(Text(note, style="yellow"))
-    console.print(Text(f"{versus.measured()} n in brackets."))
+        lines.append(f"    A {_over(one.a)}, B {_over(one.b)}")
+    for over in versus.over_tasks:
+        interval = fmt.signed_between(over.low, over.high)
+        lines.append(
+            f"over {len(over.tasks)} tasks, leaderboard {over.leaderboard}: A less B {fmt.signed(over.difference)} {interval}, "
+            f"p {fmt.p_value(over.p_value)} {fmt.decides(over.p_value, over.low, over.high, fmt.RULE)}"
+        )
+    console.print(Text("\n".join((*lines, *versus.notes, f"{versus.measured()} n in brackets."))))
     console.print(Text(f"comparison: {folder / 'compare.html'}"), soft_wrap=True)
 
 
 def _over(over: OverRuns) -> str:
-    return f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)} ({over.n})".replace(
-        "  ", " "
+    return " ".join(
+        f"{fmt.signed(over.mean)} {fmt.over_between(over.interval, over.low, over.high)} ({over.n})".split()
     )
 
 
@@ -217,3 +221,79 @@ def _rank(cell: BoardCell) -> str:
 def _lost(cell: BoardCell) -> str:
     lost = f", {cell.lost} infrastructure" if cell.lost else ""
     return lost + (f", {cell.not_counted} not counted" if cell.not_counted else "")
+
+
+# --- `logs`: the log of a run's agent, gateway, supervisor or grader, without terminal escapes and secrets
+
+LogOf = Literal["agent", "gateway", "supervisor", "grader"]
+MAX_LINE_CHARS = 4000
+CHUNK_BYTES = 1 << 20
+PAUSE_S = 1.0
+
+
+def logs_of(run: RunDir, of: LogOf) -> list[Path]:
+    """Return the logs that exist. Supervisors and graders write to the logs of their jobs: the ledger and slurm.json name the jobs."""
+    if of in ("agent", "gateway"):
+        return [path for path in (run.agent_log if of == "agent" else run.gateway_log,) if path.is_file()]
+    experiment, role = ExperimentDir(run.path.parent), "agents" if of == "supervisor" else "grader"
+    ids: list[str | None] = []
+    with suppress(AutorlError, OSError):
+        ids += [one.entry.writer.job_id for one in Ledger(run).read() if one.entry.writer.role == of]
+    with suppress(AutorlError, OSError):
+        submitted = read_submitted(experiment)
+        for job in submitted.submitted if submitted else ():
+            if job.role.startswith(role):
+                ids.append(f"{job.job_id}_{job.runs.index(run.run_id)}" if run.run_id in job.runs else job.job_id)
+    ids += [str(job.pid) for job in jobs_of(experiment) if job.role.startswith(role)]
+    paths = [experiment.jobs / f"{job_id}_0_log.out" for job_id in dict.fromkeys(ids) if job_id]
+    return sorted((path for path in paths if path.is_file()), key=lambda path: path.stat().st_mtime)
+
+
+def print_logs(run: RunDir, of: LogOf, follow: bool, say: Callable[[str], None]) -> None:
+    """Print the logs of a run, one after the other; with `follow`, what is added until the run is over.
+
+    Raises AutorlError: there is no such run, or no such log of it.
+    """
+    if not run.record.is_file():
+        raise nothing_in(run.path)
+    experiment = ExperimentDir(run.path.parent)
+    others = [name for name in runs_of(experiment)[0] if name != run.run_id] if of in ("supervisor", "grader") else []
+    at: dict[Path, int] = {}
+    while True:
+        over = run.run_id in reading.list_names(experiment.finished)
+        paths = logs_of(run, of)
+        for path in paths:
+            if path not in at and len(paths) > 1:
+                say(f"--- {path}")
+            for line in _lines(path, at, last=over or not follow):
+                if run.run_id in line or not any(name in line for name in others):
+                    say(line)
+        if not at and (over or not follow):
+            where = run.logs if of in ("agent", "gateway") else experiment.jobs
+            raise AutorlError(
+                f"this run has no log of its {of}", where=where, next_step="see `autorl-hpc status` on it"
+            )
+        if over or not follow:
+            return
+        time.sleep(PAUSE_S)
+
+
+def _lines(path: Path, at: dict[Path, int], last: bool) -> Iterator[str]:
+    """Yield what was added to a log since the last call in whole lines, cleaned and masked; the unfinished line if `last`."""
+    begin = at.setdefault(path, 0)
+    descriptor = open_plain(path)
+    if descriptor is None:
+        return
+    with os.fdopen(descriptor, "rb") as file:
+        file.seek(begin)
+        while data := file.read(CHUNK_BYTES):
+            end = data.rfind(b"\n") + 1
+            if not end and not last and len(data) < CHUNK_BYTES:
+                return
+            taken = data[: end or len(data)]
+            at[path] += len(taken)
+            file.seek(at[path])
+            for line in masked(taken.decode("utf-8", "replace")).removesuffix("\n").split("\n"):
+                yield clean_code(
+                    line.rstrip("\r").rsplit("\r", 1)[-1], MAX_LINE_CHARS
+                )  # of a progress bar the last state

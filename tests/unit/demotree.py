@@ -19,7 +19,7 @@ from autorl_hpc.records.task import SplitPin
 from autorl_hpc.report import charts, leaderboard, pages, report
 from autorl_hpc.report.routes import mode_kept
 from autorl_hpc.report.run_story.resources import reference_metrics
-from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, SkillMetrics, Story
+from autorl_hpc.report.story_records import Failure, Iteration, ResourcesUsed, RouteTold, Story
 from autorl_hpc.report.summary import MergedReport, RunSummary
 from autorl_hpc.states import EndedBy, FailureKind, Fault, Network, Route, Split
 
@@ -195,11 +195,6 @@ def with_story(run: RunSummary) -> RunSummary:
             allowed_s=run.budget_s,
             ended=True,
             refused_unrecorded=0,
-        ),
-        skill=SkillMetrics(
-            without_human_help=True,
-            recovered_from=run.refused,
-            stage_reached="evaluation" if run.trajectory else "design",
         ),
         iterations=tuple(iterations),
         failure=None if helped else Failure(kind=kind),

@@ -391,15 +391,6 @@ def test_lost_runs_stand_apart(make: Make) -> None:
     assert cell.improvement.mean == pytest.approx(2.0)
 
 
-def test_best_and_worst_mode_of_each_agent(make: Make) -> None:
-    gains = {"free": (10.0, 11.0, 12.0), "sft-only": (10.5, 11.5, 12.5), "rl-only": (0.0, 1.0, 2.0)}
-    runs = [make(g, mode=mode) for mode, values in gains.items() for g in values]
-    board = only(report([*runs, *(make(g, agent="single") for g in (1.0, 2.0, 3.0))]))
-    marks = {(r.agent, r.mode): (c.mark, c.mark_clear) for r in board.rows if (c := r.cells[0]) is not None}
-    assert marks[("sft", "sft-only")] == ("best", True) and marks[("sft", "rl-only")] == ("worst", True)
-    assert marks[("sft", "free")] == (None, False) and marks[("single", "free")] == (None, False)
-
-
 def test_costs_and_what_a_point_costs(make: Make) -> None:
     def spent(usd: float | None, gain: float) -> RunSummary:
         return make(gain, story=Story(resources=ResourcesUsed(cost_usd=usd, tokens_in=90, tokens_out=10)))

@@ -137,7 +137,7 @@ def test_flags_stand_in_every_page(tree: Tree) -> None:
     assert facts[0]["runs"][0]["flags"] == ["untrained_copy"]
     out = io.StringIO()
     Console(file=out, width=100).print(status.Screen(facts))
-    assert re.search(r"s0.*: untrained_copy", out.getvalue())
+    assert re.search(r"s0.*\n  untrained_copy", out.getvalue())
 
 
 def test_luck_grows_with_the_number_of_scored_checkpoints(tree: Tree) -> None:
@@ -189,7 +189,7 @@ def test_hostile_names_stay_text(tree: Tree) -> None:
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e]", text), name
         if name.endswith(".html"):
             tags = [tag for tag, _ in Tags(text).tags]
-            assert "img" not in tags and tags.count("script") == (name.rsplit("/", 1)[-1] == "index.html"), name
+            assert "img" not in tags and tags.count("script") == 1, name
         elif name.endswith(".md"):
             assert "<script" not in text and "<img" not in text and not re.search(r"(?<!\\)\]\(", text), name
 

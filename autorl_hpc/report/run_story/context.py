@@ -39,8 +39,11 @@ MAX_SOURCES, MAX_SOURCE_BYTES = 300, 4 << 20
 """Limits of what is read of one revision to find routes and settings. Shallow files come first, so an agent's own code is read
 before a library that it copied."""
 
-MAX_CHANGES, MAX_DIFF_LINES, MAX_LINE_CHARS = 50, 120, 160
-"""Files that are named, and lines that are shown; code.git has the whole."""
+MAX_CHANGES, MAX_DIFF_LINES, MAX_LINE_CHARS = 50, 400, 160
+"""Files that are named, and lines that are shown of each; code.git has the whole."""
+
+SHOWN_A_RUN = 4000
+"""Bound on the lines of diffs that are shown of one run."""
 
 MAX_TEXT_BYTES = 200_000
 """A larger file is data or generated: its lines are counted but not shown."""
@@ -63,7 +66,6 @@ class CodeChange(NamedTuple):
 
     changes: tuple[Change, ...] = ()
     more_changes: int = 0
-    diff: str | None = None
 
 
 class Code:
@@ -75,7 +77,7 @@ class Code:
         self.troubles: dict[str, None] = {}
         self.revisions = sorted(revisions, key=lambda r: r.elapsed_s)
         self._repository = Repository(code_git) if code_git.is_dir() and not code_git.is_symlink() else None
-        self._hidden, self._lines_left = hidden, lines
+        self._hidden, self._lines_left, self._shown_left = hidden, lines, SHOWN_A_RUN
         self.tree = lru_cache(maxsize=64)(self._tree)
 
     def at(self, elapsed_s: float) -> str | None:
@@ -127,18 +129,11 @@ class Code:
             return CodeChange()
         paths = [path for path in {*old, *new} if old.get(path) != new.get(path)]
         paths.sort(key=lambda path: (not path.endswith(CODE_SUFFIXES), path))
-        found = [self.file_change(path, old.get(path), new.get(path)) for path in paths[:MAX_CHANGES]]
-        lines = [line for _, own in found for line in own]
-        # Masked together, since the line that announces a key may come before the key's own line.
-        shown = masked("\n".join(lines[:MAX_DIFF_LINES])).split("\n")
-        cleaned = [clean_code(line, MAX_LINE_CHARS) for line in shown]
-        if len(lines) > MAX_DIFF_LINES:
-            cleaned.append(f"({len(lines) - MAX_DIFF_LINES} more lines)")
-        diff = "\n".join(cleaned) if lines else None
-        return CodeChange(tuple(change for change, _ in found), max(0, len(paths) - MAX_CHANGES), diff)
+        found = tuple(self.file_change(path, old.get(path), new.get(path)) for path in paths[:MAX_CHANGES])
+        return CodeChange(found, max(0, len(paths) - MAX_CHANGES))
 
-    def file_change(self, path: str, old: str | None, new: str | None) -> tuple[Change, list[str]]:
-        """Return the change of one file and its lines of a diff.
+    def file_change(self, path: str, old: str | None, new: str | None) -> Change:
+        """Return the change of one file.
 
         Args:
             old, new: object ids; None: the file does not exist.
@@ -149,11 +144,18 @@ class Code:
         name = clean(masked(self._hidden.name(path))) or "(no name)"
         if any(each is not None and self.blob(each) is None for each in (old, new)):
             is_link = LINK_MARK in ((old or "")[:1], (new or "")[:1])
-            return Change(path=name, added=0, removed=0, what="link" if is_link else "binary"), []
+            return Change(path=name, added=0, removed=0, what="link" if is_link else "binary")
         added, removed, lines = self._compare(old, new)
-        head = [f"--- {'nothing' if old is None else name}", f"+++ {'nothing' if new is None else name}"]
-        shown = [IN_FILE] if self._hidden.file(path) else lines
-        return Change(path=name, added=added, removed=removed, what=what), [*head, *shown]
+        shown = IN_FILE if self._hidden.file(path) else self._shown(lines)
+        return Change(path=name, added=added, removed=removed, what=what, diff=shown)
+
+    def _shown(self, lines: Sequence[str]) -> str | None:
+        kept = lines[: min(MAX_DIFF_LINES, self._shown_left)]
+        self._shown_left -= len(kept)
+        # Masked together, since the line that announces a key may come before the key's own line.
+        cleaned = [clean_code(line, MAX_LINE_CHARS) for line in masked("\n".join(kept)).split("\n")]
+        more = [f"({len(lines) - len(kept)} more lines)"] if len(lines) > len(kept) else []
+        return "\n".join([*cleaned, *more]).strip("\n") or None
 
     def _compare(self, old: str | None, new: str | None) -> tuple[int, int, list[str]]:
         before, after = (self.blob(name) or b"" if name else b"" for name in (old, new))

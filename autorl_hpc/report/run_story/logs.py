@@ -220,6 +220,9 @@ MAX_TRACEBACKS = 20
 MAX_LEAD_BYTES = 200
 """Read before a traceback: the beginning of its line, where a launcher's prefix is."""
 
+QUOTED_BYTES = 4_000
+"""Shown around a place that evidence names."""
+
 TRACEBACK = b"Traceback (most recent call last)"
 _ROWS = re.compile(rb"Running training[^\n]{0,200}\n[^\n]{0,200}Num examples = ([\d,]{1,15})\b")
 """The heading and first line that trainers of transformers log."""
@@ -255,6 +258,11 @@ class AgentLog:
     def whole(self) -> tuple[LogExcerpt, ...]:
         """Return the log's tracebacks and its end."""
         return self._parts(0, self.size())
+
+    def quoted(self, byte: int | None, elapsed_s: float) -> str:
+        """Return what stands around a byte; None: what was written from `elapsed_s` on."""
+        begin = max(0, self._times.written_by(elapsed_s) if byte is None else byte - QUOTED_BYTES // 8)
+        return read_part(self._log, begin, QUOTED_BYTES).decode("utf-8", "replace")
 
     def rows(self, begin_s: float, end_s: float) -> int | None:
         """Return the number of rows of the last training in a stretch of time, from the log lines of transformers' trainers."""
@@ -308,7 +316,7 @@ PREFIX = r"(?:\[[\w: ]{1,20}\]:?\s)?"
 """Prefix that a launcher adds to each line: `[rank0]:`."""
 
 _ERROR = re.compile(rf"^\s*{PREFIX}\s*([A-Za-z_][\w.]{{0,80}})(?::\s?(.{{0,300}})|\s*$)")
-_FRAME = re.compile(rf'^{PREFIX}\s+File "([^"]{{0,500}})", line \d+, in (.{{1,100}})')
+_FRAME = re.compile(rf'^{PREFIX}\s+File "([^"]{{0,500}})", line (\d+), in (.{{1,100}})')
 _INDENTED = re.compile(rf"^{PREFIX}\s+\S")
 _INSTALLED = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|\.?venv|(?:mini|ana)?conda\d?)/|/lib(?:64)?/python\d|^/usr/(?:local/)?lib|^<frozen"
@@ -365,11 +373,12 @@ def _unescaped(text: str, slashes: str) -> Iterator[str]:
 
 
 class Trace(NamedTuple):
-    """One Python traceback: where it begins with its last line (class and message), and whether a frame of the agent's own
-    is in code for rollouts, environments, rewards or sampling."""
+    """One Python traceback: where it begins with its last line (class and message), whether a frame of the agent's own is in
+    code for rollouts, environments, rewards or sampling, and the last frame of its own, as `train.py:12`."""
 
     error: LogLine
     in_rollout: bool
+    frame: str | None = None
 
 
 def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
@@ -394,7 +403,10 @@ def tracebacks(lines: Sequence[LogLine]) -> list[Trace]:
             says = f"a traceback, cut: {line.text.strip()}"
         else:
             continue
-        found.append(Trace(LogLine(begun.where, says), any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))))
+        own = [m for line in frames if (m := _FRAME.match(line)) is not None and not _INSTALLED.search(m[1])]
+        frame = f"{own[-1][1].rsplit('/code/', 1)[-1].removeprefix('code/')}:{own[-1][2]}" if own else None
+        is_rollout = any(map(_is_of_rollout, frames[-MAX_FRAME_LINES:]))
+        found.append(Trace(LogLine(begun.where, says), is_rollout, frame))
         begun = None
     return found
 
@@ -404,5 +416,14 @@ def _is_of_rollout(frame: str) -> bool:
     match = _FRAME.match(frame)
     if match is None or _INSTALLED.search(match[1]) is not None:
         return False
-    names = match[1].rsplit("/", 1)[-1], match[2].strip().replace("<module>", "")
+    names = match[1].rsplit("/", 1)[-1], match[3].strip().replace("<module>", "")
     return any(_ROLLOUT_FRAME.search(name) for name in names)
+
+
+def last_error(log: AgentLog) -> LogLine | None:
+    """Return the last line of the last traceback of an agent's log, with the agent's own line of code if it names one; without a
+    traceback the log's last line."""
+    lines = lines_of(log.whole())
+    if traces := tracebacks(lines):
+        return traces[-1].error._replace(where=traces[-1].frame or traces[-1].error.where)
+    return next((one for one in reversed(lines) if one.is_log and one.text.strip()), None)

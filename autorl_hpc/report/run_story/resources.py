@@ -5,19 +5,17 @@ From the recorder's samples, the gateway's counts and the ledger.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal
 
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.safe_open import DriverTotals
 from autorl_hpc.recorder.traces.totals import Span, TraceTotals, joined, seconds_of, without
 from autorl_hpc.records.recorded import ProcessSeen, TraceEvent, TrainingPoint
 from autorl_hpc.report.run_story.failures import INFRASTRUCTURE
-from autorl_hpc.report.run_story.logs import Recorded, UsageLine
-from autorl_hpc.report.story_records import ReferenceMetrics, SkillMetrics
+from autorl_hpc.report.run_story.logs import UsageLine
+from autorl_hpc.report.story_records import ReferenceMetrics
 from autorl_hpc.report.summary import Point
 from autorl_hpc.states import SubmissionState
 
@@ -198,77 +196,13 @@ def _rollbacks(points: Sequence[Point]) -> int | None:
     return count if known or len(taken) == 1 else None
 
 
-# --- metrics of the reference's summarization skill: human help, failures overcome, stage reached
-
-SHELL_AGENT = "shell"
-"""The agent that is a person at a shell."""
-
-ATTACHED = "attach"
-"""Prefix of events of a person who looked into the sandbox with a terminal."""
+# --- the agent's programs
 
 PROGRAMS = ("python", "accelerate", "torchrun", "deepspeed")
 """Programs whose non-zero exit code is a failure; of `grep` it is an answer."""
 
-RUNS_A_PROGRAM = re.compile(
-    rf"(?:^|[;&|(\n])\s*(?:\w+=\S*\s+|(?:nohup|time|exec|env|timeout\s+\S+)\s+)*(?:[^\s;&|(]*/)?(?:{'|'.join(PROGRAMS)})"
-)
-"""A shell line that starts one of these programs."""
-
 OUR_PROGRAMS = ("./submit", "./timer", "/run/autorl-inside.py")
 """What a workspace and a sandbox of ours start with Python."""
-
-FIRST_SIGNAL = 128
-"""Exit codes of a shell above this mean a signal."""
-
-Stage = Literal["none", "design", "implementation", "execution", "evaluation"]
-
-
-def skill_metrics(
-    agent: str,
-    points: Sequence[Point],
-    recorded: Recorded,
-    events: Sequence[Mapping[str, Any]],
-    *,
-    started: bool,
-    said_something: bool,
-) -> SkillMetrics:
-    """Compute the metrics of one run.
-
-    Args:
-        events: lines of events.jsonl.
-        started: an attempt began.
-        said_something: the agent's log is not empty.
-    """
-    helped = agent == SHELL_AGENT or any(str(event["event"]).startswith(ATTACHED) for event in events)
-    return SkillMetrics(
-        # Without events it is unknown whether somebody looked in.
-        without_human_help=(not helped if events or helped else None) if started else None,
-        recovered_from=_recovered(points, recorded) if started else None,
-        stage_reached=_stage(points, recorded, said_something),
-    )
-
-
-def _recovered(points: Sequence[Point], recorded: Recorded) -> int | None:
-    """Count refused or failed submissions, and failed programs, before the last scored submission; 0 without a scored one.
-
-    None: the exit codes of the programs are unknown.
-    """
-    last = max((p.elapsed_s for p in points if p.score is not None), default=None)
-    if last is None:
-        return 0
-    unsound = (SubmissionState.REFUSED, SubmissionState.FAILED)
-    submissions = sum(p.elapsed_s < last and p.status in unsound and p.fault not in INFRASTRUCTURE for p in points)
-    ended = [p for p in recorded.processes.records if p.what == "ended" and p.elapsed_s < last]
-    ended = list(filter(is_program, ended)) or ended  # if there were no programs, it is known from others
-    if any(p.exit_code is not None for p in ended):
-        return submissions + sum(map(failed, ended))
-    calls = _failed_calls([e for e in recorded.trace.records if e.elapsed_s < last])
-    return None if calls is None else submissions + calls
-
-
-def _failed_calls(trace: Sequence[TraceEvent]) -> int | None:
-    told = [(e.exit_code or 0, e.command) for e in answered(trace) if e.command and (e.exit_code is not None or e.ok)]
-    return sum(0 < code <= FIRST_SIGNAL and bool(RUNS_A_PROGRAM.search(c)) for code, c in told) if told else None
 
 
 def answered(trace: Sequence[TraceEvent]) -> list[TraceEvent]:
@@ -307,17 +241,6 @@ def may_train(process: ProcessSeen) -> bool:
 def failed(process: ProcessSeen) -> bool:
     """Return whether a program of the agent ended with an error. A signal is not one: agents stop what they started."""
     return process.what == "ended" and (process.exit_code or 0) > 0 and is_program(process)
-
-
-def _stage(points: Sequence[Point], recorded: Recorded, said_something: bool) -> Stage:
-    if any(p.score is not None for p in points):
-        return "evaluation"
-    trained = any((point.step or 0) > 0 for point in recorded.training.records)
-    if trained or any(p.status is not SubmissionState.REFUSED for p in points):
-        return "execution"
-    if any(one.files > 0 for one in recorded.revisions.records):
-        return "implementation"
-    return "design" if said_something or recorded.trace.records or recorded.processes.records else "none"
 
 
 # --- training between two submissions, from logged training points

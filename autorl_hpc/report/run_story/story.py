@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import posixpath
+import re
 import signal
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import NamedTuple, TypeVar
@@ -32,7 +33,7 @@ from autorl_hpc.report.routes import (
     trained_in_vain,
 )
 from autorl_hpc.report.run_folder import Unusable, looks
-from autorl_hpc.report.run_story.context import RunContext
+from autorl_hpc.report.run_story.context import BY_HASH_MARK, RunContext
 from autorl_hpc.report.run_story.failures import (
     CONTAMINATED_ITEMS,
     GainBounds,
@@ -41,13 +42,12 @@ from autorl_hpc.report.run_story.failures import (
     RunFacts,
     failure_of,
 )
-from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt
+from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt, last_error
 from autorl_hpc.report.run_story.resources import (
     Trained,
     is_program,
     may_train,
     reference_metrics,
-    skill_metrics,
     trained_by,
 )
 from autorl_hpc.report.scores import PairedItems
@@ -58,6 +58,7 @@ from autorl_hpc.report.story_records import (
     EvidenceLine,
     Failure,
     Iteration,
+    Quoted,
     ResourcesUsed,
     RouteTold,
     Setting,
@@ -74,7 +75,6 @@ MAX_PAIRED = 12
 """With more scored submissions, only the items of the selected one (or the best, before one is selected) are read. The optimism
 gap needs them anyway; fifty files per run would make a report over a thousand runs take a minute."""
 
-MAX_IDS = 20
 NO_WIDTH = 1e-9
 MIN_UNITS = 3
 """Items or clusters; with two, a t interval is wider than the scale."""
@@ -88,8 +88,6 @@ class FeedbackGain(NamedTuple):
     high: float | None
     won: int | None = None
     lost: int | None = None
-    won_ids: tuple[str, ...] = ()
-    lost_ids: tuple[str, ...] = ()
 
 
 def opened(view: RunView, chosen: int | None) -> list[Submission]:
@@ -111,12 +109,9 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
     else:
         interval = _t_interval(base, new, pair.clusters)
     low, high = (None if bound is None else POINTS * bound for bound in interval)
-    each = list(zip(pair.base.ids, base, new, strict=True))
-    gain = FeedbackGain(POINTS * fmean(n - b for _, b, n in each), low, high)
-    if not binary:
-        return gain
-    won, lost = tuple(name for name, b, n in each if n > b), tuple(name for name, b, n in each if n < b)
-    return gain._replace(won=len(won), lost=len(lost), won_ids=won[:MAX_IDS], lost_ids=lost[:MAX_IDS])
+    changes = [n - b for b, n in zip(base, new, strict=True)]
+    gain = FeedbackGain(POINTS * fmean(changes), low, high)
+    return gain._replace(won=sum(c > 0 for c in changes), lost=sum(c < 0 for c in changes)) if binary else gain
 
 
 def _t_interval(
@@ -189,6 +184,50 @@ def shown_settings(settings: Sequence[Setting], hidden: Hidden = NOTHING) -> tup
         told = clean(name, MAX_VALUE_CHARS) or ""
         found.append(Setting(name=told, value=hidden.value(shown, where), where=place, source=source))
     return tuple(found)
+
+
+# --- the places that evidence names, with the lines around them
+
+MAX_QUOTED, QUOTED_LINES = 12, 500
+_PLACE = re.compile(r"agent\.log(?:, byte (\d{1,15})|(?:, step \d+)?, (\d{1,12}) s(?: to \d+ s)?)|(.+):(\d{1,7})")
+
+
+def quoted_of(known: RunContext, cited: Iterable[tuple[str | None, str]]) -> tuple[Quoted, ...]:
+    """Return the code and the parts of agent.log at these places (revision, place), without what is hidden."""
+    found: dict[tuple[str | None, str], Quoted] = {}
+    for revision, where in cited:
+        match = _PLACE.fullmatch(where)
+        if match is None or len(found) >= MAX_QUOTED or known.hidden.instead(where):
+            continue
+        byte, at_s, path, line = match.groups()
+        if path is None:
+            text = known.log.quoted(None if byte is None else int(byte), float(at_s or 0))
+            found.setdefault((None, where), Quoted(path=where, first=0, text=_quote(text.split("\n"))))
+        elif (revision, path) not in found:
+            tree = known.code.tree(revision) or {}
+            data = known.code.blob(tree.get(CODE_FOLDER + path) or tree.get(path, BY_HASH_MARK))
+            lines = (data or b"").decode("utf-8", "replace").split("\n")
+            first = 1 if len(lines) <= QUOTED_LINES else max(1, int(line) - QUOTED_LINES // 2)
+            text = _quote(lines[first - 1 : first - 1 + QUOTED_LINES])
+            if data is not None:
+                found[revision, path] = Quoted(path=path, revision=revision, first=first, text=text)
+    return tuple(found.values())
+
+
+def _quote(lines: Sequence[str]) -> str:
+    return "\n".join(clean_code(line, MAX_SAYS_CHARS) for line in masked("\n".join(lines)).split("\n"))
+
+
+def _cited(story: Story, last: str | None) -> Iterator[tuple[str | None, str]]:
+    """Yield the places that a story's evidence and settings name, those of the whole run first."""
+    told: list[tuple[Story | Iteration, str | None]] = [(story, last)]
+    told += [(one, one.revision) for one in story.iterations]
+    for one, revision in told:
+        lines = (*(one.failure.evidence if one.failure else ()), *one.route.planned_by, *one.route.executed_by)
+        yield from ((revision, line.where) for line in lines)
+    yield from ((each.revision, setting.where) for each in story.iterations for setting in each.settings)
+    if story.last_error is not None:
+        yield last, story.last_error.where
 
 
 # --- stretches of time from one submission to the next
@@ -391,12 +430,9 @@ def iterations_of(
 ) -> tuple[Iteration, ...]:
     """Return one iteration per stretch; `failures`: the failure of each, or None."""
     told: list[Iteration] = []
-    best: float | None = None
     before: str | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
         point, gain, at_s = stretch.point, stretch.gain or FeedbackGain(0.0, None, None), stretch.end_s
-        best = max((score for score in (best, point.score) if score is not None), default=None)
-        score = known.view.scores.get(point.submission_id)
         change = known.code.change(before, stretch.revision)
         told.append(
             Iteration(
@@ -408,13 +444,9 @@ def iterations_of(
                 improvement_high=gain.high,
                 won=gain.won,
                 lost=gain.lost,
-                won_ids=gain.won_ids,
-                lost_ids=gain.lost_ids,
-                best_so_far=best,
                 elapsed_s=at_s,
                 duration_s=max(0.0, at_s - stretch.begin_s),
                 waited_s=known.waits.get(point.submission_id),
-                timings=score.evaluation.timings if score and score.evaluation.score is not None else None,
                 tokens=known.spent.tokens_at(at_s),
                 cost_usd=known.spent.cost_at(at_s),
                 gpu_hours=known.usage.gpu_hours(at_s),
@@ -422,6 +454,7 @@ def iterations_of(
                 settings=stretch.settings,
                 revision=stretch.revision,
                 **change._asdict(),
+                rows=known.log.rows(stretch.begin_s, at_s),
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
@@ -468,8 +501,8 @@ def _told(known: RunContext) -> Story:
     stretches = stretches_of(known)
     facts = facts_of(known, stretches)
     route = _route(known, stretches)
-    compared, writers = opened(view, known.chosen), [entry.writer for entry in known.entries]
-    return Story(
+    writers = [entry.writer for entry in known.entries]
+    story = Story(
         route=route,
         mode_kept=mode_kept(
             summary.mode, route.executed, disputed=route.disputed is not None and route.source != "observed"
@@ -486,20 +519,22 @@ def _told(known: RunContext) -> Story:
             refused_unrecorded=view.sealed.refused_unrecorded if view.sealed else 0,
         ),
         resources=_resources(known),
-        skill=skill_metrics(
-            summary.agent,
-            known.points,
-            known.recorded,
-            known.events,
-            started=bool(view.attempts),
-            said_something=known.log.size() > 0,
-        ),
         jobs=_named(f"{w.role} {w.job_id}" for w in writers if w.job_id),
         nodes=_named(f"{w.role} on {w.host}" for w in writers if w.host),
         versions=_versions(known),
-        opened=tuple(sorted({view.submissions[s.submission_id].same_as or s.submission_id for s in compared})),
         recorder=_notes(known),
+        last_error=_last_error(known),
     )
+    chosen = _chosen(known, stretches)
+    last = (chosen and chosen.revision) or (known.code.revisions[-1].revision if known.code.revisions else None)
+    return story.model_copy(update={"quoted": quoted_of(known, _cited(story, last))})
+
+
+def _last_error(known: RunContext) -> EvidenceLine | None:
+    """Return the last error of an agent that ended with one."""
+    if not known.summary.exit_code or (found := last_error(known.log)) is None:
+        return None
+    return shown_lines([EvidenceLine(where=found.where, says=found.text)], known.hidden)[0]
 
 
 def _named(names: Iterable[str]) -> tuple[str, ...]:
