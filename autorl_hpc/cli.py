@@ -226,6 +226,9 @@ def report(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
     ] = False,
+    one_file: Annotated[
+        bool, typer.Option("--one-file", help="Put a trace's data into its page, to send it: trace.html alone.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
     every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the report.")] = False,
@@ -239,7 +242,7 @@ def report(
     """
     from autorl_hpc.report import report
 
-    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
+    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
     if watch:
         from autorl_hpc.report.report import watch_report
 

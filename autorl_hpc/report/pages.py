@@ -36,6 +36,7 @@ from autorl_hpc.report.summary import (
     TaskComparison,
 )
 from autorl_hpc.report.tables import GROUP_NOTES
+from autorl_hpc.report.trace_page import TRACE_PAGE, TraceLink, remove_others, trace_pages
 from autorl_hpc.report.versus import Versus
 from autorl_hpc.states import Route
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 # --- names and places of a report's files
 
 SUMMARY_NAME, COMPARE_NAME, INDEX, RUN_PAGE = "summary.json", "compare.json", "index.html", "run.html"
-RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
+RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE, TRACE_PAGE)
 BESIDE = "runs"
 """Folder beside the index for the pages of runs whose own folder can't be written."""
 
@@ -79,9 +80,9 @@ class PageScript(NamedTuple):
     csp: str
 
 
-def script() -> PageScript:
-    """Read templates/report/index.js."""
-    text = (share("templates") / "report" / "index.js").read_text(encoding="utf-8")
+def script(name: str = "index.js") -> PageScript:
+    """Read a script of templates/report/."""
+    text = (share("templates") / "report" / name).read_text(encoding="utf-8")
     return PageScript(text, "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode())
 
 
@@ -271,6 +272,14 @@ def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
 
 
+def trace_html(run: RunSummary, link: TraceLink, data: Mapping[str, str]) -> str:
+    """Render the page of a run's trace. `data`: JSON that the page holds itself, by name."""
+    from markupsafe import Markup
+
+    held = {name: Markup(text) for name, text in data.items()}
+    return _template("html", "trace.html.j2").render(run=run, link=link, data=held, script=script("trace.js"))
+
+
 def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as Markdown. `shown`: its content, if already computed."""
     return _template("md", "run.md.j2").render(shown or run_page.shown(run))
@@ -382,15 +391,21 @@ def write_versus(versus: Versus, out: Path) -> None:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
-def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
+def write_run(run: RunSummary, home: RunDir, out: Path, *, one_file: bool = False) -> Path:
     """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
 
-    Raises AutorlError: neither can be written.
+    Args:
+        one_file: the trace's page holds its data itself.
+
+    Raises:
+        AutorlError: neither can be written.
     """
-    shown = run_page.shown(run)
+    trace = trace_pages(run, home, one_file=one_file)
+    shown = run_page.shown(run) | {"trace": trace.link if trace else None}
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),
+        **(trace.files if trace else {}),
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
@@ -443,7 +458,9 @@ def write_merged(
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    remove_others(folder, files)
     for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         if not reading.says(folder / name, (data,)):
             atomic.write_bytes(folder / name, data, durable=False)
     return folder

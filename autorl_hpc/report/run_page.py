@@ -75,6 +75,7 @@ def shown(run: RunSummary) -> dict[str, Any]:
         "how_found": HOW_FOUND,
         "diff_html": diff_html,
         "code_block": code_block,
+        "trace": None,
     }
 
 
