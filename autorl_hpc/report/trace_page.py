@@ -27,7 +27,7 @@ PAGE_CHARS, PAGE_TURNS = 400_000, 100
 """Of one script: it is loaded and laid out in a tenth of a second."""
 
 SUBMITS = re.compile(r"\bsubmi(?:t|ssion)", re.IGNORECASE)
-SUBMIT_WINDOW_S = 120.0
+SUBMIT_WINDOW_S = 60.0
 """A call that speaks of submitting made a submission if it began within this time before it; else the turn of that time did."""
 
 INTAKE_S = 5.0

@@ -55,12 +55,12 @@
       const summary = element("summary", `${it.kind}${bad ? " bad" : ""}`, `${label ? label + ": " : ""}${first(text)}`);
       return folded("part", summary, element("p", it.kind, text));
     }
-    return element("p", `part ${it.kind}${bad ? " bad" : ""}`, label ? `${label}: ${text}` : text);
+    return element("p", `part ${it.kind}${bad ? " bad" : ""}`, [label, text].filter(Boolean).join(": "));
   };
   let index, page = -1;
   const drawn = (it, place) => {
     const box = element("section", "turn"), head = element("h2"), link = element("a", "", it.n ? `Turn ${it.n}` : "Output");
-    if (!it.n && it.parts[0]?.kind !== "output") link.textContent = "Before the first answer";
+    if (!it.n && it.parts[0]?.kind !== "output") link.textContent = "Outside of turns";
     box.id = `e${place}`;
     link.href = `#e${place}`;
     const said = [it.at, it.attempt && `attempt ${it.attempt}`, it.used, it.by, it.where].filter(Boolean).join(" · ");
