@@ -36,7 +36,7 @@ from autorl_hpc.report.summary import (
     TaskComparison,
 )
 from autorl_hpc.report.tables import GROUP_NOTES
-from autorl_hpc.report.trace_page import TRACE_PAGE, TraceLink, remove_others, trace_pages
+from autorl_hpc.report.trace_page import TRACE_FOLDER, TRACE_PAGE, TraceLink, trace_data
 from autorl_hpc.report.versus import Versus
 from autorl_hpc.states import Route
 
@@ -272,12 +272,15 @@ def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     return _template("html", "run.html.j2").render(shown or run_page.shown(run), plots=plots)
 
 
-def trace_html(run: RunSummary, link: TraceLink, data: Mapping[str, str]) -> str:
-    """Render the page of a run's trace. `data`: JSON that the page holds itself, by name."""
+def trace_files(run: RunSummary, link: TraceLink, data: Mapping[str, str], one_file: bool) -> dict[str, bytes]:
+    """Render the page of a run's trace, with its data in it or in scripts beside it. Return the files by name."""
     from markupsafe import Markup
 
-    held = {name: Markup(text) for name, text in data.items()}
-    return _template("html", "trace.html.j2").render(run=run, link=link, data=held, script=script("trace.js"))
+    held = {name: Markup(text) for name, text in data.items()} if one_file else {}
+    page = _template("html", "trace.html.j2").render(run=run, link=link, data=held, script=script("trace.js"))
+    beside = {} if one_file else data
+    scripts = {f"{TRACE_FOLDER}/{name}.js": f'trace("{name}", {text});\n'.encode() for name, text in beside.items()}
+    return {TRACE_PAGE: page.encode(), **scripts}
 
 
 def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
@@ -400,12 +403,12 @@ def write_run(run: RunSummary, home: RunDir, out: Path, *, one_file: bool = Fals
     Raises:
         AutorlError: neither can be written.
     """
-    trace = trace_pages(run, home, one_file=one_file)
-    shown = run_page.shown(run) | {"trace": trace.link if trace else None}
+    trace = trace_data(run, home)
+    shown = run_page.shown(run) | {"trace": trace and trace[0]}
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),
-        **(trace.files if trace else {}),
+        **(trace_files(run, *trace, one_file) if trace else {}),
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
@@ -458,7 +461,9 @@ def write_merged(
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    remove_others(folder, files)
+    for path in (folder / TRACE_FOLDER).glob("*.js"):
+        if f"{TRACE_FOLDER}/{path.name}" not in files:  # of a longer trace: it may hold what must no longer be shown
+            path.unlink(missing_ok=True)
     for name, data in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         if not reading.says(folder / name, (data,)):

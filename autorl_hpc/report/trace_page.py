@@ -10,11 +10,10 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from autorl_hpc.files.layout import RunDir
-from autorl_hpc.recorder.traces.turns import LOG, Part, Turn, read_turns
+from autorl_hpc.recorder.traces.turns import LOG, TracePart, TraceTurn, read_turns
 from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 from autorl_hpc.report import format as fmt
 from autorl_hpc.report.hidden_items import IN_WORKSPACE, hidden_of
@@ -63,15 +62,7 @@ class TraceLink:
         return f"{self.href}#e{known[max(0, place - 1)][1]}" if known else None
 
 
-@dataclass(frozen=True)
-class TracePages:
-    """The files of a trace's page by name, and what the run's page says of it."""
-
-    link: TraceLink
-    files: dict[str, bytes]
-
-
-def turns_of(run: RunSummary, home: RunDir) -> list[Turn]:
+def turns_of(run: RunSummary, home: RunDir) -> list[TraceTurn]:
     """Read a run's trace. If held-out items were found, only figures are left, as everywhere in a report."""
     if run.imported is not None:
         names = (
@@ -92,12 +83,8 @@ def turns_of(run: RunSummary, home: RunDir) -> list[Turn]:
     return turns
 
 
-def trace_pages(run: RunSummary, home: RunDir, *, one_file: bool = False) -> TracePages | None:
-    """Return the trace's page and its data; None if the run has no trace and no output.
-
-    Args:
-        one_file: the page holds its data itself.
-    """
+def trace_data(run: RunSummary, home: RunDir) -> tuple[TraceLink, dict[str, str]] | None:
+    """Return what the run's page says of its trace, and the trace's scripts as JSON by name; None if there is none."""
     turns = turns_of(run, home)
     if not turns:
         return None
@@ -123,21 +110,7 @@ def trace_pages(run: RunSummary, home: RunDir, *, one_file: bool = False) -> Tra
         "failed": [n for n, turn in enumerate(turns) if any(part.failed for part in turn.parts)],
         "submissions": made,
     }
-    from autorl_hpc.report.pages import trace_html
-
-    data = {"index": _script(index), **{f"p{n}": _script(each) for n, (_, each) in enumerate(pages)}}
-    page = trace_html(run, link, data if one_file else {})
-    files = {TRACE_PAGE: page.encode()}
-    if not one_file:
-        files |= {f"{TRACE_FOLDER}/{name}.js": f'trace("{name}", {text});\n'.encode() for name, text in data.items()}
-    return TracePages(link, files)
-
-
-def remove_others(folder: Path, files: dict[str, bytes]) -> None:
-    """Remove scripts of an earlier, longer trace: they may hold what must no longer be shown."""
-    for path in (folder / TRACE_FOLDER).glob("*.js"):
-        if f"{TRACE_FOLDER}/{path.name}" not in files:
-            path.unlink(missing_ok=True)
+    return link, {"index": _script(index), **{f"p{n}": _script(each) for n, (_, each) in enumerate(pages)}}
 
 
 def _tokens(run: RunSummary) -> int | None:
@@ -147,7 +120,7 @@ def _tokens(run: RunSummary) -> int | None:
     )
 
 
-def submitting(turns: Sequence[Turn], points: Sequence[Point]) -> dict[int, int]:
+def submitting(turns: Sequence[TraceTurn], points: Sequence[Point]) -> dict[int, int]:
     """Return the place of the turn that made each submission: of a call that speaks of submitting, or that of its time."""
     timed = [(turn.elapsed_s, n) for n, turn in enumerate(turns) if turn.elapsed_s is not None]
     calls = [
@@ -170,7 +143,7 @@ def _of_submission(point: Point) -> str:
     return f"Submission {point.submission_id}: {score} ({point.status})"
 
 
-def _pages(turns: Sequence[Turn]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+def _pages(turns: Sequence[TraceTurn]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     """Yield the turns of each script, with the place of the first."""
     first, size, page = 0, 0, list[dict[str, Any]]()
     for place, turn in enumerate(turns):
@@ -183,7 +156,7 @@ def _pages(turns: Sequence[Turn]) -> Iterator[tuple[int, list[dict[str, Any]]]]:
     yield first, page
 
 
-def _of_turn(turn: Turn) -> dict[str, Any]:
+def _of_turn(turn: TraceTurn) -> dict[str, Any]:
     figures = turn.figures
     shown = [
         *(f"{fmt.amount('count', figures[key])} {words}" for key, words in FIGURES.items() if key in figures),
@@ -203,7 +176,7 @@ def _of_turn(turn: Turn) -> dict[str, Any]:
 FIGURES = {"tokens_in": "in", "tokens_out": "out", "tokens_cached": "cached"}
 
 
-def _of_part(part: Part) -> dict[str, Any]:
+def _of_part(part: TracePart) -> dict[str, Any]:
     fields = ("kind", "text", "tool", "output", "exit_code", "ok", "duration_s")
     return {name: value for name in fields if (value := getattr(part, name)) not in (None, "")}
 

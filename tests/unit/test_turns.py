@@ -12,12 +12,12 @@ from recordmaker import no_fsync, tree  # noqa: F401
 from test_traces import DOCUMENTS, SAMPLES, Run
 from treemaker import Tree, TreeRun, outcomes
 
-from autorl_hpc.recorder.traces.turns import HEAD_CHARS, TAIL_CHARS, Turn, read_turns
+from autorl_hpc.recorder.traces.turns import HEAD_CHARS, TAIL_CHARS, TraceTurn, read_turns
 from autorl_hpc.records.entries import Contaminated, Contamination
 from autorl_hpc.records.recorded import TrajectoryMessage
 from autorl_hpc.report import pages
 from autorl_hpc.report.run_summary import digest
-from autorl_hpc.report.trace_page import TraceLink, trace_pages, turns_of
+from autorl_hpc.report.trace_page import trace_data, turns_of
 from autorl_hpc.states import EntryKind, Split
 
 ASSISTANT, USER = ("assistant", "I look."), ("user", "Improve it.")
@@ -110,7 +110,7 @@ LACKS = {
 """What a format doesn't tell; all else is one form."""
 
 
-def log_of(folder: Path, data: bytes) -> list[Turn]:
+def log_of(folder: Path, data: bytes) -> list[TraceTurn]:
     (folder / "agent.log").write_bytes(data)
     return read_turns(folder / "agent.log", folder / "agent.times")
 
@@ -182,12 +182,12 @@ def test_hostile_traces(tmp_path: Path, tree: Tree, name: str) -> None:  # noqa:
     run = run_with(
         tree, b"\xff\xfe\x00" + lines(HOSTILE[name]) + b'{"type":"assistant","session_id":' + b"[" * 100_000 + b"\n"
     )
-    made = trace_pages(digest(run.dir), run.dir, one_file=name == "html")
-    assert made is not None and made.link.turns == 1
-    texts = [part.text for turn in turns_of(digest(run.dir), run.dir) for part in turn.parts]
+    found = digest(run.dir)
+    folder = pages.write_run(found, run.dir, run.dir.path, one_file=name == "html")
+    texts = [part.text for turn in turns_of(found, run.dir) for part in turn.parts]
     assert all(len(text) < HEAD_CHARS + TAIL_CHARS + 100 for text in texts)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", "".join(texts))
-    whole = b"".join(made.files.values()).decode()
+    whole = "".join(path.read_text() for path in [folder / "trace.html", *folder.glob("trace/*")])
     assert "<script>alert" not in whole and "<img" not in whole
     assert whole.count("<script") == whole.count("</script>") == (3 if name == "html" else 1)
 
@@ -217,9 +217,9 @@ SIXTY = b"".join(
 
 def test_from_a_submission_to_its_turn_and_from_a_failure_to_its_line(tree: Tree) -> None:  # noqa: F811
     run = run_with(tree, SIXTY)
-    made = trace_pages(digest(run.dir), run.dir)
+    made = trace_data(digest(run.dir), run.dir)
     assert made is not None
-    link: TraceLink = made.link
+    link = made[0]
     assert (link.turns, link.tools, link.failures) == (60, 60, 1)
     assert link.submissions == {1: "trace.html#e9", 2: "trace.html#e30"}, (
         "a call that submits just before; the time's turn"

@@ -6,6 +6,7 @@ of text between turns. Texts are bounded, secrets masked, terminal escapes remov
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autorl_hpc.files.redact import masked
-from autorl_hpc.files.safe_open import open_plain
+from autorl_hpc.files.safe_open import open_plain, without_escapes
 from autorl_hpc.recorder.traces import mini, parse
 from autorl_hpc.recorder.traces.formats import OutputTimes, objects_in, read_line
 from autorl_hpc.recorder.traces.parse import Event
@@ -41,6 +42,9 @@ MAX_TURN_CHARS = 2**19
 MAX_CHARS = 192 * 2**20
 """Of a whole trace."""
 
+READ_S = 300.0
+"""For finding the lines of a trace in a log: 100 MB take 5 s, and gigabytes of other output could take hours."""
+
 BY_STEP = frozenset({"opencode"})
 """Formats that mark the beginning of each turn; their tools' results come in the middle of one."""
 
@@ -49,7 +53,7 @@ BY_PIECE = frozenset({"gemini-cli"})
 
 
 @dataclass
-class Part:
+class TracePart:
     """One part of a turn. `text`: words, or a tool's input; `ok`: None while a tool has not answered."""
 
     kind: Literal["assistant", "thought", "user", "system", "tool", "error", "end", "output"]
@@ -72,7 +76,7 @@ class Part:
 
 
 @dataclass
-class Turn:
+class TraceTurn:
     """One turn, or a block of other output.
 
     Attributes:
@@ -91,7 +95,7 @@ class Turn:
     call_id: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
     is_total: bool = False
-    parts: list[Part] = field(default_factory=list)
+    parts: list[TracePart] = field(default_factory=list)
     answered: bool = False  # a result or words to the driver came: its next answer begins another turn
 
     @property
@@ -106,19 +110,18 @@ Seen = tuple[float | None, int | None, int, str, list[Event]]
 
 def read_turns(
     log: Path, times: Path, trajectories: Iterable[TrajectoryMessage] = (), told: Iterable[TraceEvent] = ()
-) -> list[Turn]:
+) -> list[TraceTurn]:
     """Read the turns of a run in the order in which they began.
 
     Args:
         log, times: agent.log and agent.times.
         told: what the recorder wrote of the same trace: times and attempts of lines.
     """
-    lines = [*_of_log(log, times, {event.offset: event for event in told if event.source == LOG}), *_of(trajectories)]
-    if trajectories:
-        lines.sort(key=lambda seen: seen[0] or 0.0)
+    known = {event.offset: event for event in told if event.source == LOG}
+    lines = heapq.merge(_of_log(log, times, known), _of(trajectories), key=lambda seen: seen[0] or 0.0)
     sessions: dict[Any, _Session] = {}
     latest: dict[str, str | None] = {}
-    turns: list[Turn] = []
+    turns: list[TraceTurn] = []
     left = MAX_CHARS
     for elapsed_s, offset, attempt, form, events in lines:
         for event in events:
@@ -129,9 +132,8 @@ def read_turns(
             left -= session.add(event, elapsed_s, offset, attempt)
         if left < 0:
             where = f"from byte {offset} of {LOG} on" if offset is not None else "of the trajectory"
-            turns.append(
-                Turn(elapsed_s, offset, parts=[Part("error", f"the trace is too long: the rest {where} is left out")])
-            )
+            note = TracePart("error", f"the trace is too long: the rest {where} is left out")
+            turns.append(TraceTurn(elapsed_s, offset, parts=[note]))
             break
     for number, turn in enumerate((turn for turn in turns if turn.driven), 1):
         turn.number = number
@@ -141,10 +143,10 @@ def read_turns(
 class _Session:
     """Makes turns of one session's events; `turns` is the list of all sessions."""
 
-    def __init__(self, form: str, turns: list[Turn]) -> None:
+    def __init__(self, form: str, turns: list[TraceTurn]) -> None:
         self.form, self.turns = form, turns
-        self.turn: Turn | None = None
-        self.calls: dict[str | None, Part] = {}
+        self.turn: TraceTurn | None = None
+        self.calls: dict[str | None, TracePart] = {}
         self.model: str | None = None
         self.size = 0
 
@@ -154,13 +156,13 @@ class _Session:
         self.model = event.get("model") or self.model
         turn = self.turn
         if kind == "session":
+            self.calls = {}
             if turn is not None:
                 turn.answered = True
-            self.calls = {}
             return 0
         is_driver = kind == "tool_call" or role in ("assistant", "thought")
         if turn is None or self._begins(turn, event, is_driver):
-            turn = self.turn = Turn(elapsed_s, offset, self.form, attempt=attempt)
+            turn = self.turn = TraceTurn(elapsed_s, offset, self.form, attempt=attempt)
             self.turns.append(turn)
             self.size = 0
         if is_driver or kind == "usage":
@@ -175,7 +177,7 @@ class _Session:
         self.size += added
         return added
 
-    def _begins(self, turn: Turn, event: Event, is_driver: bool) -> bool:
+    def _begins(self, turn: TraceTurn, event: Event, is_driver: bool) -> bool:
         if turn.driven and self.size > MAX_TURN_CHARS:
             return bool(event["kind"] != "usage")
         if event["kind"] == "usage" and not event.get("is_total"):
@@ -187,7 +189,7 @@ class _Session:
             return turn.driven or not self.form
         return is_driver and turn.driven and turn.answered and (self.form not in BY_STEP or not self.calls)
 
-    def _spend(self, turn: Turn, event: Event) -> None:
+    def _spend(self, turn: TraceTurn, event: Event) -> None:
         names = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd")
         figures = {name: event[name] for name in names if event.get(name) is not None}
         if event.get("is_total"):
@@ -197,7 +199,7 @@ class _Session:
         turn.call_id, turn.is_total = event.get("call_id"), False
         turn.figures = {**turn.figures, **{k: max(v, turn.figures.get(k, 0)) for k, v in figures.items()}}
 
-    def _part(self, turn: Turn, event: Event) -> int:
+    def _part(self, turn: TraceTurn, event: Event) -> int:
         kind = event["kind"]
         if kind in ("tool_call", "tool_result"):
             return self._tool(turn, event)
@@ -205,28 +207,21 @@ class _Session:
         text = shown(said) if isinstance(said, str) else ""
         if kind == "message":
             last = turn.parts[-1] if turn.parts else None
-            if (
-                last is not None
-                and last.kind == event["role"]
-                and self.form in BY_PIECE
-                and len(last.text) < HEAD_CHARS
-            ):
+            if last is not None and last.kind == event["role"] and self.form in BY_PIECE:
                 last.text += text
             elif text.strip():
-                turn.parts.append(Part(event["role"], text))
+                turn.parts.append(TracePart(event["role"], text))
             return len(text)
-        turn.parts.append(
-            Part("error" if kind == "error" else "end" if kind == "end" else "output", text, ok=event.get("ok"))
-        )
+        turn.parts.append(TracePart(kind, text, ok=event.get("ok")))
         return len(text)
 
-    def _tool(self, turn: Turn, event: Event) -> int:
+    def _tool(self, turn: TraceTurn, event: Event) -> int:
         call_id = event.get("call_id")
         part = self.calls.get(call_id)
         if part is None and event["kind"] == "tool_result" and call_id is None:
             part = next((each for each in self.calls.values() if each.ok is None), None)
         if part is None or (event["kind"] == "tool_call" and call_id is None):
-            part = Part("tool", tool=event.get("tool"))
+            part = TracePart("tool", tool=event.get("tool"))
             turn.parts.append(part)
             self.calls[call_id if call_id is not None else f"#{id(part)}"] = part
         before = part.chars
@@ -250,7 +245,7 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
     elapsed_s: float | None = None
     attempt = 1
     try:
-        for offset, value in objects_in(log, fd, float("inf"), last=True):
+        for offset, value in objects_in(log, fd, READ_S, last=True):
             read = read_line(value, None)
             if read is None:
                 continue
@@ -304,7 +299,6 @@ def _of(trajectories: Iterable[TrajectoryMessage]) -> Iterator[Seen]:
 
 # --- texts
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,2048}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb]"
 )
@@ -320,7 +314,7 @@ def shown(text: str) -> str:
         text = masked(text)
     if text.isascii() and text.isprintable():
         return text
-    text = _ESCAPES.sub("", text)
+    text = without_escapes(text)
     if "\r" in text:
         text = "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
