@@ -73,8 +73,9 @@ def turns_of(run: RunSummary, home: RunDir) -> list[TraceTurn]:
         log = next((path for name in names if (path := home.path / name).is_file()), home.path / names[0])
         return read_turns(log, home.agent_times)
     kept = read_lines(home.recorded("trajectories"), TrajectoryMessage).records
-    turns = read_turns(home.agent_log, home.agent_times, kept, read_lines(home.recorded("trace"), TraceEvent).records)
-    if hidden_of(read_chain(home).view.contaminations).found:
+    told = read_lines(home.recorded("trace"), TraceEvent).records if kept or home.agent_log.is_file() else ()
+    turns = read_turns(home.agent_log, home.agent_times, kept, told)
+    if turns and hidden_of(read_chain(home).view.contaminations).found:
         for turn in turns:
             turn.model = None
             for part in turn.parts:

@@ -243,6 +243,7 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
         return
     log, stamps, end = GrowingFile(), OutputTimes(times), 0
     elapsed_s: float | None = None
+    begun: float | None = None
     attempt = 1
     try:
         for offset, value in objects_in(log, fd, READ_S, last=True):
@@ -255,6 +256,10 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
                     yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
             end = log.offset
             known = told.get(offset)
+            wall = next((event["wall"] for event in read[1] if "wall" in event), None)
+            if known is None and wall is not None:  # without the recorder, as in a run of AutoRL-Bench
+                begun = wall if begun is None else begun
+                elapsed_s = max(0.0, wall - begun)
             elapsed_s = _at(stamps, offset, elapsed_s if known is None else known.elapsed_s)
             attempt = attempt if known is None else known.attempt
             yield elapsed_s, offset, attempt, read[0], read[1]
