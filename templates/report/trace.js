@@ -23,8 +23,7 @@
       document.head.append(script);
     });
   };
-  const LINES = 30, CHARS = 3000;
-  const long = (text) => text.length > CHARS || text.split("\n", LINES + 1).length > LINES;
+  const long = (text, lines = 30) => text.length > 100 * lines || text.split("\n", lines + 1).length > lines;
   const first = (text) => { const line = text.trimStart().split("\n", 1)[0]; return line.length > 160 ? line.slice(0, 160) + "…" : line; };
   const folded = (cls, summary, ...inner) => {
     const it = element("details", cls);
@@ -51,7 +50,7 @@
     }
     if (it.kind === "output") return long(text) ? folded("part", element("summary", "soft", `output: ${first(text)}`), code(text, "output")) : code(text, "output");
     const label = NAMES[it.kind];
-    if (it.kind === "thought" || long(text)) {
+    if (it.kind === "thought" || long(text, it.kind === "user" || it.kind === "system" ? 5 : 30)) {
       const summary = element("summary", `${it.kind}${bad ? " bad" : ""}`, `${label ? label + ": " : ""}${first(text)}`);
       return folded("part", summary, element("p", it.kind, text));
     }

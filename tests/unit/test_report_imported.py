@@ -284,7 +284,7 @@ def test_hostile_folders(tmp_path: Path) -> None:
     assert done.merged is not None and len(done.merged.runs) >= 2
     for page in (tmp_path / "out").rglob("*.html"):
         text = page.read_text()
-        assert text.count("<script") == (page.name == "index.html")  # the index has one, its own
+        assert text.count("<script") == (page.name in ("index.html", "trace.html"))  # one, its own
         assert "<script>alert" not in text and "<img" not in text and "\x1b" not in text
     inside = {path.relative_to(tmp_path / "out").parts[0] for path in (tmp_path / "out").rglob("*.html")}
     assert inside == {"index.html", "runs"}
@@ -296,7 +296,7 @@ def test_nothing_is_written_into_their_folders(tmp_path: Path) -> None:
     done = report.refresh([tmp_path / "bench"], tmp_path / "out")
     assert sorted(folder.rglob("*")) == before
     (page,) = (tmp_path / "out" / "runs").iterdir()
-    assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html"}
+    assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html", "trace.html", "trace"}
     assert f'href="runs/{page.name}/run.html"' in done.index.read_text()
     assert report.refresh([tmp_path / "bench"], tmp_path / "out").merged is None
     (folder / "scores.json").write_text(json.dumps(GOOD[:1]))

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from recordmaker import no_fsync, tree  # noqa: F401
+from test_report_imported import GOOD, workspace
 from test_traces import DOCUMENTS, SAMPLES, Run
 from treemaker import Tree, TreeRun, outcomes
 
 from autorl_hpc.recorder.traces.turns import HEAD_CHARS, TAIL_CHARS, TraceTurn, read_turns
 from autorl_hpc.records.entries import Contaminated, Contamination
 from autorl_hpc.records.recorded import TrajectoryMessage
-from autorl_hpc.report import pages
+from autorl_hpc.report import pages, report
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.trace_page import trace_data, turns_of
 from autorl_hpc.states import EntryKind, Split
@@ -242,3 +243,15 @@ def test_held_out_items_hide_every_word_and_a_shorter_trace_leaves_none(tree: Tr
     text = "".join(path.read_text() for path in (folder / "trace").iterdir())
     assert "train.py" not in text and "out 5" not in text and "exit_code" in text
     assert len(list((folder / "trace").iterdir())) == 2
+
+
+def test_a_run_of_autorl_bench_has_its_trace_with_times_of_its_own(tmp_path: Path) -> None:
+    """Its agents print to agent.log, among headings of the wrapper; no recorder stamped it."""
+    folder = workspace(tmp_path / "bench", GOOD)
+    late = SAME["opencode"].replace(b"1767225600000", b"1767229200000").replace(b'"s"', b'"s2"')
+    (folder / "agent.log").write_bytes(b"=== OpenCode ===\nTask: gsm8k\n" + SAME["opencode"] + late + b"exit_code: 0\n")
+    index = report.refresh([tmp_path / "bench"], tmp_path / "out", report.Options()).index
+    (page,) = index.parent.glob("runs/*/trace/p0.js")
+    turns = json.loads(page.read_text().removeprefix('trace("p0", ').removesuffix(");\n"))
+    assert [turn.get("n") for turn in turns] == [None, 1, 2, None]
+    assert [turn.get("at") for turn in turns[1:3]] == ["0 s", "60 min"]
