@@ -248,6 +248,9 @@ def report(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
     ] = False,
+    one_file: Annotated[
+        bool, typer.Option("--one-file", help="Put a trace's data into its page, to send it: trace.html alone.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
     every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the report.")] = False,
@@ -261,7 +264,7 @@ def report(
     """
     from autorl_hpc.report import report
 
-    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare)
+    options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
     if watch:
         from autorl_hpc.report.report import watch_report
 
@@ -332,12 +335,28 @@ def export(
     out: Annotated[
         Path | None, typer.Option("--out", help="The bundle, .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")
     ] = None,
+    inspect: Annotated[bool, typer.Option("--inspect", help="Write an Inspect AI log instead: RUN_ID.eval.")] = False,
+    trackio: Annotated[
+        bool, typer.Option("--trackio", help="Write training curves and scores for Trackio instead: a folder.")
+    ] = False,
+    wandb: Annotated[
+        bool, typer.Option("--wandb-offline", help="Write them as an offline run of W&B instead: a folder.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack a run's evidence and its selected weights into one file, without held-out text: `rescore` takes it.
 
     Example: autorl-hpc export runs/gsm8k/gsm8k-sft-tiny-free-s0-1a2b3c4d
     """
+    if inspect + trackio + wandb > 1:
+        raise AutorlError("--inspect, --trackio and --wandb-offline are three exports", next_step="give one of them")
+    if inspect or trackio or wandb:
+        from autorl_hpc.evidence import other_logs
+
+        write = other_logs.to_inspect if inspect else other_logs.to_trackio if trackio else other_logs.to_wandb
+        path = write(run, out)
+        print_json({"path": str(path)}) if as_json else print(visible(str(path)))
+        return
     from autorl_hpc.evidence.export import export_run
 
     done = export_run(run, out, _say)

@@ -13,6 +13,7 @@ NEEDS = {
     "chromium": "chromium",
     "cores": "more than one core",
     "data": "the tasks' real data: set AUTORL_TEST_DATA",
+    "exports": "inspect_ai, trackio and wandb: pip install 'autorl-hpc[inspect,trackio,wandb]'",
     "fuse": "fuse3, /dev/fuse and mount namespaces (root)",
     "git": "git",
     "gpu": "a GPU that CUDA can use, and what is measured on it",

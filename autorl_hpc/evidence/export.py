@@ -101,6 +101,20 @@ class Exported:
         )
 
 
+def closed_run(folder: Path) -> RunDir:
+    """Return the run in `folder`. Raises AutorlError: it is not a closed run, or does not verify."""
+    run = RunDir(folder.absolute())
+    read_run(run)
+    verdict = verify_run(ExperimentDir(run.path.parent), run)
+    if verdict.problems:
+        advice = f"see: autorl-hpc verify {run.path}"
+        raise _failed(f"this run does not verify: {verdict.problems[0]}", run.path, advice)
+    if RunView.of(Ledger(run).read()).closed is None:
+        advice = "wait until `autorl-hpc status` calls it finished"
+        raise AutorlError("this run is not closed yet", where=run.path, next_step=advice, exit_code=Exit.FAILED)
+    return run
+
+
 def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exported:
     """Pack the run in `folder` into `out`.
 
@@ -113,15 +127,9 @@ def export_run(folder: Path, out: Path | None, say: Say = lambda _: None) -> Exp
     if suffix_of(out) == ".tar.zst":
         zstandard_module()
     try:
-        verdict = verify_run(experiment, run)
-        if verdict.problems:
-            advice = f"see: autorl-hpc verify {run.path}"
-            raise _failed(f"this run does not verify: {verdict.problems[0]}", run.path, advice)
+        closed_run(folder)
         ledger = Ledger(run)
         view = RunView.of(ledger.read())
-        if view.closed is None:
-            advice = "wait until `autorl-hpc status` calls it finished"
-            raise AutorlError("this run is not closed yet", where=run.path, next_step=advice, exit_code=Exit.FAILED)
         files = _records(experiment, run, record, view)
         weights = _add_weights(files, experiment, view)
         manifest = EvidenceManifest(

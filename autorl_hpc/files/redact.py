@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autorl_hpc.records.base import printable
 
 MASK = "***"
 
 _WORD = re.compile(r"[A-Za-z0-9_.\-]+")
+_WORD_END = re.compile(r"[A-Za-z0-9_.\-]+\Z")
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 """The parts of a name: HF_TOKEN, apiKey and --api-key have two."""
 
@@ -67,7 +68,10 @@ _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options th
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
 _WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
-_HINTS = tuple(_WORDS.split())  # every name of a secret contains one of these, so a text without them is skipped
+_HINTS = tuple(_WORDS.split())
+"""Every name of a secret contains one of these: only the words around them are examined."""
+
+_LONGEST_NAME = 128
 _SHORTEST_CREDENTIAL = 8  # `basic training` and `bearer of news` are words
 
 _PROGRAMS = re.compile(
@@ -130,12 +134,16 @@ def _without_password(match: re.Match[str]) -> str:
 
 
 def _without_named(text: str) -> str:
-    lowered = text.lower()
-    if not any(hint in lowered for hint in _HINTS):
-        return text
+    lowered = text.replace("\u0130", "I").lower()  # the only character that lower() makes longer
     kept: list[str] = []
     done = cursor = 0
-    while (word := _WORD.search(text, cursor)) is not None:
+    for at in sorted(at for hint in _HINTS for at in _found(hint, lowered)):
+        if at < cursor:
+            continue
+        before = _WORD_END.search(text, max(cursor, at - _LONGEST_NAME), at)
+        word = _WORD.match(text, before.start() if before else at)
+        if word is None:
+            continue
         cursor = word.end()
         found = _value_after(text, word)
         if found is not None:
@@ -145,11 +153,18 @@ def _without_named(text: str) -> str:
     return "".join(kept) + text[done:]
 
 
+def _found(part: str, text: str) -> Iterator[int]:
+    at = text.find(part)
+    while at >= 0:
+        yield at
+        at = text.find(part, at + 1)
+
+
 def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
     """Return the span of the secret that `word` announces, or None."""
     name = word[0]
     lowered = name.lower()
-    if len(name) > 128:
+    if len(name) > _LONGEST_NAME:
         return None  # too long for a name: data
     if lowered in _SCHEMES:
         value = _value_at(text, _SPACE.match(text, word.end()))

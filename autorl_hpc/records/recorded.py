@@ -53,6 +53,14 @@ class TraceEvent(Seen):
     text: str | None = Field(None, description="Beginning of an error, or of the last message.")
 
 
+class TrajectoryMessage(Seen):
+    """A message of a trajectory in the workspace (mini-swe-agent's `*.traj.json`), kept because the file is rewritten."""
+
+    source: str = Field(description="The trajectory's file relative to the workspace.")
+    session: str | None = None
+    message: str = Field(description="The message as JSON, with secrets masked.")
+
+
 class GpuSample(Strict):
     """One GPU that the agent may use."""
 
@@ -158,5 +166,6 @@ RECORDED: dict[str, type[Seen]] = {
     "training": TrainingPoint,
     "revisions": CodeRevision,
     "observed": ObservedFact,
+    "trajectories": TrajectoryMessage,
 }
 """Record types by the name of their file."""

@@ -37,6 +37,7 @@ from autorl_hpc.report.summary import (
     TaskComparison,
 )
 from autorl_hpc.report.tables import GROUP_NOTES
+from autorl_hpc.report.trace_page import TRACE_FOLDER, TRACE_PAGE, TraceLink, trace_data
 from autorl_hpc.report.versus import Versus
 from autorl_hpc.states import Route
 
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 # --- names and places of a report's files
 
 SUMMARY_NAME, COMPARE_NAME, INDEX, RUN_PAGE = "summary.json", "compare.json", "index.html", "run.html"
-RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE)
+RUN_FILES = (SUMMARY_NAME, "run.md", RUN_PAGE, TRACE_PAGE)
 BESIDE = "runs"
 """Folder beside the index for the pages of runs whose own folder can't be written."""
 
@@ -264,6 +265,17 @@ def run_html(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     return _template("html", "run.html.j2").render(shown or run_page.shown(run), script=script("run.js"))
 
 
+def trace_files(run: RunSummary, link: TraceLink, data: Mapping[str, str], one_file: bool) -> dict[str, bytes]:
+    """Render the page of a run's trace, with its data in it or in scripts beside it. Return the files by name."""
+    from markupsafe import Markup
+
+    held = {name: Markup(text) for name, text in data.items()} if one_file else {}
+    page = _template("html", "trace.html.j2").render(run=run, link=link, data=held, script=script("trace.js"))
+    beside = {} if one_file else data
+    scripts = {f"{TRACE_FOLDER}/{name}.js": f'trace("{name}", {text});\n'.encode() for name, text in beside.items()}
+    return {TRACE_PAGE: page.encode(), **scripts}
+
+
 def run_md(run: RunSummary, shown: Mapping[str, Any] | None = None) -> str:
     """Render one run as Markdown. `shown`: its content, if already computed."""
     return _template("md", "run.md.j2").render(shown or run_page.shown(run))
@@ -375,15 +387,21 @@ def write_versus(versus: Versus, out: Path) -> None:
         raise from_os_error(error, "writing the comparison", error.filename or out) from error
 
 
-def write_run(run: RunSummary, home: RunDir, out: Path) -> Path:
+def write_run(run: RunSummary, home: RunDir, out: Path, *, one_file: bool = False) -> Path:
     """Write one run's pages; return their folder: the run's own, or one beside the index if that is not writable.
 
-    Raises AutorlError: neither can be written.
+    Args:
+        one_file: the trace's page holds its data itself.
+
+    Raises:
+        AutorlError: neither can be written.
     """
-    shown = run_page.shown(run)
+    trace = trace_data(run, home)
+    shown = run_page.shown(run) | {"trace": trace and trace[0]}
     files = {
         SUMMARY_NAME: run_summary(run),
         "run.md": run_md(run, shown).encode(),
+        **(trace_files(run, *trace, one_file) if trace else {}),
         RUN_PAGE: run_html(run, shown).encode(),
     }
     try:
@@ -436,7 +454,11 @@ def write_merged(
 
 def _put_files(folder: Path, files: dict[str, bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
+    for path in (folder / TRACE_FOLDER).glob("*.js"):
+        if f"{TRACE_FOLDER}/{path.name}" not in files:  # of a longer trace: it may hold what must no longer be shown
+            path.unlink(missing_ok=True)
     for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         if not reading.says(folder / name, (data,)):
             atomic.write_bytes(folder / name, data, durable=False)
     return folder

@@ -154,6 +154,7 @@ class Options:
     paper: bool = False  # add the published results
     figures: bool = False  # draw the figures, on the page and as PNG and SVG files
     compare: tuple[str, str] | None = None  # two sides to compare
+    one_file: bool = False  # pages of traces hold their data themselves; everything is read
 
 
 @dataclass
@@ -194,7 +195,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     out = (out or found.out).absolute()
     digests = Digests(out)
     made: dict[Path, Digest] = {}
-    if not options.fresh:
+    if not (options.fresh or options.one_file):
         made = {run.path: one for run in found.runs if (one := digests.look(run)) is not None}
         if (before := _unchanged(out, _key(found, made, options))) is not None:
             return before
@@ -202,7 +203,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
 
     def summaries(runs: Sequence[ChosenRun]) -> Iterator[RunSummary | Exception]:
         changed = [run for run in runs if run.run.path not in kept]
-        answers = in_processes(lambda number: _read(changed[number], digests), len(changed))
+        answers = in_processes(lambda number: _read(changed[number], digests, options.one_file), len(changed))
         for run in runs:
             one = made[run.run.path] if run.run.path in kept else next(answers)
             if isinstance(one, Exception):
@@ -215,7 +216,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     merged = merge(found, summaries)
     homes = map(Path, merged.run_folders)
     folders = [
-        made[home].folder if home in made else write_run(run, RunDir(home), out)  # imported
+        made[home].folder if home in made else write_run(run, RunDir(home), out, one_file=options.one_file)  # imported
         for run, home in zip(merged.runs, homes, strict=True)
     ]
     merged = merged.model_copy(update={"paper": read_paper()}) if options.paper else merged
@@ -235,7 +236,7 @@ def refresh(paths: Sequence[Path], out: Path | None = None, options: Options = O
     return done
 
 
-def _read(chosen: ChosenRun, digests: Digests) -> Digest | Exception:
+def _read(chosen: ChosenRun, digests: Digests, one_file: bool) -> Digest | Exception:
     """Read a run; write its pages and its digest. Raises AutorlError if its pages can't be written."""
     run, key = chosen.run, None
     with suppress(OSError, ValueError):
@@ -244,7 +245,7 @@ def _read(chosen: ChosenRun, digests: Digests) -> Digest | Exception:
         whole = digest(run, chosen.chain)
     except Exception as error:
         return error
-    folder = write_run(whole, run, digests.out)
+    folder = write_run(whole, run, digests.out, one_file=one_file)
     damaged = whole.damage is not None
     if key is not None and damaged:
         key = with_entries(key, run)

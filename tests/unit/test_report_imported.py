@@ -296,7 +296,7 @@ def test_nothing_is_written_into_their_folders(tmp_path: Path) -> None:
     done = report.refresh([tmp_path / "bench"], tmp_path / "out")
     assert sorted(folder.rglob("*")) == before
     (page,) = (tmp_path / "out" / "runs").iterdir()
-    assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html"}
+    assert {path.name for path in page.iterdir()} == {"summary.json", "run.md", "run.html", "trace.html", "trace"}
     assert f'href="runs/{page.name}/run.html"' in done.index.read_text()
     assert report.refresh([tmp_path / "bench"], tmp_path / "out").merged is None
     (folder / "scores.json").write_text(json.dumps(GOOD[:1]))

@@ -53,7 +53,8 @@ def _assistant(line: Table) -> list[Event]:
         if block.get("type") == "tool_use":
             found.append(parse.call(block.get("name"), block.get("input"), call_id=block.get("id")))
         elif block.get("type") in ("text", "thinking"):
-            found.append(parse.event("message", chars=block.get(block["type"])))
+            role = "assistant" if block["type"] == "text" else "thought"
+            found.append(parse.message(block.get(block["type"]), role))
     return [*found, parse.event("error", text=line["error"])] if isinstance(line.get("error"), str) else found
 
 
@@ -71,20 +72,17 @@ def _tokens(figures: object) -> Table:
 def _results(line: Table) -> list[Event]:
     if line.get("isReplay") is True:
         return []
-    found = []
-    for block in parse.tables(parse.within(line, "message", "content")):
+    content = parse.within(line, "message", "content")
+    found = [parse.message(content, "user")] if isinstance(content, str) else []
+    for block in parse.tables(content):
+        if block.get("type") == "text":
+            found.append(parse.message(block.get("text"), "user"))
         if block.get("type") == "tool_result":
-            failed, said = block.get("is_error") is True, _text_of(block.get("content"))
-            code = _EXIT.match(said) if failed else None
+            failed, said = block.get("is_error") is True, parse.text_of(block.get("content"))
+            code = _EXIT.match(said) if failed and said else None
             exit_code, call_id = int(code[1]) if code else None, block.get("tool_use_id")
             found.append(parse.result(failed, said, call_id=call_id, exit_code=exit_code, wall=line.get("timestamp")))
     return found
-
-
-def _text_of(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    return next((block["text"] for block in parse.tables(content) if isinstance(block.get("text"), str)), "")
 
 
 def _result(line: Table) -> list[Event]:

@@ -14,6 +14,7 @@ _TYPES = (
     *("thread.started", "turn.started", "turn.completed", "turn.failed"),
     *("item.started", "item.updated", "item.completed"),
 )
+_INPUTS = ("command", "arguments", "changes", "query", "prompt")
 _TOOLS = ("command_execution", "file_change", "mcp_tool_call", "collab_tool_call", "web_search")
 
 
@@ -42,20 +43,21 @@ def read(line: Table) -> list[Event]:
 def _item(item: Table, *, done: bool) -> list[Event]:
     kind = item.get("type")
     if kind in ("agent_message", "reasoning") and done:
-        return [parse.event("message", chars=item.get("text"))]
+        return [parse.message(item.get("text"), "assistant" if kind == "agent_message" else "thought")]
     if kind == "error" and done:
         return [parse.event("error", text=item.get("message"))]
     if kind not in _TOOLS:
         return []
     made = parse.call(parse.name(item.get("tool")) or kind, item, call_id=item.get("id"))
+    made["input"] = {key: item[key] for key in _INPUTS if key in item}
     if kind == "file_change":
         changes = parse.tables(item.get("changes"))[:50]
-        made |= parse.event(
-            "tool_call", command=" ".join(f"{parse.name(e.get('kind'))} {parse.name(e.get('path'))}" for e in changes)
-        )
+        command = " ".join(f"{parse.name(e.get('kind'))} {parse.name(e.get('path'))}" for e in changes)
+        made |= {"command": parse.beginning(command)} if changes else {}
     if not done:
         return [made]
     code = parse.exit_code(item.get("exit_code"))
     failed = item.get("status") in ("failed", "declined") or bool(code)
-    said = parse.within(item, "error", "message") or item.get("aggregated_output")
+    answer = parse.text_of(parse.within(item, "result", "content"))
+    said = parse.within(item, "error", "message") or item.get("aggregated_output") or answer
     return [{**made, **parse.result(failed, said, exit_code=code)}]

@@ -12,159 +12,20 @@ import os
 import re
 import stat
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import open_plain
-from autorl_hpc.recorder.traces import claude_code, codex, gemini_cli, mini, opencode, openhands, parse
-from autorl_hpc.recorder.traces.parse import Event, Table, parsed, with_fields
+from autorl_hpc.recorder.traces import mini, openhands, parse
+from autorl_hpc.recorder.traces.formats import FORMATS, OutputTimes, objects_in, read_document, read_line
+from autorl_hpc.recorder.traces.parse import Event, counted, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.base import printable
-from autorl_hpc.records.recorded import TraceEvent
-
-# --- formats of lines and documents
-
-LINE_FORMATS = (claude_code, opencode, gemini_cli, mini, codex, openhands)
-"""In the order in which they are tried: formats that are recognised only by their own fields come first."""
-
-FORMATS = tuple(each.FORMAT for each in LINE_FORMATS)
-
-
-def read_line(value: Table, only: str | None) -> tuple[str, list[Event]] | None:
-    """Return the format and the events of an object; None if it is in no format, or not in the one wanted."""
-    for each in LINE_FORMATS:
-        if only in (None, each.FORMAT) and each.knows(value):
-            return each.FORMAT, each.read(value)
-    return None
-
-
-class TraceDocument(NamedTuple):
-    """A document's messages in order, and its totals."""
-
-    format: str
-    session: str | None
-    messages: list[Any]
-    read: Callable[[Table], list[Event]]
-    totals: list[Event]
-
-
-def read_document(value: Any, only: str | None) -> TraceDocument | None:
-    """Parse a trajectory or a state file; None if it is neither."""
-    if only in (None, mini.FORMAT) and mini.is_document(value):
-        return TraceDocument(
-            mini.FORMAT, mini.session(value), value["messages"], mini.read_message, mini.read_totals(value)
-        )
-    if only not in (None, openhands.FORMAT):
-        return None
-    if openhands.is_state(value):
-        return TraceDocument(openhands.FORMAT, None, [], openhands.read, openhands.read_state(value))
-    return None
-
-
-# --- JSON in a growing log, among whatever else programs print
-
-PIECE_BYTES = 4 * 2**20
-"""Longest line or object: a tool's result can hold a big output. Parsing this much takes 50 ms and at worst 100 MB."""
-
-MAX_STARTS = 3
-"""Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
-
-_MARKS = (b'"type"', b'"kind"')
-"""Every line of a trace contains one of these; other lines are not parsed."""
-
-_ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
-_BLOCK_END = re.compile(rb"^[{}].*$", re.MULTILINE)
-"""Inside an object printed over many lines, all lines are indented."""
-
-
-def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterator[tuple[int, Table]]:
-    """Yield (first byte, object) for each object that was added, for `max_s` seconds; `log.offset` moves behind it."""
-    deadline = time.monotonic() + max_s
-    while True:
-        before = base = log.offset
-        data = log.piece(fd, PIECE_BYTES, last=last)
-        at = 0
-        while (brace := data.find(b"{", at)) >= 0:
-            begin, end = max(at, data.rfind(b"\n", at, brace) + 1), data.find(b"\n", brace)
-            end = len(data) if end < 0 else end
-            if data[begin:end].rstrip() == b"{":
-                closing = _BLOCK_END.search(data, end)
-                if closing is None and not last and (begin > 0 or os.fstat(fd).st_size - base < PIECE_BYTES):
-                    data = data[:begin]  # the rest is not written or not read yet
-                    break
-                end = end if closing is None or closing[0].rstrip() != b"}" else closing.end()
-            value = _object_in(data[begin:end])
-            at = end + 1
-            if value is not None:
-                log.offset = base + min(at, len(data))
-                yield base + begin, value
-            if time.monotonic() > deadline:
-                log.offset = base + min(at, len(data))
-                return
-        if data:
-            log.offset = base + len(data)
-        if log.offset == before or time.monotonic() > deadline:
-            return
-
-
-def _object_in(line: bytes) -> Table | None:
-    if not line.startswith((b"{\n", b"{\r\n")) and not any(mark in line for mark in _MARKS):
-        return None
-    text = (_ANSI.sub(b"", line) if b"\x1b" in line else line).decode("utf-8", "replace")
-    at = -1
-    for _ in range(MAX_STARTS):
-        at = text.find("{", at + 1)
-        if at < 0:
-            return None
-        value = parsed(text, at)
-        if isinstance(value, dict) and value:
-            return value
-    return None
-
-
-# --- when a byte of agent.log was written, from agent.times
-
-
-class OutputTimes:
-    """Answers for increasing offsets."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._file = path, GrowingFile()
-        self._stamps: deque[tuple[int, float, str]] = deque()
-
-    def of(self, offset: int) -> tuple[float, str] | None:
-        """Return (elapsed_s, wall clock) at which the byte at `offset` was written; None if no stamp covers it yet."""
-        while self._stamps or self._more():
-            while self._stamps:
-                upto, elapsed_s, at = self._stamps[0]
-                if upto > offset:
-                    return elapsed_s, at
-                self._stamps.popleft()
-        return None
-
-    def _more(self) -> bool:
-        fd = open_plain(self._path)
-        if fd is None:
-            return False
-        try:
-            data = self._file.piece(fd, 2**20)
-        finally:
-            os.close(fd)
-        self._file.offset += len(data)
-        for line in data.splitlines():
-            try:
-                upto, elapsed_s, at = line.decode("ascii").split()
-                self._stamps.append((int(upto), max(0.0, float(elapsed_s)), at))
-            except ValueError:
-                continue
-        return bool(data)
-
+from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 
 # --- where an earlier recorder stopped
 
@@ -292,7 +153,7 @@ class Traces:
         path = run.recorded("trace")
         before = Resumed(path)
         self._only, self._sweep, self._look_s, self._close_s = trace_format, sweep, look_s, close_s
-        self._lines = LineWriter(path)
+        self._lines, self._trajectories = LineWriter(path), LineWriter(run.recorded("trajectories"))
         self._path, self._log = run.agent_log, GrowingFile(before.offset)
         self._written = (before.offset, before.written)
         self._times = OutputTimes(run.agent_times)
@@ -302,6 +163,7 @@ class Traces:
         self._noted = before.offset
         self._skipped = self._shrunk = 0
         self._waiting: list[TraceEvent] = []
+        self._messages: list[TrajectoryMessage] = []
         if trace_format in (None, mini.FORMAT, openhands.FORMAT):
             sweep.visitors.append(self.found)
 
@@ -325,6 +187,7 @@ class Traces:
             self._look(now, last=True)
         finally:
             self._lines.close()
+            self._trajectories.close()
 
     def _look(self, now: Moment, *, last: bool) -> bool:
         """Look once. Return whether the log had something new. A write may fail, so everything is read first."""
@@ -336,6 +199,8 @@ class Traces:
         finally:
             self._lines.add(*self._waiting)
             self._waiting = []
+            self._trajectories.add(*self._messages)
+            self._messages = []
         self._looked_s = max(self._looked_s, now.elapsed_s)
         return self._log.offset > before
 
@@ -352,7 +217,8 @@ class Traces:
                 read = read_line(value, self._only)
                 if read is not None:
                     # Events of the first line may have been written by an earlier recorder.
-                    events = read[1][self._written[1] :] if offset == self._written[0] else read[1]
+                    events = counted(read[1])
+                    events = events[self._written[1] :] if offset == self._written[0] else events
                     self._keep(now, LOG, read[0], offset, events, self._times.of(offset))
         finally:
             os.close(fd)
@@ -378,11 +244,12 @@ class Traces:
             self._keep(now, source, document.format, 0, [{"kind": "session", "session": followed.session}])
         for number, message in enumerate(messages[followed.messages :], followed.messages):
             events = document.read(message) if isinstance(message, dict) else []
-            self._keep(now, source, document.format, number, with_fields(events, session=followed.session))
+            self._keep(now, source, document.format, number, with_fields(counted(events), session=followed.session))
+            self._messages.append(_kept(now, source, followed.session, message))
         followed.messages = len(messages)
         if document.totals != followed.totals:
             followed.totals = document.totals
-            events = with_fields(document.totals, session=followed.session)
+            events = with_fields(counted(document.totals), session=followed.session)
             self._keep(now, source, document.format, max(0, followed.messages - 1), events)
 
     def _keep(
@@ -415,3 +282,16 @@ class Traces:
         text = f"the log became shorter {self._shrunk} times" if self._shrunk else None
         fields = {"kind": "position", "skipped": skipped, "text": text}
         self._keep(now, LOG, self._only or "", self._noted, [fields])
+
+
+MAX_MESSAGE_CHARS = 2**20
+"""A longer message of a trajectory is kept without its content."""
+
+
+def _kept(now: Moment, source: str, session: str | None, message: object) -> TrajectoryMessage:
+    """Return a message with secrets masked: in the JSON text, where names stand beside values, or else without its content."""
+    text = json.dumps(message)
+    value = parsed(masked(text)) if len(text) <= MAX_MESSAGE_CHARS else None
+    if not isinstance(value, dict):
+        value = {"role": parse.name(parse.within(message, "role")), "content": f"(not kept: {len(text)} characters)"}
+    return TrajectoryMessage(**now.fields(), source=source, session=session, message=json.dumps(value))

@@ -50,7 +50,7 @@ def _line(line: Table) -> list[Event]:
     if kind == "init":
         return [parse.event("session", session=line.get("session_id"), model=line.get("model"))]
     if kind == "message":
-        return [parse.event("message", chars=line.get("content"))] if line.get("role") == "assistant" else []
+        return [parse.message(line.get("content"), "assistant" if line.get("role") == "assistant" else "user")]
     if kind == "tool_use":
         return [parse.call(line.get("tool_name"), line.get("parameters"), call_id=call_id)]
     if kind == "tool_result":

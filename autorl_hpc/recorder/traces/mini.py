@@ -62,14 +62,15 @@ def _message(message: Table, extra: Table, content: object) -> list[Event]:
         return [parse.event("end", ok=status == "Submitted", text=status or content)]
     found = _usage(extra)
     if role == "assistant" or message.get("object") == "response":
-        return [*found, parse.event("message", chars=content), *_calls(extra)]
+        return [*found, parse.message(parse.text_of(content)), *_calls(extra)]
     code = parse.exit_code(extra.get("returncode"))
     if code is not None:
         said = extra.get("exception_info") or extra.get("raw_output") or content
         call_id = message.get("tool_call_id") or message.get("call_id")
-        return [*found, parse.result(code != 0, said, call_id=call_id, exit_code=code)]
+        return [*found, {**parse.result(code != 0, said, call_id=call_id, exit_code=code), "output": content or said}]
     failed = extra.get("interrupt_type")
-    return [*found, parse.event("error", text=failed)] if isinstance(failed, str) else found
+    told = parse.message(parse.text_of(content), "system" if role == "system" else "user")
+    return [*found, *([parse.event("error", text=failed)] if isinstance(failed, str) else []), told]
 
 
 def read_totals(document: Table) -> list[Event]:
@@ -95,4 +96,6 @@ def _usage(extra: Table) -> list[Event]:
 
 def _calls(extra: Table) -> list[Event]:
     actions = parse.tables(extra.get("actions"))
-    return [parse.call("bash", each, call_id=each.get("tool_call_id")) for each in actions]
+    return [
+        {**parse.call("bash", each, call_id=each.get("tool_call_id")), "input": each.get("command")} for each in actions
+    ]

@@ -27,7 +27,7 @@ def _line(line: Table) -> list[Event]:
     if kind == "step_start":  # no other line marks a session's start
         return [parse.event("session")]
     if kind in ("text", "reasoning"):
-        return [parse.event("message", chars=part.get("text"))]
+        return [parse.message(part.get("text"), "assistant" if kind == "text" else "thought")]
     if kind == "tool_use":
         return _tool(part)
     if kind == "step_finish":

@@ -64,16 +64,16 @@ def _event(line: Table) -> list[Event]:
         if tool == "finish":
             return [parse.event("end", ok=True, text=action.get("message"))]
         if tool == "think":
-            return [parse.event("message", chars=action.get("thought"))]
-        return [_call(action, fields)]
+            return [parse.message(action.get("thought"), "thought")]
+        thoughts = (line.get("reasoning_content"), parse.text_of(line.get("thought")))
+        return [*(parse.message(each, "thought") for each in thoughts if each), _call(action, fields)]
     if kind == "ObservationEvent":
         return [] if tool in ("finish", "think") else [_observed(parse.table(line.get("observation")), fields)]
     if kind in ("AgentErrorEvent", "UserRejectObservation"):
         return [parse.result(True, line.get("error") or line.get("rejection_reason"), **fields)]
-    if kind == "MessageEvent" and line.get("source") == "agent":
-        content = parse.within(line, "llm_message", "content")
-        texts = (each["text"] for each in parse.tables(content) if isinstance(each.get("text"), str))
-        return [parse.event("message", chars=content if isinstance(content, str) else "".join(texts))]
+    if kind == "MessageEvent":
+        said = parse.text_of(parse.within(line, "llm_message", "content"))
+        return [parse.message(said, "assistant" if line.get("source") == "agent" else "user")]
     if kind == "ConversationErrorEvent":
         return [parse.event("error", text=f"{parse.name(line.get('code'))}: {line.get('detail')}")]
     if kind == "ConversationStateUpdateEvent":
@@ -84,16 +84,17 @@ def _event(line: Table) -> list[Event]:
 
 def _call(action: Table, fields: Table) -> Event:
     """Return a tool call. The editor's `command` is only a word such as `create`, so its path is added."""
+    given = {key: value for key, value in action.items() if key != "kind"}
     if not isinstance(action.get("path"), str):
-        return parse.call(fields["tool"], action, call_id=fields["call_id"])
+        return parse.call(fields["tool"], given, call_id=fields["call_id"])
     does = action.get("command")
-    return parse.event("tool_call", command=None if does == "view" else f"{does} {action['path']}", **fields)
+    call = parse.event("tool_call", command=None if does == "view" else f"{does} {action['path']}", **fields)
+    return {**call, "input": given}
 
 
 def _observed(observation: Table, fields: Table) -> Event:
     code = parse.exit_code(observation.get("exit_code"))
     code = parse.exit_code(parse.within(observation, "metadata", "exit_code")) if code is None else code
     content = observation.get("content") or observation.get("output")
-    texts = (each.get("text") for each in parse.tables(content) if each.get("text"))
-    said = content if isinstance(content, str) else next(texts, None)
-    return parse.result(observation.get("is_error") is True or bool(code), said, exit_code=code, **fields)
+    failed = observation.get("is_error") is True or bool(code)
+    return parse.result(failed, parse.text_of(content), exit_code=code, **fields)

@@ -1,4 +1,7 @@
-"""Make events from JSON whose content can't be trusted: `event` keeps the plausible values of an event, escaped and masked."""
+"""Make events from JSON whose content can't be trusted: `event` keeps the plausible values of an event, escaped and masked.
+
+An event also holds what was said, in full and as it was (`FULL`): the recorder drops it, a report shows it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ MASKED_CHARS = 4096
 
 Table = dict[str, Any]
 Event = dict[str, Any]
-"""Fields of a TraceEvent, and `wall`: the line's own time in seconds since 1970."""
+"""Fields of a TraceEvent, `wall` (the line's own time in seconds since 1970), and those of FULL."""
+
+FULL = ("role", "said", "input", "output")
+"""Unchecked content: who speaks in a message, the text of a message, error or end, and a tool's input and output."""
 
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None,
@@ -122,7 +128,6 @@ _CLEAN: dict[str, Callable[[Any], Any]] = {
     "cost_usd": lambda value: real(value, MAX_USD),
     "duration_s": lambda value: real(value, MAX_DURATION_S),
     "exit_code": exit_code,
-    "chars": lambda value: len(value) if isinstance(value, str) else 0,
     "wall": wall,
 }
 """What makes a field out of what a trace says; None if it is not plausible."""
@@ -134,8 +139,27 @@ def _cleaned(raw: Table) -> Event:
 
 
 def event(kind: TraceKind, **raw: Any) -> Event:
-    """Return an event with the plausible values among the fields given; `chars` is the text itself."""
-    return {"kind": kind, **_cleaned(raw)}
+    """Return an event with the plausible values among the fields given, and `text` as it was."""
+    return {"kind": kind, **_cleaned(raw), "said": raw.get("text")}
+
+
+def message(text: Any, role: str = "assistant") -> Event:
+    """Return words of the driver (`assistant`, `thought`), or to it (`user`, `system`)."""
+    return {"kind": "message", "chars": len(text) if isinstance(text, str) else 0, "role": role, "said": text}
+
+
+def counted(events: list[Event]) -> list[Event]:
+    """Return what the recorder keeps of the events of a line: no content, and no words to the driver."""
+    kept = (each for each in events if each.get("role") not in ("user", "system"))
+    return [{name: value for name, value in each.items() if name not in FULL} for each in kept]
+
+
+def text_of(content: Any) -> str | None:
+    """Return the text of a message or result: a text, or the texts of a list of blocks."""
+    if isinstance(content, str):
+        return content
+    texts = [each["text"] for each in tables(content) if isinstance(each.get("text"), str)]
+    return "\n".join(texts) if texts else None
 
 
 def usage(**raw: Any) -> list[Event]:
@@ -145,8 +169,8 @@ def usage(**raw: Any) -> list[Event]:
 
 
 def result(failed: bool, said: Any, **raw: Any) -> Event:
-    """Return a tool's result; what it said is kept if it failed."""
-    return event("tool_result", ok=not failed, text=said if failed else None, **raw)
+    """Return a tool's result; the beginning of what it said is counted as its text if it failed."""
+    return {**event("tool_result", ok=not failed, text=said if failed else None, **raw), "output": said}
 
 
 def with_fields(events: list[Event], **raw: Any) -> list[Event]:
@@ -155,14 +179,14 @@ def with_fields(events: list[Event], **raw: Any) -> list[Event]:
     return [{**fields, **each} for each in events]
 
 
-_RUNS = ("command", "cmd", "code", "script", "commands")
+RUNS = ("command", "cmd", "code", "script", "commands")
 _WRITTEN = ("file_path", "filePath", "path", "notebook_path", "absolute_path", "filename")
 _WRITES = re.compile(r"write|edit|patch|replace|create|insert|notebook", re.IGNORECASE)
 
 
 def command(tool: Any, given: Any) -> str | None:
     """Return the command that a tool call runs, or the file that it writes; None if it does neither."""
-    for key in _RUNS:
+    for key in RUNS:
         value = within(given, key)
         if isinstance(value, list):
             value = " ".join(part for part in value[:1000] if isinstance(part, str))
@@ -175,4 +199,4 @@ def command(tool: Any, given: Any) -> str | None:
 
 def call(tool: Any, given: Any, **raw: Any) -> Event:
     """Return a tool call, with the command that it runs or the file that it writes."""
-    return event("tool_call", tool=tool, command=command(tool, given), **raw)
+    return {**event("tool_call", tool=tool, command=command(tool, given), **raw), "input": given}
