@@ -107,7 +107,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def online(place: Workplace, script: str, out: str, iterations: int, processes: int) -> str:
     return place.bash(
         f'cp {script}.py code/; launch "$MODEL_PATH" {script}.py --out output/{out} --iterations {iterations} '
-        "--games 6 --copies 4 --updates 2",
+        "--games 6 --copies 4",
         EXPERT_PROCESSES=str(processes),
     )
 
@@ -189,8 +189,9 @@ def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path:
     told = place.start()
     assert '"won": 6' in told and "'tokens_per_s'" in told and "'eval_reward'" in told
     assert "sampler by rows: " in told and "no sampler" not in told
-    first, *_, last = place.submitted()
+    first, *middle, last = place.submitted()
     assert first[0] == "output/sft" and "--final" in last
+    assert "output/online" in [one[0] for one in middle], "the last checkpoint, better or not"
     again = place.start()
     assert again.count("finished before, kept") == 3
 

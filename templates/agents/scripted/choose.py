@@ -19,7 +19,7 @@ import texts
 from sample_right import prompt_ids, sampler_of
 from sampler_vllm import VllmSampler
 
-MOST_QUESTIONS, MOST_GOALS = 200, 128
+MOST_QUESTIONS, MOST_GOALS = 500, 512
 
 
 class Samplers:

@@ -27,7 +27,6 @@ from collect import MOST_GOALS, expert_for, read_traces
 from corrections import corrected
 from learner import Learner
 from policy import Policy
-from train_episodes import rate_at
 
 TEMPERATURE = 1.0
 GAMES, SMALL_GAMES = 128, 8
@@ -103,7 +102,7 @@ class Rounds:
             started = time.monotonic()
             if machine.agreed(started + longest_s > moment, device):
                 break
-            self.round(lambda: (before_s + time.monotonic() - begun) / allowed_s)
+            self.round(lambda: machine.largest((before_s + time.monotonic() - begun) / allowed_s, device))
             self.spent_s = before_s + time.monotonic() - begun
             longest_s = max(longest_s, time.monotonic() - started)
             if machine.agreed(time.monotonic() > kept + machine.KEEP_S, device):
@@ -165,7 +164,7 @@ class Rounds:
         for step in range(steps):
             part = sequences[step * len(sequences) // steps : (step + 1) * len(sequences) // steps]
             part += [draw.choice(self.shown) for _ in range(max(1, int(batch * DEMONSTRATIONS / processes)))]
-            told = self.learner.imitate(part, peak * rate_at((step + 1) / (steps + 1)))
+            told = self.learner.imitate(part, peak * machine.rate_at((step + 1) / (steps + 1)))
         for name in ("tokens", "computed"):
             told.pop(name, None)
         return {**told, "steps": steps}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -129,7 +130,7 @@ class Decoder:
             cache[:, target, :, :length] = cache[:, source, :, :length]
 
     @torch.no_grad()
-    def extend(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+    def extend(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> None:
         """Computes keys and values of some rows' next tokens, which stand behind column `starts` of each."""
         order = sorted(range(len(rows)), key=lambda n: len(tokens[n]))
         chunk: list[int] = []
@@ -149,6 +150,13 @@ class Decoder:
         self._places[where] = torch.tensor(places, device=self.device)
         self._draws[where] = draws.to(self.device)
         self.counts[where], self.active[where] = 0, True
+
+    def told(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """`active`, `counts`, `said` and `logps` on the processor, by one copy: it waits for the device."""
+        parts = (self.active[:, None], self.counts[:, None], self.said, self.logps)
+        every = torch.cat([part.double() for part in parts], 1).cpu().numpy()
+        said = every[:, 2 : 2 + self.most].astype(np.int32)
+        return every[:, 0] > 0, every[:, 1].astype(np.int32), said, every[:, 2 + self.most :].astype(np.float32)
 
     @torch.no_grad()
     def step(self, temperature: float) -> None:
@@ -178,21 +186,21 @@ class Decoder:
         return any(rows <= most and tokens <= width for most, width in CHUNKS) or rows * tokens <= LONG_TOKENS
 
     def _extend(
-        self, chunk: Sequence[int], rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+        self, chunk: Sequence[int], rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]
     ) -> None:
         longest = max(len(tokens[n]) for n in chunk)
         number, width = next(
             ((most, width) for most, width in CHUNKS if self.graphs and len(chunk) <= most and longest <= width),
             (len(chunk), longest),
         )
-        ids = torch.zeros(number, width, dtype=torch.long)
-        places = torch.full((number, width), self.width - 1)  # nobody's column
-        where = torch.full((number,), rows[chunk[0]])
+        ids = np.zeros((number, width), np.int64)
+        places = np.full((number, width), self.width - 1)  # nobody's column
+        where = np.full(number, rows[chunk[0]])
         for line, n in enumerate(chunk):
-            ids[line, : len(tokens[n])] = torch.tensor(tokens[n])
-            places[line, : len(tokens[n])] = torch.arange(starts[n], starts[n] + len(tokens[n]))
+            ids[line, : len(tokens[n])] = tokens[n]
+            places[line, : len(tokens[n])] = np.arange(starts[n], starts[n] + len(tokens[n]))
             where[line] = rows[n]
-        given = [ids.to(self.device), places.to(self.device), where.to(self.device)]
+        given = [torch.from_numpy(each).to(self.device) for each in (ids, places, where)]
         if (number, width) in CHUNKS:
             self._run(("extend", number, width, self.width), self._forward, given)
         else:
