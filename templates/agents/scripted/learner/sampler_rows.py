@@ -175,9 +175,10 @@ class RowSampler:
     def work(self) -> list[tuple[int, Answer]]:
         """Begins what waits, goes on with all for some tokens, and returns what is answered."""
         answered = self._begin()
-        if any(row.request for row in self._rows):
+        live = [row.number for row in self._rows if row.request]
+        if live:
             for _ in range(STEPS):
-                self.decoder.step(self.temperature)
+                self.decoder.step(self.temperature, live)
             answered += self._over()
         return answered
 
