@@ -1,6 +1,6 @@
 """Interactive tasks from an agent's side: goals to train on and to validate with, and groups of episodes.
 
-Copied into `code/` of a workspace and used from there with autorl_rollouts, which the workspace holds. Nothing here needs torch.
+Used with autorl_rollouts, which the workspace holds. Nothing here needs torch.
 """
 
 from __future__ import annotations

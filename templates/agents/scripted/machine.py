@@ -1,7 +1,6 @@
 """Command line, clock, loading and saving of the scripted trainers, and the options that follow from the hardware.
 
-Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself. Heavy modules are
-imported inside the functions that need them.
+Heavy modules are imported inside the functions that need them. All of this folder is copied into `code/` of a workspace.
 """
 
 from __future__ import annotations
@@ -197,8 +196,8 @@ class Busy:
 
 
 def clock_callback(moment: float, *, keep: bool, early: Callable[[], None] | None = None) -> Any:
-    """A callback of trl's trainers that goes by the clock: it ends training at a moment of the monotonic clock, has the state
-    written every `KEEP_S` seconds if `keep`, and calls `early` once, when a third of the time is used."""
+    """A callback of trl's trainers: it ends training at a moment of the monotonic clock, has the state written every `KEEP_S` seconds if
+    `keep`, and calls `early` once, when a third of the time is used."""
     from transformers import TrainerCallback
 
     class ByTheClock(TrainerCallback):
@@ -300,8 +299,8 @@ def _save_merged(plain: Any, state: Mapping[str, Any], base: Path, out: Path, dt
 def finish(accelerator: Any, out: Path) -> None:
     """The end of a training: marks the stage as finished, so that it is not done again, and ends the processes.
 
-    Several of them end without destructors. That of gloo, with Python's lock held, waits for a thread which may be waiting
-    for that lock (torch 2.13): a finished training would stand still until the budget is used up.
+    Several of them end without destructors: that of gloo, with Python's lock held, waits for a thread which may wait for that lock
+    (torch 2.13), and a finished training would stand still until the budget is used up.
     """
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:

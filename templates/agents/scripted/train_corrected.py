@@ -87,7 +87,7 @@ class Rounds:
         self.recipe = {**recipe, "max_steps": min(int(recipe["max_steps"]), MOST_STEPS)}
         self.games, self.states = games, states
         self.learner = Learner(policy, 1.0)
-        self.number, self.spent_s = 0, 0.0
+        self.number, self.spent_s, self.busy = 0, 0.0, machine.Busy()
 
     def train(self, moment: float, rounds: int) -> None:
         """Rounds until the moment, the last of which still ends before it."""
@@ -138,19 +138,14 @@ class Rounds:
             int(n) for n in self.learner.sums(won, COPIES * len(mine), asked, other, len(sequences))
         )
         if accelerator.is_main_process:
+            told |= {
+                "played": number,
+                "won": won,
+                "expert_agrees": round(1.0 - other / max(1, asked), 3),
+                "sequences": count,
+            }
             seconds = {"rollout_s": round(played_s, 1), "round_s": round(time.monotonic() - started, 1)}
-            print(
-                {
-                    **told,
-                    "played": number,
-                    "won": won,
-                    "expert_agrees": round(1.0 - other / max(1, asked), 3),
-                    "sequences": count,
-                    **seconds,
-                    "round": self.number,
-                },
-                flush=True,
-            )
+            print({**told, **seconds, **self.busy.told(), "round": self.number}, flush=True)
 
     def learn(self, sequences: list[Tokens], draw: random.Random, done: Any) -> dict[str, float]:
         """One pass over the corrections of all processes, with the expert's episodes in between."""

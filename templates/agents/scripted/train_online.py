@@ -7,6 +7,7 @@ always; what it and the model to start from reach on the validation part stands 
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -32,29 +33,23 @@ MOST_STEPS = 30
 """Of an episode in training: experts need a third of it, and one that is not over by then mostly goes round in circles, at the cost
 of the longest prompts. Validation plays as many as graders do."""
 MOST_GAMES = 2500  # training games that are kept in memory and drawn from
-NEVER = 10**9
 
 
 def main() -> None:
     """Trains and saves; see `machine.arguments` for the command line."""
     whole = {"type": int, "default": None}
-    rate = {"type": float, "default": None}
-    given = machine.arguments(
-        "GRPO on whole episodes", iterations=whole, games=whole, copies=whole, validation=whole, rate=rate
-    )
+    given = machine.arguments("GRPO on whole episodes", iterations=whole, games=whole, copies=whole, validation=whole)
     workspace = Path(os.environ["WORKSPACE"])
     meta = machine.read_meta(workspace)
     moment = machine.deadline(workspace, meta, given.share)
     rows = (given.games or LARGE["games"]) * (given.copies or LARGE["copies"])
     policy = Policy(given.model, meta["recipe"], lora=given.lora, rows=rows)
-    policy.rate = given.rate or policy.rate
-    sizes = SMALL if policy.small else LARGE
-    sizes = {name: getattr(given, name) or size for name, size in sizes.items()}
+    sizes = {name: getattr(given, name) or size for name, size in (SMALL if policy.small else LARGE).items()}
     source = episodes.source_of(workspace, meta)
     goals, held_out = episodes.chosen(source, MOST_GAMES, sizes["validation"], machine.seed())
     with Pool(source, episodes.workers_here(machine.processes())) as pool:
         run = Run(policy, goals, held_out, pool, meta["recipe"], sizes, given.out, workspace)
-        run.train(moment, given.iterations or NEVER)
+        run.train(moment, given.iterations or 10**9)
     machine.finish(policy.accelerator, given.out)
 
 
@@ -80,8 +75,7 @@ class Run:
         self.iteration, self.start, self.submitted = 0, -1.0, False
         self.known: dict[int, float] = {}
         """Mean reward of each game when it was played last, by its number."""
-        self.share = 0.5  # of the last wave's groups that were mixed
-        self.validated_s = 0.0
+        self.share, self.validated_s = 0.5, 0.0  # mixed ones among the last wave's groups; how long validation took
         self.busy = machine.Busy()
 
     def train(self, moment: float, iterations: int) -> None:
@@ -91,16 +85,17 @@ class Run:
         if self.start < 0:
             self.start = self.validate()
         longest_s = 0.0
+        agreed = functools.partial(machine.agreed, device=self.policy.accelerator.device)
         while self.iteration < iterations:
             started = time.monotonic()
-            if self.agreed(started + longest_s + self.validated_s > moment):
+            if agreed(started + longest_s + self.validated_s > moment):
                 break
             self.iterate()
             longest_s = max(longest_s, time.monotonic() - started)
-            if not self.submitted and self.agreed(time.monotonic() > begun + (moment - begun) / 3):
+            if not self.submitted and agreed(time.monotonic() > begun + (moment - begun) / 3):
                 self.submitted = True
                 self.submit(self.out.with_name(f"{self.out.name}-early"), "early")
-            if self.agreed(time.monotonic() > kept + machine.KEEP_S):
+            if agreed(time.monotonic() > kept + machine.KEEP_S):
                 self.keep()
                 kept = time.monotonic()
         score = self.validate()
@@ -187,10 +182,6 @@ class Run:
             self.iteration, self.start, self.submitted = progress["iteration"], progress["start"], progress["submitted"]
             self.share = progress["share"]
             self.known = {int(number): float(mean) for number, mean in progress["known"]}
-
-    def agreed(self, value: bool) -> bool:
-        """Whether any process says so."""
-        return machine.agreed(value, self.policy.accelerator.device)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,7 @@ import texts
 BATCH = 32
 SMALL_STEPS = 30
 LARGE_STEPS, LARGE_EPOCHS = 600, 3
-LARGE_DEVICE_BATCHES = ((500_000_000, 16),)
-"""Up to so many parameters: rows a device handles at once; else `LARGEST_DEVICE_BATCH`."""
-LARGEST_DEVICE_BATCH = 4
+DEVICE_BATCH, LARGEST_DEVICE_BATCH = 16, 4  # rows a device handles at once: below 500M parameters, above
 MAX_LENGTH = 1024
 TRACE_BATCH = 16
 SMALL_TRACE_STEPS = 60
@@ -48,9 +46,8 @@ def as_tokens(folder: Path) -> list[dict[str, Any]]:
     """Episodes cut into tokens; the loss is on the player's own."""
     from collect import read_traces
 
-    return [
-        {"input_ids": one.ids.tolist(), "completion_mask": one.own.astype(int).tolist()} for one in read_traces(folder)
-    ]
+    traces = read_traces(folder)
+    return [{"input_ids": one.ids.tolist(), "completion_mask": one.own.astype(int).tolist()} for one in traces]
 
 
 def main() -> None:
@@ -90,7 +87,7 @@ def main() -> None:
     else:
         rows, whole = as_text(question_rows(data, chosen.rows), meta["recipe"], tokenizer), BATCH
         length, few = min(MAX_LENGTH, model.config.max_position_embeddings), SMALL_STEPS
-    few_rows = next((size for most, size in LARGE_DEVICE_BATCHES if machine.count(model) < most), LARGEST_DEVICE_BATCH)
+    few_rows = DEVICE_BATCH if machine.count(model) < 500_000_000 else LARGEST_DEVICE_BATCH
     batch = max(1, min(whole // machine.processes(), whole if small else few_rows))
     steps = chosen.steps or (few if small else min(LARGE_STEPS, math.ceil(LARGE_EPOCHS * len(rows) / whole)))
     trainer = Timed(

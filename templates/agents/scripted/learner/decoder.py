@@ -145,12 +145,10 @@ class Decoder:
             self._extend(chunk, rows, starts, tokens)
 
     @torch.no_grad()
-    def ask(self, rows: Sequence[int], lasts: Sequence[int], places: Sequence[int], draws: torch.Tensor) -> None:
+    def ask(self, rows: Sequence[int], lasts: Sequence[int], places: Sequence[int], draws: np.ndarray) -> None:
         """These rows answer from now on: the last token of each prompt, its column, and uniform numbers [n, most]."""
-        where = torch.tensor(rows, device=self.device)
-        self._tokens[where] = torch.tensor(lasts, device=self.device)
-        self._places[where] = torch.tensor(places, device=self.device)
-        self._draws[where] = draws.to(self.device)
+        where, tokens, columns = self._up(np.asarray([rows, lasts, places], np.int64))
+        self._tokens[where], self._places[where], self._draws[where] = tokens, columns, self._up(draws)
         self.counts[where], self.active[where] = 0, True
 
     def told(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -160,6 +158,11 @@ class Decoder:
         said = every[:, 2 : 2 + self.most].astype(np.int32)
         return every[:, 0] > 0, every[:, 1].astype(np.int32), said, every[:, 2 + self.most :].astype(np.float32)
 
+    def _up(self, array: np.ndarray) -> torch.Tensor:
+        """An array on the device; what the device has to do before is not waited for."""
+        made = torch.from_numpy(array)
+        return made.pin_memory().to(self.device, non_blocking=True) if self.graphs else made.to(self.device)
+
     @torch.no_grad()
     def step(self, temperature: float, rows: Sequence[int]) -> None:
         """One token in each of these rows that is answering. It stops at an end token, or when `most` are said."""
@@ -167,7 +170,7 @@ class Decoder:
         number = self.rows if self.graphs and number not in STEPS else number
         where = np.full(number, self.rows)
         where[: len(rows)] = rows
-        given = [torch.from_numpy(where).to(self.device)]
+        given = [self._up(where)]
         self._run(("step", temperature, self.width, number), lambda where: self._step(temperature, where), given)
 
     def _step(self, temperature: float, where: torch.Tensor) -> None:
@@ -211,7 +214,7 @@ class Decoder:
             ids[at:end], places[at:end], lines[at:end] = tokens[n], np.arange(starts[n], starts[n] + end - at), rows[n]
             bounds[line], first[line], used[line] = at, rows[n] * self.width, starts[n] + end - at
             at = end
-        given = [torch.from_numpy(each).to(self.device) for each in (ids, places, lines, bounds, first, used)]
+        given = [self._up(each) for each in (ids, places, lines, bounds, first, used)]
         if (size, number) in CHUNKS:
             self._run(("extend", size, number, self.width), lambda *held: self._forward(*held, size), given)
         else:

@@ -269,7 +269,7 @@ class RowSampler:
             [one.row.number for one in requests if one.row is not None],
             [int(one.prompt[-1]) for one in requests],
             [len(one.prompt) - 1 for one in requests],
-            torch.from_numpy(draws),
+            draws,
         )
 
     def _over(self) -> list[tuple[int, Answer]]:
