@@ -156,6 +156,11 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
     assert "'step': 6" in told and (game.path / "output" / "unbroken.done").exists()
     assert same(game.weights("broken"), game.weights("unbroken"), 2e-6)
     assert not same(game.weights("broken"), _base(game), 1e-4)
+    (game.path / "output" / "long").mkdir()
+    with gzip.open(game.path / "output" / "long" / "000019.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"goal": "g", "reward": 1.0, "ids": [], "own": []}) + "\n" for _ in range(19))
+    told = game.bash('launch "$MODEL_PATH" train_episodes.py --out output/none --traces output/long', check=False)
+    assert "of 19 episodes that the expert won the first prompt is longer than the model's window" in told
 
 
 @pytest.mark.soak

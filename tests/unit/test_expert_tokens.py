@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pieces
 import pytest
 from pieces import TINY
+
+from autorl_hpc.rollouts import pool
 
 piece = pieces.piece
 
@@ -102,9 +105,7 @@ def test_corrections_teach_what_the_expert_says_where_the_model_went(piece: Any)
         [[1, 2], [1, 2, 10, 3], [1, 2, 10, 3, 11, 3], [1, 2, 10, 3, 11, 3, 10, 3]],
     )
     numbers = {"go": 10, "sit": 11, "take": 12, "look": 13}
-    speech = SimpleNamespace(
-        plain=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: []
-    )
+    speech = SimpleNamespace(plain=lambda text: [numbers[text.strip()]] if text.strip() else [], ending=lambda chat: [])
     episode = SimpleNamespace(
         transcript=SimpleNamespace(first="", turns=[SimpleNamespace(action=word, observation="") for word in said]),
         completions=[
@@ -167,6 +168,18 @@ def test_a_step_weighs_long_and_short_episodes_alike_and_leaves_equal_groups_out
     assert [round(float(one.own.sum() * one.advantage), 3) for one in seen] == [0.707, -0.707]
     assert learner.policy.optimizer.param_groups == [{"lr": 0.25}]
     assert (told["groups"], told["mixed_groups"], told["reward"]) == (3, 0.333, 0.6667)
+
+
+def test_games_that_failed_before_are_half_of_those_that_are_drawn(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autorl_rollouts.pool", pool)  # as a workspace has it
+    run = object.__new__(piece("train_online").Run)
+    run.sizes, run.goals, run.iteration = {"games": 8}, [{}] * 40, 3
+    run.known = {n: 1.0 if n < 6 else 0.25 for n in range(12)}
+    numbers = run.drawn(0, 20)
+    assert len(numbers) == len(set(numbers)) == 8 and numbers == run.drawn(0, 20) != run.drawn(1, 20)
+    assert all(6 <= n < 12 for n in numbers[:4]) and all(n >= 12 for n in numbers[4:])
+    run.known = dict.fromkeys(range(40), 1.0)
+    assert len(set(run.drawn(0, 3))) == 3  # all are always won: any of them
 
 
 def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:
