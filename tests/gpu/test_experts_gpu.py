@@ -18,7 +18,7 @@ from pathlib import Path
 import needs
 import pytest
 from checkpoints import take
-from experts import Workplace
+from experts import GAME, Workplace
 
 from autorl_hpc.files.checkpoint import folder_content_hash
 from autorl_hpc.sandbox.prove import cuda_works
@@ -32,30 +32,9 @@ by_vllm = needs.needs(
     "no vLLM, or no base model",
 )
 
-GAME = """
-from autorl_rollouts.environment import Step
-
-def goals(data):
-    for n in range(40):
-        yield {"id": f"g{n}", "question": f"{n} and {n + 3}"}
-
-class Dialogue:
-    def prompt(self, transcript):
-        return transcript.first + "".join(f" {said}\\n{seen}\\nAnswer:" for said, seen in transcript.turns)
-    def action(self, completion):
-        return completion.strip()
-
-class Environment:
-    def reset(self, goal, seed):
-        self.asked = self.good = 0
-        return f"Question: What is {goal['question']}?\\nAnswer:"
-    def step(self, action):
-        self.asked, self.good = self.asked + 1, self.good + sum(map(ord, action)) % 2
-        return Step("Question: And then?", self.asked == 2, self.good / 2)
-    def close(self):
-        pass
-"""
-"""Whatever a model samples, half of its answers are good: groups are mixed."""
+MIXED = GAME.replace(
+    '"1" in action', "sum(map(ord, action)) % 2"
+)  # whatever a model samples, half of its answers are good
 
 
 @pytest.fixture
@@ -72,7 +51,7 @@ def place(tmp_path: Path) -> Workplace:
             )
     made.env.setdefault("CUDA_VISIBLE_DEVICES", "0")
     made.env["NCCL_NVLS_ENABLE"] = os.environ.get("NCCL_NVLS_ENABLE", "0")
-    (made.path / "environment" / "environment.py").write_text(GAME)
+    (made.path / "environment" / "environment.py").write_text(MIXED)
     meta = json.loads((made.path / "run_meta.json").read_text())
     meta["recipe"]["max_new_tokens"] = 8
     (made.path / "run_meta.json").write_text(json.dumps(meta))
