@@ -23,6 +23,38 @@ from autorl_hpc.tasks.loader import load_task
 LIMIT_S = 1500.0
 """Of one script: several trainings, each of which loads its libraries, on a machine that is busy with other things."""
 
+GAME = '''
+from autorl_rollouts.environment import Step
+
+
+def goals(data):
+    for n in range(40):
+        yield {"id": f"g{n}", "question": f"{n} and {n + 3}"}
+
+
+class Dialogue:
+    def prompt(self, transcript):
+        return transcript.first + "".join(f" {said}\\n{seen}\\nAnswer:" for said, seen in transcript.turns)
+
+    def action(self, completion):
+        return completion.strip()
+
+
+class Environment:
+    """Two questions; half the reward for each answer with a 1 in it, which the base model gives in four of five cases."""
+
+    def reset(self, goal, seed):
+        self.asked = self.good = 0
+        return f"Question: What is {goal['question']}?\\nAnswer:"
+
+    def step(self, action):
+        self.asked, self.good = self.asked + 1, self.good + ("1" in action)
+        return Step("Question: And then?", self.asked == 2, self.good / 2)
+
+    def close(self):
+        pass
+'''
+
 STAND_IN = """#!{python}
 import json, os, sys
 if os.path.basename(sys.argv[0]) == "time":

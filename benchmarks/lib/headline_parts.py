@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,16 @@ from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.records.entries import Evaluation
+from autorl_hpc.report.scores import paired_graded
+from autorl_hpc.report.statistics import paired_clusters
 from autorl_hpc.rollouts.engine import EngineFailed, WeightsChanged
+from autorl_hpc.scoring.stats import paired
 from autorl_hpc.states import Split
 
 SMOKE_CLOCK = "3m"
-AFTER_SFT = "output/sft"
-"""The path that the experts submit after supervised training."""
+WEAK_AGENT = "weak-sft-grpo-online"
+STAGES = {"output/sft": "SFT", "output/corrected": "SFT on corrections", "output/grpo": "RL", "output/online": "RL"}
+"""Under which paths the experts submit what, one stage after the other; RL's is its last checkpoint, better or not."""
 KEPT_FILES = ("summary.json", "run.md")
 KEPT_BYTES = 2_000_000
 """Of one file that is kept in docs/results."""
@@ -51,11 +56,18 @@ class Plan:
     smoke: bool
     budget: str | None
     engine: str | None
+    weak: bool
+    seed: int
+
+    @property
+    def kind(self) -> str:
+        """Task, aim and seed."""
+        return f"{self.headline}{'-rl' if self.weak else ''}{f'-s{self.seed}' if self.seed else ''}"
 
     @property
     def name(self) -> str:
         """The experiment's."""
-        return f"{self.headline}-headline{'-smoke' if self.smoke else ''}"
+        return f"{self.kind}-headline{'-smoke' if self.smoke else ''}"
 
     @property
     def experiment(self) -> ExperimentDir:
@@ -131,6 +143,7 @@ def job_file(plan: Plan, repo: Path, packages: Sequence[str]) -> Path:
         (repo / "jobs" / f"{plan.headline}-headline.yaml").read_text(encoding="utf-8")
     )
     spec["name"] = plan.name
+    spec["matrix"] |= {"seed": plan.seed, **({"agent": WEAK_AGENT} if plan.weak else {})}
     if plan.smoke:
         spec["matrix"] |= {"task": plan.task, "base_model": "autorl/tiny"}
         spec["grader"] = {"engine": "transformers", "device": "cpu"}
@@ -203,10 +216,9 @@ def _shown(score: Any) -> str:
     return "no score" if score.evaluation.score is None else f"{score.evaluation.score:.1f}"
 
 
-def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
-    """The checkpoint after supervised training on the report split, by the run's own recipe, engine and scorer. It chose nothing, and
-    it is no part of the ledger: measured when the run was closed. None where that checkpoint is the selected one, or was not
-    accepted.
+def measure_stages(plan: Plan) -> list[dict[str, Any]]:
+    """What each stage of the expert's submitted last, on the report split: one after the other, by the run's own recipe and scorer and one
+    engine. It chose nothing, and is no part of the ledger: measured when the run was closed.
 
     Raises:
         Failed: this machine can't score it.
@@ -214,48 +226,61 @@ def measure_after_sft(plan: Plan) -> dict[str, Any] | None:
     from autorl_hpc.grading.background import RatingOverdue
     from autorl_hpc.grading.evaluate import Bench
 
-    run, kept = plan.run, plan.root / f"{plan.name}.after-sft.json"
+    run, kept = plan.run, plan.root / f"{plan.name}.stages.json"
     known = reading.read_json_or_none(kept)
-    if isinstance(known, dict):
+    if isinstance(known, list):
         return known
-    record, view = read_run(run), RunView.of(Ledger(run).read())
-    first = next((one for one in view.accepted() if one.model_path == AFTER_SFT and one.content_hash), None)
-    if first is None or view.closed is None:
-        return None
-    chosen = view.submissions.get(view.closed.selected) if view.closed.selected else None
-    assert first.content_hash is not None
-    if chosen is not None and chosen.content_hash == first.content_hash:
-        return None
-    say("measuring the checkpoint after SFT on the report split")
+    record, accepted = read_run(run), RunView.of(Ledger(run).read()).accepted()
+    last = {one.model_path: one for one in accepted if one.content_hash}
     bench = Bench(Root(plan.root), read_experiment(plan.experiment).spec.grader)
+    measured: list[dict[str, Any]] = []
     try:
-        weights = plan.experiment.artifacts / first.content_hash
-        evaluation = bench.evaluate(record.science, weights, first.content_hash, Split.REPORT).evaluation
+        for path, name in STAGES.items():
+            if (one := last.get(path)) is None or one.content_hash is None:
+                continue
+            say(f"measuring {path} on the report split")
+            weights = plan.experiment.artifacts / one.content_hash
+            scored = bench.rate(bench.answer(record.science, weights, one.content_hash, Split.REPORT))
+            outcomes = [(item.id, item.outcome, str(item.facts.get("cluster", item.id))) for item in scored.outcomes]
+            told = {"path": path, "stage": name, "submission": one.submission_id, "outcomes": outcomes}
+            measured.append({**told, "evaluation": scored.evaluation.model_dump(mode="json")})
     except (AutorlError, OSError, EngineFailed, WeightsChanged, RatingOverdue) as error:
-        raise Failed(f"the checkpoint after SFT can't be measured: {error}") from error
+        raise Failed(f"the stages can't be measured: {error}") from error
     finally:
         bench.drop_engine()
-    measured = {"submission": first.submission_id, "evaluation": evaluation.model_dump(mode="json")}
-    atomic.write_bytes(kept, json.dumps(measured, indent=1).encode("ascii"))
+    atomic.write_bytes(kept, json.dumps(measured).encode("ascii"))
     return measured
 
 
-def keep(plan: Plan, out: Path, spent: Spent, after_sft: dict[str, Any] | None) -> Path:
+def share(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """What a stage gave: the paired difference in points over the same items, with its interval at 95 %, over clusters where there are some."""
+    ids, old, clusters = zip(*before["outcomes"], strict=True)
+    same, new, _ = zip(*after["outcomes"], strict=True)
+    assert ids == same
+    if len(set(clusters)) < len(ids):
+        found: Any = paired_clusters(old, new, clusters)
+    else:
+        found = paired(old, new) if {*old, *new} <= {0.0, 1.0} else paired_graded(old, new)
+    points = {name: round(100.0 * getattr(found, name), 2) for name in ("difference", "low", "high")}
+    return {"from": before["path"], "to": after["path"], **points, "p_value": round(found.p_value, 5)}
+
+
+def keep(plan: Plan, out: Path, spent: Spent, stages: Sequence[dict[str, Any]]) -> Path:
     """Writes the reports and copies the small part of them, with a page of the headline's own."""
     suite("report", str(plan.experiment.path), "--quiet", "--no-figures")
-    folder = out / f"{plan.headline}-{datetime.now(timezone.utc):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
+    folder = out / f"{plan.kind}-{datetime.now(timezone.utc):%Y-%m-%d}{'-smoke' if plan.smoke else ''}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT_FILES:
         source = plan.run.report / name
         if source.is_file() and source.stat().st_size <= KEPT_BYTES:
             atomic.write_bytes(folder / name, source.read_bytes())
-    facts = headline(plan, spent, after_sft)
+    facts = headline(plan, spent, stages)
     atomic.write_bytes(folder / "headline.json", (json.dumps(facts, indent=1) + "\n").encode("ascii"))
     atomic.write_bytes(folder / "headline.md", page(facts).encode("utf-8"))
     return folder
 
 
-def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict[str, Any]:
+def headline(plan: Plan, spent: Spent, stages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The facts of one headline; scores are null where nothing was measured.
 
     Raises:
@@ -266,13 +291,7 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
         raise Failed(f"{plan.run.path} is not closed")
     key = view.closed.baseline_report
     base = read_baseline(plan.experiment.baselines, key) if key else None
-    first = next((one for one in view.accepted() if one.model_path == AFTER_SFT), None)
     chosen = view.submissions.get(view.closed.selected) if view.closed.selected else None
-    final = view.closed.report
-    same = first is not None and chosen is not None and first.content_hash == chosen.content_hash
-    sft = final if after_sft is None and same else None
-    if after_sft is not None:
-        sft = Evaluation.model_validate(after_sft["evaluation"])
     return {
         "task": record.science.task,
         "agent": record.science.agent,
@@ -284,8 +303,12 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
         "engine": None if base is None else base.engine.model_dump(mode="json"),
         "report_split": {
             "base": _facts(base.evaluation if base else None),
-            "after_sft": {**_facts(sft), "in_protocol": after_sft is None, "same_engine": _same_engine(sft, final)},
-            "selected": {**_facts(final), "path": chosen.model_path if chosen else None},
+            "stages": [
+                {"path": one["path"], "stage": one["stage"], **_facts(Evaluation.model_validate(one["evaluation"]))}
+                for one in stages
+            ],
+            "shares": [share(one, other) for one, other in pairwise(stages)],
+            "selected": {**_facts(view.closed.report), "path": chosen.model_path if chosen else None},
         },
         "feedback_split": [
             {
@@ -301,11 +324,6 @@ def headline(plan: Plan, spent: Spent, after_sft: dict[str, Any] | None) -> dict
     }
 
 
-def _same_engine(one: Evaluation | None, other: Evaluation | None) -> bool:
-    """Whether their scores compare: the last call may have had another machine than the one before."""
-    return one is not None and other is not None and one.engine_hash == other.engine_hash
-
-
 def _facts(evaluation: Evaluation | None) -> dict[str, Any]:
     if evaluation is None:
         return {"score": None, "n": None, "reason": "not measured"}
@@ -315,24 +333,23 @@ def _facts(evaluation: Evaluation | None) -> dict[str, Any]:
 def page(facts: dict[str, Any]) -> str:
     """The same for people."""
     split = facts["report_split"]
-    base, sft, final = (split[name]["score"] for name in ("base", "after_sft", "selected"))
-    compares = split["after_sft"].get("same_engine", True)
-    marks = ["measured when the run was closed"] * (not split["after_sft"]["in_protocol"])
-    marks += ["by another engine: it does not compare"] * (sft is not None and not compares)
-    marked = f" ({', '.join(marks)})" if marks else ""
-    told = sft if compares else None
+    given = {each["to"]: each for each in split["shares"]}
     lines = [
         f"# {facts['task']}: {facts['agent']} with {facts['base_model']}, seed {facts['seed']}",
         "",
         "A smoke test: the figures mean nothing.\n" if facts["smoke"] else "One run, one seed.\n",
-        "| checkpoint | report split | change |",
+        "| checkpoint | report split | what the stage gave, on the same items |",
         "|---|--:|--:|",
-        f"| base model | {_number(base)} | |",
-        f"| after SFT{marked} | {_number(sft)} | {_change(base, told)} |",
-        f"| selected: {split['selected']['path']} | {_number(final)} | {_change(told, final)} |",
+        f"| base model | {_number(split['base']['score'])} | |",
+        *(
+            f"| after {one['stage']}: {one['path']} | {_number(one['score'])} | {_share(given.get(one['path']))} |"
+            for one in split["stages"]
+        ),
+        f"| selected by the expert: {split['selected']['path']} | {_number(split['selected']['score'])} | |",
         "",
-        f"Items: {split['selected']['n']}. The agent ran {_minutes(facts['agent_s'])}; with staging, grading and reports the machine was "
-        f"held {_minutes(sum(facts['calls_s']))}, in {len(facts['calls_s'])} calls.",
+        f"Items: {split['selected']['n']}. The stages' last checkpoints were measured by one engine when the run was closed, and chose nothing. The "
+        f"agent ran {_minutes(facts['agent_s'])}; with staging, grading and reports the machine was held {_minutes(sum(facts['calls_s']))}, in "
+        f"{len(facts['calls_s'])} calls.",
         "",
         "| submitted | after | feedback split |",
         "|---|--:|--:|",
@@ -347,6 +364,12 @@ def page(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _share(told: dict[str, Any] | None) -> str:
+    if told is None:
+        return ""
+    return f"{told['difference']:+.1f} [{told['low']:+.1f}, {told['high']:+.1f}], p {told['p_value']:.4f}"
+
+
 def _engine(engine: dict[str, Any] | None) -> str:
     if engine is None:
         return "unknown"
@@ -356,10 +379,6 @@ def _engine(engine: dict[str, Any] | None) -> str:
 
 def _number(value: float | None) -> str:
     return "not measured" if value is None else f"{value:.1f}"
-
-
-def _change(before: float | None, after: float | None) -> str:
-    return "" if before is None or after is None else f"{after - before:+.1f}"
 
 
 def _minutes(seconds: float | None) -> str:

@@ -11,39 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import take
-from experts import Workplace
-
-GAME = '''
-from autorl_rollouts.environment import Step
-
-
-def goals(data):
-    for n in range(40):
-        yield {"id": f"g{n}", "question": f"{n} and {n + 3}"}
-
-
-class Dialogue:
-    def prompt(self, transcript):
-        return transcript.first + "".join(f" {said}\\n{seen}\\nAnswer:" for said, seen in transcript.turns)
-
-    def action(self, completion):
-        return completion.strip()
-
-
-class Environment:
-    """Two questions; half the reward for each answer with a 1 in it, which the base model gives in four of five cases."""
-
-    def reset(self, goal, seed):
-        self.asked = self.good = 0
-        return f"Question: What is {goal['question']}?\\nAnswer:"
-
-    def step(self, action):
-        self.asked, self.good = self.asked + 1, self.good + ("1" in action)
-        return Step("Question: And then?", self.asked == 2, self.good / 2)
-
-    def close(self):
-        pass
-'''
+from experts import GAME, Workplace
 
 EVERY_LOOK_IS_BETTER = """
 import machine, train_online
@@ -87,6 +55,12 @@ train_corrected.main()
 """
 
 
+def near(one: Mapping[str, Any], other: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
+    """Whether two trainings went the same way: AdamW takes whole steps by the sign of what is but rounding, in few weights."""
+    apart = sum(float(((one[name] - other[name]) ** 2).sum()) for name in start) ** 0.5
+    return apart < 0.01 * sum(float(((one[name] - start[name]) ** 2).sum()) for name in start) ** 0.5
+
+
 def same(one: Mapping[str, Any], other: Mapping[str, Any], within: float) -> bool:
     assert one.keys() == other.keys()
     return all(np.allclose(one[name], other[name], atol=within, rtol=0) for name in one)
@@ -107,7 +81,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def online(place: Workplace, script: str, out: str, iterations: int, processes: int) -> str:
     return place.bash(
         f'cp {script}.py code/; launch "$MODEL_PATH" {script}.py --out output/{out} --iterations {iterations} '
-        "--games 6 --copies 4 --updates 2",
+        "--games 6 --copies 4",
         EXPERT_PROCESSES=str(processes),
     )
 
@@ -120,11 +94,11 @@ def test_two_processes_take_the_steps_of_one_and_an_interrupted_training_goes_on
     one = game.weights("one")
     assert one.keys() == base.keys() and not same(one, base, 1e-5)
     assert "2 processes" in online(game, "seldom", "two", 2, 2)
-    assert same(game.weights("two"), one, 2e-6)
+    assert near(game.weights("two"), one, base)
     online(game, "often", "pieces", 1, 1)
     assert not same(game.weights("pieces"), one, 1e-5)
     assert "going on from iteration 1" in online(game, "often", "pieces", 2, 1)
-    assert same(game.weights("pieces"), one, 2e-6)
+    assert near(game.weights("pieces"), one, base)
     take(game.path / "output" / "one", game.path.parent / "taken")  # as intake does: else refused
     assert not list((game.path / "output").glob("*.partial"))
 
@@ -150,6 +124,11 @@ def test_training_on_episodes_that_is_killed_goes_on_to_the_same_weights(game: W
     assert "'step': 6" in told and (game.path / "output" / "unbroken.done").exists()
     assert same(game.weights("broken"), game.weights("unbroken"), 2e-6)
     assert not same(game.weights("broken"), _base(game), 1e-4)
+    (game.path / "output" / "long").mkdir()
+    with gzip.open(game.path / "output" / "long" / "000019.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"goal": "g", "reward": 1.0, "ids": [], "own": []}) + "\n" for _ in range(19))
+    told = game.bash('launch "$MODEL_PATH" train_episodes.py --out output/none --traces output/long', check=False)
+    assert "of 19 episodes that the expert won the first prompt is longer than the model's window" in told
 
 
 @pytest.mark.soak
@@ -189,8 +168,9 @@ def test_sft_grpo_online_from_the_experts_games_to_the_last_submission(tmp_path:
     told = place.start()
     assert '"won": 6' in told and "'tokens_per_s'" in told and "'eval_reward'" in told
     assert "sampler by rows: " in told and "no sampler" not in told
-    first, *_, last = place.submitted()
+    first, *middle, last = place.submitted()
     assert first[0] == "output/sft" and "--final" in last
+    assert "output/online" in [one[0] for one in middle], "the last checkpoint, better or not"
     again = place.start()
     assert again.count("finished before, kept") == 3
 

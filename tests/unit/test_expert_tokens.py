@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pieces
 import pytest
 from pieces import TINY
+
+from autorl_hpc.rollouts import pool
 
 piece = pieces.piece
 
@@ -67,7 +70,7 @@ def test_episodes_behind_one_copy_of_their_examples_are_learned_from_as_each_by_
     batches = piece("batches")
     draw = np.random.default_rng(0)
     one, other = draw.integers(3, 300, size=80), draw.integers(3, 300, size=60)
-    made = kind(batches, one.tolist(), 5, 1) + kind(batches, other.tolist(), 4, 2) + kind(batches, [7], 1, 3)
+    made = kind(batches, one.tolist(), 14, 1) + kind(batches, other.tolist(), 12, 2) + kind(batches, [7], 1, 3)
     made += [made[0]._replace(ids=made[0].ids.copy()), batches.merged([spoken(batches, [1], [2])], 9)[0]]
     limit = 200
     together = batches.packs(made, limit, 0)
@@ -132,23 +135,51 @@ def test_advantages_are_of_a_group_and_equal_rewards_have_none(piece: Any) -> No
     assert found[1].tolist() == [0, 0, 0, 0]
 
 
-def test_the_loss_is_the_policy_gradient_at_first_and_stops_behind_the_clip(piece: Any) -> None:
+def test_the_loss_is_the_policy_gradient_and_a_strange_sampler_weighs_at_most_twice(piece: Any) -> None:
     import torch
 
     objective = piece("objective")
-    old = torch.tensor([-1.0, -2.0, -0.5, -0.7])
-    advantage = torch.tensor([1.0, -1.0, 2.0, 0.0])
-    new = old.clone().requires_grad_()
-    loss, cut = objective.policy_loss(new, old, old, advantage, 8.0)
-    loss.backward()
-    assert new.grad is not None and new.grad.tolist() == pytest.approx([-1 / 8, 1 / 8, -2 / 8, 0]) and cut == 0
-    far = (old + torch.tensor([0.5, -0.5, -0.5, 0.5])).requires_grad_()
-    loss, cut = objective.policy_loss(far, old, old, advantage, 8.0)
-    loss.backward()
-    assert far.grad is not None  # moved as wanted, beyond the clip: no more; against it: the whole gradient
-    assert far.grad.tolist() == pytest.approx([0, 0, -2 / 8 * float(np.exp(-0.5)), 0]) and cut == 2
-    stale, _ = objective.policy_loss(old, old, old - 5.0, advantage, 8.0)
-    assert float(stale) == pytest.approx(-2.0 * (1 - 1 + 2) / 8)  # a strange sampler weighs at most twice
+    sampled = torch.tensor([-1.0, -2.0, -0.5, -0.7])
+    new = sampled.clone().requires_grad_()
+    weight = torch.tensor([1.0, -1.0, 2.0, 0.0])
+    objective.policy_loss(new, sampled, weight, 8.0).backward()
+    assert new.grad is not None and new.grad.tolist() == pytest.approx([-1 / 8, 1 / 8, -2 / 8, 0])
+    assert float(objective.policy_loss(sampled, sampled - 5.0, weight, 8.0)) == pytest.approx(-2.0 * (1 - 1 + 2) / 8)
+
+
+def test_a_step_weighs_long_and_short_episodes_alike_and_leaves_equal_groups_out(piece: Any) -> None:
+    words = piece("words")
+
+    def episode(reward: float | None, turns: int) -> Any:
+        said = [words.said("x", [1] * (3 + 2 * n), [1, 1], [0.0, 0.0]) for n in range(turns)]
+        return SimpleNamespace(reward=reward, completions=said, steps=turns, tokens=2 * turns)
+
+    seen: list[Any] = []
+    learner = object.__new__(piece("learner").Learner)
+    learner.accelerator = SimpleNamespace(num_processes=1, device="cpu")
+    learner.policy = SimpleNamespace(limit=100, optimizer=SimpleNamespace(param_groups=[{"lr": 0.0}]))
+    learner.batches = lambda sequences: seen.extend(sequences) or []
+    groups = [
+        [episode(1.0, 2), episode(0.0, 9)],
+        [episode(1.0, 3), episode(1.0, 4)],
+        [episode(None, 3), episode(0.5, 1)],
+    ]
+    told = learner.learn(groups, 0.25)
+    assert [round(float(one.own.sum() * one.advantage), 3) for one in seen] == [0.707, -0.707]
+    assert learner.policy.optimizer.param_groups == [{"lr": 0.25}]
+    assert (told["groups"], told["mixed_groups"], told["reward"]) == (3, 0.333, 0.6667)
+
+
+def test_games_that_failed_before_are_half_of_those_that_are_drawn(piece: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "autorl_rollouts.pool", pool)  # as a workspace has it
+    run = object.__new__(piece("train_online").Run)
+    run.sizes, run.goals, run.iteration = {"games": 8}, [{}] * 40, 3
+    run.known = {n: 1.0 if n < 6 else 0.25 for n in range(12)}
+    numbers = run.drawn(0, 20)
+    assert len(numbers) == len(set(numbers)) == 8 and numbers == run.drawn(0, 20) != run.drawn(1, 20)
+    assert all(6 <= n < 12 for n in numbers[:4]) and all(n >= 12 for n in numbers[4:])
+    run.known = dict.fromkeys(range(40), 1.0)
+    assert len(set(run.drawn(0, 3))) == 3  # all are always won: any of them
 
 
 def test_log_probabilities_are_those_of_every_own_token(piece: Any) -> None:

@@ -1,7 +1,7 @@
 """One process of `gpu-learners`, in a workspace of the experts: `learning.py ours|trl FROM OUT SECONDS`, or `learning.py play CHECKPOINT...`.
 
 `ours` is train_online's own loop. `trl` is trl's `GRPOTrainer` with an environment factory and vLLM in the same process, set to the same
-method: games, copies, updates, clipping, rates, tokens of equal weight, correction for the sampler. Both begin no iteration after SECONDS
+sizes and rate; ours takes one update an iteration and weighs episodes alike, trl's takes UPDATES and weighs tokens alike. Both begin no iteration after SECONDS
 since the first one began, and print a JSON line an iteration. `play` plays games greedily, as graders do, and prints what was won.
 """
 
@@ -26,7 +26,7 @@ import train_online
 from autorl_rollouts.pool import Pool
 from autorl_rollouts.source import load
 
-GAMES, COPIES, UPDATES = (int(part) for part in os.environ.get("LEARNER_SIZES", "32,8,4").split(","))
+GAMES, COPIES, UPDATES = (int(part) for part in os.environ.get("LEARNER_SIZES", "32,8,1").split(","))
 AT_ONCE = int(os.environ.get("LEARNER_AT_ONCE", "8"))
 """Sequences in one of trl's micro-batches."""
 MOST_STEPS = int(os.environ.get("LEARNER_STEPS", "50"))
@@ -101,7 +101,7 @@ def ours(start: Path, out: Path, clock: Clock) -> None:
 
     games = Games()
     policy = Policy(start, games.recipe, lora=False, rows=GAMES * COPIES)
-    sizes = {"games": GAMES, "copies": COPIES, "validation": 8, "updates": UPDATES}
+    sizes = {"games": GAMES, "copies": COPIES, "validation": 8}
     run = train_online.Run(policy, games.training(), [], games.pool, games.recipe, sizes, out, games.workspace)
     seen = {"generated": 0, "rollout_s": 0.0, "sequence_tokens": 0, "weighted_tokens": 0, "reward": 0.0}
     play, batches = episodes.play, run.learner.batches
@@ -122,6 +122,7 @@ def ours(start: Path, out: Path, clock: Clock) -> None:
 
     episodes.play, run.learner.batches = counted_play, counted_batches  # type: ignore[assignment]
     while not clock.over():
+        run.share = 0.1  # all games in one wave
         clock.start()
         seen |= {"sequence_tokens": 0, "weighted_tokens": 0}
         run.iterate()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,25 @@ import texts
 from sample_right import prompt_ids, sampler_of
 from sampler_vllm import VllmSampler
 
-MOST_QUESTIONS, MOST_GOALS = 200, 128
+MOST_QUESTIONS, MOST_GOALS = 500, 512
 
 
-class Samplers:
-    """A sampler for one folder after the other: vLLM's is started once, and takes the other weights."""
+def samplers(recipe: dict[str, Any]) -> Callable[[Path], Any]:
+    """Gives a sampler for one folder after the other: vLLM's is started once, and takes the other weights."""
+    kept: list[VllmSampler] = []
 
-    def __init__(self, recipe: dict[str, Any]) -> None:
-        self._recipe = recipe
-        self._vllm: VllmSampler | None = None
-
-    def of(self, folder: Path) -> Any:
-        """The sampler with the weights of this folder."""
-        if self._vllm is not None:
-            self._vllm.update(folder)
-            return self._vllm
-        sampler = sampler_of(folder, self._recipe)
-        if isinstance(sampler, VllmSampler):
-            self._vllm = sampler
+    def of(folder: Path) -> Any:
+        if kept:
+            kept[0].update(folder)
+            return kept[0]
+        sampler = sampler_of(folder, recipe)
+        kept.extend([sampler] if isinstance(sampler, VllmSampler) else [])
         return sampler
 
+    return of
 
-def score(folder: Path, meta: dict[str, Any], workspace: Path, samplers: Samplers) -> float | None:
+
+def score(folder: Path, meta: dict[str, Any], workspace: Path, of: Callable[[Path], Any]) -> float | None:
     """Mean reward of greedy answers on the validation part; None where nothing tells a good answer."""
     beside = folder.with_name(folder.name + ".score.json")
     if beside.is_file():
@@ -52,14 +50,14 @@ def score(folder: Path, meta: dict[str, Any], workspace: Path, samplers: Sampler
         source = episodes.source_of(workspace, meta)
         _, goals = episodes.chosen(source, 1, MOST_GOALS, machine.seed())
         with Pool(source, episodes.workers_here(1)) as pool:
-            groups = episodes.play(samplers.of(folder), goals, 1, pool, recipe)
+            groups = episodes.play(of(folder), goals, 1, pool, recipe)
         found = [episode.reward or 0.0 for group in groups for episode in group]
     else:
         rows = texts.read_rows(Path(os.environ["DATA_PATH"]) / "train.jsonl")
         rows = [row for row in rows if rewards.kind_of(row) and texts.held_out(row)][:MOST_QUESTIONS]
         if not rows:
             return None
-        sampler = samplers.of(folder)
+        sampler = of(folder)
         answers = sampler.generate([prompt_ids(sampler, recipe, row["question"]) for row in rows])
         found = rewards.right([str(answer.text) for answer in answers], [rewards.gold_of(row) for row in rows])
     value = sum(found) / len(found)
@@ -73,8 +71,8 @@ def main() -> None:
     meta = machine.read_meta(workspace)
     folders = [Path(name) for name in sys.argv[1:] if (Path(name) / "config.json").is_file()]
     if len(folders) > 1:
-        samplers = Samplers(meta["recipe"])
-        scores = [score(folder, meta, workspace, samplers) for folder in folders]
+        of = samplers(meta["recipe"])
+        scores = [score(folder, meta, workspace, of) for folder in folders]
         for folder, value in zip(folders, scores, strict=True):
             print(
                 f"{folder}: {'not known' if value is None else round(value, 4)} on the validation part", file=sys.stderr

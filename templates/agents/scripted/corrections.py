@@ -1,32 +1,26 @@
 """What an expert would have said where the model went: an episode of the model's as sequences to learn from.
 
-For the household expert, which goes on from any state. Copied into `code/` of a workspace and used from there; nothing here is
-part of the suite itself. Torch is not needed.
+For the household expert, which goes on from any state. Torch is not needed.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from batches import Spoken, Tokens, merged
 from words import Words
 
+if TYPE_CHECKING:
+    from collect import Expert
+
 MOST_BRANCHES = 6  # of an episode: where it goes round in circles, the same would be said again and again
 
 
-class Adviser(Protocol):
-    """An expert that needs nothing but the transcript."""
-
-    def act(self, goal: Mapping[str, Any], first: str, turns: Sequence[tuple[str, str]]) -> str | None:
-        """The next words, None to give up."""
-        ...
-
-
 def corrected(
-    episode: Any, goal: Mapping[str, Any], adviser: Adviser, words: Words, most: int, draw: random.Random
+    episode: Any, goal: Mapping[str, Any], adviser: Expert, words: Words, most: int, draw: random.Random
 ) -> tuple[list[Tokens], int, int]:
     """An episode of the model's: its own sequence, in which the words that the expert would have said, too, are learned, and for some
     of the other turns the expert's words behind the same prompt. What was done otherwise is context, and not learned.

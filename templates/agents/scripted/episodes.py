@@ -1,6 +1,6 @@
 """Interactive tasks from an agent's side: goals to train on and to validate with, and groups of episodes.
 
-Copied into `code/` of a workspace and used from there with autorl_rollouts, which the workspace holds. Nothing here needs torch.
+Used with autorl_rollouts, which the workspace holds. Nothing here needs torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # other tasks have no such package in their workspace
 
 FILES = ("goals.jsonl", "train.jsonl")  # where goals lie, if the environment's file has no function `goals`
 CLUSTERS = ("cluster", "product")  # fields that goals share which must not be in both parts
-VALIDATION_SHARE = 0.04
+VALIDATION_SHARE = 0.15
 VALIDATION_LEAST = 0.25  # of few goals (fewer than `FEW`)
 FEW = 200
 GATHER_S = 2.0  # how long a batch waits for slow environments: longer than a step takes, so that batches stay large
@@ -114,7 +114,9 @@ def play(
         None,  # type: ignore[arg-type]
         max_steps=int(recipe["max_steps"]),
         pool=pool,
-        in_flight=len(order),
+        in_flight=min(
+            len(order), getattr(sampler, "rows", len(order))
+        ),  # one without a row would lose what is computed of it
         gather_s=GATHER_S,
         max_prompt_tokens=None if limit is None else int(limit),
     )

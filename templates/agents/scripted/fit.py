@@ -1,7 +1,7 @@
 """Which of the accelerate configurations a model needs on the GPUs that are there, by their memory.
 
 `python fit.py MODEL_FOLDER GPUS` prints the configuration's name, `lora` or `full`, and how many of the GPUs torch sees; what it
-doesn't see is said on stderr and not used. Copied into `code/` of a workspace and used from there.
+doesn't see is said on stderr and not used.
 """
 
 from __future__ import annotations

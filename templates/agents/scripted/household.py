@@ -2,8 +2,6 @@
 
 The walkthroughs of the training games go straight to things that nobody has seen yet, which can't be imitated. This expert
 looks where such things mostly lie, by counts over the walkthroughs, and does what the task asks when it has found them.
-
-Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself. Standard library only.
 """
 
 from __future__ import annotations

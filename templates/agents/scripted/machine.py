@@ -1,7 +1,6 @@
 """Command line, clock, loading and saving of the scripted trainers, and the options that follow from the hardware.
 
-Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself. Heavy modules are
-imported inside the functions that need them.
+Heavy modules are imported inside the functions that need them. All of this folder is copied into `code/` of a workspace.
 """
 
 from __future__ import annotations
@@ -9,10 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ CHECKPOINTED_PARAMETERS = 400_000_000  # above it activations are computed again
 RATES = ((SMALL_PARAMETERS, 3e-4, 1.5e-4), (500_000_000, 3e-4, 2e-5), (3_000_000_000, 2e-5, 2e-6))
 """Up to so many parameters: learning rates of supervised training and of RL, full weights."""
 LARGEST_RATES = (1e-5, 1e-6)
+WARMUP_SHARE = 0.05  # of a supervised training
+LAST_RATE = 0.05  # of its learning rate, at the end
 LORA_FACTOR = 10.0  # LoRA wants larger steps than full weights do
 LORA_RANK = 32
 KEEP_S = 120.0  # at least so often what training needs to go on is written, where an interruption must not cost more
@@ -122,6 +125,18 @@ def rates(model: Any, *, lora: bool = False) -> tuple[float, float]:
     return supervised * factor, rl * factor
 
 
+def rate_at(done: float) -> float:
+    """Share of the learning rate where a share of the training is done: up, and down along a cosine.
+
+    >>> [round(rate_at(done), 2) for done in (0.0, 0.025, 0.05, 0.525, 1.0)]
+    [0.0, 0.5, 1.0, 0.53, 0.05]
+    """
+    if done < WARMUP_SHARE:
+        return done / WARMUP_SHARE
+    angle = math.pi * min(1.0, (done - WARMUP_SHARE) / (1.0 - WARMUP_SHARE))
+    return LAST_RATE + (1.0 - LAST_RATE) * (1.0 + math.cos(angle)) / 2.0
+
+
 def options(model: Any) -> dict[str, Any]:
     """Options of a trl config that depend on where it runs and how large the model is, or are the same for all."""
     import torch
@@ -132,7 +147,8 @@ def options(model: Any) -> dict[str, Any]:
         "use_cpu": not gpu,
         "bf16": gpu and not is_small(model) and torch.cuda.is_bf16_supported(),
         "dataloader_pin_memory": gpu,
-        **({"gradient_checkpointing": True} if count(model) > CHECKPOINTED_PARAMETERS else {}),
+        "gradient_checkpointing": count(model)
+        > CHECKPOINTED_PARAMETERS,  # trl's default costs 2.4 times as long at 135M
         "report_to": "none",
         "save_strategy": "no",  # by the clock instead; see `clock_callback`
         "save_total_limit": 1,
@@ -143,24 +159,54 @@ def options(model: Any) -> dict[str, Any]:
 
 def agreed(value: bool, device: Any) -> bool:
     """Whether any process says so: all of them stop, or save, at the same step."""
+    return largest(float(value), device) > 0
+
+
+def largest(value: float, device: Any) -> float:
+    """Of all processes' values."""
     import torch
     import torch.distributed as dist
 
-    flag = torch.tensor(float(value), device=device)
+    told = torch.tensor(value, device=device, dtype=torch.float32)
     if processes() > 1 and dist.is_initialized():
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item() > 0)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return float(told.item())
+
+
+class Busy:
+    """How much of the time some kernel ran on this process's GPU, by NVML, asked twice a second."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._seen: list[float] = []
+        if torch.cuda.is_available():
+            threading.Thread(target=self._look, args=(torch.cuda.utilization,), name="busy", daemon=True).start()
+
+    def _look(self, utilization: Callable[[], int]) -> None:
+        with contextlib.suppress(Exception):  # no NVML: nothing is told
+            while True:
+                self._seen.append(utilization() / 100)
+                time.sleep(0.5)
+
+    def told(self) -> dict[str, float]:
+        """The share since the last call, as a figure of a log line; none where nothing was seen."""
+        seen, self._seen[:] = list(self._seen), []
+        return {"gpu_busy": round(sum(seen) / len(seen), 2)} if seen else {}
 
 
 def clock_callback(moment: float, *, keep: bool, early: Callable[[], None] | None = None) -> Any:
-    """A callback of trl's trainers that goes by the clock: it ends training at a moment of the monotonic clock, has the state
-    written every `KEEP_S` seconds if `keep`, and calls `early` once, when a third of the time is used."""
+    """A callback of trl's trainers: it ends training at a moment of the monotonic clock, has the state written every `KEEP_S` seconds if
+    `keep`, and calls `early` once, when a third of the time is used."""
     from transformers import TrainerCallback
 
     class ByTheClock(TrainerCallback):
         def __init__(self) -> None:
             self.begun = self.kept = time.monotonic()
-            self.early = early
+            self.early, self.busy = early, Busy()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+            logs |= self.busy.told()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
             now = time.monotonic()
@@ -253,8 +299,8 @@ def _save_merged(plain: Any, state: Mapping[str, Any], base: Path, out: Path, dt
 def finish(accelerator: Any, out: Path) -> None:
     """The end of a training: marks the stage as finished, so that it is not done again, and ends the processes.
 
-    Several of them end without destructors. That of gloo, with Python's lock held, waits for a thread which may be waiting
-    for that lock (torch 2.13): a finished training would stand still until the budget is used up.
+    Several of them end without destructors: that of gloo, with Python's lock held, waits for a thread which may wait for that lock
+    (torch 2.13), and a finished training would stand still until the budget is used up.
     """
     accelerator.wait_for_everyone()
     if accelerator.is_main_process:

@@ -1,7 +1,6 @@
 """Whether an answer to a training question is right, for tasks whose questions tell: a number, or a function with its test.
 
-The tests of functions are run in a process of its own with limits. Standard library only. Copied into `code/` of a
-workspace and used from there; nothing here is part of the suite itself.
+The tests of functions are run in a process of its own with limits.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def sampler_of(folder: Path, recipe: dict[str, Any]) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16 if gpu else torch.float32)
     words = Words(AutoTokenizer.from_pretrained(folder), ends_of(model), recipe.get("stop") or [])
     new_tokens = int(recipe["max_new_tokens"])
-    if vllm_is_there(1) and not machine.is_small(model):
+    if vllm_is_there() and not machine.is_small(model):
         limit = int(model.config.max_position_embeddings)
         sampler = open_vllm(folder, words, max_new_tokens=new_tokens, max_tokens=limit, seed=machine.seed())
         if sampler is not None:

@@ -1,7 +1,7 @@
 """Experts for wishes in a shop and for questions that are answered by searching, which know the training goal's solution.
 
 They do what a player could do who reads well: search for the wish's own words, and take what the goal names only where the page
-shows it. Copied into `code/` of a workspace and used from there. Standard library only.
+shows it.
 """
 
 from __future__ import annotations

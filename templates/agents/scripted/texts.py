@@ -1,7 +1,4 @@
-"""Prompts, answers and rewards of the scripted trainers. Standard library only.
-
-Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself.
-"""
+"""Prompts, answers and rewards of the scripted trainers. Standard library only."""
 
 from __future__ import annotations
 

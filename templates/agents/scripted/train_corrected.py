@@ -27,7 +27,6 @@ from collect import MOST_GOALS, expert_for, read_traces
 from corrections import corrected
 from learner import Learner
 from policy import Policy
-from train_episodes import rate_at
 
 TEMPERATURE = 1.0
 GAMES, SMALL_GAMES = 128, 8
@@ -88,7 +87,7 @@ class Rounds:
         self.recipe = {**recipe, "max_steps": min(int(recipe["max_steps"]), MOST_STEPS)}
         self.games, self.states = games, states
         self.learner = Learner(policy, 1.0)
-        self.number, self.spent_s = 0, 0.0
+        self.number, self.spent_s, self.busy = 0, 0.0, machine.Busy()
 
     def train(self, moment: float, rounds: int) -> None:
         """Rounds until the moment, the last of which still ends before it."""
@@ -103,7 +102,7 @@ class Rounds:
             started = time.monotonic()
             if machine.agreed(started + longest_s > moment, device):
                 break
-            self.round(lambda: (before_s + time.monotonic() - begun) / allowed_s)
+            self.round(lambda: machine.largest((before_s + time.monotonic() - begun) / allowed_s, device))
             self.spent_s = before_s + time.monotonic() - begun
             longest_s = max(longest_s, time.monotonic() - started)
             if machine.agreed(time.monotonic() > kept + machine.KEEP_S, device):
@@ -139,19 +138,14 @@ class Rounds:
             int(n) for n in self.learner.sums(won, COPIES * len(mine), asked, other, len(sequences))
         )
         if accelerator.is_main_process:
+            told |= {
+                "played": number,
+                "won": won,
+                "expert_agrees": round(1.0 - other / max(1, asked), 3),
+                "sequences": count,
+            }
             seconds = {"rollout_s": round(played_s, 1), "round_s": round(time.monotonic() - started, 1)}
-            print(
-                {
-                    **told,
-                    "played": number,
-                    "won": won,
-                    "expert_agrees": round(1.0 - other / max(1, asked), 3),
-                    "sequences": count,
-                    **seconds,
-                    "round": self.number,
-                },
-                flush=True,
-            )
+            print({**told, **seconds, **self.busy.told(), "round": self.number}, flush=True)
 
     def learn(self, sequences: list[Tokens], draw: random.Random, done: Any) -> dict[str, float]:
         """One pass over the corrections of all processes, with the expert's episodes in between."""
@@ -165,7 +159,7 @@ class Rounds:
         for step in range(steps):
             part = sequences[step * len(sequences) // steps : (step + 1) * len(sequences) // steps]
             part += [draw.choice(self.shown) for _ in range(max(1, int(batch * DEMONSTRATIONS / processes)))]
-            told = self.learner.imitate(part, peak * rate_at((step + 1) / (steps + 1)))
+            told = self.learner.imitate(part, peak * machine.rate_at((step + 1) / (steps + 1)))
         for name in ("tokens", "computed"):
             told.pop(name, None)
         return {**told, "steps": steps}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import machine
 from batches import Tokens
-from collect import read_traces
+from collect import read_rows, read_traces
 from learner import Learner
 from policy import Policy
 
@@ -27,8 +27,6 @@ BATCH = 32
 EPOCHS = 3
 LEAST_STEPS, MOST_EPOCHS = 240, 8  # of few episodes more passes are taken, up to so many
 SMALL_STEPS, SMALL_BATCH = 60, 16
-WARMUP_SHARE = 0.05
-LAST_RATE = 0.05  # of the learning rate, at the end
 LOG_EVERY = 10
 
 
@@ -45,18 +43,6 @@ def plan(episodes: int, small: bool, steps: int | None) -> Plan:
         return Plan(steps or SMALL_STEPS, SMALL_BATCH)
     usual, most = (math.ceil(epochs * episodes / BATCH) for epochs in (EPOCHS, MOST_EPOCHS))
     return Plan(steps or max(usual, min(LEAST_STEPS, most)), BATCH)
-
-
-def rate_at(done: float) -> float:
-    """Share of the learning rate where a share of the training is done: up, and down along a cosine.
-
-    >>> [round(rate_at(done), 2) for done in (0.0, 0.025, 0.05, 0.525, 1.0)]
-    [0.0, 0.5, 1.0, 0.53, 0.05]
-    """
-    if done < WARMUP_SHARE:
-        return done / WARMUP_SHARE
-    angle = math.pi * min(1.0, (done - WARMUP_SHARE) / (1.0 - WARMUP_SHARE))
-    return LAST_RATE + (1.0 - LAST_RATE) * (1.0 + math.cos(angle)) / 2.0
 
 
 @functools.lru_cache(maxsize=4)
@@ -82,23 +68,32 @@ class Imitation:
         if progress is not None:
             self.step, self.spent_s = int(progress["iteration"]), float(progress["spent_s"])
         begun = kept = logged = time.monotonic()
-        before_s, tokens, computed = self.spent_s, 0.0, 0.0
+        before_s, tokens, computed, busy = self.spent_s, 0.0, 0.0, machine.Busy()
         allowed_s = max(1.0, before_s + moment - begun)
         while self.step < self.steps.steps:
             now = time.monotonic()
             if machine.agreed(now > moment, self.policy.accelerator.device):
                 break
             self.spent_s = before_s + now - begun
-            late = self.policy.accelerator.num_processes == 1 and not self.policy.small
-            done = max((self.step + 1) / self.steps.steps, self.spent_s / allowed_s if late else 0.0)
-            told = self.take(rate_at(done))
+            late = (
+                0.0 if self.policy.small else machine.largest(self.spent_s / allowed_s, self.policy.accelerator.device)
+            )
+            done = max((self.step + 1) / self.steps.steps, late)
+            told = self.take(machine.rate_at(done))
             tokens, computed = tokens + told.pop("tokens"), computed + told.pop("computed")
             self.step += 1
             now = time.monotonic()
             if self.step % LOG_EVERY == 0 or self.step == self.steps.steps:
                 paces = {"tokens_per_s": tokens, "computed_per_s": computed}
                 pace = {"step": self.step, **{name: round(value / (now - logged)) for name, value in paces.items()}}
-                self._say({**told, **pace, "epoch": round(self.step * self.steps.batch / len(self.sequences), 3)})
+                self._say(
+                    {
+                        **told,
+                        **pace,
+                        **busy.told(),
+                        "epoch": round(self.step * self.steps.batch / len(self.sequences), 3),
+                    }
+                )
                 logged, tokens, computed = now, 0.0, 0.0
             if machine.agreed(now > kept + machine.KEEP_S, self.policy.accelerator.device):
                 self.policy.keep(self.states, {"iteration": self.step, "spent_s": self.spent_s}, self.step)
@@ -131,9 +126,9 @@ def main() -> None:
     moment = machine.deadline(workspace, meta, given.share)
     sequences = read_traces(given.traces)
     if not sequences:
-        sys.exit(
-            f"{given.traces} holds no episode that the expert won: there is nothing to learn from; give it more time"
-        )
+        won = sum(row["reward"] >= 1.0 for row in read_rows(given.traces))
+        why = f"of {won} episodes that the expert won the first prompt is longer than the model's window: take another model"
+        sys.exit(f"{given.traces}: {why if won else 'no episode that the expert won: give it more time'}")
     policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False, supervised=True)
     states = given.out.with_name(f"state-{given.out.name}")
     Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)

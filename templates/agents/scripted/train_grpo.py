@@ -58,7 +58,7 @@ def main() -> None:
         ]
     )
     batch = device_batch(machine.processes(), small)
-    by_vllm = vllm_is_there(machine.processes()) and not small
+    by_vllm = vllm_is_there() and not small
     trainer = GRPOTrainer(
         model=model,
         processing_class=tokenizer,

@@ -1,13 +1,15 @@
 """GRPO on whole episodes of an interactive task: many episodes together, groups of one game, the policy's own tokens alone.
 
-Run as `accelerate launch code/train_online.py --model MODEL --out output/online`. The folder `--out` holds the checkpoint that
-is best on the validation part; it is not written if none is better than the model to start from. Interrupted, it goes on
-from `output/state-online`.
+Run as `accelerate launch code/train_online.py --model MODEL --out output/online`. The folder `--out` holds the last checkpoint,
+always; what it and the model to start from reach on the validation part stands beside both. Interrupted, it goes on from
+`output/state-online`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import os
 import random
 import time
@@ -17,38 +19,37 @@ from typing import Any
 import episodes
 import machine
 from autorl_rollouts.pool import Pool
-from learner import Learner
+from learner import Learner, mixed, rewards_of
 from policy import Policy
 
 TEMPERATURE = 1.0
-SMALL = {"games": 8, "copies": 8, "validation": 64, "updates": 1}
-LARGE = {"games": 32, "copies": 8, "validation": 128, "updates": 4}
+SMALL = {"games": 8, "copies": 8, "validation": 64}
+LARGE = {"games": 32, "copies": 8, "validation": 512}
+LEAST_MIXED, MOST_WAVES, SPARE = 16, 3, 1.2
+"""Groups with different rewards that a step is taken on, where so many waves of games give as many; games that are drawn for one, in units
+of what the last wave's share of mixed groups says."""
+WARMUP = 4  # iterations until the learning rate is whole: AdamW begins without a memory
 MOST_STEPS = 30
 """Of an episode in training: experts need a third of it, and one that is not over by then mostly goes round in circles, at the cost
 of the longest prompts. Validation plays as many as graders do."""
-MOST_GAMES = 1500  # training games that are kept in memory and drawn from
-VALIDATION_SHARE = 0.15  # of the time, at most, that validation takes
-NEVER = 10**9
+MOST_GAMES = 2500  # training games that are kept in memory and drawn from
 
 
 def main() -> None:
     """Trains and saves; see `machine.arguments` for the command line."""
     whole = {"type": int, "default": None}
-    given = machine.arguments(
-        "GRPO on whole episodes", iterations=whole, games=whole, copies=whole, updates=whole, validation=whole
-    )
+    given = machine.arguments("GRPO on whole episodes", iterations=whole, games=whole, copies=whole, validation=whole)
     workspace = Path(os.environ["WORKSPACE"])
     meta = machine.read_meta(workspace)
     moment = machine.deadline(workspace, meta, given.share)
     rows = (given.games or LARGE["games"]) * (given.copies or LARGE["copies"])
-    policy = Policy(given.model, meta["recipe"], lora=given.lora, rows=max(rows, LARGE["validation"]))
-    sizes = SMALL if policy.small else LARGE
-    sizes = {name: getattr(given, name) or size for name, size in sizes.items()}
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, rows=rows)
+    sizes = {name: getattr(given, name) or size for name, size in (SMALL if policy.small else LARGE).items()}
     source = episodes.source_of(workspace, meta)
     goals, held_out = episodes.chosen(source, MOST_GAMES, sizes["validation"], machine.seed())
     with Pool(source, episodes.workers_here(machine.processes())) as pool:
         run = Run(policy, goals, held_out, pool, meta["recipe"], sizes, given.out, workspace)
-        run.train(moment, given.iterations or NEVER)
+        run.train(moment, given.iterations or 10**9)
     machine.finish(policy.accelerator, given.out)
 
 
@@ -71,58 +72,87 @@ class Run:
         self.short = {**recipe, "max_steps": min(int(recipe["max_steps"]), MOST_STEPS)}
         self.learner = Learner(policy, TEMPERATURE)
         self.states = out.with_name(f"state-{out.name}")
-        self.iteration, self.best, self.submitted = 0, -1.0, False
-        self.validated_s = self.spent_s = 0.0
+        self.iteration, self.start, self.submitted = 0, -1.0, False
+        self.known: dict[int, float] = {}
+        """Mean reward of each game when it was played last, by its number."""
+        self.share, self.validated_s = 0.5, 0.0  # mixed ones among the last wave's groups; how long validation took
+        self.busy = machine.Busy()
 
     def train(self, moment: float, iterations: int) -> None:
-        """Iterations until the moment, the last of which still ends before it."""
+        """Iterations until the moment, before which the last checkpoint is validated. It is submitted, better or not."""
         begun = kept = time.monotonic()
         self.resume()
-        if self.best < 0:
-            self.best = self.validate()
-            self.note_start()
+        if self.start < 0:
+            self.start = self.validate()
         longest_s = 0.0
+        agreed = functools.partial(machine.agreed, device=self.policy.accelerator.device)
         while self.iteration < iterations:
             started = time.monotonic()
-            if self.agreed(started + longest_s + self.validated_s > moment):
+            if agreed(started + longest_s + self.validated_s > moment):
                 break
             self.iterate()
             longest_s = max(longest_s, time.monotonic() - started)
-            self.spent_s += time.monotonic() - started
-            if self.agreed(self.validated_s < VALIDATION_SHARE * self.spent_s) or self.iteration == iterations:
-                self.look(early=time.monotonic() > begun + (moment - begun) / 3)
-                self.spent_s = 0.0
-            if self.agreed(time.monotonic() > kept + machine.KEEP_S):
+            if not self.submitted and agreed(time.monotonic() > begun + (moment - begun) / 3):
+                self.submitted = True
+                self.submit(self.out.with_name(f"{self.out.name}-early"), "early")
+            if agreed(time.monotonic() > kept + machine.KEEP_S):
                 self.keep()
                 kept = time.monotonic()
-        if self.spent_s and self.iteration:
-            self.look(early=False)
+        score = self.validate()
+        if self.policy.accelerator.is_main_process:
+            for folder, value in ((self.policy.folder, self.start), (self.out, score)):  # for the choice at the end
+                if folder.resolve().parent == self.out.resolve().parent:
+                    told = {"score": value, "n": len(self.held_out)}
+                    folder.with_name(folder.name + ".score.json").write_text(json.dumps(told), encoding="ascii")
+        self.submit(self.out, "the last checkpoint")
+
+    def submit(self, folder: Path, note: str) -> None:
+        """Saves and submits what there is."""
+        self.policy.save(folder)
+        if self.policy.accelerator.is_main_process:
+            machine.submit(self.workspace, folder, f"{note}, iteration {self.iteration}")
 
     def iterate(self) -> None:
-        """Plays groups of episodes, and takes some steps by what came of them."""
+        """Plays groups of episodes, wave after wave until enough of them are mixed, and takes a step."""
         started = time.monotonic()
         accelerator = self.policy.accelerator
-        draw = random.Random(f"{machine.seed()}/{self.iteration}")
-        numbers = draw.sample(range(len(self.goals)), min(self.sizes["games"], len(self.goals)))
-        mine = list(range(accelerator.process_index, len(numbers), accelerator.num_processes))
-        self.policy.sampler.begin(machine.seed() * 1_000_003 + self.iteration, TEMPERATURE)
-        groups = episodes.play(
-            self.policy.sampler, [self.goals[numbers[n]] for n in mine], self.sizes["copies"], self.pool, self.short
-        )
+        groups: list[list[Any]] = []
+        have, waves, enough = 0, 0, min(LEAST_MIXED, self.sizes["games"] // 2)
+        while have < enough and waves < MOST_WAVES:
+            numbers = self.drawn(waves, math.ceil(SPARE * (enough - have) / max(0.1, self.share)))
+            mine = numbers[accelerator.process_index :: accelerator.num_processes]
+            self.policy.sampler.begin(machine.seed() * 1_000_003 + self.iteration * MOST_WAVES + waves, TEMPERATURE)
+            goals = [self.goals[n] for n in mine]
+            played = (
+                episodes.play(self.policy.sampler, goals, self.sizes["copies"], self.pool, self.short) if mine else []
+            )
+            groups += played
+            (more,) = self.learner.sums(sum(map(mixed, played)))
+            have, self.share = have + int(more), more / len(numbers)
+            means = {n: sum(rewards_of(group)) / len(group) for n, group in zip(mine, played, strict=True)}
+            self.known |= dict(zip(numbers, self.learner.sums(*(means.get(n, 0.0) for n in numbers)), strict=True))
+            waves += 1
         played_s = time.monotonic() - started
-        updates = self.sizes["updates"]
-        told = self.learner.learn(
-            dict(zip(mine, groups, strict=True)),
-            lambda number: number * updates // len(numbers),
-            updates,
-        )
+        told = self.learner.learn(groups, self.policy.rate * min(1.0, (self.iteration + 1) / WARMUP))
         self.policy.hand_over()
         self.iteration += 1
         if accelerator.is_main_process:
             steps_per_s = sum(episode.steps for group in groups for episode in group) / max(1e-3, played_s)
             seconds = {"rollout_s": round(played_s, 1), "iteration_s": round(time.monotonic() - started, 1)}
-            seconds["steps_per_s"] = round(steps_per_s)
+            seconds |= {"waves": waves, "steps_per_s": round(steps_per_s), **self.busy.told()}
             print({**told, **seconds, "epoch": self.iteration}, flush=True)
+
+    def drawn(self, wave: int, wanted: int) -> list[int]:
+        """Numbers of the games to play: half of them games that were not always won when they were played last, if there are as many, and
+        games that were not played yet."""
+        draw = random.Random(f"{machine.seed()}/{self.iteration}/{wave}")
+        size = min(wanted, self.sizes["games"], len(self.goals))
+        failed = [n for n, mean in sorted(self.known.items()) if mean < 1.0]
+        again = draw.sample(failed, min(size // 2, len(failed)))
+        fresh = [n for n in range(len(self.goals)) if n not in self.known]
+        fresh = draw.sample(fresh, min(size - len(again), len(fresh)))
+        left = [n for n in self.known if n not in again]
+        return again + fresh + draw.sample(sorted(left), size - len(again) - len(fresh))
 
     def validate(self) -> float:
         """Mean reward of greedy episodes on the validation part, each process playing its share."""
@@ -140,43 +170,18 @@ class Run:
             print({**told, "epoch": self.iteration}, flush=True)
         return score
 
-    def look(self, *, early: bool) -> None:
-        """Validates; a checkpoint that is the best so far is saved, and submitted if it is the first after a third of the time."""
-        score = self.validate()
-        if score <= self.best:
-            return
-        self.best = score
-        self.policy.save(self.out)
-        if self.policy.accelerator.is_main_process:
-            self.write_score(self.out, score)
-            if early and not self.submitted:
-                machine.submit(self.workspace, self.out, f"iteration {self.iteration}, {score:.3f} on own validation")
-        self.submitted = self.submitted or early
-
-    def note_start(self) -> None:
-        """Leaves the score of the model to start from beside it, for the choice at the end."""
-        if self.policy.accelerator.is_main_process and self.policy.folder.parent.resolve() == self.out.parent.resolve():
-            self.write_score(self.policy.folder, self.best)
-
-    def write_score(self, folder: Path, score: float) -> None:
-        """What a checkpoint reached on the validation part."""
-        told = {"score": score, "n": len(self.held_out), "iteration": self.iteration}
-        folder.with_name(folder.name + ".score.json").write_text(json.dumps(told), encoding="ascii")
-
     def keep(self) -> None:
         """Writes all that is needed to go on."""
-        progress = {"iteration": self.iteration, "best": self.best, "submitted": self.submitted}
-        self.policy.keep(self.states, progress, self.iteration)
+        told = {"iteration": self.iteration, "start": self.start, "submitted": self.submitted, "share": self.share}
+        self.policy.keep(self.states, {**told, "known": sorted(self.known.items())}, self.iteration)
 
     def resume(self) -> None:
         """Goes on where an interrupted training was."""
         progress = self.policy.take_up(self.states)
         if progress is not None:
-            self.iteration, self.best, self.submitted = progress["iteration"], progress["best"], progress["submitted"]
-
-    def agreed(self, value: bool) -> bool:
-        """Whether any process says so."""
-        return machine.agreed(value, self.policy.accelerator.device)
+            self.iteration, self.start, self.submitted = progress["iteration"], progress["start"], progress["submitted"]
+            self.share = progress["share"]
+            self.known = {int(number): float(mean) for number, mean in progress["known"]}
 
 
 if __name__ == "__main__":

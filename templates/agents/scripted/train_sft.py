@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,9 @@ import machine
 import texts
 
 BATCH = 32
-SMALL_STEPS, SMALL_WARMUP = 30, 5
+SMALL_STEPS = 30
 LARGE_STEPS, LARGE_EPOCHS = 600, 3
-LARGE_DEVICE_BATCHES = ((500_000_000, 16),)
-"""Up to so many parameters: rows a device handles at once; else `LARGEST_DEVICE_BATCH`."""
-LARGEST_DEVICE_BATCH = 4
+DEVICE_BATCH, LARGEST_DEVICE_BATCH = 16, 4  # rows a device handles at once: below 500M parameters, above
 MAX_LENGTH = 1024
 TRACE_BATCH = 16
 SMALL_TRACE_STEPS = 60
@@ -47,9 +46,8 @@ def as_tokens(folder: Path) -> list[dict[str, Any]]:
     """Episodes cut into tokens; the loss is on the player's own."""
     from collect import read_traces
 
-    return [
-        {"input_ids": one.ids.tolist(), "completion_mask": one.own.astype(int).tolist()} for one in read_traces(folder)
-    ]
+    traces = read_traces(folder)
+    return [{"input_ids": one.ids.tolist(), "completion_mask": one.own.astype(int).tolist()} for one in traces]
 
 
 def main() -> None:
@@ -61,7 +59,25 @@ def main() -> None:
     deadline = machine.deadline(workspace, meta, chosen.share)
 
     from datasets import Dataset
+    from torch.optim.lr_scheduler import LambdaLR
     from trl import SFTConfig, SFTTrainer  # type: ignore[attr-defined]
+
+    begun = time.monotonic()
+
+    class Timed(SFTTrainer):  # type: ignore[misc]
+        """Its learning rate is at its end with the steps or with the time, whichever is used up first."""
+
+        def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+            def share(step: int) -> float:
+                late = (
+                    0.0
+                    if small
+                    else machine.largest((time.monotonic() - begun) / max(1.0, deadline - begun), self.args.device)
+                )
+                return machine.rate_at(max((step + 1) / num_training_steps, late))
+
+            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, share)
+            return self.lr_scheduler
 
     model, tokenizer = machine.load(chosen.model, lora=chosen.lora)
     small = machine.is_small(model)
@@ -71,10 +87,10 @@ def main() -> None:
     else:
         rows, whole = as_text(question_rows(data, chosen.rows), meta["recipe"], tokenizer), BATCH
         length, few = min(MAX_LENGTH, model.config.max_position_embeddings), SMALL_STEPS
-    few_rows = next((size for most, size in LARGE_DEVICE_BATCHES if machine.count(model) < most), LARGEST_DEVICE_BATCH)
+    few_rows = DEVICE_BATCH if machine.count(model) < 500_000_000 else LARGEST_DEVICE_BATCH
     batch = max(1, min(whole // machine.processes(), whole if small else few_rows))
     steps = chosen.steps or (few if small else min(LARGE_STEPS, math.ceil(LARGE_EPOCHS * len(rows) / whole)))
-    trainer = SFTTrainer(
+    trainer = Timed(
         model=model,
         processing_class=tokenizer,
         train_dataset=Dataset.from_list(rows),
@@ -86,8 +102,6 @@ def main() -> None:
             per_device_train_batch_size=batch,
             gradient_accumulation_steps=max(1, whole // (batch * machine.processes())),
             learning_rate=machine.rates(model, lora=chosen.lora)[0],
-            lr_scheduler_type="cosine",
-            warmup_steps=SMALL_WARMUP if small else steps // 20,
             max_length=length,
             **machine.options(model),
         ),

@@ -15,7 +15,5 @@ if finished corrected || launch output/sft train_corrected.py --out output/corre
   from=output/corrected
   python3 ./submit output/corrected --note "after SFT on corrections"
 fi
-# Where it fails it goes on from its last state once more, and samples by vLLM or transformers.
-finished online || launch "$from" train_online.py --out output/online --share 0.95 ||
-  EXPERT_SAMPLER=vllm launch "$from" train_online.py --out output/online --share 0.9 || echo "RL failed; what was best before is submitted" >&2
+train_online "$from"
 submit_best "$from" output/online

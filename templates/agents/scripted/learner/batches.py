@@ -12,6 +12,9 @@ import numpy as np
 
 LEAST_SHARED = 16
 """Tokens that a sequence must save to stand behind a beginning with others."""
+LEAST_TOGETHER = 12
+"""Sequences of a kind from which on their beginning is computed once: each kind has attention of its own, whose launches cost more than
+few copies of a beginning (pairs on an H200: 40,100 tokens/s shared, 67,800 each by itself; one large kind: 273,500 and 84,900)."""
 
 
 class Spoken(NamedTuple):
@@ -138,7 +141,7 @@ def same_beginning(one: np.ndarray, other: np.ndarray) -> int:
 
 
 def _kinds(sequences: Sequence[Tokens]) -> list[tuple[list[Tokens], int]]:
-    """Sequences with a beginning in common, and its length; last, those that have none, with 0. A beginning ends before the token
+    """Many sequences with a beginning in common, and its length; last, the others, with 0. A beginning ends before the token
     that comes right before the first one that is learned."""
     found: list[tuple[list[Tokens], int]] = []
     kind: list[Tokens] = []
@@ -153,8 +156,8 @@ def _kinds(sequences: Sequence[Tokens]) -> list[tuple[list[Tokens], int]]:
         found += [(kind, common)] if kind else []
         kind, common = [one], least
     found += [(kind, common)] if kind else []
-    alone = [one for members, _ in found if len(members) == 1 for one in members]
-    return [each for each in found if len(each[0]) > 1] + ([(alone, 0)] if alone else [])
+    alone = [one for members, _ in found if len(members) < LEAST_TOGETHER for one in members]
+    return [each for each in found if len(each[0]) >= LEAST_TOGETHER] + ([(alone, 0)] if alone else [])
 
 
 def _groups(members: Sequence[Tokens], common: int, tokens: int) -> list[tuple[list[Tokens], int]]:

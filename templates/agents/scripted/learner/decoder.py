@@ -10,19 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-WIDTH = 512
-"""Columns that the cache grows by: each width has graphs of its own."""
-CHUNKS = ((32, 64), (8, 256))
-"""Rows and new tokens of a chunk of prompts that is one graph; what is longer is computed without."""
-LONG_TOKENS = 4096
-"""New tokens of such a longer chunk, at most, but for a single prompt."""
-
-KERNELS = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""That take a mask of any form, and plan nothing while a graph is captured."""
+WIDTH, WIDE = 512, 2048
+"""Columns that the cache grows by, on a processor and on a GPU: each width has graphs of its own there, and attention reads no more than a
+row holds."""
+STEPS = (32, 64, 128)
+"""Rows of a step that is one graph, or all of them: those that answer nothing cost nothing."""
+CHUNKS = ((256, 16), (1024, 64), (4096, 64))
+"""New tokens of some prompts that are one graph, and these prompts; what is longer is computed without."""
 
 
 class Layer(NamedTuple):
@@ -52,10 +50,10 @@ class Decoder:
     """Weights, cache and what is under way in each row, all on the device.
 
     Attributes:
-        width: columns of the cache; the last one is nobody's.
-        active: rows that are answering, bool, [rows].
-        counts: tokens answered, [rows].
-        said, logps: these tokens and their log-probabilities, [rows, most].
+        width: columns of the cache.
+        active: rows that are answering, bool, [rows + 1]: behind them is nobody's row, for what graphs are filled up with.
+        counts: tokens answered, [rows + 1].
+        said, logps: these tokens and their log-probabilities, [rows + 1, most].
     """
 
     def __init__(self, model: Any, rows: int, most: int, dtype: torch.dtype, ending: torch.Tensor) -> None:
@@ -74,18 +72,20 @@ class Decoder:
         self._head = self._embedding if tied else self._new("lm_head.weight", config.vocab_size, config.hidden_size)
         self._frequencies = model.model.rotary_emb.inv_freq.float().to(self.device)
         self.graphs = self.device.type == "cuda"
+        self.flash = self.graphs and dtype == torch.bfloat16
         self._captured: dict[tuple[Any, ...], tuple[Any, list[torch.Tensor]]] = {}
         self.width = 0
         self._keys = self._values = torch.zeros(0)
         self._ending = ending.to(self.device)
-        self._all = torch.arange(rows, device=self.device)
-        self._tokens = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self._places = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self._draws = torch.zeros(rows, most, device=self.device)
-        self.active = torch.zeros(rows, dtype=torch.bool, device=self.device)
-        self.counts = torch.zeros(rows, dtype=torch.long, device=self.device)
-        self.said = torch.zeros(rows, most, dtype=torch.long, device=self.device)
-        self.logps = torch.zeros(rows, most, device=self.device)
+        lines = rows + 1
+        self._bounds = torch.arange(lines + 1, dtype=torch.int32, device=self.device)
+        self._tokens = torch.zeros(lines, dtype=torch.long, device=self.device)
+        self._places = torch.zeros(lines, dtype=torch.long, device=self.device)
+        self._draws = torch.zeros(lines, most, device=self.device)
+        self.active = torch.zeros(lines, dtype=torch.bool, device=self.device)
+        self.counts = torch.zeros(lines, dtype=torch.long, device=self.device)
+        self.said = torch.zeros(lines, most, dtype=torch.long, device=self.device)
+        self.logps = torch.zeros(lines, most, device=self.device)
 
     @property
     def bytes_a_token(self) -> int:
@@ -113,90 +113,112 @@ class Decoder:
         Raises:
             torch.OutOfMemoryError: there is no room for it; all is as before.
         """
-        wanted = -(-width // WIDTH) * WIDTH
+        step = WIDE if self.graphs else WIDTH
+        wanted = -(-width // step) * step
         if wanted <= self.width:
             return
-        shape = (len(self._layers), self.rows, self.shared, wanted, self.dim)
+        shape = (len(self._layers), self.rows + 1, wanted, self.shared, self.dim)
         keys, values = (torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2))
         if self.width:
-            keys[:, :, :, : self.width], values[:, :, :, : self.width] = self._keys, self._values
+            keys[:, :, : self.width], values[:, :, : self.width] = self._keys, self._values
         self._captured.clear()
         self._keys, self._values, self.width = keys, values, wanted
 
     def copy(self, source: int, target: int, length: int) -> None:
         """A row's beginning to another row."""
         for cache in (self._keys, self._values):
-            cache[:, target, :, :length] = cache[:, source, :, :length]
+            cache[:, target, :length] = cache[:, source, :length]
 
     @torch.no_grad()
-    def extend(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
+    def extend(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> None:
         """Computes keys and values of some rows' next tokens, which stand behind column `starts` of each."""
-        order = sorted(range(len(rows)), key=lambda n: len(tokens[n]))
+        most, number = CHUNKS[-1]
         chunk: list[int] = []
-        for n in order:
-            if chunk and not self._fits(len(chunk) + 1, len(tokens[n])):
+        total = 0
+        for n in range(len(rows)):
+            if chunk and (len(chunk) == number or total + len(tokens[n]) > most):
                 self._extend(chunk, rows, starts, tokens)
-                chunk = []
+                chunk, total = [], 0
             chunk.append(n)
+            total += len(tokens[n])
         if chunk:
             self._extend(chunk, rows, starts, tokens)
 
     @torch.no_grad()
-    def ask(self, rows: Sequence[int], lasts: Sequence[int], places: Sequence[int], draws: torch.Tensor) -> None:
+    def ask(self, rows: Sequence[int], lasts: Sequence[int], places: Sequence[int], draws: np.ndarray) -> None:
         """These rows answer from now on: the last token of each prompt, its column, and uniform numbers [n, most]."""
-        where = torch.tensor(rows, device=self.device)
-        self._tokens[where] = torch.tensor(lasts, device=self.device)
-        self._places[where] = torch.tensor(places, device=self.device)
-        self._draws[where] = draws.to(self.device)
+        where, tokens, columns = self._up(np.asarray([rows, lasts, places], np.int64))
+        self._tokens[where], self._places[where], self._draws[where] = tokens, columns, self._up(draws)
         self.counts[where], self.active[where] = 0, True
 
-    @torch.no_grad()
-    def step(self, temperature: float) -> None:
-        """One token in each row that is answering. It stops at an end token, or when `most` are said."""
-        self._run(("step", temperature, self.width), lambda: self._step(temperature), [])
+    def told(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """`active`, `counts`, `said` and `logps` on the processor, by one copy: it waits for the device."""
+        parts = (self.active[:, None], self.counts[:, None], self.said, self.logps)
+        every = torch.cat([part[: self.rows].double() for part in parts], 1).cpu().numpy()
+        said = every[:, 2 : 2 + self.most].astype(np.int32)
+        return every[:, 0] > 0, every[:, 1].astype(np.int32), said, every[:, 2 + self.most :].astype(np.float32)
 
-    def _step(self, temperature: float) -> None:
-        hidden = self._forward(self._tokens[:, None], self._places[:, None], None)
-        logps = torch.log_softmax((hidden[:, 0] @ self._head.T).float() / (temperature or 1.0), -1)
-        count = self.counts.clamp(max=self.most - 1)[:, None]
+    def _up(self, array: np.ndarray) -> torch.Tensor:
+        """An array on the device; what the device has to do before is not waited for."""
+        made = torch.from_numpy(array)
+        return made.pin_memory().to(self.device, non_blocking=True) if self.graphs else made.to(self.device)
+
+    @torch.no_grad()
+    def step(self, temperature: float, rows: Sequence[int]) -> None:
+        """One token in each of these rows that is answering. It stops at an end token, or when `most` are said."""
+        number = next((size for size in STEPS if self.graphs and len(rows) <= size < self.rows), len(rows))
+        number = self.rows if self.graphs and number not in STEPS else number
+        where = np.full(number, self.rows)
+        where[: len(rows)] = rows
+        given = [self._up(where)]
+        self._run(("step", temperature, self.width, number), lambda where: self._step(temperature, where), given)
+
+    def _step(self, temperature: float, where: torch.Tensor) -> None:
+        places, on = self._places[where], self.active[where]
+        starts = torch.cat([where, where[:1]]).int() * self.width
+        bounds = self._bounds[: len(where) + 1]
+        hidden = self._forward(self._tokens[where], places, where, bounds, starts, (places + 1).int(), 1)
+        logps = torch.log_softmax((hidden @ self._head.T).float() / (temperature or 1.0), -1)
+        count = self.counts[where].clamp(max=self.most - 1)
         if temperature == 0:
             token = logps.argmax(-1)
         else:
             cumulated = logps.exp().cumsum(-1)
-            wanted = self._draws.gather(1, count) * cumulated[:, -1:]
+            wanted = self._draws[where, count][:, None] * cumulated[:, -1:]
             token = torch.searchsorted(cumulated, wanted, right=True).squeeze(1).clamp(max=logps.shape[-1] - 1)
-        logp = logps.gather(1, token[:, None])
-        on = self.active[:, None]
-        self.said.scatter_(1, count, torch.where(on, token[:, None], self.said.gather(1, count)))
-        self.logps.scatter_(1, count, torch.where(on, logp, self.logps.gather(1, count)))
-        self.counts += self.active
-        self._tokens.copy_(torch.where(self.active, token, self._tokens))
-        self._places.copy_((self._places + self.active).clamp(max=self.width - 1))
-        self.active &= ~self._ending[token] & (self.counts < self.most)
-
-    def _fits(self, rows: int, tokens: int) -> bool:
-        return any(rows <= most and tokens <= width for most, width in CHUNKS) or rows * tokens <= LONG_TOKENS
+        logp = logps.gather(1, token[:, None]).squeeze(1)
+        said = self.counts[where] + on
+        self.said[where, count] = torch.where(on, token, self.said[where, count])
+        self.logps[where, count] = torch.where(on, logp, self.logps[where, count])
+        self.counts[where] = said
+        self._tokens[where] = torch.where(on, token, self._tokens[where])
+        self._places[where] = (places + on).clamp(max=self.width - 1)
+        self.active[where] = on & ~self._ending[token] & (said < self.most)
 
     def _extend(
-        self, chunk: Sequence[int], rows: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+        self, chunk: Sequence[int], rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]
     ) -> None:
-        longest = max(len(tokens[n]) for n in chunk)
-        number, width = next(
-            ((most, width) for most, width in CHUNKS if self.graphs and len(chunk) <= most and longest <= width),
-            (len(chunk), longest),
+        total = sum(len(tokens[n]) for n in chunk)
+        size, number = next(
+            (each for each in CHUNKS if self.graphs and total <= each[0] and len(chunk) <= each[1]), (total, len(chunk))
         )
-        ids = torch.zeros(number, width, dtype=torch.long)
-        places = torch.full((number, width), self.width - 1)  # nobody's column
-        where = torch.full((number,), rows[chunk[0]])
+        ids, places, lines = np.zeros(size, np.int64), np.zeros(size, np.int64), np.full(size, self.rows)
+        bounds, first, used = (
+            np.full(number + 1, total, np.int32),
+            np.zeros(number + 1, np.int32),
+            np.zeros(number, np.int32),
+        )
+        at = 0
         for line, n in enumerate(chunk):
-            ids[line, : len(tokens[n])] = torch.tensor(tokens[n])
-            places[line, : len(tokens[n])] = torch.arange(starts[n], starts[n] + len(tokens[n]))
-            where[line] = rows[n]
-        given = [ids.to(self.device), places.to(self.device), where.to(self.device)]
-        if (number, width) in CHUNKS:
-            self._run(("extend", number, width, self.width), self._forward, given)
+            end = at + len(tokens[n])
+            ids[at:end], places[at:end], lines[at:end] = tokens[n], np.arange(starts[n], starts[n] + end - at), rows[n]
+            bounds[line], first[line], used[line] = at, rows[n] * self.width, starts[n] + end - at
+            at = end
+        given = [self._up(each) for each in (ids, places, lines, bounds, first, used)]
+        if (size, number) in CHUNKS:
+            self._run(("extend", size, number, self.width), lambda *held: self._forward(*held, size), given)
         else:
-            self._forward(*given)
+            self._forward(*given, max(len(tokens[n]) for n in chunk))
 
     def _run(self, key: tuple[Any, ...], work: Callable[..., Any], given: list[torch.Tensor]) -> None:
         """Does the work, by its graph where there is one; the first time without, then it is captured."""
@@ -223,40 +245,68 @@ class Decoder:
             return
         self._captured[key] = (graph, held)
 
-    def _forward(self, ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-        """Hidden states of tokens [n, t] in columns `places` of `rows` (None: all of them in order), which look at all columns up
-        to their own; their keys and values go into the cache."""
-        number, length = ids.shape
-        where = self._all if rows is None else rows
-        looks = torch.arange(self.width, device=self.device) <= places[:, :, None]
-        group = self.heads // self.shared
-        mask = torch.zeros(looks.shape, dtype=self.dtype, device=self.device).masked_fill_(~looks, -torch.inf)
-        mask = mask.repeat(1, group, 1)[:, None]
-        angles = places[:, :, None].float() * self._frequencies
-        angles = torch.cat((angles, angles), -1)[:, :, None]
+    def _forward(
+        self,
+        ids: torch.Tensor,
+        places: torch.Tensor,
+        lines: torch.Tensor,
+        bounds: torch.Tensor,
+        starts: torch.Tensor,
+        used: torch.Tensor,
+        longest: int,
+    ) -> torch.Tensor:
+        """Hidden states of tokens [t] of some rows, one after the other, which look at all columns up to their own; their keys and values go
+        into the cache.
+
+        Args:
+            places, lines: each token's column and row.
+            bounds: where each row's tokens begin, and their end, [n + 1].
+            starts: where each of these rows begins in the cache, [n + 1]; of the last one nothing is read.
+            used: columns of each of these rows, its new tokens among them, [n].
+            longest: tokens of a row, at most.
+        """
+        angles = places[:, None].float() * self._frequencies
+        angles = torch.cat((angles, angles), -1)[:, None]
         cos, sin = angles.cos().to(self.dtype), angles.sin().to(self.dtype)
-        eps, size = self.config.rms_norm_eps, (self.config.hidden_size,)
+        eps, size, both = self.config.rms_norm_eps, (self.config.hidden_size,), self.heads + self.shared
         hidden = functional.embedding(ids, self._embedding)
         for layer, keys, values in zip(self._layers, self._keys, self._values, strict=True):
             normed = functional.rms_norm(hidden, size, layer.before, eps)
-            made = functional.linear(normed, layer.qkv).view(number, length, -1, self.dim)
-            turned = made[:, :, : self.heads + self.shared]
-            one, other = turned.chunk(2, -1)
-            turned = turned * cos + torch.cat((-other, one), -1) * sin
-            query, key = turned[:, :, : self.heads], turned[:, :, self.heads :]
-            keys[where[:, None], :, places] = key
-            values[where[:, None], :, places] = made[:, :, self.heads + self.shared :]
-            known = (keys, values) if rows is None else (keys.index_select(0, rows), values.index_select(0, rows))
-            query = query.view(number, length, self.shared, group, self.dim).permute(0, 2, 3, 1, 4)
-            query = query.reshape(number, self.shared, group * length, self.dim)  # heads with the same keys together
-            with sdpa_kernel(KERNELS):
-                seen = functional.scaled_dot_product_attention(query, *known, attn_mask=mask)
-            seen = seen.view(number, self.shared, group, length, self.dim).permute(0, 3, 1, 2, 4)
-            hidden = hidden + functional.linear(seen.reshape(number, length, -1), layer.out)
+            made = functional.linear(normed, layer.qkv).view(len(ids), -1, self.dim)
+            one, other = made[:, :both].chunk(2, -1)
+            turned = made[:, :both] * cos + torch.cat((-other, one), -1) * sin
+            keys[lines, places], values[lines, places] = turned[:, self.heads :], made[:, both:]
+            look = self._flash if self.flash else self._look
+            seen = look(turned[:, : self.heads], keys, values, bounds, starts, used, longest)
+            hidden = hidden + functional.linear(seen.reshape(len(ids), -1), layer.out)
             normed = functional.rms_norm(hidden, size, layer.after, eps)
             gate, up = functional.linear(normed, layer.gate_up).chunk(2, -1)
             hidden = hidden + functional.linear(functional.silu(gate) * up, layer.down)
         return functional.rms_norm(hidden, size, self._norm, eps)
+
+    def _flash(self, query: Any, keys: Any, values: Any, bounds: Any, starts: Any, used: Any, longest: int) -> Any:
+        """FlashAttention where the rows lie: what a row doesn't hold is not read."""
+        flat = (each.view(-1, self.shared, self.dim) for each in (keys, values))
+        return torch.ops.aten._flash_attention_forward(
+            query.contiguous(), *flat, bounds, starts, longest, self.width, 0.0, longest > 1, False, seqused_k=used
+        )[0]
+
+    def _look(self, query: Any, keys: Any, values: Any, bounds: Any, starts: Any, used: Any, longest: int) -> Any:
+        """The same, row by row."""
+        del longest
+        seen = torch.zeros_like(query)
+        ends = bounds.tolist()
+        for first, last, start, number in zip(ends, ends[1:], starts.tolist(), used.tolist(), strict=False):
+            if first == last:
+                continue
+            own, *known = (
+                each.transpose(0, 1)[None]
+                for each in (query[first:last], *(cache[start // self.width, :number] for cache in (keys, values)))
+            )
+            mask = torch.ones(last - first, number, dtype=torch.bool, device=self.device).tril(number - last + first)
+            found = functional.scaled_dot_product_attention(own, *known, attn_mask=mask, enable_gqa=True)
+            seen[first:last] = found[0].transpose(0, 1)
+        return seen
 
     def _layer(self, number: int) -> Layer:
         size, inner, name = self.config.hidden_size, self.config.intermediate_size, f"model.layers.{number}."

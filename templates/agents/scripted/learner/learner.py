@@ -1,12 +1,12 @@
 """Groups of episodes to steps of the optimiser, on one or several processes.
 
-Every token of the policy weighs the same, whichever process it lies on: two processes take the same step as one with all
-of their episodes. Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself.
+Every episode weighs the same, however long it is and whichever process it lies on: two processes take the same step as one with
+all of their episodes. Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,7 +24,7 @@ CHECKED_SEQUENCES, CHECKED_GAP = 24, 0.1
 MICRO_TOKENS_CPU = 8_192
 MICRO_BYTES_A_TOKEN = 2.0e6
 """What a token costs in training a model of 135M without recomputation: activations of the layers, and the head's share."""
-MICRO_SHARE = 0.25
+MICRO_SHARE = 0.35
 """Of a GPU's memory: beside it lie weights, optimiser, the sampler, and perhaps a grader's engine."""
 
 
@@ -41,38 +41,40 @@ class Learner:
         half = self.accelerator.mixed_precision == "bf16"
         self.dtype = torch.bfloat16 if half else next(self.plain.parameters()).dtype
 
-    def learn(self, groups: Mapping[int, Sequence[Any]], part_of: Callable[[int], int], parts: int) -> dict[str, float]:
-        """Some steps on groups of episodes, one a part, and what is worth logging, over all processes.
-
-        Args:
-            groups: this process's episodes by the number of their goal.
-            part_of: which step a goal's episodes belong to.
-        """
-        sequences: list[list[Tokens]] = [[] for _ in range(parts)]
-        rewards, mixed, steps = [], 0, 0
-        for number, group in groups.items():
-            found = [episode.reward for episode in group]
-            known = [reward for reward in found if reward is not None] or [0.0]
-            values = torch.tensor([[float(np.mean(known)) if reward is None else reward for reward in found]])
-            rewards += values[0].tolist()
-            steps += sum(episode.steps for episode in group)
-            if float(values.max() - values.min()) == 0.0:
-                continue  # nothing to tell good from bad
-            mixed += 1
-            for episode, advantage in zip(group, advantages(values)[0].tolist(), strict=True):
+    def learn(self, groups: Sequence[Sequence[Any]], rate: float) -> dict[str, float]:
+        """One step on this process's groups of episodes, and what is worth logging, over all processes."""
+        for group in self.policy.optimizer.param_groups:
+            group["lr"] = rate
+        sequences: list[Tokens] = []
+        weighed = 0
+        for group in filter(mixed, groups):  # the others have nothing to tell good from bad
+            for episode, advantage in zip(
+                group, advantages(torch.tensor([rewards_of(group)]))[0].tolist(), strict=True
+            ):
                 spoken = [Spoken(one.prompt, one.ids, one.logps) for one in episode.completions]
-                sequences[part_of(number)] += merged(spoken, self.policy.limit, advantage)
-        told = self._steps([self.batches(part) for part in sequences])
-        written = sum(episode.tokens for group in groups.values() for episode in group)
+                made = merged(spoken, self.policy.limit)
+                own = sum(int(one.own.sum()) for one in made)
+                sequences += [one._replace(advantage=advantage / own) for one in made]
+                weighed += 1
+        told = self._step(self.batches(sequences), weighed)
+        played = [episode for group in groups for episode in group]
+        rewards = [reward for group in groups for reward in rewards_of(group)]
         number, total, squares, of_mixed, of_steps, count, written = self.sums(
-            len(rewards), sum(rewards), sum(reward**2 for reward in rewards), mixed, steps, len(groups), written
+            len(rewards),
+            sum(rewards),
+            sum(reward**2 for reward in rewards),
+            sum(map(mixed, groups)),
+            sum(episode.steps for episode in played),
+            len(groups),
+            sum(episode.tokens for episode in played),
         )
         mean = total / max(1.0, number)
         return {
             **told,
-            "learning_rate": self.policy.rate,
+            "learning_rate": rate,
             "reward": round(mean, 4),
             "reward_std": round(max(0.0, squares / max(1.0, number) - mean**2) ** 0.5, 4),
+            "groups": int(count),
             "mixed_groups": round(of_mixed / max(1.0, count), 3),
             "steps_an_episode": round(of_steps / max(1.0, number), 2),
             "completions/mean_length": round(written / max(1.0, of_steps), 2),
@@ -98,32 +100,26 @@ class Learner:
         nothing = Tokens(np.full(2, pad, np.int32), np.array([False, True]), np.zeros(2, np.float32))
         return made + packs([nothing], 2, pad) * (int(most.item()) - len(made))
 
-    def _steps(self, parts: Sequence[Sequence[Pack]]) -> dict[str, float]:
-        olds = self._before(parts) if sum(map(bool, parts)) > 1 else None
-        losses: Any = 0.0
-        cuts: Any = 0.0
-        gaps: Any = 0.0
-        norms, tokens = [], 0.0
-        for number, batches in enumerate(parts):
-            if not batches:
-                continue
-            here = sum(batch.learned for batch in batches)
-            (total,) = self.sums(here)
-            self.policy.model.train()
-            for place, batch in enumerate(batches):
-                old = None if olds is None else olds[number][place]
-                loss, cut, gap = self._backward(batch, old, max(1.0, total), last=place == len(batches) - 1)
-                losses, cuts, gaps = losses + loss, cuts + cut, gaps + gap
-            norms.append(self.apply(CLIP_NORM))
-            tokens += total
+    def _step(self, batches: Sequence[Pack], weighed: int) -> dict[str, float]:
+        """A step on micro-batches of so many of this process's episodes."""
+        if not batches:
+            return {"loss": 0.0, "grad_norm": 0.0, "num_tokens": 0.0}
+        episodes, tokens = self.sums(weighed, sum(batch.learned for batch in batches))
+        self.policy.model.train()
+        loss: Any = 0.0
+        gap: Any = 0.0
+        for place, batch in enumerate(batches):
+            more = self._backward(batch, max(1.0, episodes), last=place == len(batches) - 1)
+            loss, gap = loss + more[0], gap + more[1]
+        norm = self.apply(CLIP_NORM)
         self.policy.model.eval()
-        losses, cuts, gaps = self.sums(float(losses), float(cuts), float(gaps))
+        loss, gap = self.sums(float(loss), float(gap))
         return {
-            "loss": round(losses / max(1, len(norms)), 6),
-            "grad_norm": round(float(np.mean(norms)), 4) if norms else 0.0,
-            "clip_ratio": round(cuts / max(1.0, tokens), 4),
-            "sampler_gap": round(gaps / max(1.0, tokens), 5),
+            "loss": round(loss, 6),
+            "grad_norm": round(norm, 4),
+            "sampler_gap": round(gap / max(1.0, tokens), 5),
             "num_tokens": tokens,
+            "launches": len(batches),
         }
 
     def imitate(self, mine: Sequence[Tokens], rate: float) -> dict[str, float]:
@@ -161,24 +157,16 @@ class Learner:
         self.policy.optimizer.zero_grad()
         return float(norm or 0.0)
 
-    def _before(self, parts: Sequence[Sequence[Pack]]) -> list[list[torch.Tensor]]:
-        """The trained model's log-probabilities before the first of several steps."""
-        self.policy.model.eval()
-        with torch.no_grad():
-            return [[self.logps(batch)[0] for batch in batches] for batches in parts]
-
-    def _backward(self, batch: Pack, old: Any, total: float, *, last: bool) -> tuple[torch.Tensor, ...]:
+    def _backward(self, batch: Pack, episodes: float, *, last: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds one micro-batch's gradient; the processes' gradients are joined at the last one."""
         self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed takes its step there
         with nullcontext() if last else self.accelerator.no_sync(self.policy.model):
-            new, sampled, advantage = self.logps(batch)
-            before = new.detach() if old is None else old
-            loss, cut = policy_loss(new, before, sampled, advantage, total)
+            new, sampled, weight = self.logps(batch)
+            loss = policy_loss(new, sampled, weight, episodes)
             # The processes' gradients are averaged, and here they must add up.
             self.accelerator.backward(loss * self.accelerator.num_processes)
-        counted = advantage != 0
-        gap = ((before - sampled).abs() * counted).sum()
-        return loss.detach(), cut, gap.detach()
+        gap = ((new.detach() - sampled).abs() * (weight != 0)).sum()
+        return loss.detach(), gap
 
     def _as_without(self, sequences: Sequence[Tokens]) -> bool:
         """Whether sequences behind a shared beginning have the log-probabilities that they have by themselves, on this machine."""
@@ -217,3 +205,15 @@ class Learner:
             return MICRO_TOKENS_CPU
         total = torch.cuda.get_device_properties(self.accelerator.device).total_memory
         return max(self.policy.limit, int(MICRO_SHARE * total / MICRO_BYTES_A_TOKEN))
+
+
+def rewards_of(group: Sequence[Any]) -> list[float]:
+    """A group's rewards; an episode without one has the others' mean."""
+    known = [float(episode.reward) for episode in group if episode.reward is not None] or [0.0]
+    return [float(np.mean(known)) if episode.reward is None else float(episode.reward) for episode in group]
+
+
+def mixed(group: Sequence[Any]) -> bool:
+    """Whether a group's rewards differ: else it teaches nothing."""
+    found = rewards_of(group)
+    return max(found) > min(found)

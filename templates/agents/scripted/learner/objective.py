@@ -1,4 +1,4 @@
-"""What GRPO on whole episodes minimises: advantages inside groups, and the clipped objective over the policy's own tokens.
+"""What GRPO on whole episodes minimises: advantages inside groups, and the objective over the policy's own tokens.
 
 Copied into `code/` of a workspace and used from there; nothing here is part of the suite itself.
 """
@@ -9,8 +9,6 @@ from typing import Any
 
 import torch
 
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
-"""How far a token's probability may move in one iteration before its gradient stops: down, and up (DAPO's larger value)."""
 SAMPLER_CAP = 2.0
 """Cap of the weight that corrects for a sampler in another precision (truncated importance sampling)."""
 
@@ -38,27 +36,15 @@ def token_logps(
     return logps.gather(1, ids[:, 1:][:, needed][rows, columns][:, None]).squeeze(1)
 
 
-def policy_loss(
-    new: torch.Tensor, old: torch.Tensor, sampled: torch.Tensor, advantage: torch.Tensor, tokens: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of a part of a batch, and the share of its tokens whose gradient was clipped off, times their number.
+def policy_loss(new: torch.Tensor, sampled: torch.Tensor, weight: torch.Tensor, episodes: float) -> torch.Tensor:
+    """The loss of a part of a batch: one step is taken on what the policy has just played, so nothing is clipped.
 
     Args:
         new: log-probabilities now, [n]; with gradients.
-        old: the trained model's before this iteration's first step, [n].
         sampled: the sampler's, [n]: of the same weights in another precision.
-        advantage: of each token's episode, [n].
-        tokens: of the policy in the whole batch, over all processes: every token weighs the same.
+        weight: of each token: its episode's advantage over the number of the episode's tokens, [n]. Failed episodes are three times as
+            long as won ones, and would push each step down.
+        episodes: that weigh in the whole batch, over all processes.
     """
-    ratio = torch.exp(new - old)
-    clipped = torch.clamp(ratio, 1.0 - CLIP_LOW, 1.0 + CLIP_HIGH)
-    gain = torch.minimum(ratio * advantage, clipped * advantage)
-    weight = torch.exp(old - sampled).clamp(max=SAMPLER_CAP).detach()
-    cut = (ratio * advantage > clipped * advantage).sum()
-    return -(gain * weight).sum() / tokens, cut
-
-
-def drift(new: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Schulman's estimate of the KL divergence from a reference model, a token each, [n]: never negative."""
-    gap = reference - new
-    return torch.exp(gap) - gap - 1.0
+    correction = torch.exp(new - sampled).clamp(max=SAMPLER_CAP).detach()
+    return -(torch.exp(new - new.detach()) * weight * correction).sum() / episodes

@@ -93,7 +93,7 @@ class Policy:
             by_rows = open_rows(plain, self.words, max_new_tokens=new_tokens, rows=rows, half=half)
             if by_rows is not None:
                 return by_rows
-        if wanted in ("", "vllm", "rows") and vllm_is_there(self.accelerator.num_processes) and not self.small:
+        if wanted in ("", "vllm", "rows") and vllm_is_there() and not self.small:
             sampler = open_vllm(
                 self.folder, self.words, max_new_tokens=new_tokens, max_tokens=self.limit, seed=machine.seed()
             )

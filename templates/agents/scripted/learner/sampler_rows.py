@@ -91,7 +91,7 @@ class RowSampler:
     """
 
     def __init__(self, model: Any, words: Words, max_new_tokens: int, rows: int, *, half: bool) -> None:
-        self.words, self.max_new_tokens, self.temperature = words, max_new_tokens, 0.0
+        self.words, self.max_new_tokens, self.temperature, self.rows = words, max_new_tokens, 0.0, rows
         self.turns: int | None = None
         self._draws = Draws(max_new_tokens)
         ending = torch.zeros(model.config.vocab_size, dtype=torch.bool)
@@ -121,6 +121,7 @@ class RowSampler:
         """Nothing that is cached counts any more: the weights are others."""
         self._rows = [_Row(number) for number in range(self.decoder.rows)]
         self._talks: dict[int, _Row] = {}
+        self._same: dict[int, _Row] = {}  # by a prompt's hash: where it was begun last
         self._clock = itertools.count(1)
         self._waiting: list[_Request] = []
 
@@ -174,9 +175,10 @@ class RowSampler:
     def work(self) -> list[tuple[int, Answer]]:
         """Begins what waits, goes on with all for some tokens, and returns what is answered."""
         answered = self._begin()
-        if any(row.request for row in self._rows):
+        live = [row.number for row in self._rows if row.request]
+        if live:
             for _ in range(STEPS):
-                self.decoder.step(self.temperature)
+                self.decoder.step(self.temperature, live)
             answered += self._over()
         return answered
 
@@ -220,6 +222,7 @@ class RowSampler:
             if row.conversation is not None:
                 self._talks.pop(row.conversation, None)
             row.conversation = one.conversation
+            self._same[hash(one.prompt.tobytes())] = row
             if one.conversation is not None:
                 self._talks[one.conversation] = row
             self._seat(one, row)
@@ -258,7 +261,7 @@ class RowSampler:
             if start < len(one.prompt) - 1:
                 rows.append(row.number)
                 starts.append(start)
-                news.append(one.prompt[start:-1].tolist())
+                news.append(one.prompt[start:-1])
         if rows:
             self.decoder.extend(rows, starts, news)
         draws = np.stack([self._draws.of(one.prompt) for one in requests])
@@ -266,27 +269,22 @@ class RowSampler:
             [one.row.number for one in requests if one.row is not None],
             [int(one.prompt[-1]) for one in requests],
             [len(one.prompt) - 1 for one in requests],
-            torch.from_numpy(draws),
+            draws,
         )
 
     def _over(self) -> list[tuple[int, Answer]]:
         """What is answered by now; the one place where the device is waited for."""
-        active = self.decoder.active.tolist()
-        ended = [row for row in self._rows if row.request is not None and not active[row.number]]
-        if not ended:
-            return []
-        where = torch.tensor([row.number for row in ended], device=self.decoder.device)
-        counts = self.decoder.counts[where].tolist()
-        tokens = self.decoder.said[where].cpu().numpy()
-        logps = self.decoder.logps[where].cpu().numpy()
+        active, counts, tokens, logps = self.decoder.told()
         answered = []
-        for place, row in enumerate(ended):
-            one, row.request = row.request, None
-            assert one is not None
-            ids = tokens[place, : counts[place]]
+        for row in self._rows:
+            one = row.request
+            if one is None or active[row.number]:
+                continue
+            row.request = None
+            ids, known = (each[row.number, : counts[row.number]] for each in (tokens, logps))
             row.ids = np.concatenate([one.prompt, ids[:-1]]).astype(np.int32)  # the last one's keys are not computed
             text, closed = self.words.text(ids.tolist())
-            answer = said(text, one.prompt, ids, logps[place, : counts[place]])
+            answer = said(text, one.prompt, ids, known)
             answered.append((one.key, Answer(answer, len(ids), not closed)))
         return answered
 
@@ -312,6 +310,9 @@ class RowSampler:
 
     def _alike(self, prompt: np.ndarray) -> tuple[_Row, int]:
         """The row whose beginning has the most in common with a prompt, and how much."""
+        same = self._same.get(hash(prompt.tobytes()))
+        if same is not None and same_beginning(same.ids, prompt) >= len(prompt) - 1:
+            return same, len(prompt) - 1
         found = ((row, same_beginning(row.ids, prompt)) for row in self._rows if len(row.ids))
         row, length = max(found, key=lambda pair: pair[1], default=(self._rows[0], 0))
         return row, min(length, len(prompt) - 1)

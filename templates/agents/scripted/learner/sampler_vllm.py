@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import machine
 from words import Answer, Words, said
 
 SWITCH = "EXPERT_VLLM"
@@ -40,12 +41,12 @@ PLAIN: dict[str, Any] = {"enforce_eager": True}
 IDLE_S = 0.002
 
 
-def vllm_is_there(processes: int) -> bool:
-    """Whether rollouts go through vLLM: installed, not switched off, a GPU, one process."""
+def vllm_is_there() -> bool:
+    """Whether rollouts go through vLLM: installed, not switched off, a GPU."""
     import torch
 
     wanted = os.environ.get(SWITCH, "1") != "0"
-    return wanted and processes == 1 and torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
+    return wanted and torch.cuda.is_available() and importlib.util.find_spec("vllm") is not None
 
 
 def open_vllm(folder: Path, words: Words, *, max_new_tokens: int, max_tokens: int, seed: int) -> VllmSampler | None:
@@ -78,13 +79,15 @@ class VllmSampler:
         self._llm = LLM(
             model=str(folder),
             dtype="bfloat16",
-            seed=seed,
+            seed=seed + int(os.environ.get("RANK", "0")),
             max_model_len=max_tokens,
             kv_cache_memory_bytes=int(min(CACHE_SHARE * total, CACHE_MAX_BYTES, 0.8 * free)),
             gpu_memory_utilization=min(NEEDED_SHARE, 0.8 * free / total),  # what must be free; the cache is given above
             enable_prefix_caching=True,
             disable_log_stats=True,
             logprobs_mode="processed_logprobs",  # at the sampling temperature
+            # With several processes each has an engine of its own: it takes the group that there is for one whose members sample apart.
+            **({"distributed_executor_backend": "external_launcher"} if machine.processes() > 1 else {}),
             **settings,
         )
 

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+KEPT_TEXTS = 20_000
+
 
 class Answer(NamedTuple):
     """One completion, as autorl_rollouts.engine has it; `text` is a `Said`."""
@@ -52,6 +54,7 @@ class Words:
         self.long_stops = any(len(each) > 1 for each in self.stop)
         """Whether a stop string can come about by several tokens."""
         self._encoder = _by_pieces(tokenizer)
+        self._texts: dict[tuple[int, ...], tuple[str, bool]] = {}
         whole, plain = list(tokenizer("a").input_ids), self.plain("a")
         self._beginning = next((whole[:at] for at in range(len(whole)) if whole[at : at + len(plain)] == plain), [])
 
@@ -86,7 +89,15 @@ class Words:
         return [self.tokenizer.eos_token_id] if chat or not self.stop else self.plain(self.stop[0])
 
     def text(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """The text of sampled tokens up to the first end token or stop string, and whether there was one."""
+        """The text of sampled tokens up to the first end token or stop string, and whether there was one. Short answers come again."""
+        key = tuple(ids)
+        if key not in self._texts:
+            if len(self._texts) >= KEPT_TEXTS:
+                self._texts.clear()
+            self._texts[key] = self._text(key)
+        return self._texts[key]
+
+    def _text(self, ids: Sequence[int]) -> tuple[str, bool]:
         end = next((place for place, token in enumerate(ids) if token in self.ends), None)
         text = self.tokenizer.decode(list(ids if end is None else ids[:end]), skip_special_tokens=True)
         cuts = [place for stop in self.stop if (place := text.find(stop)) >= 0]
