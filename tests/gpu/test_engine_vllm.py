@@ -10,8 +10,12 @@ beside one bare `LLM.generate` call too.
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +24,7 @@ import needs
 import numpy as np
 import pytest
 from checkpoints import TINY
-from helpers import alive
+from helpers import alive, wait_for
 from test_driver_gpu import wide
 from weights import read_safetensors, write_safetensors
 
@@ -60,8 +64,10 @@ SPEC = GraderSpec(
     gpu_memory=0.3,
     sleep_after_s=8.0,
 )
+WORKERS = (2,) if ON_CPU else (1, 2, 4)
 GREEDY = Sampling(max_new_tokens=24)
 STOPPING = Sampling(max_new_tokens=24, stop=("e", "\n"))
+DRAWN = Sampling(max_new_tokens=16, temperature=1.0, top_p=0.9)
 COUNT = 48
 
 Checkpoint = tuple[Path, str]
@@ -210,6 +216,28 @@ def test_swapping_there_and_back(asked: Asked, world: tuple[Path, dict[str, Chec
     reference.close()
 
 
+def test_draws_follow_from_the_seed_and_the_place(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    engine = asked.engine
+    engine.load(*world[1]["a"])
+    given = [prompts(engine, 1)[0]] * 16
+    one, two, other = (engine.generate(given, DRAWN, seed) for seed in (5, 5, 6))
+    assert len({answer.text for answer in one}) > 4, "each request draws by itself"
+    assert sum(a == b for a, b in zip(one, two, strict=True)) >= (16 if ON_CPU else 8)
+    assert one != other
+
+
+def test_a_prompt_without_room_is_an_empty_answer(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    engine = asked.engine
+    engine.load(*world[1]["a"])
+    window = int(json.loads((world[0] / "config.json").read_text())["max_position_embeddings"])
+    word = engine.encode("a")[0]
+    full, nearly, short = engine.generate(
+        [[word] * window, [word] * (window - 3), [word] * 3], GREEDY.model_copy(update={"max_new_tokens": 5}), 0
+    )
+    assert full == Answer("", 0, True)
+    assert nearly.tokens <= 3 and short.tokens <= 5
+
+
 def test_other_bytes_are_not_scored(asked: Asked, world: tuple[Path, dict[str, Checkpoint]], tmp_path: Path) -> None:
     engine, (_, made) = asked.engine, world
     engine.load(*made["a"])
@@ -228,3 +256,154 @@ def test_other_bytes_are_not_scored(asked: Asked, world: tuple[Path, dict[str, C
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(WeightsChanged):
         engine.load(folder, "1" * 64)
+
+
+def test_prompts_go_in_while_others_are_answered(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    engine, (_, made) = asked.engine, world
+    engine.load(*made["a"])
+    given = prompts(engine)
+    whole = engine.generate(given, GREEDY, 0)
+    got: dict[int, Answer] = {}
+    done = threading.Event()
+
+    def deliver(key: int, answer: Answer | Exception) -> None:
+        assert isinstance(answer, Answer), answer
+        got[key] = answer
+        if key + 8 < len(given):
+            stream.ask([(key + 8, given[key + 8])])  # by the engine's own thread
+        if len(got) == len(given):
+            done.set()
+
+    stream = engine.stream(GREEDY, 0, deliver)
+    engine.prefetch(*made["b"])  # is read meanwhile
+    stream.ask([(key, given[key]) for key in range(8)])
+    assert done.wait(600), asked.tail()
+    stream.close()
+    same = sum(got[key] == whole[key] for key in range(len(given)))
+    print(f"{same} of {len(given)} answers are those of the one batch")
+    assert same >= len(given) * (0.9 if ON_CPU else 0.5)
+    loaded = engine.load(*made["b"])
+    print(f"read ahead: read {loaded.load_s:.3f} s, swapped {loaded.swap_s:.3f} s")
+    late: list[int] = []
+    second = engine.stream(GREEDY, 0, lambda key, answer: late.append(key))
+    second.ask(list(enumerate(given)))
+    second.close()
+    count = len(late)
+    engine.load(*made["a"])
+    assert len(late) == count, "nothing is delivered after the end of a stream"
+    assert engine.generate(given, GREEDY, 0) == whole or not ON_CPU
+
+
+def test_a_killed_worker_is_an_engine_that_failed(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    engine, (_, made) = asked.engine, world
+    engine.load(*made["a"])
+    given = prompts(engine)
+    first = engine.generate(given, GREEDY, 0)
+    pid = engine.pids[0]
+    below = descendants(pid) | {pid}
+    endless = Sampling(max_new_tokens=300, temperature=1.0)
+    threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)).start()
+    begun = time.monotonic()
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        while True:
+            engine.generate(given, endless, 0)
+    print(f"told after {time.monotonic() - begun - 0.3:.2f} s")
+    wait_for(lambda: not any(alive(one) for one in below), "nothing of it to be left")
+    with pytest.raises(EngineFailed):
+        engine.load(*made["a"])
+    asked.drop()
+    asked.engine.load(*made["a"])
+    same = sum(one == two for one, two in zip(first, asked.engine.generate(given, GREEDY, 0), strict=True))
+    assert same >= len(given) * (1.0 if ON_CPU else 0.5)
+
+
+@needs.needs("gpu", not ON_CPU, "a CPU's memory is not given back")
+def test_memory_is_given_back_when_idle(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    import torch
+
+    engine, (_, made) = asked.engine, world
+    engine.load(*made["a"])
+    given = prompts(engine)
+    first = engine.generate(given, GREEDY, 0)
+    held = torch.cuda.mem_get_info()[0]
+    freed = wait_for(
+        lambda: found if (found := torch.cuda.mem_get_info()[0]) > held + 2**30 else None, "memory", patience_s=60
+    )
+    print(f"asleep: {(freed - held) / 2**30:.1f} GiB given back")
+    begun = time.monotonic()
+    same = sum(one == two for one, two in zip(first, engine.generate(given, GREEDY, 0), strict=True))
+    assert same >= 0.9 * len(given), "it wakes with the weights that it had"
+    print(f"awake and answered after {time.monotonic() - begun:.2f} s")
+    wait_for(lambda: torch.cuda.mem_get_info()[0] > held + 2**30, "memory", patience_s=60)
+    loaded = engine.load(*made["b"])
+    print(f"woken by a load: read {loaded.load_s:.3f} s, swapped {loaded.swap_s:.3f} s")
+
+
+def test_several_workers_on_one_gpu(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    """They swap together and die together. On a GPU it is printed how fast one, two and four are."""
+    _, (_, made) = asked.engine, world
+    given = prompts(asked.engine)
+    for workers in WORKERS:
+        if workers > 1:
+            asked.drop()
+            asked.workers = workers
+        engine = asked.engine
+        assert len(engine.pids) == workers
+        answers = []
+        for turn in ("a", "b", "a"):
+            loaded = engine.load(*made[turn])
+            answers.append(engine.generate(given, GREEDY, 0))
+        print(f"{workers} workers: read {loaded.load_s:.3f} s, swapped {loaded.swap_s:.3f} s", end="")
+        assert answers[0] != answers[1]
+        same = sum(one == two for one, two in zip(answers[0], answers[2], strict=True))
+        print(f", {same} of {len(given)} answers are the same after swapping there and back")
+        assert same >= len(given) * (1.0 if ON_CPU else 0.9)
+        if not ON_CPU:
+            for name, asks, new in (("long", _long(engine, world[0]), 16), ("short", prompts(engine, 1319), 200)):
+                for turn in ("b", "a"):
+                    engine.load(*made[turn])  # empties the prefix cache
+                begun = time.monotonic()
+                tokens = sum(answer.tokens for answer in engine.generate(asks, Sampling(max_new_tokens=new), 0))
+                took_s = time.monotonic() - begun
+                each = f"{1e3 * took_s / len(asks):.2f} ms each, {tokens / took_s:.0f} tokens/s"
+                print(f"{workers} workers: {len(asks)} {name} prompts, {new} tokens: {took_s:.2f} s, {each}")
+    below = {one for pid in asked.engine.pids for one in descendants(pid) | {pid}}
+    os.kill(asked.engine.pids[-1], signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="SIGKILL"):
+        while True:
+            asked.engine.generate(given, GREEDY, 0)
+    asked.drop()
+    assert not any(alive(one) for one in below), "the others are ended with the one that died"
+
+
+def _long(engine: VllmEngine, base: Path) -> list[list[int]]:
+    """400 prompts of 2,000 tokens, 50 each behind the same 1,600."""
+    window = int(json.loads((base / "config.json").read_text())["max_position_embeddings"])
+    length = min(2000, window - 16)
+    known = sorted({token for prompt in prompts(engine) for token in prompt})
+    draw = random.Random(0)
+    heads = [draw.choices(known, k=length * 4 // 5) for _ in range(8)]
+    return [[*heads[number % 8], *draw.choices(known, k=length - len(heads[0]))] for number in range(400)]
+
+
+@needs.needs("gpu", not ON_CPU, "a rate is measured on a GPU")
+@needs.needs("gpu", os.environ.get("AUTORL_TEST_BARE") == "1", "AUTORL_TEST_BARE=1 takes two more minutes")
+def test_the_rate_beside_bare_vllm(asked: Asked, world: tuple[Path, dict[str, Checkpoint]]) -> None:
+    pytest.importorskip("vllm")
+    from bare_vllm import bare_rate
+
+    asked.workers = 1
+    _, (base, made) = asked.engine, world
+    sampling = Sampling(max_new_tokens=256)
+    given = [[*prompt, prompt[-1]] for prompt in prompts(asked.engine, 1319)]
+    rates: list[float] = []
+    for name in ("b", "a", "b", "a"):
+        asked.engine.load(*made[name])
+        if name == "a":
+            begun = time.monotonic()
+            answers = asked.engine.generate(given, sampling, 0)
+            rates.append(sum(answer.tokens for answer in answers) / (time.monotonic() - begun))
+    asked.drop()
+    bare = max(bare_rate(base, given, sampling, DTYPE, SPEC.gpu_memory))
+    print(f"{rates} tokens/s, bare LLM.generate {bare:.0f}: {max(rates) / bare:.2f} of it")
+    assert max(rates) > 0.3 * bare

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from driver_server import ASIDE, DriverServer
-from driver_wire import Conversation, Turn
-from helpers import VARIANTS, Cluster
-from npm_agents import folder_of, readable
+from driver_wire import Call, Conversation, Turn
+from helpers import VARIANTS, Cluster, wait_for
+from npm_agents import folder_of, installed, readable
 
 from autorl_hpc.files import reading
 
@@ -96,3 +96,43 @@ def test_a_real_program_runs_to_the_end_of_a_run(
     assert all(call["status"] == 200 and call["tokens_in"] > 0 for call in answered), calls
     trace = [json.loads(line) for line in (run.logs / "trace.jsonl").read_text().splitlines()]
     assert {event.get("format") for event in trace} >= {agent}, trace[:3]
+
+
+TRAINING_S = 660
+
+
+def trains_in_the_background(conversation: Conversation) -> Turn:
+    """Starts a training in the background and ends its turn at once."""
+    if not conversation.tools:
+        return ASIDE
+    if any(message.role == "tool" for message in conversation.messages):
+        return Turn("The training runs in the background.")
+    train = f"sleep {TRAINING_S}; {VARIANTS}\nvariants 0 1\npython3 ./submit output/v0"
+    return Turn(calls=(Call("Bash", {"command": train, "description": "trains", "run_in_background": True}),))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.soak
+def test_a_background_training_of_eleven_minutes_lives(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches the newest version that is known to work ending background commands after 600 s and its session with exit code 0."""
+    monkeypatch.setenv("PATH", f"{installed(('claude-code',), -1) / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "key").write_text(KEY)
+    (tmp_path / "key").chmod(0o600)
+    cluster.mini_task()
+    with DriverServer(trains_in_the_background, key=KEY, model=MODEL) as server:
+        api = {"kind": "api", "url": server.url, "model": MODEL, "key_file": str(tmp_path / "key")}
+        job = cluster.spec(
+            ["claude-code"],
+            matrix={"task": "mini", "driver": "scripted"},
+            drivers={"scripted": api},
+            budget={"wall_clock": "25m"},
+            grader={"idle_exit_s": 1500},
+        )
+        cluster.run("launch", str(job), "--root", str(cluster.root.path))
+        (run_id,) = [name for name in os.listdir(cluster.experiment.path) if name.startswith("mini-claude-code-")]
+        wait_for(lambda: cluster.view(run_id).sealed is not None, "the end of the run", patience_s=1700)
+    view = cluster.view(run_id)
+    assert view.sealed is not None and str(view.sealed.ended_by) == "agent_exit"
+    assert len(view.accepted()) == 1 and view.sealed.elapsed_s > TRAINING_S

@@ -154,6 +154,27 @@ def test_an_environment_changed_after_launch_scores_nothing(
     assert caught.value.fault is Fault.CLUSTER
 
 
+@pytest.mark.parametrize("damage", ["changed", "cut off", "gone"])
+def test_a_vault_file_changed_after_staging_is_named_and_scores_nothing(tmp_path: Path, damage: str) -> None:
+    name = "webshop-mini"
+    made = Root(tmp_path / "shop")
+    made.path.mkdir()
+    stage_task(made, load_task(name), None)
+    path = made.task_vault(name) / "catalogue.jsonl"
+    path.chmod(0o600)
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"warm", b"cold") if damage == "changed" else whole[:500])
+    if damage == "gone":
+        path.unlink()
+    bench = PlayedBench(made, Player(lambda prompt: "look"))
+    with pytest.raises(AutorlError, match=rf"catalogue\.jsonl of task {name}") as caught:
+        bench.rate(bench.answer(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1))
+    assert caught.value.fault is Fault.CLUSTER and caught.value.where == str(path)
+    path.write_bytes(whole)
+    assert bench.rate(bench.answer(science(name), made.path, "0" * 64, Split.FEEDBACK, limit=1)).evaluation.score == 0.0
+    bench._playground.close()
+
+
 SEES_AND_SUBMITS = (
     '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n'
     + VARIANTS

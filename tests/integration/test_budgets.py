@@ -24,7 +24,7 @@ from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.exchange import Progress
 from autorl_hpc.records.experiment import Budget
-from autorl_hpc.states import EndedBy
+from autorl_hpc.states import EndedBy, Fault
 from autorl_hpc.supervise.attempt_ledger import Seals
 from autorl_hpc.supervise.budget import (
     SUSPENSION_S,
@@ -561,3 +561,18 @@ def test_a_driver_that_is_lost_is_the_clusters_fault_and_the_run_goes_on(
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, 0, None)
+
+
+def test_a_driver_that_stays_lost_leaves_a_run_that_does_not_count(cluster: Cluster, driver: DriverServer) -> None:
+    script = CALLS + "touch code/began\nuntil [ -e code/go ]; do sleep 0.1; done\ndoes 'calls(1)'; exit 1\n"
+    run_id = prepare(cluster, driver, script, attempts=1)
+    code = cluster.workspace(run_id) / "code"
+    supervisor = cluster.supervisor(run_id)
+    wait_for((code / "began").exists, what="the agent")
+    driver.key = "another"
+    (code / "go").touch()
+    assert supervisor.wait(PATIENCE_S) == 75, cluster.logs()
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "the driver was lost" in str(sealed.reason)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from adapters import write_adapter
+from adapters import ADAPTER, UP, Q, factors, write_adapter
 from checkpoints import Desk, changed, save, tiny_tensors
-from weights import Tensors
+from weights import Tensors, write_safetensors
 
 from autorl_hpc.states import SubmissionState
 
@@ -119,3 +121,24 @@ def test_names_are_told_with_what_explains_them(
     answer = desk.refused()
     assert answer["code"] == "tensor_names" and words in answer["error"] and advice in answer["advice"]
     assert "missing " in answer["error"] and "unknown " in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda n: f"_orig_mod.{n}", ["'_orig_mod.'"]),
+        (lambda n: n.replace(".weight", ".default.weight"), ["the adapter's name, 'default'"]),
+        (lambda n: n.removeprefix("base_model.model."), ["lack the prefix 'base_model.model.'"]),
+        (lambda n: n.replace("base_model.model.", "base_model.model.module."), ["'module.'"]),
+    ],
+)
+def test_an_adapters_names_are_told_with_what_explains_them(
+    tmp_path: Path, change: Callable[[str], str], words: list[str]
+) -> None:
+    desk = Desk(tmp_path)
+    write_adapter(desk.checkpoint)
+    tensors: Any = {change(name): value for name, value in factors(Q, UP).items()}
+    write_safetensors(desk.checkpoint / ADAPTER, tensors)
+    answer = desk.refused()
+    assert answer["code"] == "adapter_names" and all(word in answer["error"] for word in words), answer
+    assert json.dumps(answer["advice"]).count("save_pretrained")

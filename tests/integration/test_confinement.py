@@ -635,3 +635,36 @@ def test_more_than_the_budget_ends_the_agent(cluster: Cluster, plan: SandboxPlan
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.OUT_OF_MEMORY, Fault.AGENT), sealed
     assert "budget has" in str(sealed.reason)
+
+
+MANAGER = """
+import multiprocessing, sys
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Manager() as manager:
+        print(manager.dict(a=1)["a"])
+"""
+
+
+@pytest.mark.parametrize("name", [*CONFINING, SandboxLevel.NONE])
+def test_sockets_work_however_long_the_paths_are(
+    name: SandboxLevel, plan: SandboxPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a $TMPDIR of more than 107 bytes with a socket's name: it failed every attempt, and the agent's DataLoader and Manager
+    at levels that can't mount."""
+    usable(name, plan) if name is not SandboxLevel.NONE else None
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    root, experiment, workspace = _place(deep / "autorl", monkeypatch)
+    monkeypatch.setenv("TMPDIR", str(deep))
+    monkeypatch.setattr("tempfile.tempdir", str(deep))
+    (workspace / "manager.py").write_text(MANAGER)
+    confined = _confinement(root, experiment, workspace, level=str(name))
+    try:
+        env = {"PATH": os.environ["PATH"], "HOME": f"{workspace}/.home", "TMPDIR": f"{workspace}/.tmp"}
+        assert confined.choose(29563, env, 1).level is name
+        argv = confined.argv([sys.executable, "manager.py"])
+        done = subprocess.run(
+            argv, env=env, cwd=workspace, check=False, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert done.stdout == "1\n", done.stderr[-500:]
+    finally:
+        confined.close()

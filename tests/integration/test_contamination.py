@@ -12,8 +12,10 @@ from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import EntryKind, Split
+from autorl_hpc.supervise.scanner import NICE
 
 BASH = '#!/usr/bin/env bash\nset -e\ncd "$WORKSPACE"\n' + VARIANTS
+HONEST = BASH + "cp data/train.jsonl code/mine.jsonl\nvariants 0 1\n./submit output/v0\n"
 
 
 LARGE = "yes 'many words of no interest to anybody at all' | head -c 150000000 > output/large.txt || true\n"
@@ -93,6 +95,39 @@ def test_a_scanner_that_is_killed_costs_a_look_and_not_the_run(cluster: Cluster,
     assert killed
     assert not first.complete and first.reason is not None and "ended from outside" in first.reason
     assert last.submission_id is None and last.items[Split.REPORT] == 3
+
+
+def test_a_stopped_scanner_delays_the_seal_by_a_bounded_time(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.agent(
+        "one", agent_that_holds(tmp_path, cluster).replace("variants 0 1\n", LARGE + "variants 0 1\n") + UNTIL_OVER
+    )
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    (scanner,) = wait_for(lambda: _scanners(supervisor.pid), "the scanner")
+    os.kill(scanner, signal.SIGSTOP)
+    (cluster.workspace(run_id) / "code" / "over").touch()
+    assert supervisor.wait(PATIENCE_S) == 0, cluster.logs()
+    assert cluster.view(run_id).sealed is not None
+    assert looks(cluster, run_id)[-1].submission_id is None
+
+
+def test_the_scanner_ends_with_a_killed_supervisor(cluster: Cluster) -> None:
+    cluster.agent("one", HONEST.replace("variants 0 1\n", LARGE + "variants 0 1\n") + "sleep 600\n")
+    (run_id,) = cluster.prepare(["one"])
+    supervisor = cluster.supervisor(run_id)
+    (pid,) = wait_for(lambda: _scanners(supervisor.pid), what="the scanner")
+    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, pid) == NICE, "it to make way for the agent")
+    supervisor.kill()
+    supervisor.wait()
+    wait_for(lambda: not _lives(pid), "the scanner's end")
+
+
+def _lives(pid: int) -> bool:
+    """Whether it runs: one that ended stays in /proc until whoever adopted it asks for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _scanners(supervisor: int) -> set[int]:

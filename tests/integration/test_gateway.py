@@ -597,3 +597,22 @@ def test_idle_connections_of_others_take_no_place(gateway: GatewayProcess) -> No
         for each in idle:
             each.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_socket_whose_path_is_longer_than_the_kernel_takes(tmp_path: Path) -> None:
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    with DriverServer([Turn("x")]) as driver, behind(driver, folder, port=None) as gateway:
+        assert gateway.port is None
+        assert gateway.socket.is_socket()
+        before = os.getcwd()
+        os.chdir(folder)
+        try:
+            connection = http.client.HTTPConnection("x", timeout=60)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.connect("driver.sock")
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {TOKEN}"})
+            assert connection.getresponse().status == 200
+            connection.close()
+        finally:
+            os.chdir(before)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from held_graders import HeldGraders
-from helpers import PATIENCE_S, VARIANTS, Cluster, wait_for
+from helpers import PATIENCE_S, SUBMITS_ONE, VARIANTS, Cluster, wait_for
 
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.launch.local import processes
@@ -196,3 +196,20 @@ def test_a_store_changed_after_launch_gives_no_score(cluster: Cluster) -> None:
     assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
     (score,) = scores_in_ledger(cluster, run_id)
     assert score.evaluation.score is not None and score.evaluation.split is Split.FEEDBACK
+
+
+def test_a_submission_killed_between_ledger_and_queue_is_scored_all_the_same(cluster: Cluster) -> None:
+    """Its queue entry is missing when the run is sealed without an agent: the sealing puts it."""
+    cluster.mini_task()
+    cluster.agent("one", SUBMITS_ONE + "sleep 600\n")
+    (run_id,) = cluster.prepare(["one"], **MINI)
+    supervisor = cluster.supervisor(run_id)
+    entry = cluster.experiment.queue / f"f-{run_id}--000001.json"
+    wait_for(entry.exists, what="the submission")
+    supervisor.kill()
+    supervisor.wait()
+    entry.unlink()
+    cluster.run("cancel", str(cluster.experiment.path))
+    assert cluster.grader().wait(PATIENCE_S) == 0, cluster.logs()
+    assert len(scores_in_ledger(cluster, run_id)) == 1
+    assert cluster.finished([run_id])

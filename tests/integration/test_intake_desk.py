@@ -157,3 +157,14 @@ def test_copies_and_refusals_are_not_counted(tmp_path: Path) -> None:
     assert drop_different(desk, 1)["status"] == "accepted"
     at_the_end = desk.submit("copy9", "output/v0")
     assert (at_the_end["status"], at_the_end["same_as"], at_the_end["submissions_left"]) == ("accepted", 1, 0)
+
+
+def test_an_answer_names_code_advice_and_fault_and_holds_no_control_characters(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    folder = save(desk.checkpoint)
+    (folder / SINGLE).unlink()
+    with open(os.path.join(os.fsencode(folder), b"\xff\x1b[2J.bin"), "wb"):
+        pass
+    answer = desk.refused()
+    assert (answer["code"], answer["fault"], answer["score"]) == ("pickle", "artifact", None)
+    assert "\\udcff\\x1b[2J.bin" in answer["error"] and "safe_serialization" in answer["advice"]

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from helpers import PATIENCE_S
+from judge_server import JudgeServer, Reply
 
+from autorl_hpc.files.processes import GivenUp
 from autorl_hpc.grading.background import RatingOverdue, under_way, within
+from autorl_hpc.records.experiment import JudgeSpec
+from autorl_hpc.scoring.judge_cache import JudgeCache
+from autorl_hpc.scoring.judges import HttpJudge
 from autorl_hpc.scoring.outcome import Context
 from autorl_hpc.scoring.own import OwnScorer
 from autorl_hpc.tasks.heldout import Item
@@ -73,3 +79,41 @@ def test_an_overdue_rating_by_a_tasks_own_code_leaves_no_process(tmp_path: Path)
     assert under_way() == []
     if mark.exists():  # else this machine was too busy to begin
         assert not Path(f"/proc/{mark.read_text()}").exists()
+
+
+def test_what_a_judge_says_too_late_counts_for_no_other_evaluation(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def replies(number: int, body: object) -> Reply:
+        go.wait(PATIENCE_S)
+        return Reply()
+
+    server = JudgeServer(replies)
+    try:
+        spec = JudgeSpec(url=server.url, model="judge", timeout_s=PATIENCE_S, concurrency=2)
+        judge = HttpJudge(spec, JudgeCache(tmp_path))
+        talks = [[{"role": "user", "content": f"question {n}"}] for n in range(6)]
+        given_up: list[str] = []
+
+        def rate() -> None:
+            try:
+                judge.ask(talks, max_tokens=8)
+            finally:
+                try:
+                    judge.ask(talks[::-1], max_tokens=8)
+                except GivenUp:
+                    given_up.append("nothing is begun any more")
+
+        with pytest.raises(RatingOverdue):
+            within(1.0, rate, LONG_END_S)
+        before = judge.usage
+        go.set()
+        assert given_up and under_way() == []
+        assert judge.usage == before and len(server.asked) <= 2, "no further one is asked, and none is counted late"
+        judge.ask(talks, max_tokens=8)
+        used = judge.usage.since(before)
+        assert used["judge_requests"] + used["judge_cached"] == 6
+        assert used["judge_prompt_tokens"] == 100 * used["judge_requests"]
+    finally:
+        go.set()
+        server.end()

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -150,6 +151,21 @@ def test_other_wheels_are_another_environment_beside_it(root: Root, wheels: Path
     assert python(root, second, "import greeting; print(greeting.TEXT)") == "hello all"
 
 
+def test_a_wheel_that_was_changed_beside_its_lock_file_is_refused(
+    small: tuple[Root, Path, str], tmp_path: Path
+) -> None:
+    root, _, digest = small
+    folder, house = root.environment("small", digest), tmp_path / "house"
+    house.mkdir()
+    for path in (*(folder / "wheels").iterdir(), folder / "requirements.lock"):
+        (house / path.name).write_bytes(path.read_bytes())
+    wheel(house, "helperlib", "1.2", "WHO = 'evil'\n")
+    with pytest.raises(AutorlError, match=r"could not be gathered: .*DO NOT MATCH THE HASHES") as caught:
+        stage(root, ["env:other"], source=house)
+    assert caught.value.exit_code is Exit.USAGE and present_hash(root, "other") is None
+    assert [p.name for p in root.environments.iterdir() if "other" in p.name and not p.name.endswith(".lock")] == []
+
+
 def test_an_altered_wheel_is_refused(root: Root, wheels: Path) -> None:
     folder = root.environment("small", staged(root, wheels))
     os.chmod(folder / "wheels", 0o755)
@@ -195,6 +211,23 @@ def test_a_changed_venv_is_seen_at_launch_and_made_anew(root: Root, wheels: Path
     assert python(root, digest, "import greeting; print(greeting.TEXT)") == "hello world"
 
 
+def test_a_killed_staging_is_run_again(root: Root, wheels: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            environments.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            staged(root, wheels)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status)
+    with pytest.raises(AutorlError, match="environment small is not staged"):
+        verify_environment(root, "small")
+    digest = staged(root, wheels)
+    assert verify_environment(root, "small").content_hash == digest
+    assert not list(root.environments.glob(".tmp-small-*"))
+
+
 def test_an_environment_in_a_bundle(small: tuple[Root, Path, str], tmp_path: Path) -> None:
     root, _, digest = small
     out = tmp_path / "b.tar.zst"
@@ -209,9 +242,30 @@ def test_an_environment_in_a_bundle(small: tuple[Root, Path, str], tmp_path: Pat
     assert lines[-2:] == ["env:small: the same content is there already", f"env:small: content {digest}"]
 
 
+@pytest.mark.parametrize(("text", "words"), [("greeting==9\n", "greeting==9"), ("?!\n", "could not be gathered")])
+def test_requirements_that_can_not_be_met(root: Root, wheels: Path, text: str, words: str) -> None:
+    (wheels / "requirements.txt").write_text(text)
+    with pytest.raises(AutorlError, match="the wheels of env:small could not be gathered") as caught:
+        staged(root, wheels)
+    assert words in caught.value.what and caught.value.next_step
+    assert [p.name for p in root.environments.iterdir() if not p.name.endswith(".lock")] == []
+
+
 def test_passwords_of_an_index_stand_in_no_message() -> None:
     line = "ERROR: no way to https://me:secret@index.invalid/simple and http://token@host/x"
     assert last_words(f"{line}\nmore") == "no way to https://index.invalid/simple and http://host/x"
+
+
+def test_what_an_environment_is_made_of_must_be_said(root: Root, tmp_path: Path) -> None:
+    with pytest.raises(AutorlError, match="what environment x is made of is not known") as caught:
+        stage(root, ["env:x"])
+    assert "--requirements FILE" in (caught.value.next_step or "")
+    with pytest.raises(AutorlError, match="No such file"):
+        stage(root, ["env:x"], requirements=tmp_path / "none.txt")
+    with pytest.raises(AutorlError, match="--requirements is for environments"):
+        stage(root, ["tiny"], requirements=tmp_path / "none.txt")
+    with pytest.raises(AutorlError, match="field `environment`: environment x is not staged"):
+        run_environment(root, "x", root.path)
 
 
 # --- images ---
@@ -267,3 +321,20 @@ def test_an_agent_runs_in_the_environment_of_its_experiment_and_one_that_is_gone
     os.rename(venv.parent, cluster.root.path / "moved")
     assert cluster.supervisor(later).wait(PATIENCE_S) != 0
     assert "environment small is not staged" in cluster.logs()
+
+
+def test_another_environment_is_another_run_and_none_is_as_before(cluster: Cluster, wheels: Path) -> None:
+    made = ("stage", "env:small", "--from", str(wheels), "--requirements", str(wheels / "requirements.txt"))
+    cluster.agent("looks", AGENT)
+    (plain,) = cluster.prepare(["looks"])
+    cluster.run(*made)
+    assert plain in cluster.prepare(["looks"])
+    (first,) = set(cluster.prepare(["looks"], environment="small")) - {plain}
+    wheel(wheels, "helperlib", "1.3", "WHO = 'all'\n")
+    cluster.run(*made, "--again")
+    assert len(set(cluster.prepare(["looks"], environment="small")) - {plain, first}) == 1
+    cluster.agent("needy", AGENT, needs=["pydantic"])  # which the suite has, and the environment has not
+    spec = cluster.spec(["needy"], environment="small")
+    done = cluster.run("launch", str(spec), "--dry-run", check=False)
+    assert done.returncode == Exit.ENVIRONMENT
+    assert "needs the Python package pydantic, which environment small doesn't have" in done.stderr

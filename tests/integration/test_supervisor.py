@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import needs
 import pytest
 from helpers import PATIENCE_S, VARIANTS, Cluster, alive, wait_for
 
@@ -422,3 +423,101 @@ def test_a_signal_in_the_last_intake_loses_no_submission(cluster: Cluster) -> No
     assert view.sealed is not None and view.sealed.ended_by is EndedBy.AGENT_EXIT and view.sealed.exit_code == 0
     assert len(view.accepted()) == 300
     assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "start\n"
+
+
+def test_two_supervisors_at_once_make_one_run(cluster: Cluster) -> None:
+    """The newer one ends the older one's agent, which is no early end after which that one would start it again."""
+    run_id = one(
+        cluster, TICKS.replace("while", "echo $AUTORL_ATTEMPT >> code/starts\nwhile"), budget=HOUR, reprompts=1
+    )
+    older = Hastened(cluster, run_id, look_s=600.0, lag_s=0.0)  # it has not looked at the ledger for long
+    wait_for(lambda: len(ticks(cluster, run_id)) > 10, what="the agent")
+    newer = Hastened(cluster, run_id)
+    assert older.wait() == 0, cluster.logs()
+    wait_for_ticks(cluster, run_id, 20)
+    newer.end_budget()
+    assert newer.wait() == 0, cluster.logs()
+    assert kinds(cluster, run_id) == ["attempt_started", "attempt_started", "sealed"]
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.reprompts) == (EndedBy.BUDGET, 0)
+    moments = ticks(cluster, run_id)
+    assert moments == sorted(moments), "two agents were alive at once"
+    assert (cluster.workspace(run_id) / "code" / "starts").read_text() == "1\n2\n"
+    assert not agent_pids(cluster, run_id)
+
+
+def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
+    """As a suspended job: supervisor, keeper and agent are stopped. The limit of 30 s is made less for the test, but no less
+    than what a busy machine may do to a process by itself."""
+    run_id = one(cluster, TICKS, budget=HOUR)
+    supervisor = Hastened(cluster, run_id, SUSPENSION_S)
+    wait_for(lambda: active_s(cluster, run_id) > 2, what="two seconds of the agent")
+    everyone = [supervisor.process.pid, *children(supervisor.process.pid), *agent_pids(cluster, run_id)]
+    for pid in everyone:
+        with contextlib.suppress(ProcessLookupError):  # one of the agent's short ones
+            os.kill(pid, signal.SIGSTOP)
+    time.sleep(STOPPED_S)
+    for pid in everyone:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    wait_for_ticks(cluster, run_id, 20)
+    supervisor.end_budget()
+    assert supervisor.wait() == 0
+    lived_s = supervisor.age_s - STOPPED_S
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.ended_by is EndedBy.BUDGET
+    active = active_s(cluster, run_id, STOPPED_S - 2.0)
+    assert active > 2
+    assert active - NOT_SEEN_S <= sealed.elapsed_s <= lived_s
+    keeper_says = json.loads((cluster.run_dir(run_id).path / "elapsed-1.json").read_text())["elapsed_s"]
+    assert active - NOT_SEEN_S <= keeper_says <= lived_s
+    clock = budgets.read_clock(cluster.run_dir(run_id).clock)
+    assert clock is not None and STOPPED_S <= clock.suspended_s <= supervisor.age_s - active + NOT_SEEN_S
+
+
+def namespace() -> list[str]:
+    """The command that runs another in process and mount namespaces of its own; the test skips where that is forbidden."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
+        needs.skip("namespaces", "unshare --pid is not permitted here")
+    return [*command, "bash", "-c", '"$@"; exit $?', "init"]  # the first process of a namespace can't be killed in it
+
+
+def test_agent_that_kills_everybody_costs_an_attempt_and_no_more(cluster: Cluster) -> None:
+    """In a process namespace of its own, where `everybody` is the supervisor, the keeper and the agent."""
+    script = BASH + 'echo $AUTORL_ATTEMPT >> code/attempts\n[ "$AUTORL_ATTEMPT" -gt 1 ] || { kill -9 -1; sleep 600; }\n'
+    run_id = one(cluster, script + "exit 0\n")
+    codes = []
+    for _ in range(3):
+        supervisor = subprocess.Popen(
+            [*namespace(), sys.executable, "-m", "autorl_hpc", "job", "agent", str(cluster.experiment.path), run_id],
+            env=cluster.env,
+            cwd=cluster.root.path,
+            start_new_session=True,
+        )
+        cluster.processes.append(supervisor)
+        codes.append(supervisor.wait(PATIENCE_S))
+        if codes[-1] == 0:
+            break
+    assert codes[-1] == 0 and len(codes) == 2, codes
+    assert (cluster.workspace(run_id) / "code" / "attempts").read_text().split() == ["1", "2"]
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and sealed.exit_code == 0
+    assert kinds(cluster, run_id).count(str(EntryKind.ATTEMPT_STARTED)) == 2
+
+
+def test_an_older_supervisor_that_still_prepares_starts_no_agent(cluster: Cluster) -> None:
+    hold = cluster.root.path / "hold"
+    program = ["bash", "-c", f"[ ! -e {hold} ] || {{ rm {hold}; sleep 600; }}; echo slow 1.0"]
+    cluster.agent("slow", BASH + "echo $AUTORL_ATTEMPT >> code/starts; exec sleep 600\n", program=program)
+    (run_id,) = cluster.prepare(["slow"], budget=HOUR)
+    hold.touch()
+    starts = cluster.workspace(run_id) / "code" / "starts"
+    older = Hastened(cluster, run_id, look_s=600.0)
+    wait_for(lambda: not hold.exists(), "the question for the version, which the newer one ends")
+    newer = Hastened(cluster, run_id)
+    assert older.wait() == 0, cluster.logs()
+    wait_for(lambda: starts.exists() and starts.read_text() == "2\n", "the newer one's agent")
+    newer.end_budget()
+    assert newer.wait() == 0, cluster.logs()
+    assert starts.read_text() == "2\n" and not agent_pids(cluster, run_id)

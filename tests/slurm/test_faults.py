@@ -3,13 +3,16 @@ twice, and the budget that was really used."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
 from helpers import SUBMITS_ONE
-from slurm_world import BEATS, LONG, World, kill, saved_jobs
+from slurm_world import BEATS, LONG, SLACK_S, SLEEPS, World, kill, saved_jobs
 
+from autorl_hpc.files.processes import descendants
 from autorl_hpc.states import EndedBy, Fault
 
 if TYPE_CHECKING:
@@ -100,6 +103,30 @@ def test_a_node_that_is_lost_and_comes_back(world: MakeWorld, new_sandbox: Calla
     here.assert_no_process()
 
 
+@pytest.mark.soak
+def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox("--gpu-nodes", "2", "--gpus", "2", "--cpu-nodes", "1")
+    sandbox.up()
+    here = world(
+        sandbox, requeue=False, agent={"sbatch": {"nodelist": "gpu02"}}, grader={"sbatch": {"nodelist": "gpu01"}}
+    )
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": LONG})
+    (run,) = here.runs
+    here.wait_agent(run)
+    with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
+        kill(sandbox.pid("slurmd.gpu02"))
+        here.until(lambda: here.view(run).closed, "the run to be closed")
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert "ended NODE_FAIL: its node failed" in (sealed.reason or "")
+    sandbox.up()
+    here.wait_over()
+    here.assert_whole()
+    here.assert_no_process()
+
+
 @pytest.mark.parametrize("when", ["at once", "later"])
 @pytest.mark.soak
 def test_the_controller_is_killed(world: MakeWorld, new_sandbox: Callable[..., Sandbox], when: str) -> None:
@@ -142,6 +169,22 @@ def test_memory_used_up_as_slurm_sees_it(world: MakeWorld, slurm: Sandbox) -> No
 
 
 @pytest.mark.soak
+def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL, "--cgroup")
+    sandbox.up()
+    here = world(sandbox)
+    here.agent("eats", EATS)
+    here.launch(["eats"])
+    (run,) = here.runs
+    here.wait_over()
+    here.assert_whole()
+    sealed = here.view(run).sealed
+    assert sealed is not None and sealed.fault is Fault.AGENT, sealed
+    assert sealed.reason == "the agent exited with code -9", "the kernel ends the largest process: the supervisor lives"
+    assert sandbox.state(here.job_of("agents", 0)) == "OUT_OF_MEMORY"
+
+
+@pytest.mark.soak
 def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("beats", BEATS)
@@ -158,6 +201,91 @@ def test_scancel_of_an_agent(world: MakeWorld, slurm: Sandbox) -> None:
         assert sealed is not None
         assert (sealed.ended_by, sealed.fault) == (EndedBy.CANCELLED, None), sealed
         assert "scancel" in (sealed.reason or "")
+
+
+@pytest.mark.soak
+def test_scancel_of_a_grader_and_of_the_report(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    told = "until [ -e code/over ]; do sleep 0.2; done\n"
+    here.agent("slow", SUBMITS_ONE + told + "variants 1 1\n./submit output/v1 --wait\n")
+    here.launch(["slow"], budget={"wall_clock": LONG})
+    here.until(lambda: here.view(here.runs[0]).accepted(), "a submission")
+    with here.recovery("scancel of a grader: the next link has scored"):
+        slurm.client("scancel", here.job_of("grader-0"))
+        slurm.client("scancel", here.job_of("report"))
+        here.over(here.runs[0])
+        here.until(lambda: len(here.view(here.runs[0]).scores) == 2, "another score")
+    here.wait_over()
+    here.assert_whole()
+    assert len(here.view(here.runs[0]).scores) == 2
+    assert not (here.experiment.report / "index.html").exists()
+    here.run("report", str(here.experiment.path))
+
+
+@pytest.mark.soak
+def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbox: Callable[..., Sandbox]) -> None:
+    sandbox = new_sandbox(*SMALL)
+    sandbox.up()
+    here = world(sandbox)
+    hog = sandbox.sbatch("sleep 600", "--gres=gpu:1", "--output=/dev/null")
+    sandbox.wait(hog, "RUNNING")
+    here.launch(["null"], matrix={"seed": [0, 1]})
+    here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", "a grader")
+    here.until(here.heartbeats, "the grader's first beat")
+    shutil.rmtree(here.experiment.jobs)
+    with here.recovery("jobs/ deleted while jobs wait (0:53): the runs are closed as the cluster's fault"):
+        sandbox.client("scancel", hog)
+        here.wait_over()
+    for run in here.runs:
+        sealed = here.view(run).sealed
+        assert sealed is not None
+        assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+        assert "0:53: it never ran" in (sealed.reason or ""), sealed
+    here.experiment.jobs.mkdir()
+    here.assert_whole()
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.soak
+def test_sixty_runs_in_one_array(world: MakeWorld, slurm: Sandbox) -> None:
+    before = slurm.options
+    slurm.down()
+    slurm.options = tuple("1001" if option == "10" else option for option in before)
+    slurm.up()
+    try:
+        here = world(slurm, agent={"memory": "256M"})
+        here.launch(["null"], matrix={"seed": list(range(60))}, parallel=6)
+        here.wait_over(patience_s=1500)
+        here.assert_whole()
+        assert all(here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT for run in here.runs)  # type: ignore[union-attr]
+        assert set(here.queue().values()) == {"COMPLETED"}
+        assert os.listdir(here.experiment.claims) == []
+    finally:
+        slurm.down()
+        slurm.options = before
+        slurm.up()
+
+
+def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox) -> None:
+    """Supervisor, keeper and agent alike: what is left is the time that the keeper noted last."""
+    here = world(slurm)
+    here.agent("beats", BEATS)
+    here.launch(["beats"], budget={"wall_clock": LONG})
+    (run,) = here.runs
+    here.wait_agent(run)
+    here.until(lambda: here.really_ran_s(run) > SLACK_S + 2, "more seconds of work than may be lost")
+    shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
+    assert len(shown) == 1, shown
+    task = int(shown[0])
+    with here.recovery("everything in a job killed: the run is closed as the cluster's fault"):
+        kill(task, *descendants(task))
+        here.wait_over()
+    here.assert_whole()
+    here.assert_budget(run)
+    sealed = here.view(run).sealed
+    assert sealed is not None
+    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER), sealed
+    assert "everything in it was killed" in (sealed.reason or "")
 
 
 @pytest.mark.soak
@@ -184,5 +312,22 @@ def test_an_end_that_squeue_forgot_is_read_from_accounting(
     assert f"job {job} ended CANCELLED" in (sealed.reason or "")
     known = ("squeue", "-h", "-t", "all", "-j", job)
     here.until(lambda: sandbox.client(*known, check=False).stdout == "", "squeue to know it no more")
+    here.wait_over()
+    here.assert_whole()
+
+
+@pytest.mark.soak
+def test_the_report_job_seals_what_no_grader_lived_to_seal(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"], grader={"placement": "step"})
+    (run,) = here.runs
+    here.wait_agent(run)
+    slurm.client("scancel", here.job_of("agents"))
+    here.until(lambda: here.view(run).sealed, "the run to be sealed")
+    sealed = here.view(run).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.CANCELLED, None)
+    here.until(lambda: not here.alive_jobs(), "the report's end")
+    here.launch()  # a grader closes it
     here.wait_over()
     here.assert_whole()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from helpers import SUBMITS_ONE
-from slurm_world import SLEEPS, World
+from helpers import SLURM_PATIENCE_S, SUBMITS_ONE
+from slurm_world import LONG, SLEEPS, World
 
 if TYPE_CHECKING:
     from conftest import Sandbox
@@ -87,6 +87,23 @@ def test_a_scheduler_that_is_down_is_told_and_the_next_launch_takes_back(
 
 
 @pytest.mark.soak
+def test_ctrl_c_takes_back(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("sleeps", SLEEPS)
+    here.launch(["sleeps"], "--dry-run")
+    front = here.root.path / "front"
+    here.more_env = lying_sbatch(here, 99, "[ $n -lt 3 ] || while sleep 0.1; do :; done")  # until the ctrl-C
+    launching = here.start("launch", "exp.yaml")
+    here.until((front / "count.out").exists, "the first call")
+    here.until(lambda: (front / "count").read_text().strip() == "3", "the third call")
+    launching.send_signal(signal.SIGINT)
+    assert launching.wait(SLURM_PATIENCE_S) == 130, here.logs()
+    assert here.alive_jobs() == []
+    left = [path.name for path in here.experiment.jobs.iterdir() if path.name.startswith(("launching", ".sub"))]
+    assert left == []
+
+
+@pytest.mark.soak
 def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, slurm: Sandbox) -> None:
     here = world(slurm)
     here.agent("sleeps", SLEEPS)
@@ -99,3 +116,16 @@ def test_a_deleted_slurm_json_is_no_licence_to_submit_twice(world: MakeWorld, sl
     file.write_text(text)
     here.run("cancel", str(here.experiment.path))
     assert here.alive_jobs() == []
+
+
+@pytest.mark.soak
+def test_cancel_where_graders_are_in_the_agents_jobs_still_scores(world: MakeWorld, slurm: Sandbox) -> None:
+    here = world(slurm)
+    here.agent("one", SUBMITS_ONE + "sleep 600\n")
+    here.launch(["one"], matrix={"seed": [0, 1]}, grader={"placement": "step"}, budget={"wall_clock": LONG})
+    here.until(lambda: all(here.view(run).accepted() for run in here.runs), "both submissions")
+    here.run("cancel", str(here.experiment.path))
+    assert here.alive_jobs() == []
+    here.assert_no_process()
+    here.assert_whole()
+    assert all(here.view(run).scores for run in here.runs)

@@ -62,6 +62,27 @@ def test_expected_heads(place: Place) -> None:
         assert not any(v.as_dict()["anchored"] for v in found.values())
 
 
+def test_heads_json(place: Place) -> None:
+    lines = report.keep_heads(place.experiment)
+    now = verdicts(place)
+    assert f"head of exp: {now[SHARED].head}" in lines[-1] and all(v.whole for v in now.values())
+    assert any(f"{now[place.run.run_id].head}" in line for line in lines[:-1])
+    assert not now[SHARED].anchored_by  # it lies in the same account
+    place.start_late()
+    again = verdicts(place, KnownHeads((now[SHARED].head or "",)))  # the experiment's head as it was
+    assert all(v.as_dict()["anchored"] for v in again.values())
+    rewrite(place)
+    assert "heads.json knows another entry" in verdicts(place)[place.run.run_id].problems[0]
+    place.experiment.heads.write_text("[]")
+    assert not verdicts(place)[SHARED].whole
+
+
+@pytest.mark.parametrize("text", ["", "g" * 64, "0" * (SHORT_HEX - 1), "0" * 65])
+def test_a_head_that_is_none(text: str) -> None:
+    with pytest.raises(AutorlError, match="hexadecimal"):
+        anchors.normal_head(text)
+
+
 def test_everything_cut_off_after_the_seal(place: Place) -> None:
     """The chain, its copy and the mark agree; a head that was kept doesn't."""
     report.keep_heads(place.experiment)
@@ -128,6 +149,21 @@ def test_a_damaged_chain_is_not_signed(place: Place) -> None:
         anchors.make_anchors([place.path], KEY)
 
 
+def test_key_files(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    with pytest.raises(AutorlError, match="can't be read"):
+        anchors.read_key_file(path)
+    path.write_bytes(KEY + b"\n")
+    path.chmod(0o640)
+    with pytest.raises(AutorlError, match="others may read"):
+        anchors.read_key_file(path)
+    path.chmod(0o600)
+    assert anchors.read_key_file(path) == KEY
+    path.write_bytes(b"short\n")
+    with pytest.raises(AutorlError, match="a key has"):
+        anchors.read_key_file(path)
+
+
 @pytest.mark.slow
 def test_the_commands(place: Place, tmp_path: Path) -> None:
     key, out = tmp_path / "key", tmp_path / "anchors.jsonl"
@@ -149,3 +185,47 @@ def test_the_commands(place: Place, tmp_path: Path) -> None:
     head = json.loads(run("status", runs, "--json").stdout)[0]["head"]
     assert head in status.stdout and head in run("report", runs).stdout
     assert run("verify", runs, "--expect", head).exit_code == 0
+
+
+SQUEUE = """#!/usr/bin/env bash
+printf '%s\\n' "$(cat "$FAKE/comment")" | if [[ "$*" == *"%i"* ]]; then sed $'s/^/71\\x1f/'; else cat; fi
+"""
+SCONTROL = """#!/usr/bin/env bash
+[ -e "$FAKE/forbidden" ] && { echo "scontrol: error: Access denied" >&2; exit 1; }
+for word in "$@"; do case "$word" in Comment=*) printf '%s' "${word#Comment=}" > "$FAKE/comment";; esac; done
+"""
+
+
+def test_the_comment_of_the_report_job(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler alone is played: its clients' words are the sandbox's (tests/slurm asks the real one)."""
+    fake = tmp_path / "bin"
+    fake.mkdir()
+    for name, text in (
+        ("squeue", SQUEUE),
+        ("scontrol", SCONTROL),
+        ("sbatch", ""),
+        ("scancel", ""),
+        ("sacct", "exit 1"),
+    ):
+        (fake / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
+        (fake / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{fake}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "71")
+    (tmp_path / "comment").write_text("autorl-hpc 0123456789ab number 4")
+    jobs = {"name": "0123456789ab.report", "role": "report", "number": 4, "job_id": "71"}
+    (place.path / "slurm.json").write_text(json.dumps({"uid": "0123456789ab", "cluster": "mine", "submitted": [jobs]}))
+    assert "no job comment" in " ".join(verdicts(place)[SHARED].notes)
+    for _ in range(2):  # a second time replaces the first
+        assert "in this job's comment too" in report.keep_heads(place.experiment)[-1]
+    head = verdicts(place)[SHARED].head or ""
+    assert (tmp_path / "comment").read_text() == f"autorl-hpc 0123456789ab number 4 head {head[:SHORT_HEX]}"
+    found = verdicts(place)
+    assert all("the comment of Slurm job 71" in v.anchored_by[0] and v.whole for v in found.values())
+    place.start_late()  # what came late leaves it standing, by heads.json
+    assert all(v.as_dict()["anchored"] for v in verdicts(place).values())
+    rewrite(place)
+    place.experiment.heads.unlink()
+    assert "the comment of Slurm job 71 names the head" in verdicts(place)[SHARED].problems[0]
+    (tmp_path / "forbidden").touch()  # a site that forbids it: said, and nothing fails
+    assert "in this log and in heads.json alone" in report.keep_heads(place.experiment)[-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import needs
 import pytest
 from helpers import PATIENCE_S
 
+from autorl_hpc.errors import from_os_error
 from autorl_hpc.files import atomic, reading
 
 OLD, NEW = b"old" * 1000, b"new" * 50_000
@@ -68,6 +71,27 @@ def test_killed_at_any_step_it_leaves_old_or_new(
     assert left == sorted(left, key=lambda content: content == after), "from the new one back to the old one"
     atomic.write_bytes(path, OLD)
     assert path.read_bytes() == OLD, "what a killed one left is in nobody's way"
+
+
+def test_a_failed_write_leaves_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(OLD)
+
+    def fail(fd: int) -> None:
+        raise OSError(errno.EDQUOT, "quota")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    for write in (atomic.write_bytes, atomic.publish_bytes):
+        with pytest.raises(OSError, match="quota"):
+            write(path, NEW)
+    assert os.listdir(tmp_path) == ["record.json"] and path.read_bytes() == OLD
+
+
+def test_written_and_published_modes(tmp_path: Path) -> None:
+    atomic.write_bytes(tmp_path / "written", NEW, mode=0o600)
+    assert atomic.publish_bytes(tmp_path / "published", NEW)
+    assert (tmp_path / "written").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "published").stat().st_mode & 0o777 == 0o444
 
 
 RACER = """
@@ -130,3 +154,11 @@ def test_full_disk_keeps_the_old_content(small_disk: Path) -> None:
     assert path.read_bytes() == OLD
     atomic.write_bytes(path, NEW)
     assert path.read_bytes() == NEW
+
+
+def test_a_full_disk_is_told_with_its_file_system_and_room(tmp_path: Path) -> None:
+    """Catches words such as "No space left on device" alone: of many file systems nobody knows which, nor whether room or files are out."""
+    told = from_os_error(OSError(errno.ENOSPC, "No space left on device"), "writing", tmp_path / "not" / "there").what
+    found = re.search(r"file system (\S+): [\d.]+ of ([\d.]+) GiB free, \d+ of \d+ files$", told)
+    assert found is not None and os.path.ismount(found[1]) and str(tmp_path).startswith(found[1])
+    assert float(found[2]) == pytest.approx(shutil.disk_usage(tmp_path).total / 2**30, abs=0.1)

@@ -82,6 +82,27 @@ def test_a_bundle_is_for_its_owner_alone(bundles: dict[str, Path]) -> None:
     assert {mode for name, mode in modes.items() if name.startswith("vault/")} == {0o400}
 
 
+@pytest.mark.parametrize("suffix", [".tar.zst", ".tar.gz"])
+def test_the_same_files_give_the_same_bytes(
+    staged: Path, bundles: dict[str, Path], tmp_path: Path, suffix: str
+) -> None:
+    copy = Root(tmp_path / "copy")
+    shutil.copytree(staged, copy.path)
+    for path in copy.path.rglob("*"):
+        os.utime(path, (1, 1))
+    again = tmp_path / f"other-name{suffix}"
+    stage(copy, [*reversed(NAMES), "tiny"], bundle=again)
+    assert again.read_bytes() == bundles[suffix].read_bytes()
+
+
+def test_a_part_of_a_bundle(root: Root, bundles: dict[str, Path]) -> None:
+    stage(root, ["tiny"], source=bundles[".tar.zst"])
+    assert not (root.store / "tasks").exists() and not list(root.vault.iterdir())
+    with pytest.raises(AutorlError, match="holds no gsm8k") as caught:
+        stage(root, ["gsm8k"], source=bundles[".tar.zst"])
+    assert "arithmetic, autorl/tiny" in (caught.value.next_step or "")
+
+
 def test_a_second_unpacking_verifies_and_does_not_replace(root: Root, bundles: dict[str, Path]) -> None:
     stage(root, [], source=bundles[".tar"])
     before = {p: p.stat().st_ino for p in root.path.rglob("*") if p.is_file()}
@@ -343,6 +364,10 @@ def test_something_else_is_refused(root: Root, tmp_path: Path, content: bytes) -
     refused(root, path, "b.tar.zst is ")
 
 
+def test_something_after_the_end_is_refused(root: Root, tmp_path: Path, bundles: dict[str, Path]) -> None:
+    refused(root, write(tmp_path / "b.tar", members(bundles[".tar"]), b"more"), "something follows its end")
+
+
 def test_a_bomb_is_refused(root: Root, tmp_path: Path, bundles: dict[str, Path]) -> None:
     import gzip
 
@@ -366,3 +391,16 @@ def test_a_cut_bundle_is_refused(
     path = tmp_path / f"cut{suffix}"
     path.write_bytes(data[: int(share * len(data))])
     refused(root, path, f"cut{suffix} is ")
+
+
+@pytest.mark.parametrize(("suffix", "share"), [(".tar.zst", 0.5), (".tar.gz", 0.998)])
+def test_an_altered_bundle_is_refused(
+    root: Root, tmp_path: Path, bundles: dict[str, Path], suffix: str, share: float
+) -> None:
+    data = bytearray(bundles[suffix].read_bytes())
+    data[int(share * len(data))] ^= 0x10
+    path = tmp_path / f"altered{suffix}"
+    path.write_bytes(bytes(data))
+    with pytest.raises(AutorlError) as caught:
+        stage(root, [], source=path)
+    assert caught.value.next_step and files(root) == []

@@ -228,3 +228,16 @@ def site(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> Clients:
         "scontrol", f'case "$*" in *config*) cat {clients.folder}/config;; *) cat {clients.folder}/partitions;; esac'
     )
     return clients
+
+
+def test_clients_see_nothing_of_a_surrounding_job(clients: Clients, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_CLUSTERS_X", "SBATCH_ACCOUNT", "SQUEUE_FORMAT", "SACCT_FORMAT", "SCONTROL_ALL"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    clients.script("squeue", "env | grep -E '^(SLURM|SBATCH|SQUEUE|SACCT|SCONTROL|LC_ALL)' | sort")
+    assert slurm.run(["squeue"]).splitlines() == [
+        "LC_ALL=C",
+        "SLURM_CONF=/etc/slurm/slurm.conf",
+        "SLURM_TIME_FORMAT=%Y-%m-%dT%H:%M:%S",
+    ]

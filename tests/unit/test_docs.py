@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -24,6 +25,7 @@ from autorl_hpc.records.experiment import (
     SandboxSpec,
 )
 from autorl_hpc.records.task import Recipe, Sampling, TaskFile
+from autorl_hpc.supervise.workspace import ALLOWED
 
 REPO = Path(__file__).resolve().parents[2]
 DOCS = REPO / "docs"
@@ -121,6 +123,24 @@ def test_every_refusal_is_on_the_page_of_checkpoints_and_no_other() -> None:
     cells = [line.split(" | ")[0] for line in page("checkpoints.md").splitlines() if line.startswith("| `")]
     said = set(re.findall(r"`([a-z_]+)`", " ".join(cells)))
     assert said == refusals()
+
+
+def test_every_variable_that_agents_inherit_is_named() -> None:
+    words = set(re.findall(r"\b[A-Z][A-Z0-9_]+\b", page("file-protocol.md")))
+    assert set(ALLOWED) <= words
+
+
+def test_versions_in_the_docs_are_those_that_are_pinned() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (REPO / "constraints.txt").read_text(), re.MULTILINE))
+    for path in DOCS.glob("*.md"):
+        for package, version in re.findall(r"\b(torch|mini-swe-agent)==([\d.]+\d)", path.read_text(encoding="utf-8")):
+            assert version == pins[package], f"docs/{path.name}: {package}"
+
+
+def test_the_smallest_experiment_is_one() -> None:
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page("experiments.md"), re.DOTALL | re.MULTILINE)
+    spec = ExperimentSpec.model_validate(yaml.safe_load(block))
+    assert (spec.name, spec.matrix.mode, spec.matrix.driver) == ("first", ("free",), ("none",))
 
 
 def test_tests_that_the_docs_name_are_there() -> None:

@@ -141,3 +141,12 @@ def test_what_two_nodes_saw(a: dict[str, Any], b: dict[str, Any], check: str, ex
     first, second = raw()
     found = by_name(visibility.judge({**first, **a}, {**second, **b}))[check]
     assert state(found) == expected and words in found.value
+
+
+def test_a_dry_submission_in_the_schedulers_words(fake: Fake) -> None:
+    fake("sbatch", 'cat >/dev/null; echo "sbatch: Job 7 to start at 2001-01-01T00:00:00 using $*" >&2')
+    found = scheduler.dry(profile(account="lab"))
+    assert [state(f) for f in found] == ["ok"] * 3 and "at once" in found[0].value
+    fake("sbatch", "echo 'sbatch: error: Invalid account or account/partition combination specified' >&2; exit 1")
+    refused = scheduler.dry(scheduler.UNNAMED)[0]
+    assert state(refused) == "problem" and "account" in refused.do_this

@@ -17,7 +17,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import write_manifest
 from autorl_hpc.grading import fingerprint_queue
-from autorl_hpc.grading.attempts import NotReady
+from autorl_hpc.grading.attempts import DEATHS_BEFORE_BLAME, NotReady
 from autorl_hpc.grading.daemon import release_spare
 from autorl_hpc.grading.fingerprint_queue import FingerprintQueue
 from autorl_hpc.records.entries import Fingerprint
@@ -131,3 +131,14 @@ def test_spare_artifacts_go_while_the_run_is_open(world: World) -> None:
     world.work(world.submit(plus(BASE, 0.01, seed=6), score=0.6))
     assert release_spare(world.experiment, world.run.dir.run_id, world.run.ledger) == 2
     assert world.kept() == world.content(4, 6)
+
+
+def test_a_damaged_staged_model_hinders_nothing_and_graders_that_die_end_it(world: World) -> None:
+    world.stage("org/broken", BASE)
+    (world.root.model("org/broken") / "model-0.safetensors").write_bytes(b"nothing")
+    (world.root.model("org/unread")).mkdir()
+    (world.root.model("org/unread") / "MANIFEST.json").write_text("{")
+    assert world.made(world.submit(plus(BASE, 0.01))).flags == ()
+    number = world.submit(plus(BASE, 0.01, seed=3))
+    view = world.work(number, generation=DEATHS_BEFORE_BLAME + 1)
+    assert view is not None and "3 graders died" in str(view.fingerprints[number].reason)

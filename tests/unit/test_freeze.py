@@ -14,6 +14,8 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.frozen_records import read_run
 from autorl_hpc.files.layout import ExperimentDir, Root
 from autorl_hpc.files.store import frozen_is_whole
+from autorl_hpc.grading.attempts import ClusterTrouble
+from autorl_hpc.grading.daemon import MAX_TROUBLES, Grader
 from autorl_hpc.launch.jobs import job_environment
 from autorl_hpc.launch.plan import freeze, parts, prepare
 
@@ -108,3 +110,23 @@ def test_jobs_get_no_secrets_and_no_folders_of_the_user(root: Root, monkeypatch:
     env = job_environment(planned.experiment, record)
     assert "x" not in env.values() and "AUTORL_AGENTS_PATH" not in env
     assert env["SLURM_CONF"] == "conf" and env["PATH"] == os.environ["PATH"]
+
+
+def test_a_grader_leaves_a_broken_node_but_not_for_one_broken_cell_or_run(root: Root) -> None:
+    planned, record = prepare(job(root, "null", [0, 1]), root)
+    grader = Grader(planned.experiment)
+    close, other = (f"c-{run}" for run in record.runs)  # both of the cell arithmetic x tiny
+    for _ in range(MAX_TROUBLES - 1):
+        grader._failed(close, ClusterTrouble("no GPU"))
+    grader._failed(other, ClusterTrouble("no GPU"))
+    assert grader.must_leave()  # nothing ever worked here
+    grader._well(close)
+    for _ in range(2 * MAX_TROUBLES):
+        grader._failed("b1-arithmetic-org+broken-00000000", ClusterTrouble("no tokenizer"))
+    assert not grader.must_leave()  # the other cell may still be scored here
+    grader._well(close)
+    for _ in range(2 * MAX_TROUBLES):
+        grader._failed(other, ClusterTrouble("its ledger is damaged"))
+    assert not grader.must_leave()  # it may be that one run's own damage
+    grader._failed(close, ClusterTrouble("the GPU fell off the bus"))
+    assert grader.must_leave()

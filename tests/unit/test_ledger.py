@@ -201,6 +201,16 @@ def test_the_sealed_copy_is_read_when_the_folder_is_gone(five: RunDir) -> None:
     assert len(again.read()) == 5 and again.head() == head
 
 
+def test_damage_in_the_sealed_copy_is_named(five: RunDir) -> None:
+    Ledger(five).seal_file()
+    for path in five.ledger.iterdir():
+        path.unlink()
+    five.sealed_ledger.write_bytes(five.sealed_ledger.read_bytes().replace(b'"elapsed_s":3.0', b'"elapsed_s":2.0'))
+    with pytest.raises(AutorlError, match="the chain breaks before ledger entry 000004") as caught:
+        Ledger(five).read()
+    assert caught.value.where == str(five.sealed_ledger)
+
+
 def test_an_older_attempt_can_write_nothing_any_more(run: RunDir) -> None:
     older, newer = LedgerWriter(run), LedgerWriter(run)
     assert older.begin(0.0, "w") == 1

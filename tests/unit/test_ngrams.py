@@ -29,7 +29,7 @@ from autorl_hpc.records.entries import Contamination
 from autorl_hpc.states import Split
 from autorl_hpc.supervise import plaintext
 from autorl_hpc.supervise.ngrams import NgramIndex, Text, readings
-from autorl_hpc.supervise.plaintext import ReadingBudget
+from autorl_hpc.supervise.plaintext import ReadingBudget, TooMuch, chunks, readable
 from autorl_hpc.supervise.scanner import FileContent, Heldout, Scanner
 
 LONG = (
@@ -161,6 +161,30 @@ def test_thirteen_words_in_a_row_are_needed(tmp_path: Path) -> None:
     assert [line.how for line in look.found] == ["ngram"] and look.whole == {Split.REPORT: 0}
 
 
+def test_runs_of_numbers_and_letters_say_nothing(tmp_path: Path) -> None:
+    digits = "1 2 3 4 5 6 7 8 9 A B C D E F"
+    (tmp_path / "file").write_text(f"DIGITS = '{digits}'")
+    assert found(tmp_path, [f"You are given a string of hexadecimal digits, one of {digits}, and count primes."]) == 0
+    assert scanner(tmp_path, [digits]).look(meter()).too_short == 1
+
+
+def test_a_short_text_must_be_whole_and_a_shorter_one_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("put a clean cup on shelf. " + SHORT.removesuffix(" born?"))
+    look = scanner(tmp_path, [SHORT, "put a clean cup on shelf."]).look(meter())
+    assert look.items == {Split.REPORT: 0} and look.of == {Split.REPORT: 1} and look.too_short == 1
+    (tmp_path / "file").write_text(SHORT.upper())
+    assert found(tmp_path) == 1
+
+
+def test_answers_count_from_26_words_on_and_by_half(tmp_path: Path) -> None:
+    answer = " ".join(f"word{n}" for n in range(40))  # 28 runs
+    index = NgramIndex([Text(0, "too short to tell", asked=True), Text(0, answer, asked=False)], 1)
+    for count, expected in ((12, {}), (13 + 12, {}), (13 + 13, {0: "ngram"}), (40, {0: "exact"})):
+        text = " ".join(answer.split()[:count])
+        assert index.found(index.search(text.encode())) == expected, count
+    assert NgramIndex([Text(0, " ".join(answer.split()[:25]), asked=False)], 1).short == 1
+
+
 def test_what_was_given_is_not_looked_for_in_any_code(tmp_path: Path) -> None:
     shared = "the quick brown fox jumps over the lazy dog and runs far away"
     first, second = f"{shared} one more", f"{shared} two more"
@@ -246,6 +270,47 @@ def test_a_bomb_is_cut_off_and_the_next_file_is_read(kind: str, tmp_path: Path) 
     assert look.bytes_scanned < 8 << 20
 
 
+def test_a_zip_with_a_huge_directory_is_not_opened(tmp_path: Path) -> None:
+    end = b"PK\5\6" + b"\0" * 4 + (5).to_bytes(2, "little") * 2 + (1 << 30).to_bytes(4, "little") + b"\0" * 6
+    (tmp_path / "a.zip").write_bytes(b"PK\3\4" + b"\0" * 100 + end)
+    fd = os.open(tmp_path / "a.zip", os.O_RDONLY)
+    with pytest.raises(TooMuch):
+        list(chunks(fd, meter()))
+    os.close(fd)
+
+
+def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path) -> None:
+    for n in range(30):
+        (tmp_path / f"{n:02}.txt").write_text("some text " * 2000)
+    look = scanner(tmp_path).look(meter(count=100_000))
+    assert not look.complete and look.reason == "limit of the look: bytes"
+    assert look.files_skipped >= 24 and look.bytes_skipped >= 24 * 20_000
+    look = scanner(tmp_path).look(meter(seconds=-1))
+    assert not look.complete and look.reason == "limit of the look: time"
+    eye = scanner(tmp_path)
+    eye.max_files = 10
+    look = eye.look(meter())
+    assert look.files_scanned == 10 and look.reason == "not all folders could be listed"
+
+
+@pytest.mark.parametrize(
+    ("data", "share"),
+    [
+        (b"plain text " * 1000, 0.0),
+        ("中文的句子没有空格".encode() * 1000, 0.0),
+        ("caf\u00e9 na\u00efve ".encode("utf-16-le") * 1000, 0.0),
+        (bytes(100_000), 0.0),
+        (base64.b64encode(os.urandom(30_000)), 0.0),
+        (os.urandom(40_960), 1.0),
+        (zlib.compress(os.urandom(40_960)), 1.0),
+        (b"plain text in rows of tables " * 1000 + os.urandom(29_000), 0.5),
+    ],
+    ids=["text", "chinese", "utf-16", "zeros", "base64", "random", "zlib", "half"],
+)
+def test_what_is_not_text_is_told(data: bytes, share: float) -> None:
+    assert readable(data)[1] == pytest.approx(share * len(data), abs=2 * 4096)
+
+
 def test_names_and_links_are_text_too(tmp_path: Path) -> None:
     def look(name: str) -> list[tuple[str, int]]:
         return [(line.file, line.items) for line in scanner(tmp_path / name).look(meter()).found]
@@ -257,6 +322,15 @@ def test_names_and_links_are_text_too(tmp_path: Path) -> None:
     (tmp_path / "link").mkdir()
     (tmp_path / "link" / "a").symlink_to(LONG)
     assert look("folder") == look("words") == look("link") == [("./", 1)]
+
+
+def test_a_sparse_giant_costs_nothing_and_its_text_is_read(tmp_path: Path) -> None:
+    with open(tmp_path / "giant.txt", "wb") as file:
+        file.write(b"text " * 20_000)
+        file.seek(400 << 20)
+        file.write(LONG.encode() + b" text" * 20_000)
+    look = scanner(tmp_path).look(meter())
+    assert look.items == {Split.REPORT: 1} and look.bytes_scanned < 4 << 20
 
 
 def test_files_are_read_again_only_when_they_changed_and_what_is_not_read_is_told(tmp_path: Path) -> None:

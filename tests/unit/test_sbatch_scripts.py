@@ -12,9 +12,11 @@ from pathlib import Path
 import jobscripts
 import plans
 import pytest
+from fakes import Clients
 from jobscripts import CONTAINER, MODULES, PLAIN, of, one, options
 
 from autorl_hpc.launch.jobs import job_environment
+from autorl_hpc.launch.sbatch import Scripts, never_start
 
 no_habits = jobscripts.no_habits
 
@@ -64,6 +66,21 @@ def test_how_gpus_are_asked_for(wording: str, kind: str | None, expected: dict[s
     assert {k: v for k, v in asked.items() if k in ("gres", "gpus", "gpus-per-node")} == expected
 
 
+def test_a_kind_of_job_stands_above_the_profile() -> None:
+    profile = {
+        "partition": "gpu",
+        "qos": "normal",
+        "gpu_type": "a100",
+        "reservation": "course",
+        "sbatch": {"mail-type": "END", "exclusive": True, "nice": 5},
+        "grader": {"partition": "short", "qos": "high", "gpu_type": "v100", "sbatch": {"exclusive": False, "nice": 7}},
+    }
+    grader, agents = (options(one(of(profile), role)) for role in ("grader-0", "agents"))
+    picked = ("partition", "qos", "gres", "reservation", "mail-type", "exclusive", "nice")
+    assert [agents.get(name) for name in picked] == ["gpu", "normal", "gpu:a100:1", "course", "END", "", "5"]
+    assert [grader.get(name) for name in picked] == ["short", "high", "gpu:v100:1", "course", "END", None, "7"]
+
+
 # a user's own defaults
 
 
@@ -103,3 +120,17 @@ def test_the_environment_of_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert env["PYTHONPATH"] == f"/shared/autorl/runs/exp/code/{record.code_hash}"
     assert env["AUTORL_ROOT"] == "/shared/autorl"
     assert not {"AUTORL_TASKS_PATH", "AUTORL_AGENTS_PATH", "AUTORL_CUDA_VISIBLE_DEVICES"} & set(env)
+
+
+def test_what_never_can_start_is_told_once_for_each_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """sbatch takes such jobs, and they wait for ever: `--test-only` says so."""
+    clients = Clients(tmp_path, monkeypatch)
+    refuses = "echo 'allocation failure: Requested partition configuration not available now' >&2; exit 1"
+    clients.script("sbatch", f"if grep -q 'partition=gpu$'; then {refuses}; fi", "echo 'Job 7 to start' >&2")
+    record = of({**PLAIN, "grader": {"partition": "cpu"}})
+    assert record.cluster is not None
+    made = Scripts(plans.folder(record), record, record.cluster, plans.UID)
+    (told,) = never_start(plans.plan(record), made)
+    assert told.startswith("WARNING: `agents` can't start on this cluster as it is: sbatch: Requested partition")
+    assert {tuple(call) for call in clients.calls("sbatch")} == {("--parsable", "--test-only")}
+    assert len(clients.calls("sbatch")) == 3  # agents, graders, report

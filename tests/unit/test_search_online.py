@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -174,3 +175,12 @@ def test_what_graders_ask_online_is_recorded_and_replayed_without_it(
     make_backend(Setup({**options, "search_record": False}, data, held_out=True)).search("y", 2)
     with pytest.raises(SearchFailed):
         replay.search("y", 2)
+
+
+def test_an_engine_that_is_away_is_a_failure_that_shows_no_key() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"  # where nobody listens as long as it is ours
+        with pytest.raises(SearchFailed, match="could not be asked") as caught:
+            online(address).search("x", 3)
+    assert KEY not in str(caught.value)

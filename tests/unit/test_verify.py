@@ -14,12 +14,14 @@ from treemaker import Tree, TreeRun
 from typer.testing import CliRunner
 
 from autorl_hpc.cli import app
+from autorl_hpc.errors import AutorlError
 from autorl_hpc.evidence.verify import SHARED, VerifyResult, as_lines, verify_paths
 from autorl_hpc.files.checkpoint import walk_files
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.files.store import code_hash
 from autorl_hpc.records import readable_json
+from autorl_hpc.records.experiment import Budget
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +77,21 @@ def test_damaged_experiment_hides_no_other(tmp_path: Path) -> None:
     assert "2 runs, 0 damaged; 1 damaged in experiment.json and code" in done.stdout
 
 
+def test_every_given_path_must_hold_something(tmp_path: Path) -> None:
+    tree, run = made(tmp_path / "runs" / "exp")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    bare = Tree(tmp_path / "bare")
+    bare.experiment.code.rmdir()
+    bare.save()
+    for name in ("missing", "empty", "file", "bare"):
+        for good in (tree.path, run.dir.path):
+            for paths in ([good, tmp_path / name], [tmp_path / name, good]):
+                with pytest.raises(AutorlError) as caught:
+                    verify_paths(paths)
+                assert caught.value.where == str(tmp_path / name)
+
+
 @pytest.mark.parametrize("cut", [1, 3])
 def test_cut_tail_of_a_finished_run(tmp_path: Path, cut: int) -> None:
     tree, run = made(tmp_path / "exp")
@@ -112,6 +129,17 @@ def test_frozen_code(tmp_path: Path) -> None:
     code.rename(code.with_name("elsewhere"))
     assert problems(tree.path)[SHARED] == [f"{name} is missing"]
     assert problems(run.dir.path) == {run.dir.run_id: []}  # one run alone: its experiment isn't asked about
+
+
+def test_experiment_that_names_other_code_than_its_runs(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    run = tree.run()
+    tree.run(seed=1)
+    code = freeze(tree)
+    other = {**json.loads(run.dir.record.read_text()), "code_hash": "0" * 64}
+    run.dir.record.write_text(json.dumps(other))
+    found = problems(tree.path)[SHARED]
+    assert found == [f"experiment.json names code/{code.name[:16]}..., and {run.dir.run_id}/run.json names other code"]
 
 
 def test_a_run_that_experiment_json_does_not_name_is_verified_and_named(tmp_path: Path) -> None:
@@ -194,3 +222,17 @@ def test_both_written_anew_don_t_fit_the_runs(tree: Tree, change: tuple[str, str
     spec = {"budget": {"wall_clock_s": 7200.0}} if change[0] == "20m" else {"sandbox": {"network": "none"}}
     edit(tree, spec=spec)
     assert shared(tree).problems == ["experiment.json was altered: no run has its budget, protocol and network"]
+
+
+def test_another_budget_or_level_of_the_sandbox_is_a_note(tree: Tree) -> None:
+    """A second launch may have changed them."""
+    tree.run(seed=1, budget=Budget(wall_clock_s=2400))
+    give(tree, YAML)
+    verdict = shared(tree)
+    assert verdict.problems == []
+    assert any("of an earlier launch, or experiment.json was altered" in note for note in verdict.notes)
+    give(tree, YAML.replace("{network: open}", "{level: bwrap, network: open}"))
+    edit(tree, spec={"sandbox": {"level": "bwrap", "network": "open"}})
+    verdict = shared(tree)
+    assert verdict.problems == []
+    assert any("asks for sandbox auto, experiment.json for bwrap" in note for note in verdict.notes)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.records import canonical_json, readable_json
 from autorl_hpc.records.entries import AttemptStarted
-from autorl_hpc.report import report
+from autorl_hpc.report import pages, report
+from autorl_hpc.report.versus import compare
 from autorl_hpc.states import EntryKind
 
 
@@ -184,7 +186,7 @@ def test_items_edited_or_of_another_run(place: Place, monkeypatch: pytest.Monkey
         assert place.problems() == [named]
     path.unlink()
     assert place.problems() == ["items/000002.report.jsonl.gz is missing"]
-    monkeypatch.setattr(reading, "MAX_UNPACKED_BYTES", 1000)  # they unpack to too much
+    monkeypatch.setattr(reading.gunzip, "__kwdefaults__", {"max_bytes": 1000})  # they unpack to too much
     assert any("not an items file" in problem for v in verify_paths([place.path]) for problem in v.problems)
 
 
@@ -325,6 +327,28 @@ def test_a_figure_changed_in_a_table(place: Place, name: str) -> None:
     assert place.shared() == [f"report/{name} is missing or can't be read"]
 
 
+def test_a_figure_changed_in_a_comparison(tmp_path: Path) -> None:
+    tree = Tree(tmp_path / "exp")
+    tree.experiment.code.rmdir()
+    for seed, agent in ((0, "one"), (1, "one"), (0, "other")):
+        (tree.experiment.finished / tree.finished(seed=seed, solved=50, agent=agent).dir.run_id).touch()
+    pages.write_versus(compare(report.refresh([tree.path]).load(), "one", "other"), tree.experiment.report)
+    path = tree.experiment.report / "compare.json"
+    value = json.loads(path.read_text())
+
+    def verdict() -> tuple[list[str], list[str]]:
+        found = verify_paths([tree.path])
+        return [p for v in found for p in v.problems], [text for v in found for text in v.unseen]
+
+    assert verdict() == ([], [])
+    path.write_text(json.dumps({**value, "a": {**value["a"], "runs": 77}}))
+    (problem,), _ = verdict()
+    assert problem.startswith("report/compare.json was altered: `a.runs` is 77")
+    path.write_text(json.dumps({**value, "a": {"name": "nobody"}}))
+    problems, unseen = verdict()
+    assert problems == [] and "names sides that are not in this experiment" in unseen[0]
+
+
 def test_pages_without_their_summary(place: Place) -> None:
     place.own.unlink()
     assert place.problems() == ["report/summary.json is missing, though report/run.md is there"]
@@ -334,6 +358,29 @@ def test_pages_without_their_summary(place: Place) -> None:
     assert place.shared() == [f"{place.run.run_id}/report/summary.json is missing, though report/summary.json is there"]
     place.merged.unlink()
     assert place.shared() == ["report/summary.json is missing, though report/summary.csv is there"]
+
+
+def test_pages_that_lie_beside_the_index(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written by somebody who may not write into the runs."""
+    put: Callable[..., Path] = pages._put_files
+
+    def theirs(folder: Path, files: dict[str, bytes]) -> Path:
+        if folder.parent.parent == place.path:
+            raise PermissionError(errno.EACCES, "not yours", str(folder))
+        return put(folder, files)
+
+    for run in (place.run, place.other):
+        shutil.rmtree(run.report)
+    monkeypatch.setattr(pages, "_put_files", theirs)
+    report.refresh([place.path])
+    assert place.verdicts() == ([], [], [])
+    summary = next(place.experiment.report.glob("runs/*/summary.json"))
+    home = f"report/runs/{summary.parent.name}"
+    place.edit(summary, elapsed_s=77.0)
+    (problem,) = place.shared()
+    assert problem.startswith(f"{home}/summary.json was altered: `elapsed_s` is 77.0")
+    summary.unlink()
+    assert place.shared() == [f"{home}/summary.json is missing, though {home}/run.md is there"]
 
 
 def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path) -> None:
@@ -346,3 +393,18 @@ def test_a_report_of_a_run_that_goes_on_is_seen_in_part(tmp_path: Path) -> None:
     run.clock(700.0)
     (verdict,) = verify_paths([run.dir.path])
     assert verdict.problems == [] and not verdict.whole and "not compared" in verdict.unseen[0]
+
+
+def test_a_report_that_is_older_than_its_ledger_is_no_damage(place: Place) -> None:
+    place.start_late()
+    problems, shared, unseen = place.verdicts()
+    assert (problems, shared) == ([], [])
+    assert any("report/summary.json was written 1 entries ago: not compared" in text for text in unseen)
+    place.edit(place.own, ledger_head="0" * 64)
+    assert "names a head that this ledger never had" in place.problems()[0]
+
+
+def test_a_report_that_is_none(place: Place) -> None:
+    for data in (b"{", b"[]", b"[" * 200_000):
+        place.own.write_bytes(data)
+        assert len(place.problems()) == 1
