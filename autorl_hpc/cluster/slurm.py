@@ -242,16 +242,19 @@ def own_id() -> str | None:
 def own_job() -> tuple[str, float | None] | None:
     """Return the Slurm state of this process's job and the seconds until its time limit; None if unknown. If squeue can't be
     used (in a container), newer versions of Slurm have the end time in a variable."""
-    job_id = os.environ.get("SLURM_JOB_ID")
+    job_id, me = os.environ.get("SLURM_JOB_ID"), own_id()
     if job_id is None:
         return None
     try:
-        text = run(["squeue", "--noheader", f"--jobs={job_id}", "--states=all", "--format=%T %L"])
+        # The last task of an array has the array's own id, by which squeue lists all tasks.
+        text = run(["squeue", "--noheader", "--array", f"--jobs={job_id}", "--states=all", "--format=%i %T %L"])
     except SchedulerError:
         end = os.environ.get("SLURM_JOB_END_TIME", "")
         return ("RUNNING", int(end) - time.time()) if end.isdigit() else None
-    state, _, left = text.strip().partition(" ")
-    return (state, duration_s(left.strip())) if state else None
+    rows = (line.split() for line in text.splitlines())
+    return next(
+        ((state, duration_s(left)) for name, state, left in (r for r in rows if len(r) == 3) if name == me), None
+    )
 
 
 def duration_s(text: str) -> float | None:

@@ -181,6 +181,7 @@ def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | No
     check_drivers(spec, experiment, profile, path)
     cells = expand(spec, root, path, frozen, prompting=before is None or bool(before.base_models))
     _refuse_restaged(root, before, cells)
+    _refuse_vault(root, spec)
     check_agents_secrets(spec, frozen, path)
     done, known = (set(reading.list_names(folder)) for folder in (experiment.finished, experiment.path))
     new = [cell for cell in cells if cell.run_id not in known]
@@ -222,6 +223,17 @@ def _cluster(spec: ExperimentSpec, path: Path, name: str | None) -> tuple[Cluste
         raise AutorlError(what, where=path, next_step="use `job`, or a Slurm cluster")
     scratch = scratch_folder(profile, profile_path(name or spec.cluster))
     return (None if profile.scheduler == "local" else profile), scratch
+
+
+def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
+    """Refuse an agent's folder, or one that it includes, that holds or lies in the vault: what they hold is copied into workspaces."""
+    vault = root.vault.resolve()
+    for agent in map(load_agent, spec.matrix.agent):
+        for folder in agent.folders():
+            real = folder.resolve()
+            if real.is_relative_to(vault) or vault.is_relative_to(real):
+                what = f"agent {agent.name} brings {folder.name}/ along, which holds the vault's held-out items"
+                raise AutorlError(what, where=folder, next_step="keep agents' folders and --root apart")
 
 
 def prepare(

@@ -266,7 +266,10 @@ def improvements(runs: Sequence[RunSummary]) -> list[float]:
     """Return the improvements of the counted runs; a kept base model counts as 0. `Kept` if all of them kept it."""
     counted = [run for run in runs if run.counted and run.improvement is not None]
     found = [run.improvement.difference for run in counted if run.improvement is not None]
-    kept = bool(found) and all(run.selected is None or _selected(run, "is_base") for run in counted)
+    kept = bool(found) and all(
+        run.selected is None or _selected(run, "is_base") or (run.improvement and run.improvement.how == "base_kept")
+        for run in counted
+    )
     return statistics.Kept(found) if kept else found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autorl_hpc.cluster import slurm
 from autorl_hpc.cluster.job_table import JobTable, ListedJob, names_of, read_seen, read_submitted
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, visible
 from autorl_hpc.files import queue as queues
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import alive_jobs, process_start, read_run
@@ -357,7 +357,7 @@ def _head_lines(facts: Facts) -> list[Any]:
     graders = ", ".join(f"{g.get('state')} ({g.get('scored', 0)} scored)" for g in beating) or "none"
     parts = [f"{finished} of {len(runs)} runs finished", f"queue {len(facts['queue'])}", f"graders: {graders}"]
     parts += [f"jobs: {facts['jobs_text']}", *(f"driver {d['name']}: {d['state']}" for d in drivers)]
-    lines = [Text(facts["experiment"], style="bold"), Text(clean("; ".join(parts)) or "")]
+    lines = [Text(visible(facts["experiment"]), style="bold"), Text(clean("; ".join(parts)) or "")]
     if facts["nobody_grades"] and jobs:  # without any job, launch is asked for anyway
         lines.insert(1, Text(clean(facts["nobody_grades"], 300) or "", style="bold red"))
     if facts["head"]:

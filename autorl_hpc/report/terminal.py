@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from autorl_hpc.cluster.job_table import read_submitted
-from autorl_hpc.errors import AutorlError
+from autorl_hpc.errors import AutorlError, visible
 from autorl_hpc.files import reading
 from autorl_hpc.files.frozen_records import jobs_of
 from autorl_hpc.files.layout import ExperimentDir, RunDir
@@ -77,7 +77,7 @@ def print_summary(merged: MergedReport, console: Console, where: Path) -> None:
     for why in sorted({_decides(run) for run in merged.runs} - {""}):
         console.print(Text(f"where interval and p contradict each other, {why}"))
     console.print(Text(f"Points; intervals are 95 %, of items. {LEGEND[wide]}"))
-    console.print(Text(f"report: {os.fsencode(where).decode('utf-8', 'backslashreplace')}"), soft_wrap=True)
+    console.print(Text(f"report: {visible(os.fsencode(where).decode('utf-8', 'backslashreplace'))}"), soft_wrap=True)
 
 
 def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
@@ -100,7 +100,7 @@ def print_comparison(versus: Versus, console: Console, folder: Path) -> None:
             f"p {fmt.p_value(over.p_value)} {fmt.decides(over.p_value, over.low, over.high, fmt.RULE)}"
         )
     console.print(Text("\n".join((*lines, *versus.notes, f"{versus.measured()} n in brackets."))))
-    console.print(Text(f"comparison: {folder / 'compare.html'}"), soft_wrap=True)
+    console.print(Text(f"comparison: {visible(str(folder / 'compare.html'))}"), soft_wrap=True)
 
 
 def _over(over: OverRuns) -> str:

@@ -109,9 +109,10 @@ def _meaning(both: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
 def read(config: Mapping[str, Any]) -> dict[str, Any] | str:
     """Return the fields that transformers makes of a config, or its complaint."""
     try:
-        from transformers import CONFIG_MAPPING
+        from transformers import CONFIG_MAPPING, PretrainedConfig
 
-        fields: dict[str, Any] = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config)).to_dict()
+        plain = PretrainedConfig._decode_special_floats(dict(config))  # infinity is written as a table
+        fields: dict[str, Any] = CONFIG_MAPPING[config["model_type"]].from_dict(plain).to_dict()
         made: dict[str, Any] = json.loads(json.dumps(fields, default=str))
         return made
     except Exception as error:

@@ -110,3 +110,15 @@ def test_a_config_in_other_words_is_accepted_and_a_hostile_one_refused(tmp_path:
         with pytest.raises(Refused) as refused:
             compare_config({**tiny, **part}, tiny)
         assert refused.value.code == "config_differs" and "config.json" in refused.value.message
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["mamba2", "bamba", "falcon_h1"])
+def test_a_config_with_infinity_is_read(family: str) -> None:
+    """Catches hybrid families refused because their `time_step_limit`, which transformers writes as a table, could not be read."""
+    from transformers import AutoConfig
+
+    saved = json.loads(AutoConfig.for_model(family).to_json_string(use_diff=False))
+    defaults = ("time_step_limit", "rope_parameters", "layer_types", "chunk_size")
+    compare_config({name: value for name, value in saved.items() if name not in defaults}, saved)
+    compare_config(saved, saved)

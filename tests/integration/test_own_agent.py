@@ -87,3 +87,21 @@ def test_nothing_is_made_for_an_agent_that_can_not_run(cluster: Cluster, tmp_pat
     assert not cluster.experiment.path.exists()
     cluster.run("launch", str(job), *own, "--unchecked")
     cluster.run("cancel", str(cluster.experiment.path))
+
+
+def test_an_agent_that_includes_the_vault_is_not_launched(staged: Path, tmp_path: Path) -> None:
+    """Catches a folder of agents that is the root itself: `include: [vault]` took the held-out items into a workspace."""
+    cluster = Cluster(staged, tmp_path)
+    mine = cluster.root.path / "mine"
+    mine.mkdir()
+    (mine / "agent.yaml").write_text("name: mine\ndescription: d\ninclude: [vault]\n")
+    (mine / "start.sh").write_text("true\n")
+    (mine / "start.sh").chmod(0o755)
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        "name: one\nmatrix: {task: [arithmetic], base_model: [autorl/tiny], agent: [mine]}\nbudget: {wall_clock: 30s}\n"
+    )
+    where = ("--agents", str(cluster.root.path), "--root", str(cluster.root.path))
+    for form in ((), ("--dry-run",)):
+        done = cluster.run("launch", str(job), *where, *form, check=False)
+        assert done.returncode != 0 and "holds the vault" in done.stderr, done.stdout + done.stderr

@@ -170,10 +170,11 @@ def test_what_sbatch_says_comes_with_what_helps(words: str, advice: str) -> None
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("RUNNING 4:59\n", ("RUNNING", 299.0)),
-        ("RUNNING UNLIMITED\n", ("RUNNING", None)),
-        ("COMPLETING 0:00\n", ("COMPLETING", 0.0)),
-        ("PENDING 1-00:00:00\n", ("PENDING", 86400.0)),
+        ("33 RUNNING 4:59\n", ("RUNNING", 299.0)),
+        ("33 RUNNING UNLIMITED\n", ("RUNNING", None)),
+        ("33 COMPLETING 0:00\n", ("COMPLETING", 0.0)),
+        ("33 PENDING 1-00:00:00\n", ("PENDING", 86400.0)),
+        ("33_0 COMPLETED 0:00\n33 RUNNING 29:50\n", ("RUNNING", 1790.0)),  # a sibling's state is not its own
         ("\n", None),
         ("", None),
     ],

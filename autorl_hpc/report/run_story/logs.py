@@ -420,10 +420,16 @@ def _is_of_rollout(frame: str) -> bool:
     return any(_ROLLOUT_FRAME.search(name) for name in names)
 
 
+_COMPLAINT = re.compile(
+    r"error|exception|fail|fatal|denied|not found|no such|killed|abort|can.?t|cannot|unable|invalid", re.I
+)
+
+
 def last_error(log: AgentLog) -> LogLine | None:
     """Return the last line of the last traceback of an agent's log, with the agent's own line of code if it names one; without a
-    traceback the log's last line."""
+    traceback the log's last line if that speaks of an error."""
     lines = lines_of(log.whole())
     if traces := tracebacks(lines):
         return traces[-1].error._replace(where=traces[-1].frame or traces[-1].error.where)
-    return next((one for one in reversed(lines) if one.is_log and one.text.strip()), None)
+    last = next((one for one in reversed(lines) if one.is_log and one.text.strip()), None)
+    return last if last is not None and _COMPLAINT.search(last.text) else None

@@ -161,7 +161,8 @@ class Decoder:
     def _up(self, array: np.ndarray) -> torch.Tensor:
         """An array on the device; what the device has to do before is not waited for."""
         made = torch.from_numpy(array)
-        return made.pin_memory().to(self.device, non_blocking=True) if self.graphs else made.to(self.device)
+        cuda = self.device.type == "cuda"
+        return made.pin_memory().to(self.device, non_blocking=True) if cuda else made.to(self.device)
 
     @torch.no_grad()
     def step(self, temperature: float, rows: Sequence[int]) -> None:
