@@ -17,7 +17,6 @@ import pytest
 from treemaker import Tree
 
 from autorl_hpc.evidence.verify import SHARED, as_lines, verify_paths
-from autorl_hpc.files import reading
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, sha256_hex
 from autorl_hpc.records import canonical_json, readable_json
@@ -176,7 +175,7 @@ def test_a_chain_written_anew_is_whole_and_the_text_says_so(place: Place) -> Non
     assert "0 anchored" in text and "whoever can write here can also write a new chain" in text
 
 
-def test_items_edited_or_of_another_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_edited_or_of_another_run(place: Place) -> None:
     path = place.run.items / "000002.report.jsonl.gz"
     before = path.read_bytes()
     lines = gzip.decompress(before).replace(b'"outcome":0.0', b'"outcome":1.0', 1)
@@ -186,8 +185,6 @@ def test_items_edited_or_of_another_run(place: Place, monkeypatch: pytest.Monkey
         assert place.problems() == [named]
     path.unlink()
     assert place.problems() == ["items/000002.report.jsonl.gz is missing"]
-    monkeypatch.setattr(reading.gunzip, "__kwdefaults__", {"max_bytes": 1000})  # they unpack to too much
-    assert any("not an items file" in problem for v in verify_paths([place.path]) for problem in v.problems)
 
 
 def test_a_baseline_changed(place: Place) -> None:
