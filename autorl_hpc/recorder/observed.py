@@ -17,7 +17,7 @@ from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.redact import MASK, command_text, cut, masked
 from autorl_hpc.files.safe_open import DIR_FLAGS, open_below
 from autorl_hpc.recorder.traces.parse import parsed, wall
-from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, open_files
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, open_files, whole_lines
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import ObservedFact
 
@@ -85,20 +85,8 @@ def key_of(fact: ObservedFact) -> Key:
 
 def already_written(path: Path) -> set[Key]:
     """Return which facts an earlier recorder wrote; it and earlier attempts read the same files. A cut last line goes."""
-    found: set[Key] = set()
-    try:
-        with open(path, "r+b") as file:
-            whole = 0
-            for line in file:
-                if not line.endswith(b"\n"):
-                    os.ftruncate(file.fileno(), whole)
-                    break
-                whole += len(line)
-                value = json.loads(line)
-                found.add((value["pid"], value.get("at_s"), value["what"]))
-    except FileNotFoundError:
-        pass
-    return found
+    values = map(json.loads, whole_lines(path))
+    return {(value["pid"], value.get("at_s"), value["what"]) for value in values}
 
 
 class Observed:

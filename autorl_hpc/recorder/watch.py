@@ -50,6 +50,21 @@ class Watch(Protocol):
         ...
 
 
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines that an earlier recorder wrote. A cut last line is removed, because the next record would be appended to it."""
+    try:
+        with open(path, "r+b") as file:
+            whole = 0
+            for line in file:
+                if not line.endswith(b"\n"):
+                    os.ftruncate(file.fileno(), whole)
+                    break
+                whole += len(line)
+                yield line
+    except FileNotFoundError:
+        pass
+
+
 class LineWriter:
     """Appends records to a file, one JSON object per line. After a crash only the last line may be cut.
 

@@ -23,7 +23,7 @@ from autorl_hpc.recorder.traces import mini, openhands, parse
 from autorl_hpc.recorder.traces.formats import FORMATS, OutputTimes, objects_in, read_document, read_line
 from autorl_hpc.recorder.traces.parse import Event, counted, parsed, with_fields
 from autorl_hpc.recorder.usage import Sweep
-from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
+from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files, whole_lines
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 
@@ -54,17 +54,8 @@ class Resumed:
         self.offset = self.written = 0
         self.last_s = 0.0
         self.documents: dict[str, DocumentState] = {}
-        try:
-            with open(trace, "r+b") as file:
-                whole = 0
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        os.ftruncate(file.fileno(), whole)
-                        break
-                    whole += len(line)
-                    self._add(line)
-        except FileNotFoundError:
-            pass
+        for line in whole_lines(trace):
+            self._add(line)
 
     def _add(self, line: bytes) -> None:
         try:
