@@ -25,7 +25,7 @@ USED = {
     "typing-inspection",
 }
 USED |= {"rich", "pygments", "markdown-it-py", "mdurl", "platformdirs", "python-dotenv"}
-"""What docs/mini.md tells people to install who want it small, with all that these need."""
+"""What docs/agents.md tells people to install who want it small, with all that these need."""
 
 LEFT_OUT = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 EMPTY = "99"

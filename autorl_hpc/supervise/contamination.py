@@ -1,7 +1,7 @@
 """Search the workspace for held-out items: after accepted submissions, and once after the agent's end.
 
 A thread waits for accepted submissions and starts the scanner, a process that searches once, at the lowest priority while
-the agent works. Results go only into the ledger and never change the run. See docs/contamination.md.
+the agent works. Results go only into the ledger and never change the run. See docs/threat-model.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/adding-a-task.md as written: its files and its commands, in its order, in an empty folder; ends in scored runs."""
+"""docs/adding-a-task.md as written: its commands, in its order, on a copy of docs/examples; ends in scored runs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -43,12 +44,11 @@ def run_of(root: Root, experiment: str) -> RunView:
 
 def test_the_page_builds_its_tasks_and_ends_in_scored_runs(tmp_path: Path) -> None:
     page = PAGE.read_text(encoding="utf-8")
+    shutil.copytree(REPO / "docs" / "examples", tmp_path, dirs_exist_ok=True)
     env, said = commands(tmp_path), ""
     for name, language, text in PART.findall(page):
         if name:
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            assert (tmp_path / name).read_text(encoding="utf-8") == text, f"the page shows another {name}"
         elif language == "bash":
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", text],
@@ -73,8 +73,9 @@ def test_the_page_builds_its_tasks_and_ends_in_scored_runs(tmp_path: Path) -> No
             check=True,
         ).stdout
         assert len(pins.splitlines()) == 3
+        written = (tmp_path / "tasks" / task / "task.yaml").read_text(encoding="utf-8")
         for line in pins.splitlines():
-            assert line.split()[-1] in page, f"the page has another pin: {line}"
+            assert line.split()[-1] in written, f"task.yaml has another pin: {line}"
 
     root = Root(tmp_path)
     halves, guess = run_of(root, "mine"), run_of(root, "guess")

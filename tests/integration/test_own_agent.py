@@ -34,7 +34,10 @@ def test_agents_of_ones_own_run_as_the_docs_say(
     folder = lay(tmp_path / "by-variable", "", "mine")
     assert sorted(path.name for path in folder.iterdir()) == ["agent.yaml", "start.sh"]
     monkeypatch.setenv("AUTORL_AGENTS_PATH", str(folder.parent))
-    agents = lay(tmp_path / "by-option", "asker/", "asker").parent
+    agents = tmp_path / "by-option"
+    shutil.copytree(DOC.parent / "examples" / "agents", agents)
+    shown = lay(tmp_path / "shown", "asker/", "asker")
+    assert all(path.read_text() == (agents / "asker" / path.name).read_text() for path in shown.iterdir())
     (agents / "plain").mkdir()
     variables = "{LD_DEBUG: files, LD_DEBUG_OUTPUT: ./output/ld, TASK: mine, OWN: 'a b=c', EMPTY: }"
     (agents / "plain" / "config.yaml").write_text(f"name: x\nenv_vars: {variables}\n")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -151,3 +154,14 @@ def test_tests_that_the_docs_name_are_there() -> None:
         for name, word in re.findall(r"pytest [^`\n]*?(tests/[\w/]+\.py) -k (\w+)", text):
             found = re.findall(r"def (test_\w+)", (REPO / name).read_text(encoding="utf-8"))
             assert any(word in test for test in found), f"{path.name}: no test of {name} has {word!r} in its name"
+
+
+@pytest.mark.slow
+def test_the_pages_build_as_a_site(tmp_path: Path) -> None:
+    """A page or heading that was renamed leaves links that lead nowhere."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=REPO, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "tutorial" / "index.html").is_file()

@@ -201,7 +201,7 @@ EARLY_SHARE = 0.5
 GAP_POINTS = 3.0
 """A smaller optimism gap is not a reason by itself."""
 CONTAMINATED_ITEMS = 3
-"""Whole held-out items in the workspace; one or two may be chance (docs/contamination.md)."""
+"""Whole held-out items in the workspace; one or two may be chance (docs/threat-model.md)."""
 
 _RAISED = re.compile(rf"^{PREFIX}[\w.]{{0,80}}(?:Error|Exception): ")
 _ROLLOUT_WORDS = re.compile(

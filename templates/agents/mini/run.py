@@ -1,4 +1,4 @@
-"""Runs mini in a workspace: `python3 run.py < prompt`. Exit codes are in `EXIT_CODES`; see docs/mini.md."""
+"""Runs mini in a workspace: `python3 run.py < prompt`. Exit codes are in `EXIT_CODES`; see docs/agents.md."""
 
 from __future__ import annotations
 

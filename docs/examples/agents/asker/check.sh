@@ -1,0 +1,1 @@
+python3 -c 'import urllib.request' || { echo "this Python is not whole"; exit 1; }
