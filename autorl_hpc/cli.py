@@ -251,6 +251,12 @@ def report(
     one_file: Annotated[
         bool, typer.Option("--one-file", help="Put a trace's data into its page, to send it: trace.html alone.")
     ] = False,
+    table: Annotated[
+        bool,
+        typer.Option(
+            "--table", help="Write tables/ too: runs, submissions, items, events, training as CSV and Parquet."
+        ),
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
     every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the report.")] = False,
@@ -271,6 +277,10 @@ def report(
         watch_report(paths, out, options, every, _say)
         return
     done = report.refresh(paths, out, options)
+    if table:
+        from autorl_hpc_frames import Frames
+
+        Frames(done.load()).write(done.index.parent / "tables")
     if as_json:
         sys.stdout.write(done.json_text(compare is not None))
     else:
@@ -365,7 +375,7 @@ def export(
 
 @app.command()
 def rescore(
-    bundle: Annotated[Path, typer.Argument(help="A bundle that `autorl-hpc export` made, here or elsewhere.")],
+    bundles: Annotated[list[Path], typer.Argument(help="Bundles that `autorl-hpc export` made, here or elsewhere.")],
     root: Annotated[
         Path | None, typer.Option("--root", help="Folder with store/ and vault/: task and base model staged here.")
     ] = None,
@@ -386,6 +396,14 @@ def rescore(
         str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
     ] = None,
     judge_key: Annotated[Path | None, typer.Option("--judge-key", help="A file with its key alone.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write a verdict for each bundle here; what has one is not scored again."),
+    ] = None,
+    submit: Annotated[
+        str | None,
+        typer.Option("--submit", metavar="CLUSTER", help="A job for each bundle, by this profile; with --out."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score an exported run's weights again, here, and compare: exit code 1 if the evidence or the score doesn't hold.
@@ -399,10 +417,34 @@ def rescore(
     put_first(tasks or [])
     place = Root((root or default_root()).absolute())
     asked = RescoreOptions(device, judge_url, judge_key, normal_head(expect) if expect else None, engine, cluster)
-    done = rescore_bundle(place, bundle, asked, _say)
+    if submit is not None or len(bundles) > 1 or out is not None:
+        from autorl_hpc_leaderboard import bulk
+
+        if out is None or (expect is not None and len(bundles) > 1):
+            raise typer.BadParameter("several bundles, and --submit, need --out DIR and no --expect")
+        if submit is not None:
+            key = str(judge_key.absolute()) if judge_key is not None else None
+            same = {
+                "--device": device,
+                "--engine": engine,
+                "--cluster": cluster,
+                "--judge-url": judge_url,
+                "--judge-key": key,
+            }
+            words = [word for name, value in same.items() if value for word in (name, value)]
+            bulk.submit(bundles, out, submit, [*words, *_each("--tasks", tasks)], place.path, _say)
+            return
+        if not bulk.rescore_here(bundles, out, lambda one: rescore_bundle(place, one, asked, _say).as_dict(), _say):
+            raise typer.Exit(Exit.FAILED)
+        return
+    done = rescore_bundle(place, bundles[0], asked, _say)
     print_json(done.as_dict()) if as_json else print(visible("\n".join(done.as_lines())))
     if not done.holds:
         raise typer.Exit(Exit.FAILED)
+
+
+def _each(option: str, folders: list[Path] | None) -> list[str]:
+    return [word for folder in folders or () for word in (option, str(folder.absolute()))]
 
 
 @app.command()
@@ -487,6 +529,26 @@ for _tool, _help in {
     "time": "In a workspace: print the budget that is left. Example: autorl-hpc time",
 }.items():
     app.command(name=_tool, help=_help, context_settings=_PASS_ON)(_agent_side)
+
+
+def add_extensions() -> None:
+    """Add the commands of installed extensions: entry points of the group `autorl_hpc.commands`. One that fails is told, and left out.
+    Called again it does nothing."""
+    from importlib.metadata import entry_points
+
+    there = {one.name for one in app.registered_commands} | {one.name for one in app.registered_groups}
+    for found in sorted(entry_points(group="autorl_hpc.commands")):
+        if found.name in there:
+            continue
+        try:
+            command = found.load()
+        except Exception as error:
+            _say(f"autorl-hpc: extension {found.value} does not load: {error}")
+            continue
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=found.name)
+        else:
+            app.command(name=found.name)(command)
 
 
 # --- what queued jobs run, not people; each can be restarted at any time

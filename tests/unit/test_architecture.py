@@ -249,8 +249,9 @@ def test_links_in_the_docs_lead_somewhere() -> None:
 def test_commands_in_the_docs_exist() -> None:
     from typer.main import get_command
 
-    from autorl_hpc.cli import app
+    from autorl_hpc.cli import add_extensions, app
 
+    add_extensions()
     known = set(getattr(get_command(app), "commands"))  # noqa: B009  a click.Group
     for page in [REPO / "README.md", *(REPO / "docs").glob("*.md")]:
         for command in re.findall(r"autorl-hpc ([a-z]+)(?=[ `\n])", page.read_text(encoding="utf-8")):

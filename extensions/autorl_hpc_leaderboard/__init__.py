@@ -1,0 +1,1 @@
+"""A leaderboard that strangers can feed: a submission's format, its check, and a static site made out of accepted bundles."""

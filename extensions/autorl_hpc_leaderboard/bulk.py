@@ -1,0 +1,110 @@
+"""`rescore` of many bundles: one after the other here, or a Slurm job each; a verdict file for each bundle makes it resumable."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.files import atomic
+from autorl_hpc.files.reading import read_bytes
+
+MINUTES = 240
+CHUNK_BYTES = 1 << 20
+
+
+def verdict_path(out: Path, bundle: Path) -> Path:
+    """Return the file of a bundle's verdict: RUN_ID.json, by the bundle's name."""
+    return out / f"{bundle.name.removesuffix('.zst').removesuffix('.gz').removesuffix('.tar')}.json"
+
+
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while data := file.read(CHUNK_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def open_bundles(bundles: Sequence[Path], out: Path) -> list[Path]:
+    """Return the bundles that have no verdict in `out` yet, or one of other bytes. Raises AutorlError: two have one name."""
+    names = [verdict_path(out, bundle).name for bundle in bundles]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise AutorlError(
+            f"two bundles would have the verdict {twice}", where=out, next_step="rename one, or give another --out"
+        )
+    return [bundle for bundle in bundles if _known(out, bundle) is None]
+
+
+def _known(out: Path, bundle: Path) -> object:
+    try:
+        told = json.loads(read_bytes(verdict_path(out, bundle)))
+        return told if told["bundle_sha256"] == sha256_of(bundle) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_verdict(out: Path, bundle: Path, facts: dict[str, object]) -> None:
+    """Write the verdict of a bundle, with the sha256 of what was judged."""
+    out.mkdir(parents=True, exist_ok=True)
+    told = {**facts, "bundle": bundle.name, "bundle_sha256": sha256_of(bundle)}
+    atomic.write_bytes(
+        verdict_path(out, bundle), (json.dumps(told, indent=1, sort_keys=True, default=str) + "\n").encode()
+    )
+
+
+def rescore_here(
+    bundles: Sequence[Path], out: Path, score: Callable[[Path], dict[str, object]], say: Callable[[str], None]
+) -> bool:
+    """Score each bundle without a verdict by `score`, and write its verdict; return whether all scores hold."""
+    for bundle in open_bundles(bundles, out):
+        say(f"{bundle.name} ...")
+        try:
+            facts = score(bundle)
+        except AutorlError as error:
+            if error.exit_code != Exit.FAILED:  # this machine lacks something: no verdict on the bundle
+                raise
+            facts = {"holds": False, "verdict": "damaged", "problems": [error.what], "head": None}
+        write_verdict(out, bundle, facts)
+        say(f"{bundle.name}: {facts['verdict']}")
+    return all(json.loads(read_bytes(verdict_path(out, bundle)))["holds"] for bundle in bundles)
+
+
+def submit(
+    bundles: Sequence[Path], out: Path, cluster: str, options: Sequence[str], root: Path, say: Callable[[str], None]
+) -> int:
+    """Submit a job like a grader's for each bundle without a verdict; return how many. Jobs of an earlier call that still wait or run
+    are not submitted twice.
+
+    Args:
+        options: further options of `autorl-hpc rescore` for the jobs.
+    """
+    from autorl_hpc.cluster import slurm
+    from autorl_hpc.cluster.profile import load_profile, module_lines, python_command
+    from autorl_hpc.doctor.scheduler import Request
+
+    profile = load_profile(cluster)
+    left = open_bundles(bundles, out)
+    (out / "logs").mkdir(parents=True, exist_ok=True)
+    names = {bundle: f"autorl-rescore-{sha256_of(bundle)[:16]}" for bundle in left}
+    alive = {job.name for job in slurm.alive(slurm.jobs(names.values()))} if left else set()
+    request = Request(profile, profile.grader, MINUTES)
+    for bundle in left:
+        if names[bundle] in alive:
+            say(f"{bundle.name}: its job is waiting or running")
+            continue
+        words = ["rescore", str(bundle.absolute()), "--out", str(out.absolute()), "--root", str(root), *options]
+        python = python_command(profile, sorted({str(root), str(out.absolute()), str(bundle.absolute().parent)}))
+        command = " ".join(["exec", python, "-m", "autorl_hpc", *map(shlex.quote, words)])
+        script = "\n".join(
+            ["#!/bin/bash", *module_lines(profile), *profile.setup, f"cd {shlex.quote(str(root))}", command, ""]
+        )
+        log = out.absolute() / "logs" / f"{verdict_path(out, bundle).stem}.log"
+        slurm.sbatch(script, [f"--job-name={names[bundle]}", f"--output={log}", *request.options()])
+        say(f"{bundle.name}: submitted, log {log}")
+    return len(left)

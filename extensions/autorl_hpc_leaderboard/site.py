@@ -1,0 +1,206 @@
+"""A static site out of accepted submissions. Pages are made anew from ledgers: no HTML of a bundle is copied, all text is escaped."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autorl_hpc.files import atomic
+from autorl_hpc.files.layout import share
+from autorl_hpc.report import format as fmt
+from autorl_hpc.report.report import Options, refresh
+from autorl_hpc.report.summary import MergedReport, RunSummary
+from autorl_hpc_leaderboard.submission import Bundle, CheckedSubmission, check
+
+NONE = "\N{EN DASH}"
+KEPT = "report"
+"""The one folder of a run that is published: its pages, made here."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One agent on one task: a row of the site's table."""
+
+    board: int
+    task: str
+    agent: str
+    rank: str
+    gain: str
+    n: int
+    submitters: tuple[str, ...]
+    rescored: str
+    conditions: str
+    pages: tuple[tuple[str, str], ...]  # label and address of each run's page
+
+
+def build_site(folders: Sequence[Path], site: Path, url: str) -> list[CheckedSubmission]:
+    """Check the submissions in `folders` and write the site; return them with their problems. Only whole ones are on it.
+
+    Args:
+        url: where the site will be, for the feed's links; may be empty.
+    """
+    runs, work = site / "runs", site / ".work"
+    shutil.rmtree(runs, ignore_errors=True)
+    runs.mkdir(parents=True)
+    checked: list[CheckedSubmission] = []
+    owners: dict[tuple[str, str], tuple[CheckedSubmission, Bundle]] = {}
+    for folder in folders:
+        taken: list[tuple[Bundle, Path]] = []
+
+        def keep(bundle: Bundle, into: Path, taken: list[tuple[Bundle, Path]] = taken) -> None:
+            shutil.rmtree(into / "experiment" / "artifacts", ignore_errors=True)  # weights are not published
+            taken.append((bundle, into.rename(work / f"kept-{len(list(work.iterdir()))}")))
+
+        one = check(folder, work, keep)
+        checked.append(one)
+        if not one.all_problems():
+            for number, (bundle, into) in enumerate(taken):
+                assert bundle.manifest is not None
+                home = runs / f"{_slug(folder.name)}-{number}" / bundle.manifest.experiment
+                home.parent.mkdir(parents=True)
+                (into / "experiment").rename(home)
+                owners[bundle.manifest.run_id, bundle.manifest.head.head] = one, bundle
+    shutil.rmtree(work, ignore_errors=True)
+    accepted = [one for one in checked if not one.all_problems()]
+    standings: list[Standing] = []
+    if accepted:
+        merged = refresh(sorted(runs.iterdir()), site / "report", Options(figures=True, fresh=True)).load()
+        standings = standings_of(merged, owners, site)
+        _drop_evidence(runs)
+    _write(site, checked, standings, url)
+    return checked
+
+
+def standings_of(
+    merged: MergedReport, owners: dict[tuple[str, str], tuple[CheckedSubmission, Bundle]], site: Path
+) -> list[Standing]:
+    """Return the rows of the table, best first within a task."""
+    rows = []
+    for number, board in enumerate(merged.boards, 1):
+        for place, column in enumerate(board.tasks):
+            cells = {(c.agent_hash, c.driver, c.mode): c for c in merged.groups[column.group].cells}
+            for row in board.rows:
+                cell = row.cells[place]
+                if cell is None:
+                    continue
+                places = cells[row.agent_hash, row.driver, row.mode].places
+                found = [(merged.runs[one], merged.run_folders[one]) for one in places]
+                whose = [
+                    owners[run.run_id, run.ledger_head] for run, _ in found if (run.run_id, run.ledger_head) in owners
+                ]
+                over = cell.improvement
+                low_high = "" if over.low is None else f" [{over.low:+.1f}, {over.high:+.1f}]"
+                rank = (
+                    NONE
+                    if cell.rank is None
+                    else f"#{cell.rank}"
+                    if cell.rank == cell.last_rank
+                    else f"#{cell.rank}{NONE}{cell.last_rank}"
+                )
+                rows.append(
+                    Standing(
+                        number,
+                        board.column(place),
+                        row.label,
+                        rank if cell.unranked is None else f"{NONE} ({cell.unranked})",
+                        "none" if over.mean is None else f"{over.mean:+.1f}{low_high}",
+                        over.n,
+                        tuple(sorted({one.file.submitter for one, _ in whose if one.file is not None})),
+                        ", ".join(sorted({bundle.rescored for _, bundle in whose})),
+                        _conditions(merged, number - 1),
+                        tuple((_label(run), _address(Path(folder), site)) for run, folder in found),
+                    )
+                )
+    return rows
+
+
+def _label(run: RunSummary) -> str:
+    return f"seed {run.seed}"
+
+
+def _address(folder: Path, site: Path) -> str:
+    return str((folder / KEPT / "run.html").relative_to(site))
+
+
+def _conditions(merged: MergedReport, board: int) -> str:
+    c = merged.boards[board].conditions
+    gpus = "no GPU" if c.gpus == "0" else f"{c.gpus or '?'} x {c.gpu_model or 'GPU'}"
+    return f"{c.base_model}, {fmt.duration(c.budget_s)}, {gpus}, network {c.network}, sandbox {c.sandbox}, protocol {c.protocol}"
+
+
+def _drop_evidence(runs: Path) -> None:
+    """Leave nothing of the bundles in the site but the pages that were made here."""
+    for experiment in runs.glob("*/*"):
+        for path in experiment.iterdir():
+            if not (path / KEPT).is_dir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                continue
+            for part in path.iterdir():
+                if part.name != KEPT:
+                    shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+
+def _write(site: Path, checked: Sequence[CheckedSubmission], standings: Sequence[Standing], url: str) -> None:
+    from jinja2 import Environment, FileSystemLoader
+
+    templates = [str(Path(__file__).parent), str(share("templates") / "report")]
+    environment = Environment(loader=FileSystemLoader(templates), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    accepted = [one for one in checked if not one.all_problems()]
+    history = _history(site, standings, accepted)
+    facts: dict[str, Any] = {
+        "standings": standings,
+        "accepted": sorted(
+            accepted, key=lambda one: (one.file.date, one.folder.name) if one.file else (), reverse=True
+        ),
+        "refused": [one for one in checked if one.all_problems()],
+        "history": history,
+        "badges": {(one.task, one.agent): f"badges/{_slug(one.task)}-{_slug(one.agent)}.svg" for one in standings},
+        "url": url.rstrip("/"),
+    }
+    for name in ("index.html", "history.html", "feed.xml"):
+        text = environment.get_template(f"{name}.j2").render(**facts)
+        atomic.write_bytes(site / name, text.encode(), durable=False)
+    (site / "badges").mkdir(exist_ok=True)
+    for one in standings:
+        atomic.write_bytes(
+            site / facts["badges"][one.task, one.agent],
+            _badge(f"{one.task}", f"{one.rank} {one.gain}").encode(),
+            durable=False,
+        )
+
+
+def _history(site: Path, standings: Sequence[Standing], accepted: Sequence[CheckedSubmission]) -> list[dict[str, str]]:
+    """Return the changes of standings over all builds of this site, newest first; kept in history.json."""
+    path = site / "history.json"
+    told: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    newest = {(row["task"], row["agent"]): row for row in told}
+    date = max((str(one.file.date) for one in accepted if one.file is not None), default="")
+    for one in standings:
+        now = {"task": one.task, "agent": one.agent, "rank": one.rank, "gain": one.gain}
+        before = newest.get((one.task, one.agent))
+        if before is None or {name: before[name] for name in now} != now:
+            told.append({**now, "date": date})
+    atomic.write_bytes(path, (json.dumps(told, indent=1, sort_keys=True) + "\n").encode(), durable=False)
+    return told[::-1]
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:60] or "x"
+
+
+def _badge(left: str, right: str) -> str:
+    """Return a small SVG with two texts side by side."""
+    widths = [7 * len(text) + 12 for text in (left, right)]
+    a, b = (html.escape(text) for text in (left, right))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{sum(widths)}" height="20" role="img" aria-label="{a}: {b}">'
+        f'<rect width="{widths[0]}" height="20" fill="#444"/><rect x="{widths[0]}" width="{widths[1]}" height="20" fill="#0072b2"/>'
+        f'<g fill="#fff" font-family="DejaVu Sans,Verdana,sans-serif" font-size="11">'
+        f'<text x="6" y="14">{a}</text><text x="{widths[0] + 6}" y="14">{b}</text></g></svg>\n'
+    )

@@ -1,0 +1,166 @@
+"""A submission: a folder with `submission.yaml` and bundles of `autorl-hpc export`. Everything in it is untrusted."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import StringConstraints, field_validator
+
+from autorl_hpc.errors import AutorlError
+from autorl_hpc.evidence.unpack import unpack_evidence
+from autorl_hpc.evidence.verify import verify_run
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.files.reading import read_bytes, read_yaml
+from autorl_hpc.records.base import Record, Strict, parse_record
+from autorl_hpc.records.exchange import EvidenceManifest
+
+FILE = "submission.yaml"
+VERDICTS = "verdicts"
+MAX_VERDICT_BYTES = 1 << 20
+MAX_WEIGHTS_BYTES = 64 << 30
+NEXT_STEP = "see docs/leaderboard.md for every field"
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+
+
+class SubmittedAgent(Strict):
+    """The agent of a submission."""
+
+    name: Text
+    version: Text
+    link: Text
+
+    @field_validator("link")
+    @classmethod
+    def _https(cls, link: str) -> str:
+        if not link.startswith("https://") or any(c in link for c in "\"'<> \\"):
+            raise ValueError("give an address that begins with https://")
+        return link
+
+
+class SubmissionFile(Record):
+    """submission.yaml."""
+
+    TITLE = "submission"
+
+    submitter: Text
+    contact: Text  # for the maintainer; never published
+    date: datetime.date
+    agent: SubmittedAgent
+    driver: Text
+    hardware: Text
+    licence: Text  # of the weights
+
+
+@dataclass
+class Bundle:
+    """One bundle of a submission, checked."""
+
+    path: Path
+    manifest: EvidenceManifest | None = None
+    problems: list[str] = field(default_factory=list)
+    verdict: dict[str, Any] | None = None  # of `rescore`: null: not measured again
+
+    @property
+    def rescored(self) -> str:
+        """Return what rescoring found: `identical`, `within noise`, `does not hold`, ..., or `not rescored`."""
+        if self.verdict is None:
+            return "not rescored"
+        selected = self.verdict.get("selected") or self.verdict.get("base")
+        word = str(selected.get("word")) if isinstance(selected, dict) else "no score"
+        return word if self.verdict.get("holds") is True else f"does not hold: {word}"
+
+
+@dataclass
+class CheckedSubmission:
+    """A submission with what is wrong with it."""
+
+    folder: Path
+    file: SubmissionFile | None = None
+    bundles: list[Bundle] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def all_problems(self) -> list[str]:
+        """Return the problems of the folder and of its bundles."""
+        return [*self.problems, *(f"{bundle.path.name}: {what}" for bundle in self.bundles for what in bundle.problems)]
+
+
+def submissions_in(paths: list[Path]) -> list[Path]:
+    """Return the submission folders among `paths` and one level below. Raises AutorlError: there is none."""
+    found = [
+        one
+        for path in paths
+        for one in (path, *(sorted(path.iterdir()) if path.is_dir() else ()))
+        if (one / FILE).is_file()
+    ]
+    if not found:
+        raise AutorlError(
+            f"no folder with {FILE}",
+            where=paths[0],
+            next_step="give a submission's folder, or the folder above several",
+        )
+    return list(dict.fromkeys(found))
+
+
+def check(folder: Path, work: Path, keep: Callable[[Bundle, Path], None] | None = None) -> CheckedSubmission:
+    """Check a submission: its file, and every bundle by unpacking it below `work` and verifying chain, hashes and scores.
+
+    Args:
+        keep: called for each whole bundle with its unpacked folder, which is removed afterwards.
+    """
+    done = CheckedSubmission(folder)
+    try:
+        done.file = parse_record(SubmissionFile, read_yaml(folder / FILE), folder / FILE, next_step=NEXT_STEP)
+        if done.file.date > datetime.date.today() + datetime.timedelta(days=1):
+            done.problems.append(f"date: {done.file.date} is in the future")
+    except AutorlError as error:
+        done.problems.append(error.what)
+    done.bundles = [
+        Bundle(path) for path in sorted(folder.iterdir()) if path.name.endswith((".tar.zst", ".tar.gz", ".tar"))
+    ]
+    if not done.bundles:
+        done.problems.append("no bundle: put the files that `autorl-hpc export` wrote beside submission.yaml")
+    for number, bundle in enumerate(done.bundles):
+        into = work / f"{folder.name[:80]}-{number}"
+        shutil.rmtree(into, ignore_errors=True)
+        into.mkdir(parents=True)
+        try:
+            bundle.problems += _check_bundle(bundle, into)
+            bundle.verdict = _verdict(folder, bundle)
+            if keep is not None and not bundle.problems:
+                keep(bundle, into)
+        finally:
+            shutil.rmtree(into, ignore_errors=True)
+    return done
+
+
+def _check_bundle(bundle: Bundle, into: Path) -> Iterator[str]:
+    if bundle.path.is_symlink():
+        yield "is a link"
+        return
+    try:
+        bundle.manifest = unpack_evidence(bundle.path, into, lambda _: MAX_WEIGHTS_BYTES)
+    except AutorlError as error:
+        yield error.what
+        return
+    experiment = ExperimentDir(into / "experiment")
+    verdict = verify_run(experiment, experiment.run(bundle.manifest.run_id), exported=True)
+    yield from verdict.problems
+
+
+def _verdict(folder: Path, bundle: Bundle) -> dict[str, Any] | None:
+    """Return what `rescore --json` wrote for this run into the maintainer's folder, null if nothing or if it is of another head."""
+    if bundle.manifest is None:
+        return None
+    path = folder / VERDICTS / f"{bundle.manifest.run_id}.json"
+    try:
+        value = json.loads(read_bytes(path, max_bytes=MAX_VERDICT_BYTES))
+    except (OSError, ValueError, AutorlError):
+        return None
+    return value if isinstance(value, dict) and value.get("head") == bundle.manifest.head.head else None

@@ -1,0 +1,274 @@
+"""Extensions through the command line: frames, init, list, gc, and a leaderboard that strangers feed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import autorl_hpc
+from autorl_hpc import cli
+from autorl_hpc.files import layout
+from autorl_hpc.records.cluster import ClusterProfile
+from autorl_hpc.records.experiment import ExperimentSpec
+
+STORED = Path(__file__).resolve().parents[1] / "contract" / "experiments" / "finished.tar.xz"
+
+pytestmark = pytest.mark.slow
+
+cli.add_extensions()
+
+
+def run(*words: str | Path, code: int = 0) -> Result:
+    """Run a command in this process."""
+    done = CliRunner().invoke(cli.app, [str(word) for word in words])
+    assert done.exit_code == code, f"{words}: {done.output}\n{done.exception!r}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished experiment of sixteen runs, as another machine left it."""
+    folder = tmp_path_factory.mktemp("stored")
+    with tarfile.open(STORED) as source:
+        source.extractall(folder, filter="data")
+    return folder / "runs"
+
+
+def test_frames_say_what_the_report_says(runs: Path, tmp_path: Path) -> None:
+    """Rows that are lost or joined to another run, and a score that is not the mean of its items."""
+    frames = autorl_hpc.load(runs)
+    report = json.loads(run("report", runs, "--out", tmp_path, "--no-figures", "--json").stdout)
+    told = {one["run_id"]: one for one in report["runs"]}
+    assert set(frames.runs.run_id) == set(told)
+    assert len(frames.submissions) == sum(len(one["trajectory"]) for one in told.values())
+    for run_id, one in told.items():
+        if one["task"] == "arithmetic" and one["selected"] is not None and "copycat" not in run_id:
+            rows = frames.items.query("run_id == @run_id and split == 'report' and submission == @one['selected']")
+            assert rows.outcome.mean() * 100 == pytest.approx(one["report"]["score"], abs=0.01)
+    assert {"loss", "step", "more"} <= set(frames.training.columns) and len(frames.events)
+    run("report", runs, "--out", tmp_path, "--no-figures", "--table", "--quiet")
+    assert {path.name for path in (tmp_path / "tables").iterdir()} >= {"runs.csv", "items.parquet", "training.csv"}
+
+
+def test_init_writes_files_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that the loader refuses, and a file of the user's that is overwritten."""
+    monkeypatch.chdir(tmp_path)
+    run("init", "--task", "gsm8k", "--agent", "mini", "--model", "autorl/tiny", "--budget", "2h", "--cluster", "mine")
+    experiment = (tmp_path / "jobs" / "gsm8k-mini.yaml").read_text()
+    spec = ExperimentSpec.model_validate(yaml.safe_load(experiment))
+    assert (spec.matrix.driver, spec.cluster, len(spec.matrix.seed)) == (("llm",), "mine", 3)
+    assert experiment.startswith("# yaml-language-server: $schema=")
+    profile = yaml.safe_load((tmp_path / "jobs" / "clusters" / "mine.yaml").read_text())
+    assert ClusterProfile.model_validate(profile).name == "mine"
+    run("init", "--task", "gsm8k", "--agent", "mini", "--cluster", "mine", code=1)
+    assert (tmp_path / "jobs" / "gsm8k-mini.yaml").read_text() == experiment
+
+
+def test_list_names_what_can_be_named(runs: Path) -> None:
+    found = {
+        what: json.loads(run("list", what, "--root", runs.parent, "--json").stdout)
+        for what in ("tasks", "agents", "experiments")
+    }
+    assert {"gsm8k", "arithmetic"} <= {row["name"] for row in found["tasks"]}
+    assert {"mini", "sft"} <= {row["name"] for row in found["agents"]}
+    assert found["experiments"] == [{"name": "finished", "runs": 17, "finished": 17}]
+
+
+def test_gc_frees_workspaces_of_closed_runs_alone(runs: Path, tmp_path: Path) -> None:
+    """A workspace of a run that goes on, records, an artifact that somebody needs, and anything without --delete."""
+    place = tmp_path / "runs"
+    shutil.copytree(runs, place)
+    experiment = place / "finished"
+    closed, still = sorted(path.parent for path in experiment.glob("*/run.json"))[:2]
+    (still / "ledger" / sorted(os.listdir(still / "ledger"))[-1]).unlink()  # its closing entry
+    for link in experiment.glob("*/workspace.json"):
+        link.unlink()
+    for one in (closed, still):
+        workspace = tmp_path / "scratch" / one.name
+        workspace.mkdir(parents=True)
+        (workspace / "file").write_bytes(b"x" * 5000)
+        (one / "workspace.json").write_text(json.dumps({"schema_version": 1, "workspace": str(workspace)}))
+    spare = experiment / "artifacts" / ("a" * 64)
+    spare.mkdir(parents=True)
+    before = sorted(path for path in place.rglob("*"))
+    found = json.loads(run("gc", place, "--json").stdout)
+    assert [Path(row["path"]).name for row in found["spare"]] == [closed.name] and found["bytes"] >= 5000
+    assert (tmp_path / "scratch" / closed.name).is_dir()
+    run("gc", place, "--delete")
+    assert not (tmp_path / "scratch" / closed.name).exists() and (tmp_path / "scratch" / still.name / "file").is_file()
+    assert spare.is_dir(), "while a run goes on no artifact may go"
+    assert sorted(path for path in place.rglob("*")) == before
+
+
+# --- the leaderboard
+
+
+def submission(who: str, day: int = 9) -> dict[str, object]:
+    """The fields of a submission.yaml."""
+    agent = {"name": "null-agent", "version": "1", "link": "https://example.org/agent"}
+    facts = {"driver": "none", "hardware": "two cores", "licence": "MIT"}
+    return {"submitter": who, "contact": "somebody@example.org", "date": f"2026-11-{day:02}", "agent": agent, **facts}
+
+
+def bundles_of(runs: Path, folder: Path) -> list[Path]:
+    """Bundles of the ten stored runs that kept their base model: the others' weights are not stored."""
+    folder.mkdir()
+    names = [
+        path.parent.name
+        for path in sorted(runs.glob("finished/*/run.json"))
+        if "-null-" in path.parent.name or "-copycat-" in path.parent.name
+    ]
+    for name in names:
+        run("export", runs / "finished" / name, "--out", folder / f"{name}.tar.gz")
+    return sorted(folder.iterdir())
+
+
+def altered(bundle: Path, target: Path) -> None:
+    """The bundle with one score raised in its ledger, and every size and hash of the archive made to fit."""
+    import gzip
+    import hashlib
+    import io
+
+    with tarfile.open(bundle) as source:
+        files = [(member, source.extractfile(member).read()) for member in source if member.isfile()]  # type: ignore[union-attr]
+    changed = {}
+    for member, data in files:
+        if "/ledger/" in member.name and b'"kind":"closed"' in data:
+            changed[member.name] = data.replace(b'"kind":"closed"', b'"kind":"closed" ')
+        else:
+            changed[member.name] = data
+    head = json.loads(files[0][1])
+    for row in head["files"]:
+        row["size_bytes"], row["sha256"] = len(changed[row["path"]]), hashlib.sha256(changed[row["path"]]).hexdigest()
+    changed[files[0][0].name] = (json.dumps(head, sort_keys=True, separators=(",", ":")) + "\n").encode()
+    with gzip.open(target, "wb") as packed, tarfile.open(fileobj=packed, mode="w") as out:
+        for member, _ in files:
+            member.size = len(changed[member.name])
+            out.addfile(member, io.BytesIO(changed[member.name]))
+
+
+@pytest.fixture(scope="module")
+def submissions(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Thirty bundles of six people; eight submissions of a seventh are bad, each in another way."""
+    folder = tmp_path_factory.mktemp("submissions")
+    made = bundles_of(runs, tmp_path_factory.mktemp("exported") / "b")
+    for number, who in enumerate(("ada", "bob", "<script>alert(1)</script>", "dan", "eva", "fay")):
+        home = folder / f"person-{number}"
+        home.mkdir()
+        (home / "submission.yaml").write_text(yaml.safe_dump(submission(who, number + 1)))
+        for bundle in made[:5] if number % 2 else made[5:]:
+            shutil.copy(bundle, home)
+    good = submission("gus")
+    bad: dict[str, dict[str, object]] = {
+        "link": {**good, "agent": {"name": "x", "version": "1", "link": "javascript:alert(1)"}},
+        "licence": {name: value for name, value in good.items() if name != "licence"},
+        "future": {**good, "date": "2126-11-09"},
+        "unknown": {**good, "rank": 1},
+        **dict.fromkeys(("cut", "altered", "linked", "empty"), good),
+    }
+    for name, facts in bad.items():
+        home = folder / f"bad-{name}"
+        home.mkdir()
+        (home / "submission.yaml").write_text(yaml.safe_dump(facts))
+        if name == "cut":
+            (home / "x.tar.gz").write_bytes(made[0].read_bytes()[:-2000])
+        elif name == "altered":
+            altered(made[0], home / "x.tar.gz")
+        elif name == "linked":
+            (home / "x.tar.gz").symlink_to(made[0])
+        elif name != "empty":
+            shutil.copy(made[0], home)
+    return folder
+
+
+def test_bad_submissions_are_told_apart(submissions: Path) -> None:
+    told = {
+        row["submission"]: row["problems"]
+        for row in json.loads(run("check-submission", submissions, "--json", code=1).stdout)
+    }
+    assert {name for name, problems in told.items() if problems} == {name for name in told if name.startswith("bad-")}
+    assert len(told) == 14
+    words = {
+        "link": "https://",
+        "licence": "licence",
+        "future": "future",
+        "unknown": "rank",
+        "linked": "link",
+        "empty": "no bundle",
+    }
+    for name, word in words.items():
+        assert any(word in problem for problem in told[f"bad-{name}"]), told[f"bad-{name}"]
+    for name in ("cut", "altered"):
+        assert told[f"bad-{name}"]
+
+
+@pytest.fixture(scope="module")
+def site(submissions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("site")
+    run("leaderboard", "build", folder, submissions, "--url", "https://example.org/board", code=1)
+    yield folder
+
+
+def test_the_site_is_made_of_whole_submissions_and_holds_nothing_of_a_bundle(site: Path) -> None:
+    """Text of a stranger that runs in a reader's browser, evidence or contacts that are published, links that lead nowhere."""
+    page = (site / "index.html").read_text()
+    assert (
+        "<script>alert" not in page
+        and "&lt;script&gt;" in page
+        and "@example.org" not in page
+        and "javascript:" not in page
+    )
+    assert "ada" in page and "bad-altered" in page
+    links = [part.split('"')[0] for part in page.split('href="')[1:]]
+    assert all((site / link).is_file() for link in links if not link.startswith("https://"))
+    kept = {path.name for path in (site / "runs").rglob("*") if path.is_file()}
+    assert kept <= {"run.html", "run.md", "summary.json", ".digest", "trace.html"}
+    assert (site / "feed.xml").read_text().count("<entry>") == 6 and list((site / "badges").iterdir())
+
+
+def test_building_again_changes_nothing_and_history_grows_by_changes(site: Path, submissions: Path) -> None:
+    before = {
+        path: path.read_bytes()
+        for path in site.rglob("*")
+        if path.is_file() and path.name not in (".report", ".digest")
+    }
+    run("leaderboard", "build", site, submissions, "--url", "https://example.org/board", code=1)
+    after = {
+        path: path.read_bytes()
+        for path in site.rglob("*")
+        if path.is_file() and path.name not in (".report", ".digest")
+    }
+    assert before == after and json.loads((site / "history.json").read_text())
+
+
+def test_verdicts_are_resumed_by_the_bytes_that_were_judged(tmp_path: Path) -> None:
+    """A bundle that was exchanged behind its verdict keeps the verdict of another."""
+    from autorl_hpc_leaderboard import bulk
+
+    bundle, out = tmp_path / "a.tar.zst", tmp_path / "out"
+    bundle.write_bytes(b"one")
+    scored: list[bytes] = []
+
+    def score(path: Path) -> dict[str, object]:
+        scored.append(path.read_bytes())
+        return {"holds": True, "verdict": "identical", "head": "0"}
+
+    for data in (b"one", b"one", b"two"):
+        bundle.write_bytes(data)
+        assert bulk.rescore_here([bundle], out, score, lambda _: None)
+    assert scored == [b"one", b"two"]
+
+
+def test_the_core_imports_no_extension_when_it_loads() -> None:
+    package = layout.PACKAGE
+    for path in package.rglob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            assert not line.startswith(("import autorl_hpc_", "from autorl_hpc_")), f"{path}: {line}"
