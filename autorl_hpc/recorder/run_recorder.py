@@ -29,7 +29,7 @@ from autorl_hpc.recorder.code import Ask, Revisions
 from autorl_hpc.recorder.observed import Observed
 from autorl_hpc.recorder.process_table import Processes
 from autorl_hpc.recorder.traces.follow import Traces
-from autorl_hpc.recorder.trainings import OutputStamps, Trainings
+from autorl_hpc.recorder.trainings import OutputStamps, Points, Trainings
 from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.base import printable
@@ -195,7 +195,7 @@ def watches(
     """
     run = job.run
     processes = Processes(job.keeper_pid, job.mark, run.recorded("processes"), run.events)
-    sweep, gpus = Sweep(job.workspace, run.events), Gpus(environment)
+    sweep, gpus, points = Sweep(job.workspace, run.events), Gpus(environment), Points(run.recorded("training"))
     return {
         "revisions": lambda: Revisions(job, asks),
         "output": lambda: OutputStamps(run.agent_log, run.agent_times),
@@ -203,9 +203,9 @@ def watches(
         "processes": lambda: processes,
         "gpus": lambda: gpus,
         "workspace": lambda: sweep,
-        "trainings": lambda: Trainings(run.agent_log, sweep, run.recorded("training"), run.events),
+        "trainings": lambda: Trainings(run.agent_log, sweep, points, run.events),
         "traces": lambda: Traces(run, sweep, job.trace_format),
-        "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events),
+        "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events, points),
     }
 
 

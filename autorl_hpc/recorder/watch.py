@@ -33,6 +33,10 @@ class Moment:
         """Return the fields of `Seen`."""
         return vars(self)
 
+    def within(self, ahead_s: float, looked_s: float) -> float:
+        """Return the budget used `ahead_s` seconds from now, but not after now, nor before the last look."""
+        return min(max(self.elapsed_s + ahead_s, min(looked_s, self.elapsed_s)), self.elapsed_s)
+
 
 class Watch(Protocol):
     """Something that is looked at every few seconds. Its exceptions are recorded, and it is looked at again later. Each watch
@@ -113,7 +117,15 @@ class GrowingFile:
         self.offset = offset
         self.skipped = 0
         self.in_long_line = False
-        self._begin = offset
+        self._begin, self._inode = offset, 0
+
+    def behind(self, fd: int) -> int:
+        """Return how many bytes are unread; another file, or one that was cut, is read from its start."""
+        status = os.fstat(fd)
+        if self._inode not in (0, status.st_ino) or status.st_size < self.offset:
+            self.offset, self.in_long_line = 0, False
+        self._inode = status.st_ino
+        return status.st_size - self.offset
 
     @property
     def whole(self) -> int:

@@ -6,14 +6,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
 import time
 from pathlib import Path
 
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.trainings import Trainings, is_log, steps_in
+from autorl_hpc.recorder.trainings import Points, Trainings, is_log, steps_in
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
@@ -44,7 +43,7 @@ class World:
         self.events = folder / "events.jsonl"
         # A busy machine may stop this process for longer than a look, or the close, is meant to take.
         self.sweep = Sweep(self.workspace, slice_s=PATIENCE_S)
-        self.watch = Trainings(self.log, self.sweep, self.path, self.events, PATIENCE_S, PATIENCE_S)
+        self.watch = Trainings(self.log, self.sweep, Points(self.path), self.events, PATIENCE_S, PATIENCE_S)
 
     def put(self, name: str, data: bytes | str) -> Path:
         path = self.workspace / name
@@ -148,26 +147,11 @@ def test_a_step_that_many_tell_is_written_once(world: World) -> None:
     world.look()
     for number in (2, 3):
         world.put(f"out/checkpoint-{number}/trainer_state.json", (LOGS / "sft.trainer_state.json").read_bytes())
-    world.put("out/runs/events.out.tfevents.1.host", (LOGS / "events.out.tfevents.sft").read_bytes())
     world.look()
     points = world.close()
     assert len([point for point in points if point.loss is not None]) == 3
     evaluations = {(point.epoch, round(point.more["eval_loss"])) for point in points if "eval_loss" in point.more}
-    assert evaluations == {(0.5, 12), (0.75, 12)}, (
-        "of another run with the same seed, timings differ: those are told twice"
-    )
-
-
-def test_tensorboard_alone_tells_the_steps(world: World) -> None:
-    world.put("out/runs/events.out.tfevents.1.host", (LOGS / "events.out.tfevents.sft").read_bytes())
-    points = world.close()
-    steps = [point for point in points if point.loss is not None]
-    assert [point.step for point in steps] == [1, 2, 3]
-    assert [point.loss for point in steps] == pytest.approx([13.961, 12.055, 10.113], abs=1e-3)
-    assert {point.trainer for point in steps} == {"SFTTrainer"}
-    assert [point.more["eval_loss"] for point in points if "eval_loss" in point.more] == pytest.approx(
-        [12.015, 12.002], abs=1e-3
-    )
+    assert evaluations == {(0.5, 12), (0.75, 12)}, "of another run with the same seed, timings differ: told twice"
 
 
 def test_a_growing_log_is_followed_across_half_lines_and_attempts(world: World, tmp_path: Path) -> None:
@@ -238,8 +222,6 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     world.put("deep/trainer_state.json", b"[" * 100_000)
     world.put("broken/trainer_state.json", b'{"log_history": [{"loss": 1, "epoch"')
     world.put("list/trainer_state.json", b'{"log_history": [1, null, {"loss": "x"}, {"loss": 1e999, "epoch": 1}]}')
-    world.put("events.out.tfevents.1", struct.pack("<QI", 2**62, 0) + b"x" * 100)
-    world.put("b/events.out.tfevents.2", struct.pack("<QI", 3, 0) + b"\xff\xff\xff" + b"\0" * 4)
     world.put("noise.log", os.urandom(200_000) + b"\n" + line)
     begun = time.monotonic()
     world.look()
@@ -271,7 +253,6 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
         ("train.log", True),
         ("output/a/checkpoint-5/trainer_state.json", True),
         ("nohup.out", True),
-        ("runs/x/events.out.tfevents.17.host", True),
         ("logs/metrics.jsonl", True),
         ("code/train.ipynb", True),
         ("data/train.jsonl", False),

@@ -259,7 +259,7 @@ class Traces:
             if stamp is not None and stamp[0] <= elapsed_s:
                 elapsed_s, at = stamp
             elif wall is not None and clock is not None:
-                elapsed_s = min(max(elapsed_s - (clock - wall), min(self._looked_s, elapsed_s)), elapsed_s)
+                elapsed_s = now.within(wall - clock, self._looked_s)
             seen = {"elapsed_s": elapsed_s, "at": at, "attempt": now.attempt}
             if len(self._waiting) < MAX_WAITING:
                 event = {**seen, "source": source, "format": form, "offset": offset, **fields}
