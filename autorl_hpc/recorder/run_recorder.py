@@ -38,11 +38,10 @@ from autorl_hpc.records.base import printable
 
 log = logging.getLogger("autorl_hpc.recorder")
 
-REST_FACTOR = 20.0
-"""Each look is followed by a pause of at least this many times its length, so that no watch takes more than a twentieth of a
-core or of a file server's time, whatever a workspace holds."""
+REST_FACTOR, LONGEST_REST_S = 20.0, 30.0
+"""Each look is followed by a pause of this many times its length, so that no watch takes more than a twentieth of a core or of a
+file server's time, whatever a workspace holds."""
 
-LONGEST_REST_S = 30.0
 SLOWEST_S = 60.0
 """Longest pause after failures; a full disk may have room again."""
 
@@ -52,12 +51,8 @@ HANGS_S = 60.0
 
 
 class Elapsed:
-    """Seconds of budget used: the supervisor's last value plus our own monotonic clock since then. Thread-safe.
-
-    Args:
-        at_s: time of the supervisor's value, by the monotonic clock, which all processes of a host share.
-        suspension_s: a longer gap between two ticks doesn't count.
-    """
+    """Seconds of budget used: the supervisor's value of `at_s` (monotonic clock, which all processes of a host share) plus our
+    own clock since then, without gaps of more than `suspension_s` between two ticks. Thread-safe."""
 
     def __init__(
         self, elapsed_s: float, at_s: float, suspension_s: float, now: Callable[[], float] = time.monotonic
@@ -98,18 +93,12 @@ class Troubles:
             self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
             return
         self._next_s[watch] = now + TROUBLE_EVERY_S
-        unsaid = self._unsaid.pop(watch, 0)
-        append_event(
-            self.events, "recorder_trouble", watch=watch, message=printable(message)[:500], unsaid_before=unsaid
-        )
+        said = {"message": printable(message)[:500], "unsaid_before": self._unsaid.pop(watch, 0)}
+        append_event(self.events, "recorder_trouble", watch=watch, **said)
 
 
 class Looker(threading.Thread):
-    """Thread that looks at one watch until `end`, and then closes it.
-
-    Args:
-        make: creates the watch; retried like a look if it fails.
-    """
+    """Thread that looks at one watch until `end`, and then closes it. `make` is retried like a look if it fails."""
 
     def __init__(
         self,
@@ -182,17 +171,10 @@ class Looker(threading.Thread):
         return Moment(round(self._elapsed.tick(), 3), now_text(), self._attempt)
 
 
-# --- the watches; each is created and used in its own thread
-
-
 def watches(
     job: RecorderJob, asks: queue.SimpleQueue[Ask], environment: Mapping[str, str]
 ) -> dict[str, Callable[[], Watch]]:
-    """Return, by name, functions that create the watches. Add a line here for a new watch.
-
-    Args:
-        environment: of the job; it tells which GPUs are the agent's.
-    """
+    """Return, by name, functions that create the watches. `environment`: of the job; it tells which GPUs are the agent's."""
     run = job.run
     processes = Processes(job.keeper_pid, job.mark, run.recorded("processes"), run.events)
     sweep, gpus, points = Sweep(job.workspace, run.events), Gpus(environment), Points(run.recorded("training"))
@@ -208,8 +190,6 @@ def watches(
         "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events, points),
     }
 
-
-# --- the process
 
 OOM_SCORE = "500"
 """If memory runs out, the kernel kills the recorder before the agent or its supervisor."""

@@ -70,17 +70,11 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineWriter:
-    """Appends records to a file, one JSON object per line. After a crash only the last line may be cut.
+    """Appends records to a file, one JSON object per line. After a crash only the last line may be cut. At `max_bytes` writing
+    stops and `full` is set, so that an agent can't fill the disk through the recorder."""
 
-    Args:
-        max_bytes: at this size writing stops and `full` is set, so that an agent can't fill the disk through the recorder.
-    """
-
-    def __init__(self, path: Path, max_bytes: int = 64 * 1024 * 1024) -> None:
-        self.path = path
-        self.max_bytes = max_bytes
-        self.full = False
-        self.size = 0
+    def __init__(self, path: Path, max_bytes: int = 64 << 20) -> None:
+        self.path, self.max_bytes, self.full, self.size = path, max_bytes, False, 0
         self._fd: int | None = None
 
     def add(self, *records: Seen) -> None:
@@ -98,7 +92,6 @@ class LineWriter:
             self.size += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -114,10 +107,9 @@ class GrowingFile:
     """
 
     def __init__(self, offset: int = 0) -> None:
-        self.offset = offset
-        self.skipped = 0
+        self.offset = self._begin = offset
+        self.skipped = self._inode = 0
         self.in_long_line = False
-        self._begin, self._inode = offset, 0
 
     def behind(self, fd: int) -> int:
         """Return how many bytes are unread; another file, or one that was cut, is read from its start."""
@@ -181,24 +173,17 @@ Visitor = Callable[[Parts, os.stat_result], None]
 
 
 class WorkspaceWalk:
-    """One breadth-first walk, which follows no link: what is near the top comes first.
-
-    Args:
-        visitors: called for each entry on the folder's device.
-
-    Attributes:
-        left_out: what was skipped, by reason.
-    """
+    """One breadth-first walk, which follows no link. Visitors are called for each entry on the folder's device; `left_out`
+    counts what was skipped, by reason."""
 
     def __init__(self, visitors: list[Visitor]) -> None:
-        self.visitors = visitors
-        self.disk_bytes = 0
+        self.visitors, self.disk_bytes = visitors, 0
         self.left_out: defaultdict[str, int] = defaultdict(int)
         self._waiting: deque[Parts] = deque([()])
         self._linked: set[tuple[int, int]] = set()
 
     def steps(self, folder: Path) -> Iterator[None]:
-        """Walk, and yield after every few entries. Raises OSError if the folder can't be opened."""
+        """Walk, and yield after every few entries. Raises OSError."""
         root_fd = os.open(folder, DIR_FLAGS)
         try:
             device = os.fstat(root_fd).st_dev

@@ -71,7 +71,6 @@ class TracePart:
 
     @property
     def chars(self) -> int:
-        """Return the length of its texts."""
         return len(self.text) + len(self.output or "")
 
 
@@ -111,12 +110,8 @@ Seen = tuple[float | None, int | None, int, str, list[Event]]
 def read_turns(
     log: Path, times: Path, trajectories: Iterable[TrajectoryMessage] = (), told: Iterable[TraceEvent] = ()
 ) -> list[TraceTurn]:
-    """Read the turns of a run in the order in which they began.
-
-    Args:
-        log, times: agent.log and agent.times.
-        told: what the recorder wrote of the same trace: times and attempts of lines.
-    """
+    """Read the turns of a run from agent.log and agent.times, in the order in which they began. `told`: what the recorder
+    wrote of the same trace: times and attempts of lines."""
     known = {event.offset: event for event in told if event.source == LOG}
     lines = heapq.merge(_of_log(log, times, known), _of(trajectories), key=lambda seen: seen[0] or 0.0)
     sessions: dict[Any, _Session] = {}
@@ -128,8 +123,7 @@ def read_turns(
             if event["kind"] == "session":
                 latest[form] = event.get("session")
             key = form, event.get("session") or latest.get(form)
-            session = sessions.setdefault(key, _Session(form, turns))
-            left -= session.add(event, elapsed_s, offset, attempt)
+            left -= sessions.setdefault(key, _Session(form, turns)).add(event, elapsed_s, offset, attempt)
         if left < 0:
             where = f"from byte {offset} of {LOG} on" if offset is not None else "of the trajectory"
             note = TracePart("error", f"the trace is too long: the rest {where} is left out")
@@ -152,9 +146,8 @@ class _Session:
 
     def add(self, event: Event, elapsed_s: float | None, offset: int | None, attempt: int) -> int:
         """Add an event to its turn. Return the number of characters that it adds."""
-        kind, role = event["kind"], event.get("role")
+        kind, role, turn = event["kind"], event.get("role"), self.turn
         self.model = event.get("model") or self.model
-        turn = self.turn
         if kind == "session":
             self.calls = {}
             if turn is not None:
@@ -250,12 +243,10 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
             read = read_line(value, None)
             if read is None:
                 continue
-            if offset > end:
-                for at, text in _plain(fd, end, offset):
-                    elapsed_s = _at(stamps, at, elapsed_s)
-                    yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
-            end = log.offset
-            known = told.get(offset)
+            for at, text in _plain(fd, end, offset):
+                elapsed_s = _at(stamps, at, elapsed_s)
+                yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
+            end, known = log.offset, told.get(offset)
             wall = next((event["wall"] for event in read[1] if "wall" in event), None)
             if known is None and wall is not None:  # without the recorder, as in a run of AutoRL-Bench
                 begun = wall if begun is None else begun
@@ -296,10 +287,9 @@ def _plain(fd: int, begin: int, end: int) -> Iterator[tuple[int, str]]:
 
 def _of(trajectories: Iterable[TrajectoryMessage]) -> Iterator[Seen]:
     for kept in trajectories:
-        message = parse.parsed(kept.message)
-        events = mini.read_message(message) if isinstance(message, dict) else []
-        session = f"{kept.source} {kept.session}"
-        yield kept.elapsed_s, None, kept.attempt, mini.FORMAT, parse.with_fields(events, session=session)
+        events = mini.read_message(parse.table(parse.parsed(kept.message)))
+        events = parse.with_fields(events, session=f"{kept.source} {kept.session}")
+        yield kept.elapsed_s, None, kept.attempt, mini.FORMAT, events
 
 
 # --- texts
