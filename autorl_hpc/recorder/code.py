@@ -68,9 +68,8 @@ LEFT_OUT_FOLDERS = {
 
 KEYS_FILE = ".env"
 COMPILED = (".pyc", ".pyo")
+# Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c).
 GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
-"""Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c)."""
-
 IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
 
 
@@ -82,12 +81,8 @@ class Met(NamedTuple):
 
 
 class CodeWalk:
-    """One walk over the code of a workspace.
-
-    Attributes:
-        left_out, by_name: number of files beyond the limits, and of files and folders excluded by name.
-        reasons: what makes the state inexact, and how often.
-    """
+    """One walk over the code of a workspace. It counts files beyond the limits (`left_out`), files and folders excluded by name,
+    and what makes the state inexact (`reasons`)."""
 
     def __init__(self, workspace: Path, laid: frozenset[str], limits: CodeLimits) -> None:
         self.left_out = self.by_name = 0
@@ -214,9 +209,7 @@ def _is_gits(name: str) -> bool:
 # Git, chapter 10.2.
 
 Kind = Literal["blob", "tree", "commit"]
-FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
-"""Modes of a tree's entries."""
-
+FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000  # modes of a tree's entries
 BY_HASH = b"by-hash/"
 """Folder for large and binary files: a small JSON file with size and hash, under the same path. No file of an agent can be in
 it."""
@@ -229,14 +222,10 @@ CONFIG = (
     b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
     b"[gc]\n\tauto = 0\n"  # packed objects can't be read here
 )
-MAX_OBJECT_BYTES = 32 << 20
-"""Limit for an unpacked object; objects written here are far smaller."""
-
+MAX_OBJECT_BYTES = 32 << 20  # limit for an unpacked object; objects written here are far smaller
 MAX_TREE_DEPTH = 64
 MAX_TREE_FILES = 50_000
-BLOCK_BYTES = 4096
-"""Disk space of the smallest file."""
-
+BLOCK_BYTES = 4096  # disk space of the smallest file
 _ID = re.compile(r"[0-9a-f]{40}")
 _HEADS = "refs/heads/"
 _REF_PREFIX = f"ref: {_HEADS}"
@@ -307,7 +296,6 @@ class Repository:
         self._replace(self.path / _HEADS / name, revision.encode() + b"\n")
 
     def set_head(self, name: str) -> None:
-        """Point HEAD to `refs/heads/<name>`, where `git log` begins."""
         self._replace(self.path / "HEAD", f"{_REF_PREFIX}{name}\n".encode())
 
     def _place(self, name: str) -> Path:
@@ -335,7 +323,6 @@ class Repository:
         return text if _ID.fullmatch(text) else None
 
     def head(self) -> str | None:
-        """Return the newest commit; None if there is none."""
         return self.ref(self.head_name())
 
     def _text(self, name: str) -> str:
@@ -345,11 +332,7 @@ class Repository:
             return ""
 
     def read(self, name: str, kind: Kind, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
-        """Return the content of an object.
-
-        Raises:
-            GitDamage: it is missing, of another kind, larger than `max_bytes`, or doesn't match its id.
-        """
+        """Return the content of an object. Raises GitDamage: it is missing, of another kind, too large, or doesn't match its id."""
         if not _ID.fullmatch(name):
             raise GitDamage(f"{name[:60]!r} is not an object's name")
         unpacker = zlib.decompressobj()
@@ -402,12 +385,8 @@ def _on_disk(size: int) -> int:
 
 # --- what is stored of one file, and when it is read again: when its size, times or inode change
 
-MAX_TEXT_BYTES = 1 << 20
-"""Of larger files only the hash is stored."""
-
-BINARY_LOOK_BYTES = 8000
-"""A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)."""
-
+MAX_TEXT_BYTES = 1 << 20  # of larger files only the hash is stored
+BINARY_LOOK_BYTES = 8000  # A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)
 MAX_HASHED_BYTES = 32 << 20
 """Of large files this much is hashed in one look, about 0.05 s. Of a larger file only size and time are stored: checkpoints get
 their own hash when they are submitted."""
@@ -427,20 +406,14 @@ def _identity(status: os.stat_result) -> Identity:
 
 @dataclass(frozen=True)
 class Pointer:
-    """What is stored of a file without its content.
+    """What is stored of a file without its content."""
 
-    Attributes:
-        why: `large` or `binary`.
-        sha256: None if not computed; `note` says why.
-    """
-
-    why: str
+    why: str  # `large` or `binary`
     size_bytes: int | None = None
     sha256: str | None = None
-    note: str | None = None
+    note: str | None = None  # why there is no hash
 
     def data(self, mtime_ns: int | None = None) -> bytes:
-        """Return the JSON text that code.git holds instead of the file."""
         value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
         kept = {name: each for name, each in value.items() if each is not None}
         return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
@@ -463,17 +436,12 @@ class _Known:
 
 @dataclass
 class CodeFiles:
-    """Collects the files of one look after another.
-
-    Attributes:
-        files: files of the current look, as a commit will hold them.
-        fresh: content that is not in code.git yet, by object id.
-    """
+    """Collects the files of one look after another."""
 
     limits: CodeLimits
     now: Callable[[], float]
-    files: Files = field(default_factory=dict)
-    fresh: dict[str, bytes] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)  # of the current look, as a commit will hold them
+    fresh: dict[str, bytes] = field(default_factory=dict)  # content that is not in code.git yet
     by_hash: int = 0
     _known: dict[bytes, _Known] = field(default_factory=dict)
     _hash_left: int = 0
@@ -538,7 +506,6 @@ class CodeFiles:
         return known
 
     def _read_large(self, fd: int, known: _Known, status: os.stat_result) -> bool:
-        """Hash a file as far as this look may. Return whether nothing else will become known of it."""
         size, data = status.st_size, b""
         if size <= self._hash_left:
             self._hash_left -= size
@@ -562,9 +529,7 @@ class CodeFiles:
 # --- the watch
 
 LOOK_S = 1.0
-LATE_S = 5.0
-"""After this long without a look, the commit reports that states may have been missed."""
-
+LATE_S = 5.0  # after this long without a look, the commit reports that states may have been missed
 COMMIT_EVERY_S = 20.0
 PREFIX = "attempt-"
 
@@ -610,7 +575,6 @@ class Revisions:
             self._damage = f"what was kept before can't be read: {error}"
 
     def look(self, now: Moment) -> None:
-        """Look once. Raises errors of the file system; the next look starts again."""
         asks, revision = list[Ask](), None
         while not self._asks.empty():
             asks.append(self._asks.get())

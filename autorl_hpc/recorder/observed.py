@@ -22,16 +22,11 @@ from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, open_file
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import ObservedFact
 
-OBSERVED = ".observed"
-"""In the workspace; supervise/workspace.py tells it to the observer."""
-
+OBSERVED = ".observed"  # in the workspace; supervise/workspace.py tells it to the observer
+# Files that are followed, one for each process that has something to tell; the observer writes none for the others.
 MAX_FILES = 4000
-"""Files that are followed, one for each process that has something to tell; the observer writes none for the others."""
-
 MAX_LISTED = 20_000
-PIECE_BYTES = 64 * 2**10
-"""Longest line: 300 settings with long values have 40 KB."""
-
+PIECE_BYTES = 64 * 2**10  # longest line: 300 settings with long values have 40 KB
 LOOK_S = 0.3
 MAX_CHARS = 400
 MAX_KEYS = 300
@@ -75,12 +70,7 @@ def read_fact(line: bytes, now: Moment, looked_s: float) -> ObservedFact | None:
 
 
 class Observed:
-    """The watch over the observer's files.
-
-    Args:
-        path: the run's observed.jsonl.
-        points: for the steps that programs log to TensorBoard alone.
-    """
+    """The watch over the observer's files. `points`: for the steps that programs log to TensorBoard alone."""
 
     every_s = 2.0
 
@@ -93,11 +83,9 @@ class Observed:
         self._looked_s, self._bad, self._said = 0.0, 0, False
 
     def look(self, now: Moment) -> None:
-        """Read what was added, within limits."""
         self._look(now, LOOK_S)
 
     def close(self, now: Moment) -> None:
-        """Read the rest."""
         try:
             self._look(now, 2.0, last=True)
             skipped = self._bad + sum(each.skipped for each in self._files.values())

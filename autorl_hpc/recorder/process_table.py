@@ -25,8 +25,8 @@ from autorl_hpc.records.recorded import ProcessSeen
 
 # _IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version; include/uapi/linux/pidfd.h
 PIDFD_GET_INFO, PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
+# mask, cgroup, eleven ids (pid, tgid, ppid; real, effective, saved and file system user and group), wait status.
 _INFO = struct.Struct("=QQ11Ii")
-"""mask, cgroup, eleven ids (pid, tgid, ppid; real, effective, saved and file system user and group), wait status."""
 
 
 def exit_status(pidfd: int) -> int | None:
@@ -118,11 +118,9 @@ def may_know(pid: int) -> bool:
 
 LOOK_S = 0.5
 MAX_BYTES = 32 * 2**20
-LINES_A_SECOND = 1.0
-"""Rate up to which all processes are written; a shell loop starts hundreds per second."""
-
+LINES_A_SECOND = 1.0  # rate up to which all processes are written; a shell loop starts hundreds per second
+# After this, foreign ids are read again, because an id may have been reused for a process of the agent.
 STRANGERS_AGAIN_S = 60.0
-"""After this, foreign ids are read again, because an id may have been reused for a process of the agent."""
 
 
 class ProcessLimits(NamedTuple):
@@ -133,15 +131,14 @@ class ProcessLimits(NamedTuple):
 
 
 class ProcessUse(NamedTuple):
-    """What the agent's processes use, as of the last look."""
-
     cpu_s: float  # of this attempt, ended processes among them
     living: set[int]
     running: int  # those that are not followed among them
 
 
 class Processes:
-    """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`.
+    """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`. `use` is replaced as a whole at
+    each look, so any thread may read it.
 
     CPU: when a parent waits for a child, the kernel adds the child's time to the parent's `cutime`, however short it lived.
     If no parent waits (SIGCHLD ignored), the sum falls by the child's last observed time, which is then added here.
@@ -149,11 +146,6 @@ class Processes:
     Args:
         root: id of the keeper, which does not count as one of them.
         mark: text in the environment of every process that ever was the agent's.
-        path: file for the lines.
-        events: file for the number of processes not written, at the end.
-
-    Attributes:
-        use: replaced as a whole at each look, so any thread may read it.
     """
 
     every_s = LOOK_S
@@ -173,7 +165,6 @@ class Processes:
         self._room = float(self._limits.burst)
 
     def look(self, now: Moment) -> None:
-        """Look once. Raises OSError if /proc can't be read."""
         begun = time.monotonic()
         self._room = min(self._limits.burst, self._room + (begun - self._last_look) * LINES_A_SECOND)
         self._last_look = begun

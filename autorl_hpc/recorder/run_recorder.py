@@ -42,12 +42,9 @@ REST_FACTOR, LONGEST_REST_S = 20.0, 30.0
 """Each look is followed by a pause of this many times its length, so that no watch takes more than a twentieth of a core or of a
 file server's time, whatever a workspace holds."""
 
-SLOWEST_S = 60.0
-"""Longest pause after failures; a full disk may have room again."""
-
+SLOWEST_S = 60.0  # longest pause after failures; a full disk may have room again
 TROUBLE_EVERY_S = 60.0
-HANGS_S = 60.0
-"""A look that takes this long is reported."""
+HANGS_S = 60.0  # A look that takes this long is reported
 
 
 class Elapsed:
@@ -86,7 +83,6 @@ class Troubles:
     _unsaid: dict[str, int] = field(default_factory=dict)
 
     def say(self, watch: str, message: str) -> None:
-        """Report a failure, unless the same watch reported one within a minute."""
         log.warning("%s: %s", watch, message)
         now = self.clock()
         if now < self._next_s.get(watch, 0.0):
@@ -119,7 +115,6 @@ class Looker(threading.Thread):
         self._failures = 0
 
     def wake(self) -> None:
-        """Look now."""
         self._wake.set()
 
     def end(self) -> None:
@@ -142,7 +137,6 @@ class Looker(threading.Thread):
             self._trouble(error)
 
     def hangs(self, limit_s: float = HANGS_S) -> None:
-        """Report a look that takes too long."""
         begun_s = self._begun_s
         if begun_s is not None and (took_s := self._clock() - begun_s) > limit_s:
             self._troubles.say(self.name, f"a look has been going on for {took_s:.0f} s")
@@ -191,14 +185,10 @@ def watches(
     }
 
 
-OOM_SCORE = "500"
-"""If memory runs out, the kernel kills the recorder before the agent or its supervisor."""
-
+OOM_SCORE = "500"  # if memory runs out, the kernel kills the recorder before the agent or its supervisor
 TICK_S = 1.0
 HANG_LOOK_S = 10.0
-CLOSE_S = 3.0
-"""For closing all watches together."""
-
+CLOSE_S = 3.0  # for closing all watches together
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 

@@ -94,24 +94,15 @@ def trainer_of(figures: Collection[str]) -> str | None:
 # digits, as text), transformers 4 prints numbers. They also appear in an agent's own trace, as a tool's output in JSON, and
 # after progress bars. tests/unit/recorded_logs has a sample of each style, by the libraries' own source.
 
-MAX_FIGURES = 120
-"""Limit for one step; trl's largest has 26, and more with many reward functions."""
-
+MAX_FIGURES = 120  # limit for one step; trl's largest has 26, and more with many reward functions
 MAX_NAME_CHARS = 100
 MAX_STEP = 2**53
-HINTS = (b"loss", b"reward", b"Loss", b"Reward", b"LOSS")
-"""Text without any of these has no step."""
-
+HINTS = (b"loss", b"reward", b"Loss", b"Reward", b"LOSS")  # text without any of these has no step
 _DICT = re.compile(r"\{(?:[^{}()]|\{[^{}()]{1,4096}\}){8,12288}\}")
-_OPENRLHF = re.compile(r"Global step (\d{1,12}): \{")
-"""It prints a step's number before its dictionary."""
-
-_ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")
-"""A notebook's row of step and loss is on several lines."""
-
+_OPENRLHF = re.compile(r"Global step (\d{1,12}): \{")  # it prints a step's number before its dictionary
+_ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")  # A notebook's row of step and loss is on several lines
+# As Python's repr and JSON write what is no literal.
 _BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
-"""As Python's repr and JSON write what is no literal."""
-
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _VALUE = r"(?P<value>[+-]?(?:\d{1,40}(?:\.\d{0,40})?(?:e[+-]?\d{1,4})?|nan|inf))(?![\w.]*[A-Za-z_(])"
@@ -132,23 +123,18 @@ STYLES: tuple[tuple[str, str, str], ...] = (
 
 _STYLES = tuple((re.compile(line, re.I), re.compile(pair, re.I)) for _, line, pair in STYLES)
 MAX_LINE_CHARS = 20_000
+# A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't.
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
-"""A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't."""
 
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """Figures of one logged step, by the trainer's names.
-
-    Attributes:
-        not_finite: names of figures that were NaN or infinite.
-    """
+    """Figures of one logged step, by the trainer's names; `not_finite` names those that were NaN or infinite."""
 
     figures: dict[str, float]
     not_finite: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
         found: dict[str, Any] = {}
         summary = {"train_loss"} if "train_runtime" in rest else set()  # the mean over a training, at its end
@@ -184,7 +170,6 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
 
 
 def _by_style(line: str) -> LoggedStep | None:
-    """Return the step of the first style that a line has."""
     for pattern, pair in _STYLES:
         if (head := pattern.search(line)) is not None:
             named = {found["name"].lower() or "training loss": found["value"] for found in pair.finditer(line)}
@@ -246,8 +231,7 @@ def _literal(text: str) -> dict[object, object]:
 
 # --- the file of logged steps, each written once
 
-MAX_BYTES = 64 * 2**20
-"""Holds some hundred thousand steps."""
+MAX_BYTES = 64 * 2**20  # holds some hundred thousand steps
 
 
 class Points:
@@ -285,40 +269,29 @@ class Points:
                 yield LoggedStep({**figures, **point.more}, point.not_finite).digest()
 
     def close(self) -> None:
-        """Close the file; a further step opens it again."""
         with self._lock:
             self._lines.close()
 
 
 # --- the watch. Logs may be cut, replaced or 50 GB long, and are opened anew for each look, because an agent may remove them.
 
-PIECE_BYTES = 1 << 20
-"""Size of one read, and of the longest line."""
-
+PIECE_BYTES = 1 << 20  # size of one read, and of the longest line
 MAX_BEHIND_BYTES = 64 * 2**20
+# If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read.
 RESUME_BEHIND_BYTES = 8 * 2**20
-"""If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
-
 LOOK_S = 2.0
-SLICE_S = 0.02
-"""1 % of a core while logs grow faster than they are read; otherwise much less."""
-
-CLOSE_S = 2.0
-"""Limit for reading the rest after the agent's end."""
-
-MAX_STATE_BYTES = 32 * 2**20
-"""Limit for a trainer_state.json: about thirty thousand logged steps of GRPO."""
-
+SLICE_S = 0.02  # 1 % of a core while logs grow faster than they are read; otherwise much less
+CLOSE_S = 2.0  # limit for reading the rest after the agent's end
+MAX_STATE_BYTES = 32 * 2**20  # limit for a trainer_state.json: about thirty thousand logged steps of GRPO
 MAX_FILES = 10_000
 STATE = "trainer_state.json"
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson", ".ipynb")
 SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent", ".observed"}
+# Folders in which no training writes logs.
 SKIPPED = {".git", "site-packages", "node_modules", "__pycache__", ".venv", "venv", "dist-packages", ".cache"}
-"""Folders in which no training writes logs."""
 
 
 def is_log(parts: Parts) -> bool:
-    """Return whether a file of the workspace may be a training log, by its name and place."""
     name = parts[-1]
     if parts[0] in SKIPPED_AT_TOP or not SKIPPED.isdisjoint(parts):
         return False
@@ -326,14 +299,8 @@ def is_log(parts: Parts) -> bool:
 
 
 class Trainings:
-    """Writes a `TrainingPoint` for each step that a trainer logged.
-
-    Args:
-        sweep: finds the logs in its workspace.
-        points: the file of points.
-        events: file for the report, at the end, of what was not read.
-        slice_s, close_s: limits of a look, and of reading after the agent's end.
-    """
+    """Writes a `TrainingPoint` for each step that a trainer logged; `sweep` finds the logs in its workspace. `slice_s`, `close_s`:
+    limits of a look, and of reading after the agent's end."""
 
     every_s = LOOK_S
 
@@ -365,7 +332,6 @@ class Trainings:
                 self._due[parts] = None
 
     def look(self, now: Moment) -> None:
-        """Read what is new, for `slice_s` at most."""
         self._read_all(now, time.monotonic() + self._slice_s)
 
     def close(self, now: Moment) -> None:
@@ -437,9 +403,7 @@ def _source(parts: Parts) -> str:
 
 # --- times of the agent's output: stamps of its log's size. The agent writes to the log directly, so nothing slows it.
 
-STAMP_S = 0.5
-"""Resolution of the stamps; reports need seconds."""
-
+STAMP_S = 0.5  # resolution of the stamps; reports need seconds
 RESOLUTIONS = ((8 * 2**20, STAMP_S), (12 * 2**20, 2.0), (16 * 2**20, 30.0))
 """(size limit of the stamp file, seconds between stamps below it). Continuous output is stamped for about 24 hours every
 STAMP_S, for 48 more every 2 s, for 700 more every 30 s, and then no more."""
@@ -465,7 +429,6 @@ class OutputStamps:
         self._last = int(fields[0]) if fields and fields[0].isdigit() else 0
 
     def look(self, now: Moment) -> None:
-        """Write a stamp if the log's size has changed."""
         try:
             info = os.stat(self.log, follow_symlinks=False)
         except FileNotFoundError:
@@ -477,7 +440,6 @@ class OutputStamps:
             self._last = info.st_size
 
     def close(self, now: Moment) -> None:
-        """Write the last stamp."""
         try:
             self.look(now)
         finally:

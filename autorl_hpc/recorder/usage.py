@@ -20,11 +20,8 @@ from autorl_hpc.records.recorded import GpuSample, UsageSample
 # One walk serves all. A look takes the same CPU time however large the workspace is; a larger one takes more looks.
 
 SWEEP_S = 1.0
-SLICE_S = 0.005
-"""CPU seconds of one look: half a percent of a core while a walk lasts."""
-
-PAUSE_S = 10.0
-"""From the end of one walk to the start of the next."""
+SLICE_S = 0.005  # CPU seconds of one look: half a percent of a core while a walk lasts
+PAUSE_S = 10.0  # from the end of one walk to the start of the next
 
 
 class Sweep:
@@ -40,7 +37,6 @@ class Sweep:
         self._steps: Iterator[None] | None = None
 
     def look(self, now: Moment) -> None:
-        """Continue the walk for a slice. Raises OSError if the workspace can't be opened."""
         steps, self._steps = self._steps or self._walk(), None  # after an error the next look starts again
         until_s = time.thread_time() + self._slice_s
         self.every_s = PAUSE_S
@@ -48,7 +44,6 @@ class Sweep:
             self._steps, self.every_s = steps, SWEEP_S
 
     def close(self, now: Moment) -> None:
-        """End without a last walk, which could take long."""
         self._steps = None
 
     def show(self, visitor: Visitor, deadline: float) -> None:
@@ -71,15 +66,10 @@ class Sweep:
 # NVML numbers the GPUs that this process may open in PCI order; so does CUDA if all are equal, or with
 # CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-MEASURE_S = 2.5
-"""NVML stores about ten seconds of samples; this gives two measurements per sample of `UsageSampler`."""
-
-LATE_S = 15.0
-"""Older figures are not reported."""
-
+MEASURE_S = 2.5  # NVML stores about ten seconds of samples; this gives two measurements per sample of `UsageSampler`
+LATE_S = 15.0  # older figures are not reported
 MAX_BUSY = 1000
-NO_DRIVER = (9, 12)
-"""Errors of NVML: DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND."""
+NO_DRIVER = (9, 12)  # errors of NVML: DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 
 @dataclass(frozen=True)
@@ -106,7 +96,6 @@ class Gpus:
         self._measured_at = 0.0
 
     def look(self, now: Moment) -> None:
-        """Measure all GPUs. Raises RuntimeError, once, if NVML can't be used."""
         if self._devices is None:
             self._devices = []
             self._devices = self._begin()
@@ -115,7 +104,6 @@ class Gpus:
             self._measured_at = self._clock()
 
     def close(self, now: Moment) -> None:
-        """End the use of NVML."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
 
@@ -247,7 +235,6 @@ class UsageSampler:
         self._lines = LineWriter(path, MAX_BYTES)
 
     def look(self, now: Moment) -> None:
-        """Write one sample."""
         use = self._processes.use
         self._lines.add(
             UsageSample(
@@ -263,7 +250,6 @@ class UsageSampler:
             self.every_s = LATER_LOOK_S
 
     def close(self, now: Moment) -> None:
-        """Write the last sample."""
         try:
             self.look(now)
         finally:

@@ -30,7 +30,6 @@ class Moment:
     attempt: int
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `Seen`."""
         return vars(self)
 
     def within(self, ahead_s: float, looked_s: float) -> float:
@@ -42,8 +41,7 @@ class Watch(Protocol):
     """Something that is looked at every few seconds. Its exceptions are recorded, and it is looked at again later. Each watch
     is created and used in its own thread, so what two of them share must be thread-safe."""
 
-    every_s: float
-    """Seconds between two looks; read after each look, so a watch may change it."""
+    every_s: float  # between two looks; read after each look, so a watch may change it
 
     def look(self, now: Moment) -> None:
         """Look once. It must be fast: the end of the recorder waits for it, three seconds at most."""
@@ -98,13 +96,8 @@ class LineWriter:
 
 
 class GrowingFile:
-    """How far a growing file was read. It holds no data: what is incomplete is read again.
-
-    Attributes:
-        offset: everything before it was read.
-        skipped: number of lines that were longer than a piece.
-        whole: where the line begins in which `offset` is, if it is inside of such a line; else `offset`.
-    """
+    """How far a growing file was read (`offset`). It holds no data: what is incomplete is read again. `skipped` counts lines that
+    were longer than a piece."""
 
     def __init__(self, offset: int = 0) -> None:
         self.offset = self._begin = offset
@@ -121,6 +114,7 @@ class GrowingFile:
 
     @property
     def whole(self) -> int:
+        """Return where the long line begins in which `offset` is; else `offset`."""
         return self._begin if self.in_long_line else self.offset
 
     def piece(self, fd: int, max_bytes: int, *, last: bool = False) -> bytes:
@@ -159,15 +153,11 @@ def open_files(workspace: Path, paths: Iterable[Parts]) -> Iterator[tuple[Parts,
 
 # --- the walk over a workspace, in steps
 
-TICK = 32
-"""Entries between two checks of the clock."""
-
-MAX_WAITING = 200_000
-"""Limit of folders still to be walked, and of files with several names that are counted once."""
-
+TICK = 32  # entries between two checks of the clock
+MAX_WAITING = 200_000  # limit of folders still to be walked, and of files with several names that are counted once
 MAX_DEPTH = 64
+# Why a walk skips something; the size is then unknown.
 CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
-"""Why a walk skips something; the size is then unknown."""
 
 Visitor = Callable[[Parts, os.stat_result], None]
 
@@ -235,32 +225,22 @@ class WorkspaceWalk:
 
 
 class RecorderJob(Strict):
-    """One attempt as its recorder needs it: one JSON line that the supervisor sends when it starts the recorder.
-
-    Attributes:
-        mark: text in the environment of the agent's processes.
-        elapsed_s, told_at_s: budget used at the recorder's start, and the host's monotonic clock at that time.
-        suspension_s: a longer gap between two ticks is a suspension, which doesn't count.
-        trace_format: format of the agent's trace from agent.yaml; None if not given.
-        laid: names at the top of the workspace that the suite creates, not the agent.
-    """
+    """One attempt as its recorder needs it: one JSON line that the supervisor sends when it starts the recorder."""
 
     run_folder: Path
     workspace: Path
     keeper_pid: int
-    mark: str
+    mark: str  # in the environment of the agent's processes
     attempt: int
-    elapsed_s: float
+    elapsed_s: float  # budget used at `told_at_s` of the host's monotonic clock
     told_at_s: float
-    suspension_s: float
-    trace_format: str | None = None
-    laid: frozenset[str] = frozenset()
+    suspension_s: float  # a longer gap between two ticks doesn't count
+    trace_format: str | None = None  # from agent.yaml
+    laid: frozenset[str] = frozenset()  # names at the top of the workspace that the suite creates
 
     @property
     def run(self) -> RunDir:
-        """Return the run's folder."""
         return RunDir(self.run_folder)
 
     def line(self) -> bytes:
-        """Return it as a JSON line."""
         return self.model_dump_json().encode() + b"\n"

@@ -54,7 +54,6 @@ class Block:
             self.end()
 
     def end(self) -> None:
-        """Tell it, and begin the next."""
         self.total += self.count
         here.tell(self.what, **self.facts, **self.sums)
         self.count, self.next_count, self.sums = 0, max(1, self.total), {}
@@ -115,7 +114,6 @@ class ThisProcess:
             os.write(self.file, text.encode() + b"\n")
 
     def once(self, key: Any, most: int = 1) -> bool:
-        """Return whether this was asked fewer than `most` times."""
         self.told[key] = self.told.get(key, 0) + 1
         return self.told[key] <= most
 
@@ -159,12 +157,10 @@ class ThisProcess:
             self.opened.setdefault(os.path.abspath(args[0]), False)
 
     def tell_opened(self) -> None:
-        """Tell the files that were opened before training began."""
         for path in list(self.opened):
             safely(self.tell_rows, path)
 
     def tell_rows(self, path: str, rows: Any = None) -> None:
-        """Tell a file of rows, or a data set by name."""
         path = os.path.abspath(path) if os.path.isfile(path) else path
         if self.opened.get(path):
             return
@@ -200,7 +196,6 @@ class ThisProcess:
             self.tell("memory", gpu_peak_bytes=peak, rss_peak_bytes=used.ru_maxrss * 1024)
 
     def end(self) -> None:
-        """Tell what is left, when the process ends."""
         for each in (self.tell_log, self.end_blocks, self.tell_crash, self.tell_memory):
             safely(each)
 
@@ -369,7 +364,6 @@ def by_sglang(args: Any, kwargs: Any, result: Any) -> Any:
 
 
 def flat(settings: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Return the scalars of nested settings by dotted names."""
     found = {}
     for name, given in (settings if hasattr(settings, "items") else vars(settings)).items():
         value = given.value if isinstance(getattr(given, "value", None), str) else given  # an enumeration

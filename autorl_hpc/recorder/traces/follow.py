@@ -43,14 +43,8 @@ class DocumentState:
 
 
 class Resumed:
-    """What a trace.jsonl says.
-
-    Attributes:
-        offset: of the log, the line at which to begin.
-        written: number of events of that line that are already written.
-        last_s: budget used at the last event.
-        documents: by source.
-    """
+    """What a trace.jsonl says: the line of the log at which to begin (`offset`), how many of its events are `written`, the time
+    of the last event, and documents by source."""
 
     def __init__(self, trace: Path) -> None:
         self.offset = self.written = 0
@@ -78,23 +72,20 @@ class Resumed:
 
 # --- trajectories: JSON documents in the workspace that a program rewrites after each step
 
+# Two hundred steps make about 10 MB; parsing this much takes a second and at worst 600 MB.
 MAX_DOCUMENT_BYTES = 24 * 2**20
-"""Two hundred steps make about 10 MB; parsing this much takes a second and at worst 600 MB."""
-
 MAX_DOCUMENTS = 64
 MAX_DEPTH = 3
 LEFT_OUT = frozenset(
     {"models", "data", "output", "results", "submissions", "environment", "node_modules", "__pycache__"}
 )
 
+# Hidden folders where programs store trajectories by default; in other hidden folders nothing is read.
 _HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",))
-"""Hidden folders where programs store trajectories by default; in other hidden folders nothing is read."""
-
 _NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json")
 
 
 def is_trajectory(parts: Parts) -> bool:
-    """Return whether a file of the workspace may be a trajectory, by its name and place."""
     if not _NAMES.fullmatch(parts[-1]):
         return False
     start = next((len(hidden) for hidden in _HIDDEN if parts[: len(hidden)] == hidden), 0)
@@ -104,31 +95,18 @@ def is_trajectory(parts: Parts) -> bool:
 
 LOG = "agent.log"
 Stamp = tuple[float, str]
-LOOK_S = 0.3
-"""Limit of one look. With the pause after it, this keeps up with plain output of 10 MB/s."""
-
+LOOK_S = 0.3  # limit of one look. With the pause after it, this keeps up with plain output of 10 MB/s.
+# Limit for reading on after the agent's end: 10 GB behind would take a minute, and the end of the run waits.
 CLOSE_S = 20.0
-"""Limit for reading on after the agent's end: 10 GB behind would take a minute, and the end of the run waits."""
-
 SWEEP_S = 1.0
-POSITION_EVERY_BYTES = 128 * 2**20
-"""At most this much is read again if the recorder restarts in output without a trace."""
-
+POSITION_EVERY_BYTES = 128 * 2**20  # at most this much is read again if the recorder restarts in output without a trace
+# Limit of events that are held in memory if they can't be written; a full disk may have room again.
 MAX_WAITING = 50_000
-"""Limit of events that are held in memory if they can't be written; a full disk may have room again."""
 
 
 class Traces:
-    """The watch over traces.
-
-    Args:
-        sweep: finds trajectories in its workspace.
-        only: format from the agent's definition; None tries every format on each line.
-        look_s, close_s: limits of a look, and of reading after the agent's end.
-
-    Raises:
-        ValueError: unknown format.
-    """
+    """The watch over traces. `sweep` finds trajectories in its workspace; `only` is the format from the agent's definition; None
+    tries every format on each line. Raises ValueError for an unknown format."""
 
     every_s = 2.0
 
@@ -160,11 +138,9 @@ class Traces:
             self._documents[parts] = None
 
     def look(self, now: Moment) -> None:
-        """Read what was added, within limits."""
         self._look(now, last=False)
 
     def close(self, now: Moment) -> None:
-        """Read to the end, for `close_s` at most."""
         try:
             deadline = time.monotonic() + self._close_s
             if self.found in self._sweep.visitors:
@@ -261,8 +237,7 @@ class Traces:
             self._keep(now, LOG, self._only or "", self._noted, [fields])
 
 
-MAX_MESSAGE_CHARS = 2**20
-"""A longer message of a trajectory is kept without its content."""
+MAX_MESSAGE_CHARS = 2**20  # A longer message of a trajectory is kept without its content
 
 
 def _kept(now: Moment, source: str, session: str | None, message: object) -> TrajectoryMessage:

@@ -18,9 +18,8 @@ from autorl_hpc.recorder.watch import GrowingFile
 
 # --- formats of lines and documents
 
+# In the order in which they are tried: formats that are recognised only by their own fields come first.
 LINE_FORMATS = (claude_code, opencode, gemini_cli, mini, codex, openhands)
-"""In the order in which they are tried: formats that are recognised only by their own fields come first."""
-
 FORMATS = tuple(each.FORMAT for each in LINE_FORMATS)
 
 
@@ -52,18 +51,13 @@ def read_document(value: Any, only: str | None) -> TraceDocument | None:
 
 # --- JSON in a growing log, among whatever else programs print
 
+# Longest line or object: a tool's result can hold a big output. Parsing this much takes 50 ms and at worst 100 MB.
 PIECE_BYTES = 4 * 2**20
-"""Longest line or object: a tool's result can hold a big output. Parsing this much takes 50 ms and at worst 100 MB."""
-
+# Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too.
 MAX_STARTS = 3
-"""Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
-
-_MARKS = (b'"type"', b'"kind"')
-"""Every line of a trace contains one of these; other lines are not parsed."""
-
+_MARKS = (b'"type"', b'"kind"')  # every line of a trace contains one of these; other lines are not parsed
 _ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
-_BLOCK_END = re.compile(rb"^[{}].*$", re.MULTILINE)
-"""Inside an object printed over many lines, all lines are indented."""
+_BLOCK_END = re.compile(rb"^[{}].*$", re.MULTILINE)  # inside an object printed over many lines, all lines are indented
 
 
 def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterator[tuple[int, Table]]:

@@ -45,17 +45,12 @@ def seconds_of(spans: Iterable[Span]) -> float:
 
 
 FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls", "tool_calls", "tool_failures")
+# The first of these in a total shows whether it continues the total before.
 PRIMARY = ("tokens_in", "tokens_out", "cost_usd")
-"""The first of these in a total shows whether it continues the total before."""
-
+# Formats whose totals are those of one process, even in a resumed session, and that report no calls that would show it.
 BEGIN_ANEW = frozenset({"gemini-cli"})
-"""Formats whose totals are those of one process, even in a resumed session, and that report no calls that would show it."""
-
-ROUNDING = 1e-6
-"""Relative. Costs are sums of fractions, and the agent may have added them in another order."""
-
-DRIVER = frozenset({"usage", "message", "tool_call"})
-"""Kinds of events that only an answer of the driver causes."""
+ROUNDING = 1e-6  # Relative. Costs are sums of fractions, and the agent may have added them in another order.
+DRIVER = frozenset({"usage", "message", "tool_call"})  # kinds of events that only an answer of the driver causes
 
 
 @dataclass(frozen=True)
@@ -146,7 +141,6 @@ class _Session:
             self.close(now)
 
     def close(self, now: float) -> None:
-        """End all open calls."""
         self.tools += [(began, now) for began in self.open.values()]
         self.open.clear()
         self.reached_s = None
@@ -203,7 +197,6 @@ class _Session:
         self.tools.append((min(began, max(0.0, now - (event.duration_s or 0.0))), now))
 
     def spent(self) -> tuple[float, float]:
-        """Return (tokens, dollars) so far."""
         return self.value("tokens_in") + self.value("tokens_out"), self.value("cost_usd")
 
     def value(self, name: str) -> float:
@@ -211,11 +204,8 @@ class _Session:
 
 
 def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
-    """Return the totals of a run's events, given in the order in which they were recorded.
-
-    Args:
-        ended_s: budget used when the agent ended; a call without an answer counts until then.
-    """
+    """Return the totals of a run's events, in the order in which they were recorded. A call without an answer counts until
+    `ended_s`."""
     by_name: dict[tuple[str, str], _Session] = {}
     present: dict[tuple[str, str], str] = {}  # by format and source, the session that began last
     points: list[tuple[float, int, float]] = []

@@ -24,32 +24,17 @@ from autorl_hpc.recorder.watch import GrowingFile
 from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 
 LOG = "agent.log"
-BLOCK_BYTES = 8 * 1024
-"""Plain output is cut into blocks of about this size."""
-
-MAX_BLOCKS = 128
-"""Of plain output between two lines of a trace; half of them at each end."""
-
-HEAD_CHARS, TAIL_CHARS = 48 * 1024, 16 * 1024
-"""Kept of a longer text."""
-
-MASK_AHEAD_CHARS = 4096
-"""Secrets are masked in this much more of a text before it is cut."""
-
-MAX_TURN_CHARS = 2**19
-"""A longer turn goes on in another entry, so that no page of it is large."""
-
-MAX_CHARS = 192 * 2**20
-"""Of a whole trace."""
-
+BLOCK_BYTES = 8 * 1024  # plain output is cut into blocks of about this size
+MAX_BLOCKS = 128  # of plain output between two lines of a trace; half of them at each end
+HEAD_CHARS, TAIL_CHARS = 48 * 1024, 16 * 1024  # kept of a longer text
+MASK_AHEAD_CHARS = 4096  # secrets are masked in this much more of a text before it is cut
+MAX_TURN_CHARS = 2**19  # A longer turn goes on in another entry, so that no page of it is large
+MAX_CHARS = 192 * 2**20  # of a whole trace
+# For finding the lines of a trace in a log: 100 MB take 5 s, and gigabytes of other output could take hours.
 READ_S = 300.0
-"""For finding the lines of a trace in a log: 100 MB take 5 s, and gigabytes of other output could take hours."""
-
+# Formats that mark the beginning of each turn; their tools' results come in the middle of one.
 BY_STEP = frozenset({"opencode"})
-"""Formats that mark the beginning of each turn; their tools' results come in the middle of one."""
-
-BY_PIECE = frozenset({"gemini-cli"})
-"""Formats that print a message in pieces."""
+BY_PIECE = frozenset({"gemini-cli"})  # formats that print a message in pieces
 
 
 @dataclass
@@ -66,7 +51,6 @@ class TracePart:
 
     @property
     def failed(self) -> bool:
-        """Return whether it is an error or a tool that failed."""
         return self.kind == "error" or self.ok is False
 
     @property
@@ -76,30 +60,22 @@ class TracePart:
 
 @dataclass
 class TraceTurn:
-    """One turn, or a block of other output.
+    """One turn, or a block of other output."""
 
-    Attributes:
-        number: counts turns from 1; None for output and for words before the driver's first answer.
-        elapsed_s: budget used at its beginning; None if nothing tells.
-        offset: byte of agent.log at which it begins; None for a trajectory's.
-        is_total: the figures are the session's so far, because the format gives no others.
-    """
-
-    elapsed_s: float | None
-    offset: int | None
+    elapsed_s: float | None  # budget used at its beginning; None if nothing tells
+    offset: int | None  # byte of agent.log at which it begins; None for a trajectory's
     format: str = ""
-    number: int | None = None
+    number: int | None = None  # from 1; None for output and for words before the driver's first answer
     attempt: int = 1
     model: str | None = None
     call_id: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    is_total: bool = False
+    is_total: bool = False  # the figures are the session's so far, because the format gives no others
     parts: list[TracePart] = field(default_factory=list)
     answered: bool = False  # a result or words to the driver came: its next answer begins another turn
 
     @property
     def driven(self) -> bool:
-        """Return whether something of it is the driver's."""
         return bool(self.figures) or any(part.kind in ("assistant", "thought", "tool") for part in self.parts)
 
 
@@ -135,8 +111,6 @@ def read_turns(
 
 
 class _Session:
-    """Makes turns of one session's events; `turns` is the list of all sessions."""
-
     def __init__(self, form: str, turns: list[TraceTurn]) -> None:
         self.form, self.turns = form, turns
         self.turn: TraceTurn | None = None
