@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import queue
 import select
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -73,28 +73,9 @@ class Elapsed:
             self._elapsed_s, self._last = max(self._elapsed_s, elapsed_s), self._now()
 
 
-@dataclass
-class Troubles:
-    """Writes `recorder_trouble` events, one a minute for each watch. Thread-safe enough: one line is one write."""
-
-    events: Path
-    clock: Callable[[], float] = time.monotonic
-    _next_s: dict[str, float] = field(default_factory=dict)
-    _unsaid: dict[str, int] = field(default_factory=dict)
-
-    def say(self, watch: str, message: str) -> None:
-        log.warning("%s: %s", watch, message)
-        now = self.clock()
-        if now < self._next_s.get(watch, 0.0):
-            self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
-            return
-        self._next_s[watch] = now + TROUBLE_EVERY_S
-        said = {"message": printable(message)[:500], "unsaid_before": self._unsaid.pop(watch, 0)}
-        append_event(self.events, "recorder_trouble", watch=watch, **said)
-
-
 class Looker(threading.Thread):
-    """Thread that looks at one watch until `end`, and then closes it. `make` is retried like a look if it fails."""
+    """Thread that looks at one watch until `end`, and then closes it. `make` is retried like a look if it fails. Failures are
+    written as `recorder_trouble` events, one a minute."""
 
     def __init__(
         self,
@@ -102,17 +83,18 @@ class Looker(threading.Thread):
         make: Callable[[], Watch],
         elapsed: Elapsed,
         attempt: int,
-        troubles: Troubles,
+        events: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.watch: Watch | None = None
         self.closed_well = False
-        self._make, self._elapsed, self._attempt, self._troubles = make, elapsed, attempt, troubles
-        self._clock = clock
+        self._make, self._elapsed, self._attempt = make, elapsed, attempt
+        self._events, self._clock = events, clock
         self._wake, self._ending = threading.Event(), threading.Event()
         self._begun_s: float | None = None
-        self._failures = 0
+        self._failures = self._unsaid = 0
+        self._next_said_s = -math.inf
 
     def wake(self) -> None:
         self._wake.set()
@@ -134,12 +116,12 @@ class Looker(threading.Thread):
             self.watch.close(self._moment())
             self.closed_well = True
         except Exception as error:
-            self._trouble(error)
+            self._say(f"{type(error).__name__}: {error}")
 
     def hangs(self, limit_s: float = HANGS_S) -> None:
         begun_s = self._begun_s
         if begun_s is not None and (took_s := self._clock() - begun_s) > limit_s:
-            self._troubles.say(self.name, f"a look has been going on for {took_s:.0f} s")
+            self._say(f"a look has been going on for {took_s:.0f} s")
 
     def look_once(self) -> float:
         """Look once. Return the seconds until the next look."""
@@ -152,14 +134,20 @@ class Looker(threading.Thread):
             return max(self.watch.every_s, min(LONGEST_REST_S, REST_FACTOR * (self._clock() - begun_s)))
         except Exception as error:
             self._failures += 1
-            self._trouble(error)
+            self._say(f"{type(error).__name__}: {error}")
             least_s = 1.0 if self.watch is None else max(1.0, self.watch.every_s)
             return min(SLOWEST_S, least_s * 2.0 ** min(self._failures, 10))
         finally:
             self._begun_s = None
 
-    def _trouble(self, error: Exception) -> None:
-        self._troubles.say(self.name, f"{type(error).__name__}: {error}")
+    def _say(self, message: str) -> None:
+        log.warning("%s: %s", self.name, message)
+        if self._clock() < self._next_said_s:
+            self._unsaid += 1
+            return
+        said = {"message": printable(message)[:500], "unsaid_before": self._unsaid}
+        self._next_said_s, self._unsaid = self._clock() + TROUBLE_EVERY_S, 0
+        append_event(self._events, "recorder_trouble", watch=self.name, **said)
 
     def _moment(self) -> Moment:
         return Moment(round(self._elapsed.tick(), 3), now_text(), self._attempt)
@@ -198,10 +186,10 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
     job = RecorderJob.model_validate_json(next(line for line in lines if line))
-    elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
+    elapsed = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    made = watches(job, asks, os.environ)
-    lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in made.items()}
+    made, events = watches(job, asks, os.environ), job.run.events
+    lookers = {name: Looker(name, make, elapsed, job.attempt, events) for name, make in made.items()}
     for looker in lookers.values():
         looker.start()
     _say({"begun": True})

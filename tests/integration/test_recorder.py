@@ -213,9 +213,20 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         made.end()
 
 
-def test_a_change_is_settled_and_a_full_disk_costs_only_what_it_refuses(bench: Bench) -> None:
+def test_a_change_is_settled_and_a_full_disk_costs_only_what_it_refuses(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a process that knows no secrets and has a lower priority; a watch that fails goes on."""
+    monkeypatch.setenv("SOME_API_KEY", "sk-secret")
+    bench.run.code_git.write_text("a file where the repository belongs")
     bench.recording.start()
     pid = recorder_pid(bench.run)
+    assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 500
+    (trouble, *_) = wait_for(lambda: events(bench.run, "recorder_trouble"), what="the trouble")
+    assert trouble["watch"] == "revisions" and "NotADirectoryError" in trouble["message"]
+    bench.run.code_git.unlink()
     for text in (b"1", b"2"):
         (bench.code / "train.py").write_bytes(text)
         wait_for(functools.partial(bench.holds, text), "the revision")
@@ -224,16 +235,6 @@ def test_a_change_is_settled_and_a_full_disk_costs_only_what_it_refuses(bench: B
     (bench.code / "train.py").write_bytes(b"3")
     assert bench.recording.ask(1)() is None and bench.held() == {"code/train.py": b"2"}
     assert alive(pid) and events(bench.run, "recorder_crashed") == []
-
-
-def test_the_recorder_knows_no_secrets_and_steps_back(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SOME_API_KEY", "sk-secret")
-    bench.recording.start()
-    pid = recorder_pid(bench.run)
-    assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert os.getpriority(os.PRIO_PROCESS, pid) == min(19, own + 5)
-    assert int(Path(f"/proc/{pid}/oom_score_adj").read_text()) == 500
 
 
 def test_a_recorder_that_hangs_slows_down_neither_submissions_nor_the_end(bench: Bench) -> None:
@@ -301,17 +302,6 @@ def test_a_recorder_that_can_t_live_is_started_again_ever_later(
     crashes = wait_for(lambda: events(bench.run, "recorder_crashed")[2:] and events(bench.run, "recorder_crashed"), "3")
     assert [c["again_in_s"] for c in crashes][:3] == [0.05, 0.1, 0.1] and crashes[0][why]
     assert bench.recording.ask(1)() is None
-
-
-def test_a_watch_that_fails_is_told_of_and_goes_on(bench: Bench) -> None:
-    bench.run.code_git.write_text("a file where the repository belongs")
-    bench.recording.start()
-    (trouble, *_) = wait_for(lambda: events(bench.run, "recorder_trouble"), what="the trouble")
-    assert trouble["watch"] == "revisions" and "NotADirectoryError" in trouble["message"]
-    bench.run.code_git.unlink()
-    (bench.code / "a.py").write_text("1")
-    wait_for(lambda: bench.held() == {"code/a.py": b"1"}, "a revision")
-    assert events(bench.run, "recorder_crashed") == []
 
 
 def test_an_end_right_after_the_start_keeps_the_state(bench: Bench) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.trainings import Points, Trainings, is_log, steps_in
+from autorl_hpc.recorder.trainings import Points, Trainings, steps_in
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
@@ -217,8 +217,10 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     (world.workspace / "link.log").symlink_to(tmp_path / "secret.log")
     (world.workspace / "folder").symlink_to(tmp_path)
     os.mkfifo(world.workspace / "fifo.log")
-    for name in ("data/train.log", "models/m/trainer_state.json", "venv/lib/site-packages/x.log"):
+    for name in ("data/train.log", "models/m/trainer_state.json", "venv/lib/site-packages/x.log", "code/train.py"):
         world.put(name, line)
+    for number, name in enumerate(("nohup.out", "logs/metrics.jsonl", "code/train.ipynb"), 2):
+        world.put(name, line.replace(b"1}", b"%d}" % number))
     world.put("deep/trainer_state.json", b"[" * 100_000)
     world.put("broken/trainer_state.json", b'{"log_history": [{"loss": 1, "epoch"')
     world.put("list/trainer_state.json", b'{"log_history": [1, null, {"loss": "x"}, {"loss": 1e999, "epoch": 1}]}')
@@ -228,7 +230,8 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     points = world.close()
     assert time.monotonic() - begun < 60
     told = {(point.source, point.loss) for point in points}
-    assert told == {("noise.log", 0.5), ("list/trainer_state.json", None)}
+    logs = ("noise.log", "nohup.out", "logs/metrics.jsonl", "code/train.ipynb")
+    assert told == {*((name, 0.5) for name in logs), ("list/trainer_state.json", None)}
 
 
 def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
@@ -245,22 +248,3 @@ def test_a_huge_log_is_followed_near_its_end(world: World) -> None:
     assert [point.epoch for point in world.close()] == [2]
     told = json.loads(world.events.read_text())
     assert told["event"] == "recorder_left_out" and told["bytes"] > 49 * 2**30
-
-
-@pytest.mark.parametrize(
-    ("name", "holds"),
-    [
-        ("train.log", True),
-        ("output/a/checkpoint-5/trainer_state.json", True),
-        ("nohup.out", True),
-        ("logs/metrics.jsonl", True),
-        ("code/train.ipynb", True),
-        ("data/train.jsonl", False),
-        ("models/m/x.log", False),
-        ("env/lib/python3/site-packages/a/x.txt", False),
-        ("code/train.py", False),
-        ("output/v1/model.safetensors", False),
-    ],
-)
-def test_logs_are_known_by_name(name: str, holds: bool) -> None:
-    assert is_log(tuple(name.split("/"))) is holds

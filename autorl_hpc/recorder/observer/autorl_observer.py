@@ -19,8 +19,8 @@ Watch = Any  # a generator function that sees a call: it begins with (args, kwar
 MOST_LINES, MOST_KEYS, MOST_CHARS = 4000, 300, 400  # of a process, of a fact, of a text
 LAZY = ("seed", "rows", "loaded", "memory")  # not told of a process that does nothing else, such as a loader of data
 HASHED_BYTES = 32 << 20
-# A block ends with as many events as all before it, or after 5 s and 12 % of the time so far. Norms take 1 % of the time.
-EVERY_S, GROWTH, NORM_PAUSE = 5.0, 0.12, 100
+# A block ends with as many events as all before it, or after 5 s and 12 % of the time so far. Norms take 0.5 % of the time.
+EVERY_S, GROWTH, NORM_PAUSE = 5.0, 0.12, 200
 TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 NOT_DATA = ("config.json", "index.json", "tokenizer", "_tokens", "vocab.json", "template", "_state", "/.", "-packages/")
 WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -59,7 +59,7 @@ class Block:
         self.count, self.next_count, self.sums = 0, max(1, self.total), {}
 
     def measure(self, gradients: list[Any], now: float) -> None:
-        """Keep the norm of a step's gradient. The next one is measured when this has taken 1 % of the time."""
+        """Keep the norm of a step's gradient. The next one is measured when this has taken 0.5 % of the time."""
         torch: Any = sys.modules["torch"]
         whole = all(type(each) is torch.Tensor and not each.is_sparse for each in gradients)
         if gradients and whole and not (gradients[0].is_cuda and torch.cuda.is_current_stream_capturing()):

@@ -208,54 +208,48 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
     fd = open_plain(path)
     if fd is None:
         return
-    log, stamps, end = GrowingFile(), OutputTimes(times), 0
+    stamps, attempt = OutputTimes(times), 1
     elapsed_s: float | None = None
     begun: float | None = None
-    attempt = 1
-    try:
-        for offset, value in objects_in(log, fd, READ_S, last=True):
-            read = read_line(value, None)
-            if read is None:
-                continue
-            for at, text in _plain(fd, end, offset):
-                elapsed_s = _at(stamps, at, elapsed_s)
-                yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
-            end, known = log.offset, told.get(offset)
-            wall = next((event["wall"] for event in read[1] if "wall" in event), None)
-            if known is None and wall is not None:  # without the recorder, as in a run of AutoRL-Bench
+    with os.fdopen(fd, "rb"):
+        for offset, form, events in _items(fd):
+            known = told.get(offset) if form else None
+            wall = next((event["wall"] for event in events if "wall" in event), None)
+            if known is not None:
+                elapsed_s, attempt = known.elapsed_s, known.attempt
+            elif wall is not None:  # without the recorder, as in a run of AutoRL-Bench
                 begun = wall if begun is None else begun
                 elapsed_s = max(0.0, wall - begun)
-            elapsed_s = _at(stamps, offset, elapsed_s if known is None else known.elapsed_s)
-            attempt = attempt if known is None else known.attempt
-            yield elapsed_s, offset, attempt, read[0], read[1]
-        for at, text in _plain(fd, end, os.fstat(fd).st_size):
-            elapsed_s = _at(stamps, at, elapsed_s)
-            yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
-    finally:
-        os.close(fd)
+            stamp = stamps.of(offset)
+            elapsed_s = elapsed_s if stamp is None else stamp[0]
+            yield elapsed_s, offset, attempt, form, events
 
 
-def _at(stamps: OutputTimes, offset: int, else_s: float | None) -> float | None:
-    stamp = stamps.of(offset)
-    return else_s if stamp is None else stamp[0]
+def _items(fd: int) -> Iterator[tuple[int, str, list[Event]]]:
+    log, end = GrowingFile(), 0
+    for offset, value in objects_in(log, fd, READ_S, last=True):
+        if (read := read_line(value, None)) is not None:
+            yield from _plain(fd, end, offset)
+            yield offset, *read
+            end = log.offset
+    yield from _plain(fd, end, os.fstat(fd).st_size)
 
 
-def _plain(fd: int, begin: int, end: int) -> Iterator[tuple[int, str]]:
-    """Yield blocks of plain output with their first bytes, of long output those at both ends."""
+def _plain(fd: int, begin: int, end: int) -> Iterator[tuple[int, str, list[Event]]]:
+    """Yield blocks of plain output, of long output those at both ends."""
     at = begin
     while at < end:
         if at - begin >= MAX_BLOCKS // 2 * BLOCK_BYTES and end - at > MAX_BLOCKS // 2 * BLOCK_BYTES:
             to = end - MAX_BLOCKS // 2 * BLOCK_BYTES
-            yield at, f"(not shown: {to - at} bytes of {LOG} from byte {at} on)"
+            yield at, "", [{"kind": "output", "said": f"(not shown: {to - at} bytes of {LOG} from byte {at} on)"}]
             at = begin = to
         data = os.pread(fd, min(BLOCK_BYTES, end - at), at)
         cut = data.rfind(b"\n") + 1 if at + len(data) < end else 0
         data = data[: cut or None]
         if not data:
             return
-        text = data.decode("utf-8", "replace")
-        if text.strip():
-            yield at, text
+        if data.strip():
+            yield at, "", [{"kind": "output", "said": data.decode("utf-8", "replace")}]
         at += len(data)
 
 
