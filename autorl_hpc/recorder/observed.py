@@ -70,7 +70,7 @@ def read_fact(line: bytes, now: Moment, looked_s: float) -> ObservedFact | None:
 
 
 class Observed:
-    """The watch over the observer's files. `points`: for the steps that programs log to TensorBoard alone."""
+    """The watch over the observer's files. `points`: for steps of transformers' trainers, and those logged to TensorBoard."""
 
     every_s = 2.0
 
@@ -134,10 +134,6 @@ class Observed:
         self._bad += sum(each is None for each in read)
         new = [each for each in read if each is not None and (each.pid, each.at_s, each.what) not in self._before]
         for fact in new:
-            if (
-                fact.what == "log"
-                and fact.facts.get("by") == "tensorboard"
-                and (step := step_of(fact.facts)) is not None
-            ):
+            if fact.what == "log" and fact.facts.get("by") and (step := step_of(fact.facts)) is not None:
                 self._points.add(step, source, Moment(fact.elapsed_s, now.at, now.attempt))
         return new

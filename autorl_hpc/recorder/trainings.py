@@ -1,7 +1,7 @@
 """Follow the training logs of trainers' libraries and of own loops (`STYLES`), and the times of the agent's output.
 
-Read are the agent's output; log files in the workspace, found by name; `trainer_state.json` of checkpoints; and what the
-observer saw logged (`observed.py`). A step found in several of them is written once.
+Read are the agent's output; log files in the workspace, found by name; and what the observer saw logged (`observed.py`). A step
+found in several of them is written once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-import json
 import math
 import os
 import re
@@ -148,7 +147,7 @@ class LoggedStep:
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
     def digest(self) -> bytes:
-        """Return a hash that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
+        """Return a hash that is the same for a step as printed (four digits, an epoch, no step) and as observed."""
         fields = self.fields()
         kept = {name: fields[name] for name in FIELDS if name in fields}
         kept |= fields["more"] | dict.fromkeys(self.not_finite, math.nan)
@@ -282,9 +281,7 @@ RESUME_BEHIND_BYTES = 8 * 2**20
 LOOK_S = 2.0
 SLICE_S = 0.02  # 1 % of a core while logs grow faster than they are read; otherwise much less
 CLOSE_S = 2.0  # limit for reading the rest after the agent's end
-MAX_STATE_BYTES = 32 * 2**20  # limit for a trainer_state.json: about thirty thousand logged steps of GRPO
 MAX_FILES = 10_000
-STATE = "trainer_state.json"
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson", ".ipynb")
 SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent", ".observed"}
 # Folders in which no training writes logs.
@@ -295,7 +292,7 @@ def is_log(parts: Parts) -> bool:
     name = parts[-1]
     if parts[0] in SKIPPED_AT_TOP or not SKIPPED.isdisjoint(parts):
         return False
-    return name == STATE or name.startswith(("nohup", "stdout", "stderr")) or name.endswith(LOG_ENDINGS)
+    return name.startswith(("nohup", "stdout", "stderr")) or name.endswith(LOG_ENDINGS)
 
 
 class Trainings:
@@ -319,7 +316,6 @@ class Trainings:
         self._seen: dict[Parts, tuple[int, ...]] = {}
         self._logs: defaultdict[Parts, GrowingFile] = defaultdict(GrowingFile)
         self._due: dict[Parts, None] = {}
-        self._too_large: set[Parts] = set()
         self._left_out = 0
         sweep.visitors.append(self.found)
 
@@ -339,10 +335,11 @@ class Trainings:
         deadline = time.monotonic() + self._close_s
         try:
             self.sweep.show(self.found, time.monotonic() + self._close_s / 3)
+            self._due |= dict.fromkeys(self._logs)  # a last line without an end was left
             self._read_all(now, deadline, last=True)
         finally:
             self.points.close()
-            left = {"bytes": self._left_out, "states": len(self._too_large), "points": self.points.left_out}
+            left = {"bytes": self._left_out, "points": self.points.left_out}
             if any(left.values()):
                 append_event(self._events, "recorder_left_out", watch="trainings", **left)
 
@@ -352,9 +349,8 @@ class Trainings:
             with os.fdopen(fd, "rb"):
                 self._read_text(fd, self._output, "agent.log", now, deadline, last)
         for parts, file in open_files(self.sweep.workspace, _taken(self._due)) if self._due else ():
-            if parts[-1] == STATE:
-                self._read_state(parts, file.read(MAX_STATE_BYTES + 1), now)
-            elif self._read_text(file.fileno(), self._logs[parts], _source(parts), now, deadline, last):
+            source = cut(printable("/".join(parts)), 300)
+            if self._read_text(file.fileno(), self._logs[parts], source, now, deadline, last):
                 self._due[parts] = None  # it grows; behind the others, because a look may be cut short
             if time.monotonic() >= deadline:
                 return
@@ -375,30 +371,11 @@ class Trainings:
             if log.offset == before or time.monotonic() >= deadline:
                 return log.offset != begin
 
-    def _read_state(self, parts: Parts, data: bytes, now: Moment) -> None:
-        if len(data) > MAX_STATE_BYTES:
-            self._too_large.add(parts)
-            return
-        try:
-            state = json.loads(data)
-        except (ValueError, RecursionError):
-            self._seen.pop(parts, None)  # probably half-written: read again on the next walk
-            return
-        history = state.get("log_history") if isinstance(state, dict) else None
-        for entry in history if isinstance(history, list) else []:
-            step = step_of(entry) if isinstance(entry, dict) else None
-            if step is not None:
-                self.points.add(step, _source(parts), now)
-
 
 def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
     for parts in list(waiting):
         del waiting[parts]
         yield parts
-
-
-def _source(parts: Parts) -> str:
-    return cut(printable("/".join(parts)), 300)
 
 
 # --- times of the agent's output: stamps of its log's size. The agent writes to the log directly, so nothing slows it.

@@ -82,7 +82,7 @@ def test_facts_are_bounded_escaped_and_masked(workspace: Workspace) -> None:
     assert len(fact.facts["many"]) == MAX_KEYS and fact.facts["nan"] is None  # type: ignore[arg-type]
 
 
-def test_what_is_logged_to_tensorboard_alone_is_a_training_step(workspace: Workspace) -> None:
+def test_what_is_logged_by_a_trainer_or_to_tensorboard_is_a_training_step(workspace: Workspace) -> None:
     """Once, and none that another log tells too."""
     told = [
         {"train/loss": 0.5, "train/lr": 1e-5, "step": 7, "by": "tensorboard"},

@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import TypeAdapter
 
 from autorl_hpc.files.layout import share
-from autorl_hpc.recorder.trainings import steps_in
-from autorl_hpc.records.recorded import ObservedFact
+from autorl_hpc.recorder.trainings import step_of, steps_in
 from autorl_hpc.supervise.workspace import OBSERVER
 
-RECORDED_FILES = sorted((Path(__file__).parent / "recorded_observed").glob("*.jsonl"))
 TINY = share("templates") / "models" / "tiny"
 
 STAND_IN = {
@@ -234,8 +231,10 @@ def test_an_own_loop(programs: Programs) -> None:
 def test_trainers_of_trl(programs: Programs) -> None:
     programs.lay(ROWS)
     said = programs.run(TRAINERS, HF_HOME=str(programs.folder / "hf"))
-    printed = [step.fields()["trainer"] for step in steps_in(said) if "loss" in step.figures]
-    assert printed == 3 * ["SFTTrainer"] + 3 * ["GRPOTrainer"], "their logs are read too"
+    printed = [step for step in steps_in(said) if "loss" in step.figures]
+    assert [step.fields()["trainer"] for step in printed] == 3 * ["SFTTrainer"] + 3 * ["GRPOTrainer"]
+    observed = [step for facts in programs.facts("log") if "loss" in facts and (step := step_of(facts)) is not None]
+    assert [step.digest() for step in observed] == [step.digest() for step in printed], "they are written once"
     told = [(each["name"].rpartition(".")[2], each["phase"], each["rows"]) for each in programs.facts("trainer")]
     assert told == [(name, phase, 8) for name in ("SFTTrainer", "GRPOTrainer") for phase in ("began", "ended")]
     sft, ended, grpo, _ = programs.facts("trainer")
@@ -351,9 +350,3 @@ def test_the_names_that_are_hooked_are_in_the_library(library: str, tmp_path: Pa
         if name not in names_in(text):
             missing.append(each)
     assert missing == []
-
-
-@pytest.mark.parametrize("path", RECORDED_FILES, ids=lambda path: path.stem)
-def test_what_was_recorded_of_real_trainings_is_still_read(path: Path) -> None:
-    facts = [TypeAdapter(ObservedFact).validate_json(line) for line in path.read_text().splitlines()]
-    assert {"start", "steps", "saved"} <= {each.what for each in facts}

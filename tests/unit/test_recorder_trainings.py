@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.recorder.trainings import Points, Trainings, steps_in
+from autorl_hpc.recorder.trainings import Points, Trainings, step_of, steps_in
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import TrainingPoint
@@ -132,22 +132,15 @@ def test_the_figures_are_those_that_were_printed_and_a_collapse_is_told_by_name(
     assert nan.loss is None and set(nan.not_finite) == {"loss", "grad_norm"}
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINERS if "tqdm" not in name])
-def test_a_checkpoint_tells_the_same_steps_exactly_and_by_number(name: str, world: World) -> None:
-    state = world.put("output/run/checkpoint-3/trainer_state.json", (LOGS / f"{name}.trainer_state.json").read_bytes())
-    points = [point for point in world.close() if point.loss is not None]
-    history = [entry for entry in json.loads(state.read_bytes())["log_history"] if "loss" in entry]
-    assert [(p.step, p.loss, p.epoch) for p in points] == [(e["step"], e["loss"], e["epoch"]) for e in history]
-    assert {point.source for point in points} == {"output/run/checkpoint-3/trainer_state.json"}
-
-
 def test_a_step_that_many_tell_is_written_once(world: World) -> None:
     shutil.copy(LOGS / "sft.log", world.log)
     world.put("train.log", (LOGS / "sft.log").read_bytes())
     world.look()
-    for number in (2, 3):
-        world.put(f"out/checkpoint-{number}/trainer_state.json", (LOGS / "sft.trainer_state.json").read_bytes())
-    world.look()
+    history = json.loads((LOGS / "sft.trainer_state.json").read_bytes())["log_history"]
+    for entry in history:  # what transformers' trainer logged, as the observer sees it: exact, and by number
+        step = step_of(entry)
+        assert step is not None
+        world.watch.points.add(step, ".observed/1-1.jsonl", NOW)
     points = world.close()
     assert len([point for point in points if point.loss is not None]) == 3
     evaluations = {(point.epoch, round(point.more["eval_loss"])) for point in points if "eval_loss" in point.more}
@@ -217,13 +210,12 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     (world.workspace / "link.log").symlink_to(tmp_path / "secret.log")
     (world.workspace / "folder").symlink_to(tmp_path)
     os.mkfifo(world.workspace / "fifo.log")
-    for name in ("data/train.log", "models/m/trainer_state.json", "venv/lib/site-packages/x.log", "code/train.py"):
+    for name in ("data/train.log", "models/m/x.log", "venv/lib/site-packages/x.log", "code/train.py"):
         world.put(name, line)
     for number, name in enumerate(("nohup.out", "logs/metrics.jsonl", "code/train.ipynb"), 2):
         world.put(name, line.replace(b"1}", b"%d}" % number))
-    world.put("deep/trainer_state.json", b"[" * 100_000)
-    world.put("broken/trainer_state.json", b'{"log_history": [{"loss": 1, "epoch"')
-    world.put("list/trainer_state.json", b'{"log_history": [1, null, {"loss": "x"}, {"loss": 1e999, "epoch": 1}]}')
+    world.put("deep/train.log", b"[" * 100_000)
+    world.put("list/train.log", b'[1, null, {"loss": "x"}, {"loss": 1e999, "epoch": 1}]')
     world.put("noise.log", os.urandom(200_000) + b"\n" + line)
     begun = time.monotonic()
     world.look()
@@ -231,7 +223,7 @@ def test_hostile_files_hold_nobody(world: World, tmp_path: Path) -> None:
     assert time.monotonic() - begun < 60
     told = {(point.source, point.loss) for point in points}
     logs = ("noise.log", "nohup.out", "logs/metrics.jsonl", "code/train.ipynb")
-    assert told == {*((name, 0.5) for name in logs), ("list/trainer_state.json", None)}
+    assert told == {*((name, 0.5) for name in logs), ("list/train.log", None)}
 
 
 def test_a_huge_log_is_followed_near_its_end(world: World) -> None:

@@ -433,21 +433,21 @@ def logs(figures_at: int, step_at: int) -> Watch:
 
     def watch(args: Any, kwargs: Any) -> Any:
         found = argument(args, kwargs, figures_at, "logs", "data", "payload", "values", "logs_dict", "tag")
-        by = "tensorboard" if isinstance(found, str) else None  # it logs each figure of a step by itself
-        found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if by else found
+        single, counted = isinstance(found, str), reach(args[0], "state.global_step")
+        found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if single else found
         yield
-        step = argument(args, kwargs, step_at, "step", "global_step")
-        step, now = step if isinstance(step, int) else reach(args[0], "state.global_step"), time.time()
-        found = {**found, "step": step, "by": by}
-        if by and here.last_log and here.last_log["step"] == step:
+        step, now = argument(args, kwargs, step_at, "step", "global_step"), time.time()
+        by = "tensorboard" if single else None if counted is None else "transformers"
+        found = {**found, "step": step if isinstance(step, int) else counted, "by": by}
+        if single and here.last_log and here.last_log["step"] == step:  # each figure of a step comes by itself
             here.last_log.update(found)
             return
-        if not by:
+        if not single:
             here.last_log = found
         if here.once("log", 20) or now >= here.next_log_s:
             here.next_log_s = now + max(1.0, 0.02 * (now - here.began_s))
             here.tell_log()
-        if by:
+        if single:
             here.last_log = found
 
     return outermost(watch)
