@@ -1,12 +1,12 @@
-"""Record every state of an agent's code as commits of code.git.
+"""Record every state of an agent's code as commits of code.git: once a second, and when a submission asks for its state.
 
-`CodeWalk` finds the files, `CodeFiles` decides what is stored of each, `Repository` writes and reads git objects without
-git, and the watch `Revisions` commits. It looks once a second, and at once when a submission asks for its state.
+`CodeWalk` finds the files, `CodeFiles` decides what is stored of each, `Repository` writes and reads git objects, `Revisions` commits.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import queue
@@ -36,28 +36,21 @@ class CodeLimits(NamedTuple):
     """Limits of what is recorded; beyond them files are counted as left out.
 
     Attributes:
-        files: per revision; each version of each file is a file on a shared disk.
-        others: files that don't look like source, so that data files don't displace code.
-        listed: names read in one walk: a million files in one folder must not cost a second.
-        aside_folders, aside_files: of folders excluded by name: folders that are read, and sources that are stored of each.
-        texts_bytes: all texts of one revision.
-        repository_bytes, reserved_bytes: size of code.git, and what of it is reserved for submissions.
-        commits: further ones come once per COMMIT_EVERY_S.
         sure_s: a file that was read sooner after a change is read once more: file times have steps of up to 2 s (FAT; NFS 3
             and Lustre 1 s), and a file server's clock differs from ours.
     """
 
-    files: int = 4000
-    others: int = 500
+    files: int = 4000  # per revision; each version of each file is a file on a shared disk
+    others: int = 500  # files that don't look like source, so that data files don't displace code
     folders: int = 1000
     depth: int = 20
-    listed: int = 20_000
-    aside_folders: int = 50
-    aside_files: int = 100
+    listed: int = 20_000  # names read in one walk
+    aside_folders: int = 50  # read of those excluded by name
+    aside_files: int = 100  # sources stored of each of these
     texts_bytes: int = 32 << 20
     repository_bytes: int = 512 << 20
-    reserved_bytes: int = 64 << 20
-    commits: int = 300
+    reserved_bytes: int = 64 << 20  # of it, for submissions
+    commits: int = 300  # further ones come once per COMMIT_EVERY_S
     sure_s: float = 2.5
 
 
@@ -66,26 +59,21 @@ SOURCE_SUFFIXES = (
     *(".cfg", ".ini", ".conf", ".jinja", ".jinja2", ".j2", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".rs"),
     *(".go", ".js", ".mjs", ".ts", ".jl", ".r", ".lua", ".pl", ".rb", ".java", ".sql", ".patch", ".diff", ".sbatch"),
 )
-SOURCE_NAMES = frozenset(("makefile", "dockerfile", "justfile", "readme", "license"))
-LEFT_OUT_FOLDERS = frozenset(
-    (
-        *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
-        *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
-    )
-)
+SOURCE_NAMES = {"makefile", "dockerfile", "justfile", "readme", "license"}
+LEFT_OUT_FOLDERS = {
+    *("__pycache__", "node_modules", "site-packages", ".hg", ".svn", ".venv", "venv", ".conda", ".tox", ".nox"),
+    *(".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".ipynb_checkpoints", ".eggs"),
+}
 """Created by programs, usually. Only sources directly in these folders are stored."""
 
 KEYS_FILE = ".env"
 COMPILED = (".pyc", ".pyo")
+# Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c).
 GITS_OWN = (".git", "git~", "gitmod~", "gitatt~", "gi7eba~", "gi7d29~")
-"""Prefixes that git reserves on some file systems: no tree may contain them (git, path.c and utf8.c)."""
-
 IGNORED_BY_HFS = dict.fromkeys((*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF), None)
 
 
 class Met(NamedTuple):
-    """A file or link whose folder is open."""
-
     path: bytes
     folder_fd: int
     name: str
@@ -93,12 +81,8 @@ class Met(NamedTuple):
 
 
 class CodeWalk:
-    """One walk over the code of a workspace.
-
-    Attributes:
-        left_out, by_name: number of files beyond the limits, and of files and folders excluded by name.
-        reasons: what makes the state inexact, and how often.
-    """
+    """One walk over the code of a workspace. It counts files beyond the limits (`left_out`), files and folders excluded by name,
+    and what makes the state inexact (`reasons`)."""
 
     def __init__(self, workspace: Path, laid: frozenset[str], limits: CodeLimits) -> None:
         self.left_out = self.by_name = 0
@@ -115,11 +99,10 @@ class CodeWalk:
         try:
             self._device = os.fstat(root).st_dev
             code = self._code(root)
-            if code is None:
-                if (met := self._file(root, b"", CODE)) is not None:
-                    yield met
-            else:
+            if code is not None:
                 self._waiting.append(code)
+            elif (met := self._file(root, b"", CODE)) is not None:
+                yield met
             for name in filter(is_source, self._list(root)[1]):
                 met = None if name in self._laid or name.startswith(".") else self._file(root, b"", name)
                 if met is not None and stat.S_ISREG(met.status.st_mode):
@@ -202,20 +185,16 @@ class CodeWalk:
         return Met(prefix + os.fsencode(name), fd, name, status) if is_kept and status.st_dev == self._device else None
 
     def _list(self, fd: int) -> tuple[list[str], list[str]]:
-        found: dict[str, bool] = {}
+        left = self._limits.listed - self._listed
         with os.scandir(fd) as entries:
-            for entry in entries:
-                if self._listed >= self._limits.listed:
-                    self.reasons["folders with too many files to list"] += 1
-                    break
-                self._listed += 1
-                found[entry.name] = entry.is_dir(follow_symlinks=False)
+            found = {each.name: each.is_dir(follow_symlinks=False) for each in itertools.islice(entries, left)}
+            self.reasons["folders with too many files to list"] += next(entries, None) is not None
+        self._listed += len(found)
         ordered = sorted(found, key=lambda name: (not is_source(name), name))
         return [name for name in ordered if found[name]], [name for name in ordered if not found[name]]
 
 
 def is_source(name: str) -> bool:
-    """Return whether a file name is that of source code, settings or text."""
     lower = name.lower()
     return lower.endswith(SOURCE_SUFFIXES) or lower in SOURCE_NAMES
 
@@ -230,9 +209,7 @@ def _is_gits(name: str) -> bool:
 # Git, chapter 10.2.
 
 Kind = Literal["blob", "tree", "commit"]
-FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000
-"""Modes of a tree's entries."""
-
+FILE, PROGRAM, LINK, FOLDER = 0o100644, 0o100755, 0o120000, 0o40000  # modes of a tree's entries
 BY_HASH = b"by-hash/"
 """Folder for large and binary files: a small JSON file with size and hash, under the same path. No file of an agent can be in
 it."""
@@ -245,14 +222,10 @@ CONFIG = (
     b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
     b"[gc]\n\tauto = 0\n"  # packed objects can't be read here
 )
-MAX_OBJECT_BYTES = 32 << 20
-"""Limit for an unpacked object; objects written here are far smaller."""
-
+MAX_OBJECT_BYTES = 32 << 20  # limit for an unpacked object; objects written here are far smaller
 MAX_TREE_DEPTH = 64
 MAX_TREE_FILES = 50_000
-BLOCK_BYTES = 4096
-"""Disk space of the smallest file."""
-
+BLOCK_BYTES = 4096  # disk space of the smallest file
 _ID = re.compile(r"[0-9a-f]{40}")
 _HEADS = "refs/heads/"
 _REF_PREFIX = f"ref: {_HEADS}"
@@ -265,7 +238,6 @@ class GitDamage(Exception):
 
 
 def object_id(kind: Kind, data: bytes) -> str:
-    """Return the id of an object: its SHA-1."""
     return hashlib.sha1(_headed(kind, data), usedforsecurity=False).hexdigest()
 
 
@@ -274,15 +246,14 @@ def _headed(kind: Kind, data: bytes) -> bytes:
 
 
 class Repository:
-    """A bare repository. Not thread-safe."""
+    """A bare repository. Not thread-safe. Writing raises OSError."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.size_bytes = 0
+        self.path, self.size_bytes = path, 0
 
     @classmethod
     def create(cls, path: Path) -> Repository:
-        """Create the repository, or complete an unfinished one; sets `size_bytes` to the size of its objects. Raises OSError."""
+        """Create the repository, or complete an unfinished one; sets `size_bytes` to the size of its objects."""
         for folder in ("objects", _HEADS):
             (path / folder).mkdir(parents=True, exist_ok=True)
         repository = cls(path)
@@ -293,11 +264,10 @@ class Repository:
         return repository
 
     def write(self, kind: Kind, data: bytes) -> str:
-        """Write an object unless it exists. Return its id. Raises OSError."""
+        """Write an object unless it exists. Return its id."""
         name = object_id(kind, data)
         final = self._place(name)
-        # A lost node may leave names without content.
-        if not final.is_file() or final.stat().st_size == 0:
+        if not final.is_file() or final.stat().st_size == 0:  # a lost node may leave names without content
             packed = zlib.compress(_headed(kind, data), 1)  # three times as fast as the default, and code is small
             final.parent.mkdir(exist_ok=True)
             self._replace(final, packed, 0o444)
@@ -305,32 +275,27 @@ class Repository:
         return name
 
     def write_files(self, files: Files) -> str:
-        """Write the trees of these files. Return the id of the root tree. Raises OSError."""
-        entries: Files = {}
+        """Write the trees of these files. Return the id of the root tree."""
+        entries = {path: entry for path, entry in files.items() if b"/" not in path}
         folders: defaultdict[bytes, Files] = defaultdict(dict)
-        for path, entry in files.items():
-            name, slash, rest = path.partition(b"/")
-            if slash:
-                folders[name][rest] = entry
-            else:
-                entries[name] = entry
+        for path in files.keys() - entries.keys():
+            name, _, rest = path.partition(b"/")
+            folders[name][rest] = files[path]
         entries.update({name: (FOLDER, self.write_files(below)) for name, below in folders.items()})
         # git sorts folders as if their names ended in a slash
         ordered = sorted(entries.items(), key=lambda item: item[0] + (b"/" if item[1][0] == FOLDER else b""))
         return self.write("tree", b"".join(b"%o %s\0" % (mode, n) + bytes.fromhex(e) for n, (mode, e) in ordered))
 
     def commit(self, tree: str, parent: str | None, message: str, at_s: int) -> str:
-        """Write a commit with times in UTC. Return its id. Raises OSError."""
+        """Write a commit with times in UTC. Return its id."""
         stamp = f"{AUTHOR} {max(0, at_s)} +0000"
         lines = [f"tree {tree}", *([f"parent {parent}"] if parent else []), f"author {stamp}", f"committer {stamp}"]
         return self.write("commit", ("\n".join(lines) + f"\n\n{message}\n").encode())
 
     def set_ref(self, name: str, revision: str) -> None:
-        """Point `refs/heads/<name>` to a commit. Raises OSError."""
         self._replace(self.path / _HEADS / name, revision.encode() + b"\n")
 
     def set_head(self, name: str) -> None:
-        """Point HEAD to `refs/heads/<name>`, where `git log` begins. Raises OSError."""
         self._replace(self.path / "HEAD", f"{_REF_PREFIX}{name}\n".encode())
 
     def _place(self, name: str) -> Path:
@@ -353,12 +318,11 @@ class Repository:
         return text.removeprefix(_REF_PREFIX) if text.startswith(_REF_PREFIX) else ""
 
     def ref(self, name: str) -> str | None:
-        """Return the commit that `refs/heads/<name>` points to; None if there is no such ref or it is damaged."""
+        """Return a branch's commit; None if there is none or it is damaged."""
         text = self._text(_HEADS + Path(name).name)
         return text if _ID.fullmatch(text) else None
 
     def head(self) -> str | None:
-        """Return the newest commit; None if there is none."""
         return self.ref(self.head_name())
 
     def _text(self, name: str) -> str:
@@ -368,11 +332,7 @@ class Repository:
             return ""
 
     def read(self, name: str, kind: Kind, max_bytes: int = MAX_OBJECT_BYTES) -> bytes:
-        """Return the content of an object.
-
-        Raises:
-            GitDamage: it is missing, of another kind, larger than `max_bytes`, or doesn't match its id.
-        """
+        """Return the content of an object. Raises GitDamage: it is missing, of another kind, too large, or doesn't match its id."""
         if not _ID.fullmatch(name):
             raise GitDamage(f"{name[:60]!r} is not an object's name")
         unpacker = zlib.decompressobj()
@@ -410,11 +370,11 @@ class Repository:
 def _read_small(path: Path, max_bytes: int = 4096) -> bytes:
     """Return a regular file's bytes; refuses a FIFO or link, which the agent could have put there."""
     try:
-        fd = open_plain(path)
+        fd, why = open_plain(path), "it is missing, or no file"
     except OSError as error:
-        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: {error.strerror}") from None
+        fd, why = None, str(error.strerror)
     if fd is None:
-        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: it is missing, or no file")
+        raise GitDamage(f"{path.parent.name}/{path.name} can't be read: {why}")
     with os.fdopen(fd, "rb") as file:
         return file.read(max_bytes)
 
@@ -425,12 +385,8 @@ def _on_disk(size: int) -> int:
 
 # --- what is stored of one file, and when it is read again: when its size, times or inode change
 
-MAX_TEXT_BYTES = 1 << 20
-"""Of larger files only the hash is stored."""
-
-BINARY_LOOK_BYTES = 8000
-"""A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)."""
-
+MAX_TEXT_BYTES = 1 << 20  # of larger files only the hash is stored
+BINARY_LOOK_BYTES = 8000  # A zero byte in the first 8,000 makes a file binary, as in git (xdiff-interface.c)
 MAX_HASHED_BYTES = 32 << 20
 """Of large files this much is hashed in one look, about 0.05 s. Of a larger file only size and time are stored: checkpoints get
 their own hash when they are submitted."""
@@ -450,20 +406,14 @@ def _identity(status: os.stat_result) -> Identity:
 
 @dataclass(frozen=True)
 class Pointer:
-    """What is stored of a file without its content.
+    """What is stored of a file without its content."""
 
-    Attributes:
-        why: `large` or `binary`.
-        sha256: None if not computed; `note` says why.
-    """
-
-    why: str
+    why: str  # `large` or `binary`
     size_bytes: int | None = None
     sha256: str | None = None
-    note: str | None = None
+    note: str | None = None  # why there is no hash
 
     def data(self, mtime_ns: int | None = None) -> bytes:
-        """Return the JSON text that code.git holds instead of the file."""
         value = {"mtime_ns": mtime_ns, "note": self.note, "sha256": self.sha256, "size_bytes": self.size_bytes}
         kept = {name: each for name, each in value.items() if each is not None}
         return json.dumps({**kept, "why": self.why}, sort_keys=True).encode() + b"\n"
@@ -471,8 +421,7 @@ class Pointer:
 
 @dataclass(slots=True)
 class _Known:
-    """What earlier looks learned about a file: since when it has been the same, and whether that is sure. Times are by our
-    monotonic clock."""
+    """What earlier looks learned about a file: since when it has been the same, and whether that is sure."""
 
     identity: Identity
     seen_s: float
@@ -487,17 +436,12 @@ class _Known:
 
 @dataclass
 class CodeFiles:
-    """Collects the files of one look after another.
-
-    Attributes:
-        files: files of the current look, as a commit will hold them.
-        fresh: content that is not in code.git yet, by object id.
-    """
+    """Collects the files of one look after another."""
 
     limits: CodeLimits
     now: Callable[[], float]
-    files: Files = field(default_factory=dict)
-    fresh: dict[str, bytes] = field(default_factory=dict)
+    files: Files = field(default_factory=dict)  # of the current look, as a commit will hold them
+    fresh: dict[str, bytes] = field(default_factory=dict)  # content that is not in code.git yet
     by_hash: int = 0
     _known: dict[bytes, _Known] = field(default_factory=dict)
     _hash_left: int = 0
@@ -513,17 +457,15 @@ class CodeFiles:
             except OSError as error:
                 walk.reasons["files that could not be read"] += not isinstance(error, FileNotFoundError)
                 continue
-            if known is None:
-                continue
-            if texts_bytes + known.text_bytes > self.limits.texts_bytes:
+            if known is not None and texts_bytes + known.text_bytes > self.limits.texts_bytes:
                 walk.left_out += 1
-                continue
-            self._known[met.path] = known
-            texts_bytes += known.text_bytes
-            self.by_hash += known.pointer is not None
-            if known.pointer is not None and known.pointer.note is not None:
-                walk.reasons[f"files by size alone, {known.pointer.note}"] += 1
-            self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
+            elif known is not None:
+                self._known[met.path] = known
+                texts_bytes += known.text_bytes
+                self.by_hash += known.pointer is not None
+                if known.pointer is not None and known.pointer.note is not None:
+                    walk.reasons[f"files by size alone, {known.pointer.note}"] += 1
+                self.files[met.path if known.pointer is None else BY_HASH + met.path] = (known.mode, known.entry)
 
     def _look_at(self, met: Met, known: _Known | None, walk: CodeWalk, exact: bool) -> _Known | None:
         identity, now = _identity(met.status), self.now()
@@ -564,7 +506,6 @@ class CodeFiles:
         return known
 
     def _read_large(self, fd: int, known: _Known, status: os.stat_result) -> bool:
-        """Hash a file as far as this look may. Return whether nothing else will become known of it."""
         size, data = status.st_size, b""
         if size <= self._hash_left:
             self._hash_left -= size
@@ -588,9 +529,7 @@ class CodeFiles:
 # --- the watch
 
 LOOK_S = 1.0
-LATE_S = 5.0
-"""After this long without a look, the commit reports that states may have been missed."""
-
+LATE_S = 5.0  # after this long without a look, the commit reports that states may have been missed
 COMMIT_EVERY_S = 20.0
 PREFIX = "attempt-"
 
@@ -608,11 +547,7 @@ class RepositoryFull(Exception):
 
 
 class Revisions:
-    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict.
-
-    Args:
-        clock: monotonic.
-    """
+    """The watch over the code. Each attempt has its own ref, which continues the one before, so two at once don't conflict."""
 
     every_s = LOOK_S
 
@@ -627,11 +562,9 @@ class Revisions:
         self._lines = LineWriter(job.run.recorded("revisions"))
         self._repository = Repository.create(job.run.code_git)
         self._files = CodeFiles(self._limits, clock)
-        self._commits = 0
+        self._commits, self._full, self._branch = 0, False, f"{PREFIX}{job.attempt}"
         self._looked_s = self._committed_s = clock()
         self._damage: str | None = None
-        self._full = False
-        self._branch = f"{PREFIX}{job.attempt}"
         self.head: str | None = None
         self._committed: Files | None = None
         revision = self._repository.ref(self._branch) or self._repository.head()
@@ -642,7 +575,6 @@ class Revisions:
             self._damage = f"what was kept before can't be read: {error}"
 
     def look(self, now: Moment) -> None:
-        """Look once. Raises errors of the file system; the next look starts again."""
         asks, revision = list[Ask](), None
         while not self._asks.empty():
             asks.append(self._asks.get())
@@ -688,14 +620,9 @@ class Revisions:
         before = self._committed or {}
         self._lines.add(
             CodeRevision(
-                **now.fields(),
-                revision=revision,
-                parent=parent,
-                submission_id=submission_id,
-                files=len(files),
+                **{**now.fields(), "revision": revision, "parent": parent, "submission_id": submission_id},
+                **{"files": len(files), "by_hash": self._files.by_hash, "left_out": walk.left_out},
                 changed=sum(before.get(path) != files.get(path) for path in before.keys() | files.keys()),
-                by_hash=self._files.by_hash,
-                left_out=walk.left_out,
                 by_name=walk.by_name,
                 reason=self._reason(walk),
             )

@@ -23,12 +23,10 @@ from autorl_hpc.records.recorded import ProcessSeen
 
 # --- exit status of a process that is not our child, from a pidfd (Linux 6.15 and later)
 
-PIDFD_GET_INFO = 0xC040FF0B
-"""_IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version; include/uapi/linux/pidfd.h."""
-
-PIDFD_INFO_EXIT = 1 << 3
+# _IOWR(0xFF, 11, struct pidfd_info) with the 64 bytes of its first version; include/uapi/linux/pidfd.h
+PIDFD_GET_INFO, PIDFD_INFO_EXIT = 0xC040FF0B, 1 << 3
+# mask, cgroup, eleven ids (pid, tgid, ppid; real, effective, saved and file system user and group), wait status.
 _INFO = struct.Struct("=QQ11Ii")
-"""mask, cgroup, eleven ids (pid, tgid, ppid; real, effective, saved and file system user and group), wait status."""
 
 
 def exit_status(pidfd: int) -> int | None:
@@ -38,8 +36,8 @@ def exit_status(pidfd: int) -> int | None:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
     except OSError:
         return None
-    fields = _INFO.unpack(buffer)
-    return fields[-1] if fields[0] & PIDFD_INFO_EXIT else None
+    mask, *_, status = _INFO.unpack(buffer)
+    return status if mask & PIDFD_INFO_EXIT else None
 
 
 def exit_code(status: int | None) -> int | None:
@@ -59,34 +57,23 @@ MAX_ENVIRONMENT_BYTES = 1 << 20
 
 @dataclass
 class Process:
-    """One process of the agent. CPU is in clock ticks.
-
-    Attributes:
-        began_ticks: start time since boot; pid and start time identify a process.
-        children: CPU of the descendants that it has waited for.
-        status: wait status, once known.
-        name: the program's name, up to 15 bytes (comm).
-        ended: its last thread has ended; a zombie has ended.
-        began_s: budget used at its start, as it was written; None if it was not written.
-        end_told: its end was already reported.
-    """
+    """One process of the agent. CPU is in clock ticks."""
 
     pid: int
     parent: int = 0
-    began_ticks: int = 0
+    began_ticks: int = 0  # since boot; pid and start time identify a process
     own: int = 0
-    children: int = 0
-    name: bytes = b""
+    children: int = 0  # of the descendants that it has waited for
+    name: bytes = b""  # up to 15 bytes (comm)
     argv: bytes = b""
     pidfd: int | None = None
     status: int | None = None
-    ended: bool = False
-    began_s: float | None = None
+    ended: bool = False  # its last thread has ended; a zombie has ended
+    began_s: float | None = None  # budget used at its start; None if it was not written
     end_told: bool = False
 
     @property
     def age_s(self) -> float:
-        """Return the seconds since its start."""
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - self.began_ticks / TICKS)
 
     def read(self) -> bool:
@@ -118,8 +105,8 @@ def _read(pid: int, name: str, most: int) -> bytes:
 
 
 def may_know(pid: int) -> bool:
-    """Return whether the kernel shows us a process's exit code. It shows 0 to processes that may not trace it
-    (fs/proc/array.c), and these can't read this link either. A program can forbid tracing (prctl PR_SET_DUMPABLE)."""
+    """Return whether the kernel shows us a process's exit code: it shows 0 to processes that may not trace it (fs/proc/array.c;
+    prctl PR_SET_DUMPABLE), and these can't read this link either."""
     try:
         os.readlink(f"/proc/{pid}/ns/user")
     except OSError:
@@ -131,40 +118,27 @@ def may_know(pid: int) -> bool:
 
 LOOK_S = 0.5
 MAX_BYTES = 32 * 2**20
-LINES_A_SECOND = 1.0
-"""Rate up to which all processes are written; a shell loop starts hundreds per second."""
-
+LINES_A_SECOND = 1.0  # rate up to which all processes are written; a shell loop starts hundreds per second
+# After this, foreign ids are read again, because an id may have been reused for a process of the agent.
 STRANGERS_AGAIN_S = 60.0
-"""After this, foreign ids are read again, because an id may have been reused for a process of the agent."""
 
 
 class ProcessLimits(NamedTuple):
-    """Limits of the watch.
-
-    Attributes:
-        followed: processes followed at once. Of a fork bomb, the others are only counted.
-        pidfds: of the 1,024 descriptors that most sites allow per process.
-        burst: lines that are written before LINES_A_SECOND counts.
-        long_s: a process that lives this long is always written, within the file's limit.
-    """
-
-    followed: int = 4096
-    pidfds: int = 400
-    burst: int = 20_000
-    long_s: float = 10.0
+    followed: int = 4096  # processes followed at once; of a fork bomb, the others are only counted
+    pidfds: int = 400  # of the 1,024 descriptors that most sites allow per process
+    burst: int = 20_000  # lines that are written before LINES_A_SECOND counts
+    long_s: float = 10.0  # a process that lives this long is always written, within the file's limit
 
 
 class ProcessUse(NamedTuple):
-    """What the agent's processes use, as of the last look: CPU seconds of this attempt, ended processes among them; the ids
-    of those that run; how many run, including those that are not followed."""
-
-    cpu_s: float
+    cpu_s: float  # of this attempt, ended processes among them
     living: set[int]
-    running: int
+    running: int  # those that are not followed among them
 
 
 class Processes:
-    """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`.
+    """Writes a line when a process starts, runs another program, or ends; see `ProcessSeen`. `use` is replaced as a whole at
+    each look, so any thread may read it.
 
     CPU: when a parent waits for a child, the kernel adds the child's time to the parent's `cutime`, however short it lived.
     If no parent waits (SIGCHLD ignored), the sum falls by the child's last observed time, which is then added here.
@@ -172,33 +146,25 @@ class Processes:
     Args:
         root: id of the keeper, which does not count as one of them.
         mark: text in the environment of every process that ever was the agent's.
-        path: file for the lines.
-        events: file for the number of processes not written, at the end.
-
-    Attributes:
-        use: replaced as a whole at each look, so any thread may read it.
     """
 
     every_s = LOOK_S
 
     def __init__(self, root: int, mark: str, path: Path, events: Path, limits: ProcessLimits | None = None) -> None:
-        self.root = root
+        self.root, self.left_out = root, 0
         self.processes: dict[int, Process] = {}
         self.use: ProcessUse | None = None
-        self.left_out = 0
         self._limits = limits or ProcessLimits()
         self._lines, self._events = LineWriter(path, MAX_BYTES), events
         self._records: list[ProcessSeen] = []
         self._mark = f"{MARK_VARIABLE}={mark}".encode()
-        self._crowd: set[int] = set()
-        self._strangers: set[int] = set()
+        self._crowd, self._strangers = set[int](), set[int]()
         self._strangers_at = self._last_look = time.monotonic()
         self._keeper = Process(root)
         self._lost = self._most = self._pidfds = 0
         self._room = float(self._limits.burst)
 
     def look(self, now: Moment) -> None:
-        """Look once. Raises OSError if /proc can't be read."""
         begun = time.monotonic()
         self._room = min(self._limits.burst, self._room + (begun - self._last_look) * LINES_A_SECOND)
         self._last_look = begun
@@ -221,9 +187,9 @@ class Processes:
         """Look a last time; what still runs is recorded as unseen from now on."""
         try:
             self.look(now)
-            left = [each for each in self.processes.values() if not each.ended and each.began_s is not None]
-            for process in left:
-                self._record(process, "unseen", now)
+            for process in self.processes.values():
+                if not process.ended and process.began_s is not None:
+                    self._record(process, "unseen", now)
             self._lines.add(*self._records)
         finally:
             for process in self.processes.values():
@@ -244,13 +210,14 @@ class Processes:
                 heir = self.processes.get(process.parent)
                 left += [heir] if heir is not None and not heir.read() else []
         self._keeper.read()
-        for process in [*self.processes.values(), *gone]:
-            process.ended = process.ended or process in gone
+        for process in self.processes.values():
             if process.ended:
                 self._end(process, now)
             else:
                 self._look_at(process, now)
         for process in gone:
+            process.ended = True
+            self._end(process, now)
             self._release(process)
 
     def _add(self, new: set[int], now: Moment) -> None:
@@ -275,10 +242,11 @@ class Processes:
             self._take(found[pid], now)
 
     def _is_marked(self, pid: int) -> bool:
-        environment = _read(pid, "environ", MAX_ENVIRONMENT_BYTES).split(b"\0")
-        is_marked = any(part.startswith(self._mark) for part in environment)
-        self._strangers |= set() if is_marked else {pid}
-        return is_marked
+        environment = _read(pid, "environ", MAX_ENVIRONMENT_BYTES)
+        if any(part.startswith(self._mark) for part in environment.split(b"\0")):
+            return True
+        self._strangers.add(pid)
+        return False
 
     def _take(self, process: Process, now: Moment) -> None:
         if len(self.processes) >= self._limits.followed:
@@ -335,10 +303,7 @@ class Processes:
         argv = process.argv.rstrip(b"\0").decode("utf-8", "backslashreplace").split("\0") if process.argv else []
         self._records.append(
             ProcessSeen(
-                **now.fields(),
-                pid=process.pid,
-                parent=process.parent,
-                what=what,
+                **{**now.fields(), "pid": process.pid, "parent": process.parent, "what": what},
                 command=command_text(argv or [f"[{process.name.decode('utf-8', 'backslashreplace')}]"]),
                 began_s=round(process.began_s or 0.0, 2),
                 cpu_s=round(process.own / TICKS, 2),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import queue
 import select
@@ -18,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from autorl_hpc.recorder.code import Ask, Revisions
 from autorl_hpc.recorder.observed import Observed
 from autorl_hpc.recorder.process_table import Processes
 from autorl_hpc.recorder.traces.follow import Traces
-from autorl_hpc.recorder.trainings import OutputStamps, Trainings
+from autorl_hpc.recorder.trainings import OutputStamps, Points, Trainings
 from autorl_hpc.recorder.usage import Gpus, Sweep, UsageSampler
 from autorl_hpc.recorder.watch import Moment, RecorderJob, Watch
 from autorl_hpc.records.base import printable
@@ -38,26 +38,18 @@ from autorl_hpc.records.base import printable
 
 log = logging.getLogger("autorl_hpc.recorder")
 
-REST_FACTOR = 20.0
-"""Each look is followed by a pause of at least this many times its length, so that no watch takes more than a twentieth of a
-core or of a file server's time, whatever a workspace holds."""
+REST_FACTOR, LONGEST_REST_S = 20.0, 30.0
+"""Each look is followed by a pause of this many times its length, so that no watch takes more than a twentieth of a core or of a
+file server's time, whatever a workspace holds."""
 
-LONGEST_REST_S = 30.0
-SLOWEST_S = 60.0
-"""Longest pause after failures; a full disk may have room again."""
-
+SLOWEST_S = 60.0  # longest pause after failures; a full disk may have room again
 TROUBLE_EVERY_S = 60.0
-HANGS_S = 60.0
-"""A look that takes this long is reported."""
+HANGS_S = 60.0  # A look that takes this long is reported
 
 
 class Elapsed:
-    """Seconds of budget used: the supervisor's last value plus our own monotonic clock since then. Thread-safe.
-
-    Args:
-        at_s: time of the supervisor's value, by the monotonic clock, which all processes of a host share.
-        suspension_s: a longer gap between two ticks doesn't count.
-    """
+    """Seconds of budget used: the supervisor's value of `at_s` (monotonic clock, which all processes of a host share) plus our
+    own clock since then, without gaps of more than `suspension_s` between two ticks. Thread-safe."""
 
     def __init__(
         self, elapsed_s: float, at_s: float, suspension_s: float, now: Callable[[], float] = time.monotonic
@@ -81,35 +73,9 @@ class Elapsed:
             self._elapsed_s, self._last = max(self._elapsed_s, elapsed_s), self._now()
 
 
-@dataclass
-class Troubles:
-    """Writes `recorder_trouble` events, one a minute for each watch. Thread-safe enough: one line is one write."""
-
-    events: Path
-    clock: Callable[[], float] = time.monotonic
-    _next_s: dict[str, float] = field(default_factory=dict)
-    _unsaid: dict[str, int] = field(default_factory=dict)
-
-    def say(self, watch: str, message: str) -> None:
-        """Report a failure, unless the same watch reported one within a minute."""
-        log.warning("%s: %s", watch, message)
-        now = self.clock()
-        if now < self._next_s.get(watch, 0.0):
-            self._unsaid[watch] = self._unsaid.get(watch, 0) + 1
-            return
-        self._next_s[watch] = now + TROUBLE_EVERY_S
-        unsaid = self._unsaid.pop(watch, 0)
-        append_event(
-            self.events, "recorder_trouble", watch=watch, message=printable(message)[:500], unsaid_before=unsaid
-        )
-
-
 class Looker(threading.Thread):
-    """Thread that looks at one watch until `end`, and then closes it.
-
-    Args:
-        make: creates the watch; retried like a look if it fails.
-    """
+    """Thread that looks at one watch until `end`, and then closes it. `make` is retried like a look if it fails. Failures are
+    written as `recorder_trouble` events, one a minute."""
 
     def __init__(
         self,
@@ -117,20 +83,20 @@ class Looker(threading.Thread):
         make: Callable[[], Watch],
         elapsed: Elapsed,
         attempt: int,
-        troubles: Troubles,
+        events: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self.watch: Watch | None = None
         self.closed_well = False
-        self._make, self._elapsed, self._attempt, self._troubles = make, elapsed, attempt, troubles
-        self._clock = clock
+        self._make, self._elapsed, self._attempt = make, elapsed, attempt
+        self._events, self._clock = events, clock
         self._wake, self._ending = threading.Event(), threading.Event()
         self._begun_s: float | None = None
-        self._failures = 0
+        self._failures = self._unsaid = 0
+        self._next_said_s = -math.inf
 
     def wake(self) -> None:
-        """Look now."""
         self._wake.set()
 
     def end(self) -> None:
@@ -150,13 +116,12 @@ class Looker(threading.Thread):
             self.watch.close(self._moment())
             self.closed_well = True
         except Exception as error:
-            self._trouble(error)
+            self._say(f"{type(error).__name__}: {error}")
 
     def hangs(self, limit_s: float = HANGS_S) -> None:
-        """Report a look that takes too long."""
         begun_s = self._begun_s
         if begun_s is not None and (took_s := self._clock() - begun_s) > limit_s:
-            self._troubles.say(self.name, f"a look has been going on for {took_s:.0f} s")
+            self._say(f"a look has been going on for {took_s:.0f} s")
 
     def look_once(self) -> float:
         """Look once. Return the seconds until the next look."""
@@ -169,33 +134,32 @@ class Looker(threading.Thread):
             return max(self.watch.every_s, min(LONGEST_REST_S, REST_FACTOR * (self._clock() - begun_s)))
         except Exception as error:
             self._failures += 1
-            self._trouble(error)
+            self._say(f"{type(error).__name__}: {error}")
             least_s = 1.0 if self.watch is None else max(1.0, self.watch.every_s)
             return min(SLOWEST_S, least_s * 2.0 ** min(self._failures, 10))
         finally:
             self._begun_s = None
 
-    def _trouble(self, error: Exception) -> None:
-        self._troubles.say(self.name, f"{type(error).__name__}: {error}")
+    def _say(self, message: str) -> None:
+        log.warning("%s: %s", self.name, message)
+        if self._clock() < self._next_said_s:
+            self._unsaid += 1
+            return
+        said = {"message": printable(message)[:500], "unsaid_before": self._unsaid}
+        self._next_said_s, self._unsaid = self._clock() + TROUBLE_EVERY_S, 0
+        append_event(self._events, "recorder_trouble", watch=self.name, **said)
 
     def _moment(self) -> Moment:
         return Moment(round(self._elapsed.tick(), 3), now_text(), self._attempt)
 
 
-# --- the watches; each is created and used in its own thread
-
-
 def watches(
     job: RecorderJob, asks: queue.SimpleQueue[Ask], environment: Mapping[str, str]
 ) -> dict[str, Callable[[], Watch]]:
-    """Return, by name, functions that create the watches. Add a line here for a new watch.
-
-    Args:
-        environment: of the job; it tells which GPUs are the agent's.
-    """
+    """Return, by name, functions that create the watches. `environment`: of the job; it tells which GPUs are the agent's."""
     run = job.run
     processes = Processes(job.keeper_pid, job.mark, run.recorded("processes"), run.events)
-    sweep, gpus = Sweep(job.workspace, run.events), Gpus(environment)
+    sweep, gpus, points = Sweep(job.workspace, run.events), Gpus(environment), Points(run.recorded("training"))
     return {
         "revisions": lambda: Revisions(job, asks),
         "output": lambda: OutputStamps(run.agent_log, run.agent_times),
@@ -203,22 +167,16 @@ def watches(
         "processes": lambda: processes,
         "gpus": lambda: gpus,
         "workspace": lambda: sweep,
-        "trainings": lambda: Trainings(run.agent_log, sweep, run.recorded("training"), run.events),
+        "trainings": lambda: Trainings(run.agent_log, sweep, points, run.events),
         "traces": lambda: Traces(run, sweep, job.trace_format),
-        "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events),
+        "observed": lambda: Observed(job.workspace, run.recorded("observed"), run.events, points),
     }
 
 
-# --- the process
-
-OOM_SCORE = "500"
-"""If memory runs out, the kernel kills the recorder before the agent or its supervisor."""
-
+OOM_SCORE = "500"  # if memory runs out, the kernel kills the recorder before the agent or its supervisor
 TICK_S = 1.0
 HANG_LOOK_S = 10.0
-CLOSE_S = 3.0
-"""For closing all watches together."""
-
+CLOSE_S = 3.0  # for closing all watches together
 DEAF_TO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
@@ -228,10 +186,10 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s recorder %(levelname)s %(message)s")
     lines = _lines(sys.stdin.fileno())
     job = RecorderJob.model_validate_json(next(line for line in lines if line))
-    elapsed, troubles = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s), Troubles(job.run.events)
+    elapsed = Elapsed(job.elapsed_s, job.told_at_s, job.suspension_s)
     asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-    made = watches(job, asks, os.environ)
-    lookers = {name: Looker(name, make, elapsed, job.attempt, troubles) for name, make in made.items()}
+    made, events = watches(job, asks, os.environ), job.run.events
+    lookers = {name: Looker(name, make, elapsed, job.attempt, events) for name, make in made.items()}
     for looker in lookers.values():
         looker.start()
     _say({"begun": True})

@@ -1,7 +1,7 @@
 """Follow the training logs of trainers' libraries and of own loops (`STYLES`), and the times of the agent's output.
 
-Read are the agent's output; log files in the workspace, found by name; `trainer_state.json` of checkpoints; and
-TensorBoard's event files. A step found in several of them is written once. wandb's offline files are not read.
+Read are the agent's output; log files in the workspace, found by name; and what the observer saw logged (`observed.py`). A step
+found in several of them is written once.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import ast
 import hashlib
 import io
-import json
 import math
 import os
 import re
 import stat
+import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from pydantic import ValidationError
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.files.redact import cut
 from autorl_hpc.files.safe_open import open_plain, without_escapes
-from autorl_hpc.recorder.tfevents import DamagedEvents, records, scalars
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import GrowingFile, LineWriter, Moment, Parts, open_files
 from autorl_hpc.records.base import printable
@@ -94,24 +93,15 @@ def trainer_of(figures: Collection[str]) -> str | None:
 # digits, as text), transformers 4 prints numbers. They also appear in an agent's own trace, as a tool's output in JSON, and
 # after progress bars. tests/unit/recorded_logs has a sample of each style, by the libraries' own source.
 
-MAX_FIGURES = 120
-"""Limit for one step; trl's largest has 26, and more with many reward functions."""
-
+MAX_FIGURES = 120  # limit for one step; trl's largest has 26, and more with many reward functions
 MAX_NAME_CHARS = 100
 MAX_STEP = 2**53
-HINTS = (b"loss", b"reward", b"Loss", b"Reward", b"LOSS")
-"""Text without any of these has no step."""
-
+HINTS = (b"loss", b"reward", b"Loss", b"Reward", b"LOSS")  # text without any of these has no step
 _DICT = re.compile(r"\{(?:[^{}()]|\{[^{}()]{1,4096}\}){8,12288}\}")
-_OPENRLHF = re.compile(r"Global step (\d{1,12}): \{")
-"""It prints a step's number before its dictionary."""
-
-_ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")
-"""A notebook's row of step and loss is on several lines."""
-
+_OPENRLHF = re.compile(r"Global step (\d{1,12}): \{")  # it prints a step's number before its dictionary
+_ROWS = re.compile(r"(<td>\d+</td>)(?:\\n|\W){1,40}(?=<td>)")  # A notebook's row of step and loss is on several lines
+# As Python's repr and JSON write what is no literal.
 _BARE = re.compile(r"(?<=[:\s])-?(?:nan|inf|null)\b", re.IGNORECASE)
-"""As Python's repr and JSON write what is no literal."""
-
 _NUMBER = re.compile(r"[+-]?(?:\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(?:[eE][+-]?\d{1,4})?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(?:nan|inf|infinity)", re.IGNORECASE)
 _VALUE = r"(?P<value>[+-]?(?:\d{1,40}(?:\.\d{0,40})?(?:e[+-]?\d{1,4})?|nan|inf))(?![\w.]*[A-Za-z_(])"
@@ -132,23 +122,18 @@ STYLES: tuple[tuple[str, str, str], ...] = (
 
 _STYLES = tuple((re.compile(line, re.I), re.compile(pair, re.I)) for _, line, pair in STYLES)
 MAX_LINE_CHARS = 20_000
+# A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't.
 _PROGRESS = {*FIELDS["step"], *FIELDS["epoch"], *FIELDS["learning_rate"], *FIELDS["grad_norm"], "train_runtime"}
-"""A trainer's log has one of these beside a loss or a reward; other dictionaries with a loss often don't."""
 
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """Figures of one logged step, by the trainer's names.
-
-    Attributes:
-        not_finite: names of figures that were NaN or infinite.
-    """
+    """Figures of one logged step, by the trainer's names; `not_finite` names those that were NaN or infinite."""
 
     figures: dict[str, float]
     not_finite: tuple[str, ...] = ()
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of TrainingPoint."""
         rest = dict(self.figures)
         found: dict[str, Any] = {}
         summary = {"train_loss"} if "train_runtime" in rest else set()  # the mean over a training, at its end
@@ -162,7 +147,7 @@ class LoggedStep:
         return {**found, "trainer": trainer, "more": rest, "not_finite": self.not_finite}
 
     def digest(self) -> bytes:
-        """Return a hash that is the same for a step as printed (four digits, an epoch, no step) and as in trainer_state.json."""
+        """Return a hash that is the same for a step as printed (four digits, an epoch, no step) and as observed."""
         fields = self.fields()
         kept = {name: fields[name] for name in FIELDS if name in fields}
         kept |= fields["more"] | dict.fromkeys(self.not_finite, math.nan)
@@ -184,7 +169,6 @@ def steps_in(text: str) -> Iterator[LoggedStep]:
 
 
 def _by_style(line: str) -> LoggedStep | None:
-    """Return the step of the first style that a line has."""
     for pattern, pair in _STYLES:
         if (head := pattern.search(line)) is not None:
             named = {found["name"].lower() or "training loss": found["value"] for found in pair.finditer(line)}
@@ -246,17 +230,34 @@ def _literal(text: str) -> dict[object, object]:
 
 # --- the file of logged steps, each written once
 
-MAX_BYTES = 64 * 2**20
-"""Holds some hundred thousand steps."""
+MAX_BYTES = 64 * 2**20  # holds some hundred thousand steps
 
 
 class Points:
-    """Appends points to a file. Steps with the same figures, to four digits, count as the same step, whatever their source, so
-    a second training with identical figures is not recorded."""
+    """Appends points to a file, in any thread. Steps with the same figures, to four digits, count as the same step, whatever
+    their source, so a second training with identical figures is not recorded."""
 
     def __init__(self, path: Path) -> None:
-        self._known: set[bytes] = set()
-        fd = open_plain(path)
+        self.left_out = 0
+        self._path, self._lines, self._lock = path, LineWriter(path, MAX_BYTES), threading.Lock()
+        self._known: set[bytes] | None = None
+
+    def add(self, step: LoggedStep, source: str, now: Moment) -> None:
+        """Write a step if it is new."""
+        digest = step.digest()
+        with self._lock:
+            if self._known is None:
+                self._known = set(self._written())
+            if digest in self._known:
+                return
+            if self._lines.full:
+                self.left_out += 1
+                return
+            self._known.add(digest)
+            self._lines.add(TrainingPoint.model_validate({**now.fields(), "source": source, **step.fields()}))
+
+    def _written(self) -> Iterator[bytes]:
+        fd = open_plain(self._path)
         with os.fdopen(fd, "rb") if fd is not None else io.BytesIO() as file:
             for line in file:
                 try:
@@ -264,103 +265,39 @@ class Points:
                 except ValidationError:
                     continue  # cut by a crash or a limit
                 figures = {name: float(value) for name in FIELDS if (value := getattr(point, name)) is not None}
-                self._known.add(LoggedStep({**figures, **point.more}, point.not_finite).digest())
-        self._lines = LineWriter(path, MAX_BYTES)
-        self.left_out = 0
-
-    def add(self, step: LoggedStep, source: str, now: Moment) -> None:
-        """Write a step if it is new."""
-        digest = step.digest()
-        if digest in self._known:
-            return
-        if self._lines.full:
-            self.left_out += 1
-            return
-        self._known.add(digest)
-        self._lines.add(TrainingPoint.model_validate({**now.fields(), "source": source, **step.fields()}))
+                yield LoggedStep({**figures, **point.more}, point.not_finite).digest()
 
     def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
+        with self._lock:
+            self._lines.close()
 
 
-# --- growing logs. They may be cut, replaced or 50 GB long.
+# --- the watch. Logs may be cut, replaced or 50 GB long, and are opened anew for each look, because an agent may remove them.
 
-PIECE_BYTES = 1 << 20
-"""Size of one read, and of the longest line."""
-
+PIECE_BYTES = 1 << 20  # size of one read, and of the longest line
 MAX_BEHIND_BYTES = 64 * 2**20
+# If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read.
 RESUME_BEHIND_BYTES = 8 * 2**20
-"""If reading is more than MAX_BEHIND_BYTES behind, it continues this far from the end; the bytes between are never read."""
-
-
-@dataclass
-class GrowingLog:
-    """How far a log was read. It is opened anew for each look, because an agent may remove it.
-
-    Attributes:
-        inode: which file was read; another one is read from its start, and so is one that was cut.
-        left_out: number of bytes that were not read.
-        tag_step, tags: of an event file, the step whose figures are being collected.
-    """
-
-    position: GrowingFile = field(default_factory=GrowingFile)
-    inode: int = 0
-    size: int = 0
-    left_out: int = 0
-    tag_step: int = 0
-    tags: dict[str, float] = field(default_factory=dict)
-
-    def begin(self, fd: int, *, jump: bool) -> None:
-        """Look at the file's size. With `jump`, bytes are left out if reading is far behind."""
-        status = os.fstat(fd)
-        if self.inode != status.st_ino or status.st_size < self.position.offset:
-            self.position, self.inode = GrowingFile(), status.st_ino
-        self.size = status.st_size
-        behind = self.size - self.position.offset
-        if jump and behind > MAX_BEHIND_BYTES:
-            self.left_out += behind - RESUME_BEHIND_BYTES
-            self.position.offset, self.position.in_long_line = self.size - RESUME_BEHIND_BYTES, True
-
-
-# --- the watch
-
 LOOK_S = 2.0
-SLICE_S = 0.02
-"""1 % of a core while logs grow faster than they are read; otherwise much less."""
-
-CLOSE_S = 2.0
-"""Limit for reading the rest after the agent's end."""
-
-MAX_STATE_BYTES = 32 * 2**20
-"""Limit for a trainer_state.json: about thirty thousand logged steps of GRPO."""
-
+SLICE_S = 0.02  # 1 % of a core while logs grow faster than they are read; otherwise much less
+CLOSE_S = 2.0  # limit for reading the rest after the agent's end
 MAX_FILES = 10_000
-STATE = "trainer_state.json"
-EVENTS = "events.out.tfevents."
 LOG_ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".ndjson", ".ipynb")
 SKIPPED_AT_TOP = {"data", "models", "submissions", "results", ".git", ".agent", ".observed"}
+# Folders in which no training writes logs.
 SKIPPED = {".git", "site-packages", "node_modules", "__pycache__", ".venv", "venv", "dist-packages", ".cache"}
-"""Folders in which no training writes logs."""
 
 
 def is_log(parts: Parts) -> bool:
-    """Return whether a file of the workspace may be a training log, by its name and place."""
     name = parts[-1]
     if parts[0] in SKIPPED_AT_TOP or not SKIPPED.isdisjoint(parts):
         return False
-    return name == STATE or name.startswith((EVENTS, "nohup", "stdout", "stderr")) or name.endswith(LOG_ENDINGS)
+    return name.startswith(("nohup", "stdout", "stderr")) or name.endswith(LOG_ENDINGS)
 
 
 class Trainings:
-    """Writes a `TrainingPoint` for each step that a trainer logged.
-
-    Args:
-        sweep: finds the logs in its workspace.
-        path: file for the points; points already in it are not written again.
-        events: file for the report, at the end, of what was not read.
-        slice_s, close_s: limits of a look, and of reading after the agent's end.
-    """
+    """Writes a `TrainingPoint` for each step that a trainer logged; `sweep` finds the logs in its workspace. `slice_s`, `close_s`:
+    limits of a look, and of reading after the agent's end."""
 
     every_s = LOOK_S
 
@@ -368,57 +305,43 @@ class Trainings:
         self,
         agent_log: Path,
         sweep: Sweep,
-        path: Path,
+        points: Points,
         events: Path,
         slice_s: float = SLICE_S,
         close_s: float = CLOSE_S,
     ) -> None:
-        self.agent_log, self.sweep, self.points = agent_log, sweep, Points(path)
+        self.agent_log, self.sweep, self.points = agent_log, sweep, points
         self._events, self._slice_s, self._close_s = events, slice_s, close_s
-        self._output = GrowingLog()
-        self._met: deque[tuple[Parts, tuple[int, ...]]] = deque(maxlen=MAX_FILES)
+        self._output = GrowingFile()
         self._seen: dict[Parts, tuple[int, ...]] = {}
-        self._logs: defaultdict[Parts, GrowingLog] = defaultdict(GrowingLog)
+        self._logs: defaultdict[Parts, GrowingFile] = defaultdict(GrowingFile)
         self._due: dict[Parts, None] = {}
-        self._changed: dict[Parts, None] = {}
-        self._too_large: set[Parts] = set()
+        self._left_out = 0
         sweep.visitors.append(self.found)
 
     def found(self, parts: Parts, status: os.stat_result) -> None:
         """Take a file of the workspace from the walk. Called in the walk's thread."""
         if status.st_size and stat.S_ISREG(status.st_mode) and is_log(parts):
-            self._met.append((parts, (status.st_ino, status.st_size, status.st_mtime_ns)))
+            identity = status.st_ino, status.st_size, status.st_mtime_ns
+            if self._seen.get(parts) != identity and (parts in self._seen or len(self._seen) < MAX_FILES):
+                self._seen[parts] = identity
+                self._due[parts] = None
 
     def look(self, now: Moment) -> None:
-        """Read what is new, for `slice_s` at most, and one trainer_state.json."""
-        deadline = time.monotonic() + self._slice_s
-        self._sort_in()
-        self._read_all(now, deadline)
-        self._read_states(now, time.monotonic())
+        self._read_all(now, time.monotonic() + self._slice_s)
 
     def close(self, now: Moment) -> None:
         """Search logs a last time and read the rest, including last lines without an end, for `close_s` at most."""
         deadline = time.monotonic() + self._close_s
         try:
             self.sweep.show(self.found, time.monotonic() + self._close_s / 3)
-            self._sort_in()
+            self._due |= dict.fromkeys(self._logs)  # a last line without an end was left
             self._read_all(now, deadline, last=True)
-            self._read_states(now, deadline)
-            for parts, log in self._logs.items():
-                self._end_step(parts, log, now)
         finally:
             self.points.close()
-            skipped = self._output.left_out + sum(log.left_out for log in self._logs.values())
-            left = {"bytes": skipped, "states": len(self._too_large), "points": self.points.left_out}
+            left = {"bytes": self._left_out, "points": self.points.left_out}
             if any(left.values()):
                 append_event(self._events, "recorder_left_out", watch="trainings", **left)
-
-    def _sort_in(self) -> None:
-        while self._met:
-            parts, identity = self._met.popleft()
-            if self._seen.get(parts) != identity and (parts in self._seen or len(self._seen) < MAX_FILES):
-                self._seen[parts] = identity
-                (self._changed if parts[-1] == STATE else self._due)[parts] = None
 
     def _read_all(self, now: Moment, deadline: float, *, last: bool = False) -> None:
         fd = open_plain(self.agent_log)
@@ -426,89 +349,27 @@ class Trainings:
             with os.fdopen(fd, "rb"):
                 self._read_text(fd, self._output, "agent.log", now, deadline, last)
         for parts, file in open_files(self.sweep.workspace, _taken(self._due)) if self._due else ():
-            log = self._logs[parts]
-            before = log.position.offset
-            if parts[-1].startswith(EVENTS):
-                self._read_events(file.fileno(), log, parts, now, deadline)
-            else:
-                self._read_text(file.fileno(), log, _source(parts), now, deadline, last)
-            if log.position.offset != before:
-                self._due[parts] = None  # behind the others, because a look may be cut short
+            source = cut(printable("/".join(parts)), 300)
+            if self._read_text(file.fileno(), self._logs[parts], source, now, deadline, last):
+                self._due[parts] = None  # it grows; behind the others, because a look may be cut short
             if time.monotonic() >= deadline:
                 return
 
-    def _read_text(self, fd: int, log: GrowingLog, source: str, now: Moment, deadline: float, last: bool) -> None:
-        log.begin(fd, jump=True)
+    def _read_text(self, fd: int, log: GrowingFile, source: str, now: Moment, deadline: float, last: bool) -> bool:
+        """Read on until the deadline. Return whether there was anything new."""
+        behind, begin = log.behind(fd), log.offset
+        if behind > MAX_BEHIND_BYTES:
+            self._left_out += behind - RESUME_BEHIND_BYTES
+            log.offset, log.in_long_line = log.offset + behind - RESUME_BEHIND_BYTES, True
         while True:
-            before = log.position.offset
-            piece = log.position.piece(fd, PIECE_BYTES, last=last)
-            log.position.offset += len(piece)
+            before = log.offset
+            piece = log.piece(fd, PIECE_BYTES, last=last)
+            log.offset += len(piece)
             if any(hint in piece for hint in HINTS):
                 for step in steps_in(piece.decode("utf-8", "replace")):
                     self.points.add(step, source, now)
-            if log.position.offset == before or time.monotonic() >= deadline:
-                return
-
-    def _read_events(self, fd: int, log: GrowingLog, parts: Parts, now: Moment, deadline: float) -> None:
-        log.begin(fd, jump=False)
-        position = log.position
-        while piece := os.pread(fd, PIECE_BYTES, position.offset):
-            try:
-                found, taken = records(piece, log.size - position.offset)
-            except DamagedEvents:
-                position.offset = log.size
-                return
-            for record in found:
-                try:
-                    self._collect(parts, log, *scalars(record), now)
-                except DamagedEvents:
-                    continue
-            position.offset += taken
-            if not taken or time.monotonic() >= deadline:
-                return
-
-    def _collect(self, parts: Parts, log: GrowingLog, step: int, values: dict[str, float], now: Moment) -> None:
-        for tag, value in values.items():
-            split, _, name = tag.partition("/")
-            name = name if split == "train" else f"eval_{name}" if split == "eval" else tag
-            if log.tag_step != step or name in log.tags or _is_of_other_kind(name, log.tags):
-                self._end_step(parts, log, now)
-            log.tag_step = step
-            log.tags[name] = value
-
-    def _end_step(self, parts: Parts, log: GrowingLog, now: Moment) -> None:
-        step = step_of({"step": float(log.tag_step), **log.tags})
-        if step is not None:
-            self.points.add(step, _source(parts), now)
-        log.tags.clear()
-
-    def _read_states(self, now: Moment, deadline: float) -> None:
-        """Read changed trainer_state.json files until the deadline, at least one. Each repeats all steps before it."""
-        for parts, file in open_files(self.sweep.workspace, _taken(self._changed)) if self._changed else ():
-            self._read_state(parts, file.read(MAX_STATE_BYTES + 1), now)
-            if time.monotonic() >= deadline:
-                return
-
-    def _read_state(self, parts: Parts, data: bytes, now: Moment) -> None:
-        if len(data) > MAX_STATE_BYTES:
-            self._too_large.add(parts)
-            return
-        try:
-            state = json.loads(data)
-        except (ValueError, RecursionError):
-            self._seen.pop(parts, None)  # probably half-written: read again on the next walk
-            return
-        history = state.get("log_history") if isinstance(state, dict) else None
-        for entry in history if isinstance(history, list) else []:
-            step = step_of(entry) if isinstance(entry, dict) else None
-            if step is not None:
-                self.points.add(step, _source(parts), now)
-
-
-def _is_of_other_kind(name: str, others: Collection[str]) -> bool:
-    return name != "epoch" and any(
-        other.startswith("eval_") is not name.startswith("eval_") for other in others if other != "epoch"
-    )
+            if log.offset == before or time.monotonic() >= deadline:
+                return log.offset != begin
 
 
 def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
@@ -517,15 +378,9 @@ def _taken(waiting: dict[Parts, None]) -> Iterator[Parts]:
         yield parts
 
 
-def _source(parts: Parts) -> str:
-    return cut(printable("/".join(parts)), 300)
-
-
 # --- times of the agent's output: stamps of its log's size. The agent writes to the log directly, so nothing slows it.
 
-STAMP_S = 0.5
-"""Resolution of the stamps; reports need seconds."""
-
+STAMP_S = 0.5  # resolution of the stamps; reports need seconds
 RESOLUTIONS = ((8 * 2**20, STAMP_S), (12 * 2**20, 2.0), (16 * 2**20, 30.0))
 """(size limit of the stamp file, seconds between stamps below it). Continuous output is stamped for about 24 hours every
 STAMP_S, for 48 more every 2 s, for 700 more every 30 s, and then no more."""
@@ -537,32 +392,31 @@ class OutputStamps:
     """Appends `<byte> <elapsed_s> <at>` when the log's size has changed: the log was written up to this byte by then. A byte
     smaller than that of the line before means that the log was truncated, which any process with its descriptor can do."""
 
+    every_s = STAMP_S
+
     def __init__(self, log: Path, times: Path, resolutions: tuple[tuple[int, float], ...] = RESOLUTIONS) -> None:
-        self.log = log
-        self._resolutions = resolutions
-        self.every_s = STAMP_S
+        self.log, self._resolutions = log, resolutions
         times.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(times, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._written = os.fstat(self._fd).st_size
-        self._last = self._mend()
+        tail = os.pread(self._fd, TAIL_BYTES, max(0, self._written - TAIL_BYTES))
+        if tail and not tail.endswith(b"\n"):
+            self._write(b"\n")  # an earlier recorder left half a line
+        fields = (tail[: tail.rfind(b"\n") + 1].splitlines() or [b""])[-1].split()
+        self._last = int(fields[0]) if fields and fields[0].isdigit() else 0
 
     def look(self, now: Moment) -> None:
-        """Write a stamp if the log's size has changed."""
         try:
             info = os.stat(self.log, follow_symlinks=False)
         except FileNotFoundError:
             return
-        if not stat.S_ISREG(info.st_mode) or info.st_size == self._last:
-            return
         every_s = next((every_s for limit, every_s in self._resolutions if self._written < limit), None)
-        if every_s is None:
-            return
-        self.every_s = every_s
-        self._write(f"{info.st_size} {now.elapsed_s:.2f} {now.at}\n".encode())
-        self._last = info.st_size
+        if stat.S_ISREG(info.st_mode) and info.st_size != self._last and every_s is not None:
+            self.every_s = every_s
+            self._write(f"{info.st_size} {now.elapsed_s:.2f} {now.at}\n".encode())
+            self._last = info.st_size
 
     def close(self, now: Moment) -> None:
-        """Write the last stamp."""
         try:
             self.look(now)
         finally:
@@ -571,11 +425,3 @@ class OutputStamps:
     def _write(self, line: bytes) -> None:
         os.write(self._fd, line)
         self._written += len(line)
-
-    def _mend(self) -> int:
-        """End a line that an earlier recorder left half-written. Return the size in its last stamp."""
-        tail = os.pread(self._fd, TAIL_BYTES, max(0, self._written - TAIL_BYTES))
-        if tail and not tail.endswith(b"\n"):
-            self._write(b"\n")
-        fields = (tail[: tail.rfind(b"\n") + 1].splitlines() or [b""])[-1].split()
-        return int(fields[0]) if fields and fields[0].isdigit() else 0

@@ -20,32 +20,23 @@ from autorl_hpc.records.recorded import GpuSample, UsageSample
 # One walk serves all. A look takes the same CPU time however large the workspace is; a larger one takes more looks.
 
 SWEEP_S = 1.0
-SLICE_S = 0.005
-"""CPU seconds of one look: half a percent of a core while a walk lasts."""
-
-PAUSE_S = 10.0
-"""From the end of one walk to the start of the next."""
+SLICE_S = 0.005  # CPU seconds of one look: half a percent of a core while a walk lasts
+PAUSE_S = 10.0  # from the end of one walk to the start of the next
 
 
 class Sweep:
-    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any thread.
-
-    Args:
-        events: file in which skipped folders are reported.
-    """
+    """The walk, as a watch. Visitors are called in its thread; its figures may be read in any thread. `events`: file in which
+    skipped folders are reported."""
 
     def __init__(self, workspace: Path, events: Path | None = None, slice_s: float = SLICE_S) -> None:
-        self.workspace = workspace
-        self.every_s = SWEEP_S
+        self.workspace, self.every_s, self.walks = workspace, SWEEP_S, 0
         self.visitors: list[Visitor] = []
         self.disk_bytes: int | None = None
-        self.walks = 0
         self._events, self._slice_s = events, slice_s
         self._reported: set[str] = set()
         self._steps: Iterator[None] | None = None
 
     def look(self, now: Moment) -> None:
-        """Continue the walk for a slice. Raises OSError if the workspace can't be opened."""
         steps, self._steps = self._steps or self._walk(), None  # after an error the next look starts again
         until_s = time.thread_time() + self._slice_s
         self.every_s = PAUSE_S
@@ -53,7 +44,6 @@ class Sweep:
             self._steps, self.every_s = steps, SWEEP_S
 
     def close(self, now: Moment) -> None:
-        """End without a last walk, which could take long."""
         self._steps = None
 
     def show(self, visitor: Visitor, deadline: float) -> None:
@@ -76,21 +66,14 @@ class Sweep:
 # NVML numbers the GPUs that this process may open in PCI order; so does CUDA if all are equal, or with
 # CUDA_DEVICE_ORDER=PCI_BUS_ID.
 
-MEASURE_S = 2.5
-"""NVML stores about ten seconds of samples; this gives two measurements per sample of `UsageSampler`."""
-
-LATE_S = 15.0
-"""Older figures are not reported."""
-
+MEASURE_S = 2.5  # NVML stores about ten seconds of samples; this gives two measurements per sample of `UsageSampler`
+LATE_S = 15.0  # older figures are not reported
 MAX_BUSY = 1000
-NO_DRIVER = (9, 12)
-"""Errors of NVML: DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND."""
+NO_DRIVER = (9, 12)  # errors of NVML: DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND
 
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU or MIG slice that NVML shows."""
-
     index: int
     uuid: str
     handle: Any
@@ -98,17 +81,13 @@ class Device:
 
 
 class Gpus:
-    """The watch over GPUs. Without an NVIDIA driver or a GPU for the agent, samples are an empty tuple.
+    """The watch over the GPUs that `chosen` finds in the agent's environment. Without an NVIDIA driver or a GPU, samples are an
+    empty tuple."""
 
-    Args:
-        environment: the agent's: CUDA_VISIBLE_DEVICES (numbers, GPU-..., MIG-...), or else SLURM_JOB_GPUS of the job.
-        clock: monotonic.
-    """
+    every_s = MEASURE_S
 
     def __init__(self, environment: Mapping[str, str], clock: Callable[[], float] = time.monotonic) -> None:
-        self.every_s = MEASURE_S
-        self._clock = clock
-        self._environment = dict(environment)
+        self._clock, self._environment = clock, dict(environment)
         self._nvml: Any = None
         self._devices: list[Device] | None = None
         self._busy: defaultdict[str, list[float]] = defaultdict(list)
@@ -117,7 +96,6 @@ class Gpus:
         self._measured_at = 0.0
 
     def look(self, now: Moment) -> None:
-        """Measure all GPUs. Raises RuntimeError, once, if NVML can't be used."""
         if self._devices is None:
             self._devices = []
             self._devices = self._begin()
@@ -126,7 +104,6 @@ class Gpus:
             self._measured_at = self._clock()
 
     def close(self, now: Moment) -> None:
-        """End the use of NVML."""
         if self._nvml is not None:
             self._nvml.nvmlShutdown()
 
@@ -134,10 +111,10 @@ class Gpus:
         """Return the newest samples; their use is the mean since the last call. Fields are null if NVML can't provide them or
         is late. Empty if there is no GPU; None if nothing is known yet. May be called in any thread."""
         busy, self._busy = self._busy, defaultdict(list)
-        if self._latest and self._clock() - self._measured_at > LATE_S:
-            return tuple(GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in self._latest)
         if self._latest is None:
             return None
+        if self._clock() - self._measured_at > LATE_S:
+            return tuple(GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid) for gpu in self._latest)
         return tuple(gpu.model_copy(update={"used_share": _mean(busy[gpu.uuid])}) for gpu in self._latest)
 
     def _begin(self) -> list[Device]:
@@ -227,12 +204,12 @@ def _all_devices(nvml: Any) -> list[Device]:
     return found
 
 
-def _share(percent: int) -> float:
-    return min(1.0, max(0.0, percent / 100))
-
-
 def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
+
+
+def _share(percent: int) -> float:
+    return min(1.0, max(0.0, percent / 100))
 
 
 def _text(value: str | bytes) -> str:
@@ -249,19 +226,15 @@ so this is a day and a half every LOOK_S, and two weeks more."""
 
 
 class UsageSampler:
-    """Writes a `UsageSample` every LOOK_S.
+    """Writes a `UsageSample` every LOOK_S; the workspace's disk use is that of the last complete walk."""
 
-    Args:
-        sweep: provides the workspace's disk use as of the last complete walk.
-    """
+    every_s = LOOK_S
 
     def __init__(self, processes: Processes, sweep: Sweep, gpus: Gpus, path: Path) -> None:
-        self.every_s = LOOK_S
         self._processes, self._sweep, self._gpus = processes, sweep, gpus
         self._lines = LineWriter(path, MAX_BYTES)
 
     def look(self, now: Moment) -> None:
-        """Write one sample."""
         use = self._processes.use
         self._lines.add(
             UsageSample(
@@ -277,7 +250,6 @@ class UsageSampler:
             self.every_s = LATER_LOOK_S
 
     def close(self, now: Moment) -> None:
-        """Write the last sample."""
         try:
             self.look(now)
         finally:

@@ -30,16 +30,18 @@ class Moment:
     attempt: int
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of `Seen`."""
         return vars(self)
+
+    def within(self, ahead_s: float, looked_s: float) -> float:
+        """Return the budget used `ahead_s` seconds from now, but not after now, nor before the last look."""
+        return min(max(self.elapsed_s + ahead_s, min(looked_s, self.elapsed_s)), self.elapsed_s)
 
 
 class Watch(Protocol):
     """Something that is looked at every few seconds. Its exceptions are recorded, and it is looked at again later. Each watch
     is created and used in its own thread, so what two of them share must be thread-safe."""
 
-    every_s: float
-    """Seconds between two looks; read after each look, so a watch may change it."""
+    every_s: float  # between two looks; read after each look, so a watch may change it
 
     def look(self, now: Moment) -> None:
         """Look once. It must be fast: the end of the recorder waits for it, three seconds at most."""
@@ -66,17 +68,11 @@ def whole_lines(path: Path) -> Iterator[bytes]:
 
 
 class LineWriter:
-    """Appends records to a file, one JSON object per line. After a crash only the last line may be cut.
+    """Appends records to a file, one JSON object per line. After a crash only the last line may be cut. At `max_bytes` writing
+    stops and `full` is set, so that an agent can't fill the disk through the recorder."""
 
-    Args:
-        max_bytes: at this size writing stops and `full` is set, so that an agent can't fill the disk through the recorder.
-    """
-
-    def __init__(self, path: Path, max_bytes: int = 64 * 1024 * 1024) -> None:
-        self.path = path
-        self.max_bytes = max_bytes
-        self.full = False
-        self.size = 0
+    def __init__(self, path: Path, max_bytes: int = 64 << 20) -> None:
+        self.path, self.max_bytes, self.full, self.size = path, max_bytes, False, 0
         self._fd: int | None = None
 
     def add(self, *records: Seen) -> None:
@@ -94,29 +90,31 @@ class LineWriter:
             self.size += len(data)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
 
 
 class GrowingFile:
-    """How far a growing file was read. It holds no data: what is incomplete is read again.
-
-    Attributes:
-        offset: everything before it was read.
-        skipped: number of lines that were longer than a piece.
-        whole: where the line begins in which `offset` is, if it is inside of such a line; else `offset`.
-    """
+    """How far a growing file was read (`offset`). It holds no data: what is incomplete is read again. `skipped` counts lines that
+    were longer than a piece."""
 
     def __init__(self, offset: int = 0) -> None:
-        self.offset = offset
-        self.skipped = 0
+        self.offset = self._begin = offset
+        self.skipped = self._inode = 0
         self.in_long_line = False
-        self._begin = offset
+
+    def behind(self, fd: int) -> int:
+        """Return how many bytes are unread; another file, or one that was cut, is read from its start."""
+        status = os.fstat(fd)
+        if self._inode not in (0, status.st_ino) or status.st_size < self.offset:
+            self.offset, self.in_long_line = 0, False
+        self._inode = status.st_ino
+        return status.st_size - self.offset
 
     @property
     def whole(self) -> int:
+        """Return where the long line begins in which `offset` is; else `offset`."""
         return self._begin if self.in_long_line else self.offset
 
     def piece(self, fd: int, max_bytes: int, *, last: bool = False) -> bytes:
@@ -155,38 +153,27 @@ def open_files(workspace: Path, paths: Iterable[Parts]) -> Iterator[tuple[Parts,
 
 # --- the walk over a workspace, in steps
 
-TICK = 32
-"""Entries between two checks of the clock."""
-
-MAX_WAITING = 200_000
-"""Limit of folders still to be walked, and of files with several names that are counted once."""
-
+TICK = 32  # entries between two checks of the clock
+MAX_WAITING = 200_000  # limit of folders still to be walked, and of files with several names that are counted once
 MAX_DEPTH = 64
+# Why a walk skips something; the size is then unknown.
 CLOSED, TOO_DEEP, TOO_MANY = "folders_closed", "folders_too_deep", "folders_too_many"
-"""Why a walk skips something; the size is then unknown."""
 
 Visitor = Callable[[Parts, os.stat_result], None]
 
 
 class WorkspaceWalk:
-    """One breadth-first walk, which follows no link: what is near the top comes first.
-
-    Args:
-        visitors: called for each entry on the folder's device.
-
-    Attributes:
-        left_out: what was skipped, by reason.
-    """
+    """One breadth-first walk, which follows no link. Visitors are called for each entry on the folder's device; `left_out`
+    counts what was skipped, by reason."""
 
     def __init__(self, visitors: list[Visitor]) -> None:
-        self.visitors = visitors
-        self.disk_bytes = 0
+        self.visitors, self.disk_bytes = visitors, 0
         self.left_out: defaultdict[str, int] = defaultdict(int)
         self._waiting: deque[Parts] = deque([()])
         self._linked: set[tuple[int, int]] = set()
 
     def steps(self, folder: Path) -> Iterator[None]:
-        """Walk, and yield after every few entries. Raises OSError if the folder can't be opened."""
+        """Walk, and yield after every few entries. Raises OSError."""
         root_fd = os.open(folder, DIR_FLAGS)
         try:
             device = os.fstat(root_fd).st_dev
@@ -238,32 +225,22 @@ class WorkspaceWalk:
 
 
 class RecorderJob(Strict):
-    """One attempt as its recorder needs it: one JSON line that the supervisor sends when it starts the recorder.
-
-    Attributes:
-        mark: text in the environment of the agent's processes.
-        elapsed_s, told_at_s: budget used at the recorder's start, and the host's monotonic clock at that time.
-        suspension_s: a longer gap between two ticks is a suspension, which doesn't count.
-        trace_format: format of the agent's trace from agent.yaml; None if not given.
-        laid: names at the top of the workspace that the suite creates, not the agent.
-    """
+    """One attempt as its recorder needs it: one JSON line that the supervisor sends when it starts the recorder."""
 
     run_folder: Path
     workspace: Path
     keeper_pid: int
-    mark: str
+    mark: str  # in the environment of the agent's processes
     attempt: int
-    elapsed_s: float
+    elapsed_s: float  # budget used at `told_at_s` of the host's monotonic clock
     told_at_s: float
-    suspension_s: float
-    trace_format: str | None = None
-    laid: frozenset[str] = frozenset()
+    suspension_s: float  # a longer gap between two ticks doesn't count
+    trace_format: str | None = None  # from agent.yaml
+    laid: frozenset[str] = frozenset()  # names at the top of the workspace that the suite creates
 
     @property
     def run(self) -> RunDir:
-        """Return the run's folder."""
         return RunDir(self.run_folder)
 
     def line(self) -> bytes:
-        """Return it as a JSON line."""
         return self.model_dump_json().encode() + b"\n"

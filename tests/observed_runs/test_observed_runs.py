@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from autorl_hpc.recorder.trainings import Trainings
+from autorl_hpc.recorder.trainings import Points, Trainings
 from autorl_hpc.recorder.usage import Sweep
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.entries import Fingerprint
@@ -141,9 +141,9 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
             commands.append({**seen, "began_s": 0.0, "command": " ".join(shlex.split(line))})
             subprocess.run(shlex.split(line), cwd=folder, env=env, stdout=log, stderr=log, timeout=LIMIT_S, check=False)
     points = folder / "points"
-    Trainings(folder / "agent.log", Sweep(folder, slice_s=LIMIT_S), points, folder / "events", LIMIT_S, LIMIT_S).close(
-        Moment(0.0, "x", 1)
-    )
+    Trainings(
+        folder / "agent.log", Sweep(folder, slice_s=LIMIT_S), Points(points), folder / "events", LIMIT_S, LIMIT_S
+    ).close(Moment(0.0, "x", 1))
     facts = [json.loads(line) for each in folder.glob(".observed/*.jsonl") for line in each.read_text().splitlines()]
     made = {
         "facts": [

@@ -1,79 +1,15 @@
-"""Our git objects against git's own binary, and against damage."""
+"""Our git objects against damage; test_revisions.py has git's own binary read them."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
 import zlib
 from pathlib import Path
 
-import needs
 import pytest
 from codehistory import Pointer, files_at
 
-from autorl_hpc.recorder.code import FILE, LINK, PROGRAM, Files, GitDamage, Repository
-
-needs_git = needs.needs("git", shutil.which("git") is not None, "git is not installed")
-
-NAMES = [
-    b"a",
-    b"a.py",
-    b"a-b",
-    b"a0",
-    b"a/b",
-    b"a/b.py",
-    b"ab/x",
-    b"\xff\xfe.py",
-    b"new\nline",
-    b"tab\t",
-    b"\x1b[2J",
-    "é漢".encode(),
-]
-"""Names that sort otherwise as files than as folders, and awkward ones."""
-
-
-def git(repository: Path, *arguments: str, check: bool = True) -> bytes:
-    done = subprocess.run(
-        ["git", "-c", "safe.directory=*", "--git-dir", str(repository), *arguments], capture_output=True, check=False
-    )
-    assert done.returncode == 0 or not check, done.stderr
-    return done.stdout
-
-
-def commit(repository: Repository, texts: dict[bytes, bytes], parent: str | None = None, at_s: int = 1) -> str:
-    files: Files = {path: (FILE, repository.write("blob", data)) for path, data in texts.items()}
-    revision = repository.commit(repository.write_files(files), parent, "1.0 s, attempt 1", at_s)
-    repository.set_ref("attempt-1", revision)
-    repository.set_head("attempt-1")
-    return revision
-
-
-@needs_git
-def test_git_reads_what_was_written(tmp_path: Path) -> None:
-    repository = Repository.create(tmp_path / "code.git")
-    names = [name for name in NAMES if name not in (b"a", b"a/b")]
-    first = commit(repository, {b"code/" + name: name * 3 for name in names})
-    assert Repository.create(repository.path).size_bytes == repository.size_bytes > 0, "a new start goes on"
-    files = repository.files(first)
-    files[b"code/run.sh"] = (PROGRAM, repository.write("blob", b"#!/bin/sh\n"))
-    files[b"code/link"] = (LINK, repository.write("blob", b"/etc/passwd"))
-    second = repository.commit(repository.write_files(files), first, "2.5 s, attempt 1, submission 7", 1_700_000_000)
-    repository.set_ref("attempt-1", second)
-    assert git(repository.path, "fsck", "--full", "--strict") == b""
-    assert git(repository.path, "rev-parse", "HEAD").decode().strip() == second
-    log = git(repository.path, "log", "--format=%H|%an|%at|%s").decode().splitlines()
-    assert log[0] == f"{second}|autorl-hpc recorder|1700000000|2.5 s, attempt 1, submission 7"
-    assert log[1].startswith(first)
-    listed = git(repository.path, "ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]
-    seen = {}
-    for line in listed:
-        head, _, path = line.partition(b"\t")
-        mode, _, entry = head.decode().split()
-        seen[path] = (int(mode, 8), entry)
-    assert seen == files == repository.files(second)
-    assert git(repository.path, "cat-file", "blob", f"HEAD:{os.fsdecode(b'code/a.py')}") == b"a.pya.pya.py"
-    assert b"+#!/bin/sh" in git(repository.path, "diff", first, second)
+from autorl_hpc.recorder.code import FILE, Files, GitDamage, Repository
 
 
 def object_path(repository: Repository, name: str) -> Path:
@@ -136,4 +72,6 @@ def test_deep_trees_end_in_damage_and_not_in_recursion(tmp_path: Path) -> None:
 def test_an_agent_s_file_is_never_taken_for_a_pointer(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "code.git")
     text = Pointer("large", 1, "b" * 64).data()
-    assert files_at(repository.path, commit(repository, {b"code/p.json": text})) == {"code/p.json": text}
+    files: Files = {b"code/p.json": (FILE, repository.write("blob", text))}
+    revision = repository.commit(repository.write_files(files), None, "1.0 s, attempt 1", 1)
+    assert files_at(repository.path, revision) == {"code/p.json": text}

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from helpers import PATIENCE_S, wait_for
 
-from autorl_hpc.recorder.run_recorder import Elapsed, Looker, Troubles
+from autorl_hpc.recorder.run_recorder import Elapsed, Looker
 from autorl_hpc.recorder.watch import Moment
 
 
@@ -47,15 +47,15 @@ def events(tmp_path: Path) -> Path:
     return tmp_path / "logs" / "events.jsonl"
 
 
-def looker(watch: Seen, said: Troubles) -> Looker:
-    made = Looker(watch.name, lambda: watch, Elapsed(5.0, time.monotonic(), 30.0), 2, said)
+def looker(watch: Seen, events: Path) -> Looker:
+    made = Looker(watch.name, lambda: watch, Elapsed(5.0, time.monotonic(), 30.0), 2, events)
     made.start()
     return made
 
 
 def test_a_watch_is_looked_at_again_and_again_and_closed_once(events: Path) -> None:
     watch = Seen()
-    made = looker(watch, Troubles(events))
+    made = looker(watch, events)
     wait_for(lambda: len(watch.looks) > 5)
     made.end()
     made.join(PATIENCE_S)
@@ -72,15 +72,15 @@ def test_a_long_look_is_followed_by_a_long_rest(events: Path, took_s: float, res
     watch.every_s = 0.5
     cast(Any, watch).look = lambda _: now.__setitem__(0, now[0] + took_s)
     clock = Elapsed(0.0, 0.0, 30.0, lambda: now[0])
-    made = Looker(watch.name, lambda: watch, clock, 1, Troubles(events), lambda: now[0])
+    made = Looker(watch.name, lambda: watch, clock, 1, events, lambda: now[0])
     assert made.look_once() == pytest.approx(rest_s)
 
 
 def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path) -> None:
     now = [0.0]
-    watch, said = Seen(), Troubles(events, lambda: now[0])
+    watch = Seen()
     watch.fails = True
-    made = Looker(watch.name, lambda: watch, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
+    made = Looker(watch.name, lambda: watch, Elapsed(0.0, time.monotonic(), 30.0), 1, events, lambda: now[0])
     assert [made.look_once() for _ in range(8)] == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
     (event,) = troubles(events)
     assert event["watch"] == "seen" and event["message"] == "ValueError: bad\\nline \\x1b[2J"
@@ -94,15 +94,15 @@ def test_failures_are_told_of_once_a_minute_and_the_pauses_grow(events: Path) ->
 
 
 def test_one_that_hangs_or_can_t_be_made_stops_no_other(events: Path) -> None:
-    hanging, good, said = Seen("hanging"), Seen("good"), Troubles(events)
+    hanging, good = Seen("hanging"), Seen("good")
     hanging.gate.clear()
 
     def make() -> Seen:
         raise PermissionError("no such device")
 
-    unmade = Looker("unmade", make, Elapsed(0.0, time.monotonic(), 30.0), 1, said)
+    unmade = Looker("unmade", make, Elapsed(0.0, time.monotonic(), 30.0), 1, events)
     unmade.start()
-    lookers = [looker(hanging, said), looker(good, said), unmade]
+    lookers = [looker(hanging, events), looker(good, events), unmade]
     wait_for(lambda: len(good.looks) > 20 and troubles(events), "looks of the good one, and the other one's trouble")
     lookers[1].end()
     lookers[1].join(PATIENCE_S)  # in a look it may be for as long as the machine likes

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from autorl_hpc.recorder.observed import MAX_KEYS, OBSERVED, PIECE_BYTES, Observed
+from autorl_hpc.recorder.trainings import Points
 from autorl_hpc.recorder.watch import Moment
-from autorl_hpc.records.recorded import ObservedFact
+from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 
 AT = "2030-01-01T00:00:00.000+00:00"
 AT_S = 1893456000.0
@@ -33,7 +34,7 @@ class Workspace:
             file.write(text if isinstance(text, bytes) else text.encode())
 
     def watch(self) -> Observed:
-        return Observed(self.folder, self.written, self.events, **self.limits)
+        return Observed(self.folder, self.written, self.events, Points(self.folder / "training.jsonl"), **self.limits)
 
     def read(self) -> list[ObservedFact]:
         watch = self.watch()
@@ -79,6 +80,24 @@ def test_facts_are_bounded_escaped_and_masked(workspace: Workspace) -> None:
     assert "geheim" not in text and "hf_a" not in text and "\x1b" not in text and len(text) < 4000
     assert fact.facts["arguments"] == {"hub_token": "***", "pad_token": "<pad>", "note": "***", "lr": 0.5}
     assert len(fact.facts["many"]) == MAX_KEYS and fact.facts["nan"] is None  # type: ignore[arg-type]
+
+
+def test_what_is_logged_by_a_trainer_or_to_tensorboard_is_a_training_step(workspace: Workspace) -> None:
+    """Once, and none that another log tells too."""
+    told = [
+        {"train/loss": 0.5, "train/lr": 1e-5, "step": 7, "by": "tensorboard"},
+        {"loss": 0.25, "step": 8, "by": None},
+    ]
+    workspace.write("".join(line(what="log", facts=facts, at_s=AT_S - n) + "\n" for n, facts in enumerate(told)))
+    workspace.read()
+    workspace.read()
+    (point,) = map(TrainingPoint.model_validate_json, (workspace.folder / "training.jsonl").read_text().splitlines())
+    assert (point.step, point.loss, point.learning_rate, point.source) == (
+        7,
+        0.5,
+        1e-5,
+        ".observed/7-1893456000.5.jsonl",
+    )
 
 
 def test_links_pipes_and_foreign_files_are_not_read(workspace: Workspace, tmp_path: Path) -> None:

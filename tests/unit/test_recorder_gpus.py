@@ -13,13 +13,14 @@ from autorl_hpc.recorder.usage import LATE_S, Device, Gpus, chosen
 from autorl_hpc.recorder.watch import Moment
 from autorl_hpc.records.recorded import GpuSample
 
-DEVICES = [
-    Device(0, "GPU-5e1a0000-aa", None),
-    Device(0, "MIG-11110000-aa", None, is_slice=True),
-    Device(0, "MIG-22220000-aa", None, is_slice=True),
-    Device(1, "GPU-5e1b0000-bb", None),
-    Device(2, "GPU-77770000-cc", None),
-]
+NAMES = (
+    (0, "GPU-5e1a0000-aa"),
+    (0, "MIG-11110000-aa"),
+    (0, "MIG-22220000-aa"),
+    (1, "GPU-5e1b0000-bb"),
+    (2, "GPU-77770000-cc"),
+)
+DEVICES = [Device(index, name, None, is_slice=name.startswith("MIG")) for index, name in NAMES]
 
 
 @pytest.mark.parametrize(
@@ -122,15 +123,14 @@ def test_use_is_the_mean_since_the_last_sample(monkeypatch: pytest.MonkeyPatch) 
     assert sample_of(found).used_share == 0.5
 
 
-@pytest.mark.parametrize("module", [None, library(nvmlInit=fails(9)), library(nvmlInit=fails(12))])
-def test_no_gpu_is_an_empty_tuple_and_no_trouble(module: ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured(monkeypatch, module)
-    found.look(NOW)
-    assert found.samples() == ()
-    found.close(NOW)
-
-
-def test_a_library_that_fails_is_told_once_and_a_figure_that_fails_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_an_empty_tuple_a_library_that_fails_is_told_once_and_a_figure_that_fails_is_null(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (None, library(nvmlInit=fails(9)), library(nvmlInit=fails(12))):
+        found = measured(monkeypatch, module)
+        found.look(NOW)
+        assert found.samples() == ()
+        found.close(NOW)
     monkeypatch.setitem(sys.modules, "pynvml", library(nvmlInit=fails(18)))  # LIB_RM_VERSION_MISMATCH
     found = Gpus({})
     with pytest.raises(RuntimeError, match="NVML can't be used"):

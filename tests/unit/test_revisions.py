@@ -88,6 +88,10 @@ class World:
             command = ["git", "-c", "safe.directory=*", "--git-dir", str(self.run.code_git)]
             done = subprocess.run([*command, "fsck", "--full", "--strict"], capture_output=True, check=True)
             assert not [line for line in (done.stdout + done.stderr).splitlines() if not line.startswith(b"dangling")]
+            log = subprocess.run([*command, "log", "--format=%H %an: %s"], capture_output=True, check=True, text=True)
+            head, _, said = log.stdout.partition(" ")
+            assert head == Repository(self.run.code_git).head() and said.startswith("autorl-hpc recorder: ")
+            assert " s, attempt " in said
 
 
 @pytest.fixture
@@ -284,24 +288,25 @@ def test_what_is_kept_and_what_is_not(world: World, tmp_path: Path) -> None:
     world.fsck()
 
 
-def test_names_that_are_no_text_survive(world: World) -> None:
-    names = [b"\xff\xfe.py", b"new\nline.py", b"\x1b[2J", b"a" * 255, "é漢\u202e".encode(), b" ", b"-rf", b"tab\t\"'\\"]
-    for name in names:
-        with open(os.path.join(os.fsencode(world.code), name), "wb") as file:
-            file.write(name)
-    found = world.files()
-    assert {name.encode("utf-8", "surrogateescape"): data for name, data in found.items()} == {
-        b"code/" + name: name for name in names
-    }
-    world.fsck()
+ODD_NAMES = [b"\xff\xfe.py", b"new\nline.py", b"\x1b[2J", b"a" * 255, "é漢\u202e".encode(), b" ", b"-rf", b"tab\t\"'\\"]
+ODD_NAMES += [b"b-b", b"b0", b"b/b", b"b/b.py", b"b.py", b"bb/x"]  # a tree sorts folders as if they ended in a slash
 
 
 def test_what_lies_hidden_in_a_folder_left_out_by_name_is_said(world: World) -> None:
+    """Whatever the names of files beside it, which survive."""
+    for name in ODD_NAMES:
+        (world.code / os.fsdecode(name)).parent.mkdir(exist_ok=True)
+        (world.code / os.fsdecode(name)).write_bytes(name)
     (world.code / "__pycache__").mkdir()
     (world.code / "__pycache__" / "a.pyc").write_bytes(b"\0")
     (world.code / "a.py").write_text("1")
     world.look()
     assert (world.lines()[-1].by_name, world.lines()[-1].reason) == (1, None)
+    held = {name.encode("utf-8", "surrogateescape"): data for name, data in world.held().items()}
+    assert {name: data for name, data in held.items() if name != b"code/a.py" and b"cache" not in name} == {
+        b"code/" + name: name for name in ODD_NAMES
+    }
+    world.fsck()
     (world.code / ".cache" / "deep").mkdir(parents=True)
     (world.code / "a.py").write_text("22")
     world.look()

@@ -381,8 +381,9 @@ def test_nothing_that_is_written_breaks_the_recorder(tmp_path: Path, sample: str
             run.print(mutated(data, chance) + b"\n")
         totals = run.once()
         assert all(number >= 0 for number in run.figures())
-        rising = [tokens for _, tokens, _ in totals.points]
-        assert rising == sorted(rising)
+        for rising in zip(*totals.points, strict=True):
+            assert all(b >= a - 1e-9 for a, b in itertools.pairwise(rising))
+        assert (totals.tool_failures or 0) <= (totals.tool_calls or 0)
 
 
 def event(kind: str, elapsed_s: float = 0.0, **told: Any) -> TraceEvent:
@@ -450,6 +451,9 @@ def test_costs_that_differ_by_rounding_go_on_and_zero_is_a_price_that_is_not_kno
 
 def test_tools_are_counted_by_call() -> None:
     """Called twice and answered once, answered without a call, called and answered without an id, never answered."""
+    start = event("session", format="codex", session="t")
+    item = [event(kind, format="codex", call_id="item_0", ok=False) for kind in ("tool_call", "tool_result")]
+    assert add_up([start, *item, start, *item]).tool_failures == 2, "codex counts items anew in each process"
     events = [
         event("tool_call", 1.0, call_id="a"),
         event("tool_call", 2.0, call_id="a"),
@@ -495,30 +499,6 @@ def test_tokens_and_cost_over_time() -> None:
     assert [totals.cost_at(s) for s in (0.0, 10.0, 35.0, 50.0)] == [0.0, 0.5, 0.75, 1.0]
 
 
-def test_totals_never_fall_and_are_never_negative() -> None:
-    chance = random.Random(5)
-    for _ in range(60):
-        events = []
-        for n in range(40):
-            kind = chance.choice(["usage", "usage", "session", "tool_call", "tool_result", "end", "message"])
-            told: dict[str, Any] = {
-                "session": chance.choice([None, "a", "b"]),
-                "call_id": chance.choice([None, "x", "y"]),
-            }
-            if kind == "usage":
-                told |= {"tokens_in": chance.randrange(100), "tokens_out": chance.choice([None, 3, 50])}
-                told |= {"is_total": chance.random() < 0.4, "cost_usd": chance.choice([None, 0.5, 0.001])}
-            told["duration_s"] = chance.choice([None, 500.0, 0.1])
-            events.append(event(kind, float(n // chance.choice([1, 1, 2])), attempt=1 + n // 25, **told))
-        totals = add_up(events, ended_s=chance.choice([None, 60.0]))
-        times, tokens, costs = zip(*totals.points, strict=True)
-        assert list(times) == sorted(times) and list(tokens) == sorted(tokens)
-        assert all(b >= a - 1e-9 for a, b in itertools.pairwise(costs))
-        assert tokens[-1] == (totals.tokens_in or 0) + (totals.tokens_out or 0)
-        assert totals.cost_usd is None or costs[-1] == pytest.approx(totals.cost_usd)
-        assert (totals.tool_failures or 0) <= (totals.tool_calls or 0)
-
-
 def test_what_could_not_be_written_is_written_later(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (SAMPLES / "codex.log").read_bytes().splitlines(keepends=True)
     recorder = run.recorder()
@@ -549,10 +529,3 @@ def test_two_sessions_in_one_document_and_a_copy_of_it(run: Run) -> None:
     totals = run.totals()
     assert (totals.tokens_in, totals.driver_calls, totals.tool_calls) == (9800, 8, 8)
     assert totals.cost_usd == pytest.approx(0.12)
-
-
-def test_codex_counts_items_anew_in_each_process() -> None:
-    start = event("session", format="codex", session="t")
-    item = [event(kind, format="codex", call_id="item_0", ok=False) for kind in ("tool_call", "tool_result")]
-    totals = add_up([start, *item, start, *item])
-    assert (totals.tool_calls, totals.tool_failures) == (2, 2)

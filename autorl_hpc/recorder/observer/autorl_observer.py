@@ -1,8 +1,7 @@
 """Observe a training from inside its Python process: trainers, optimizer steps, generation, data, checkpoints, crashes.
 
 Hooks are set once the program itself has imported a library; an error of a hook is swallowed and told as a `note`. Facts are JSON
-lines in $AUTORL_OBSERVED/<pid>-<start>.jsonl; docs/file-protocol.md lists them. For every Python from 3.8, with the standard
-library alone, since it runs in the agent's environment.
+lines in $AUTORL_OBSERVED/<pid>-<start>.jsonl; docs/file-protocol.md lists them. Standard library alone, Python 3.8 or later.
 """
 
 from __future__ import annotations
@@ -16,44 +15,198 @@ import time
 import weakref
 from typing import Any
 
-Watch = Any
-"""A generator function that sees a call: it begins with (args, kwargs), and is sent the result."""
-
-MOST_LINES, MOST_KEYS, MOST_CHARS = 4000, 200, 400  # of a process, of a fact, of a text
+Watch = Any  # a generator function that sees a call: it begins with (args, kwargs), and is sent the result
+MOST_LINES, MOST_KEYS, MOST_CHARS = 4000, 300, 400  # of a process, of a fact, of a text
 LAZY = ("seed", "rows", "loaded", "memory")  # not told of a process that does nothing else, such as a loader of data
-EVERY_S, GROWTH = (
-    5.0,
-    0.12,
-)  # a block ends with as many events as all before it, or after 5 s and 12 % of the time so far
 HASHED_BYTES = 32 << 20
-NORMED_NUMBERS = {"cpu": 1 << 24, "cuda": 1 << 33}  # trained numbers up to which a block's last gradient is measured
+# A block ends with as many events as all before it, or after 5 s and 12 % of the time so far. Norms take 0.5 % of the time.
+EVERY_S, GROWTH, NORM_PAUSE = 5.0, 0.12, 200
+TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+NOT_DATA = ("config.json", "index.json", "tokenizer", "_tokens", "vocab.json", "template", "_state", "/.", "-packages/")
+WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
+NOT_WEIGHTS = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "_states")
+PATHS = ("pretrained_model_name_or_path", "model_id", "model", "model_path", "save_directory", "filename", "f")
+FIRST = ("algorithm", "data.", "actor_rollout_ref.actor.", "optim", "trainer.")  # of more settings than are told
+OF_LIGHTNING = ("max_epochs", "max_steps", "accumulate_grad_batches", "precision", "gradient_clip_val", "num_devices")
+OF_ACCELERATE = ("mixed_precision", "gradient_accumulation_steps", "num_processes", "distributed_type")
 
-# --- what is known of this process, and its file
+
+class Block:
+    """Events that are told together, so that 10^6 of them are some dozen lines: optimizer steps, generation."""
+
+    def __init__(self, what: str, **facts: Any) -> None:
+        self.what, self.facts, self.total, self.count = what, facts, 0, 0
+        self.sums: dict[str, int] = {}
+        self.next_count, self.next_s, self.next_norm_s = 1, 0.0, 0.0
+        self.optimizer: Any = None
+        self.rate: Any = None
+
+    def add(self, now: float, sums: dict[str, int], first: dict[str, Any], last: dict[str, Any]) -> None:
+        """Count an event; facts of a block's first and last one."""
+        if not self.count:
+            self.facts.update(first, from_s=now)
+            self.next_s = now + max(EVERY_S, GROWTH * (now - here.began_s))
+        self.facts.update(last, to_s=now)
+        self.count += 1
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+        if self.count >= self.next_count or now >= self.next_s:
+            self.end()
+
+    def end(self) -> None:
+        self.total += self.count
+        here.tell(self.what, **self.facts, **self.sums)
+        self.count, self.next_count, self.sums = 0, max(1, self.total), {}
+
+    def measure(self, gradients: list[Any], now: float) -> None:
+        """Keep the norm of a step's gradient. The next one is measured when this has taken 0.5 % of the time."""
+        torch: Any = sys.modules["torch"]
+        whole = all(type(each) is torch.Tensor and not each.is_sparse for each in gradients)
+        if gradients and whole and not (gradients[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+            with torch.no_grad():  # of sharded tensors several processes would have to take part
+                norm = sum(float(each) ** 2 for each in torch._foreach_norm(gradients)) ** 0.5
+            norms = [*self.facts["norms"], norm]
+            self.facts.update(norm=norm, norms=[min(norms), max(norms)])
+        self.next_norm_s = now + NORM_PAUSE * (time.time() - now)
 
 
 class ThisProcess:
-    """This process; a fork begins with a new one."""
+    """What is known of this process; a fork begins anew."""
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        self.file, self.lines, self.began_s = -1, 0, time.time()
+        self.file, self.lines, self.began_s, self.next_log_s = -1, 0, time.time(), 0.0
         self.steps = self.depth = self.training = 0
         self.waiting: list[dict[str, Any]] = []
         self.told: dict[Any, int] = {}
-        self.blocks: dict[Any, Any] = {}
+        self.blocks: dict[Any, Block] = {}
         self.opened: dict[str, bool] = {}
-        self.next_log_s = 0.0
         self.newest: Any = None
-        self.last_log: dict[str, Any] | None = None
+        self.last_log: Any = None
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Write one fact; a lazy one waits for another one."""
+        line = {"at_s": round(time.time(), 6), "what": what, "facts": small(facts)}
+        if self.file < 0 and what in LAZY:
+            self.waiting = [*self.waiting[:40], line]
+            return
+        if self.file < 0:
+            folder = os.environ["AUTORL_OBSERVED"]
+            os.makedirs(folder, exist_ok=True)
+            name = os.path.join(folder, "%d-%.6f.jsonl" % (os.getpid(), self.began_s))  # noqa: UP031
+            self.file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            ranks = [os.environ.get(each, "") for each in ("RANK", "WORLD_SIZE")]
+            rank, size = (int(each) if each.isdigit() else None for each in ranks)
+            argv = getattr(sys, "orig_argv", sys.argv)
+            start = small({"argv": argv, "rank": rank, "world_size": size, "parent": os.getppid()})
+            self.waiting.insert(0, {"at_s": round(self.began_s, 6), "what": "start", "facts": start})
+            if getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)() is not None:
+                sys.modules["multiprocessing.util"].Finalize(None, self.end, exitpriority=-100)  # it ends by os._exit
+        lines, self.waiting, name = [*self.waiting, line], [], reach(sys.modules.get("__main__"), "__spec__.name")
+        program = f"-m {name}" if name else (getattr(sys, "argv", None) or [""])[0]
+        for each in lines[: MOST_LINES - self.lines]:
+            self.lines += 1
+            if self.lines == MOST_LINES:
+                each = {**line, "what": "note", "facts": {"text": "no more is told of this process"}}  # noqa: PLW2901
+            text = json.dumps({"pid": os.getpid(), "program": str(program)[:200], **each}, separators=(",", ":"))
+            os.write(self.file, text.encode() + b"\n")
+
+    def once(self, key: Any, most: int = 1) -> bool:
+        self.told[key] = self.told.get(key, 0) + 1
+        return self.told[key] <= most
+
+    def count_step(self, optimizer: Any) -> None:
+        self.steps += 1
+        block: Any = self.blocks.get(id(optimizer))
+        if block is None or block.optimizer() is not optimizer:
+            if self.once("optimizer", 20):
+                self.end_blocks()  # one that is gone may have had the same id
+                trained, name = gradients_of(optimizer), dotted(type(optimizer))
+                device, count = str(trained[0].device) if trained else "", sum(each.numel() for each in trained)
+                self.newest = Block("steps", optimizer=name, parameters=count, device=device)
+                self.tell_opened()
+            else:  # a program may make one for each step
+                self.blocks = {key: each for key, each in self.blocks.items() if each is not self.newest}
+            block = self.blocks[id(optimizer)] = self.newest
+            block.optimizer = weakref.ref(optimizer)  # a hold on it would keep a model in memory
+        now, rate = time.time(), optimizer.param_groups[0].get("lr")
+        if not block.count:
+            block.rate = rate
+            block.facts.update(norm=None, norms=[])
+        if now >= block.next_norm_s:
+            block.measure(gradients_of(optimizer), now)
+        block.add(now, {"count": 1}, {"first": self.steps}, {"last": self.steps, "rates": [block.rate, rate]})
+
+    def end_blocks(self) -> None:
+        for block in list(self.blocks.values()):
+            if block.count:
+                block.end()
+
+    def tell_log(self) -> None:
+        found, self.last_log = self.last_log, None
+        if found is not None:
+            self.tell("log", **{**figures(found), "by": found["by"]})
+
+    def on_open(self, event: str, args: Any) -> None:
+        """Note the data files that the program opens to read them; an audit hook."""
+        if event != "open" or type(args[0]) is not str or not args[0].endswith(TEXTS) or len(self.opened) >= 100:
+            return
+        if args[1] in ("r", "rb", "rt") and not any(part in args[0] for part in NOT_DATA):
+            self.opened.setdefault(os.path.abspath(args[0]), False)
+
+    def tell_opened(self) -> None:
+        for path in list(self.opened):
+            safely(self.tell_rows, path)
+
+    def tell_rows(self, path: str, rows: Any = None) -> None:
+        path = os.path.abspath(path) if os.path.isfile(path) else path
+        if self.opened.get(path):
+            return
+        self.opened[path], digest = True, None
+        if os.path.isfile(path) and os.path.getsize(path) <= HASHED_BYTES:
+            import hashlib
+
+            with open(path, "rb") as file:
+                data = file.read()
+            digest = hashlib.sha256(data).hexdigest()
+            if rows is None and path.endswith((".jsonl", ".csv", ".tsv")):
+                rows = data.count(b"\n") + (data[-1:] not in (b"\n", b""))
+        self.tell("rows", path=path, rows=rows, sha256=digest)
+
+    def tell_crash(self) -> None:
+        error = getattr(sys, "last_value", None)
+        place, where = getattr(error, "__traceback__", None), None
+        while place is not None:
+            file = place.tb_frame.f_code.co_filename
+            if where is None or not file.startswith((sys.prefix, sys.base_prefix, "<frozen")):
+                where = f"{file}:{place.tb_lineno}"
+            place = place.tb_next
+        if error is not None:
+            lines = [each.strip() for each in str(error).splitlines() if any(map(str.isalnum, each))]
+            self.tell("crashed", type=type(error).__name__, message=lines[-1] if lines else "", where=where)
+
+    def tell_memory(self) -> None:
+        if self.file >= 0:
+            import resource
+
+            cuda, used = reach(sys.modules.get("torch"), "cuda"), resource.getrusage(resource.RUSAGE_SELF)
+            peak = cuda.max_memory_allocated() if cuda is not None and cuda.is_initialized() else None
+            self.tell("memory", gpu_peak_bytes=peak, rss_peak_bytes=used.ru_maxrss * 1024)
+
+    def end(self) -> None:
+        for each in (self.tell_log, self.end_blocks, self.tell_crash, self.tell_memory):
+            safely(each)
 
 
 here = ThisProcess()
+end = here.end
 
 
 def small(value: Any, depth: int = 0) -> Any:
-    """Return a small JSON value."""
+    """Return a small JSON value; of a tensor with one number, that number."""
+    value = value.item() if getattr(value, "shape", None) == () else value
     if isinstance(value, dict) and depth < 3:
         return {str(key)[:100]: small(each, depth + 1) for key, each in list(value.items())[:MOST_KEYS]}
     if isinstance(value, (list, tuple)) and depth < 3:
@@ -62,39 +215,9 @@ def small(value: Any, depth: int = 0) -> Any:
     return value if plain else str(value)[:MOST_CHARS]
 
 
-def tell(what: str, **facts: Any) -> None:
-    """Write one fact; a lazy one waits for another one."""
-    line = {"at_s": round(time.time(), 6), "what": what, "facts": small(facts)}
-    if here.file < 0 and what in LAZY:
-        here.waiting = [*here.waiting[:40], line]
-        return
-    if here.file < 0:
-        folder = os.environ["AUTORL_OBSERVED"]
-        os.makedirs(folder, exist_ok=True)
-        name = os.path.join(folder, "%d-%.6f.jsonl" % (os.getpid(), here.began_s))  # noqa: UP031
-        here.file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        ranks = [os.environ.get(each, "") for each in ("RANK", "WORLD_SIZE")]
-        rank, size = (int(each) if each.isdigit() else None for each in ranks)
-        argv = list(getattr(sys, "orig_argv", sys.argv))
-        start = small({"argv": argv, "rank": rank, "world_size": size, "parent": os.getppid()})
-        here.waiting.insert(0, {"at_s": round(here.began_s, 6), "what": "start", "facts": start})
-        if getattr(sys.modules.get("multiprocessing.process"), "parent_process", lambda: None)() is not None:
-            sys.modules["multiprocessing.util"].Finalize(None, end, exitpriority=-100)  # it ends by os._exit
-    lines, here.waiting = [*here.waiting, line], []
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
-    program = "-m " + spec.name if spec is not None else (getattr(sys, "argv", None) or [""])[0]
-    for each in lines[: MOST_LINES - here.lines]:
-        here.lines += 1
-        if here.lines == MOST_LINES:
-            each = {**line, "what": "note", "facts": {"text": "no more is told of this process"}}  # noqa: PLW2901
-        text = json.dumps({"pid": os.getpid(), "program": str(program)[:200], **each}, separators=(",", ":"))
-        os.write(here.file, text.encode() + b"\n")
-
-
-def once(key: Any, most: int = 1) -> bool:
-    """Return whether this was asked fewer than `most` times."""
-    here.told[key] = here.told.get(key, 0) + 1
-    return here.told[key] <= most
+def figures(logs: Any) -> dict[str, Any]:
+    found = small(dict(logs), 2)  # nested ones are texts
+    return {k: v for k, v in found.items() if type(v) in (int, float) or v in ("nan", "inf", "-inf")}
 
 
 def safely(function: Any, *args: Any) -> Any:
@@ -105,18 +228,15 @@ def safely(function: Any, *args: Any) -> Any:
         return None
     except Exception as error:
         try:
-            if once("note", 5):
-                tell("note", text=f"observer: {type(error).__name__}: {error}")
+            if here.once("note", 5):
+                here.tell("note", text=f"observer: {type(error).__name__}: {error}")
         except Exception:
             here.lines = MOST_LINES  # there is no way to write
         return None
 
 
-# --- wrapping: the wrapped function keeps its name, signature and place, so it pickles and shows its source as before
-
-
 def around(owner: Any, name: str, watch: Watch) -> None:
-    """Let `watch`, a generator function, see the calls of owner.name: begun with (args, kwargs), it is sent the result."""
+    """Let `watch` see the calls of owner.name, which keeps its name, signature and place: it pickles and shows its source."""
     raw = vars(owner).get(name)
     original = getattr(raw, "__func__", raw)
     if not callable(original) or hasattr(original, "_autorl_observed"):
@@ -124,16 +244,16 @@ def around(owner: Any, name: str, watch: Watch) -> None:
 
     @functools.wraps(original)
     def observed(*args: Any, **kwargs: Any) -> Any:
-        seen, process = watch(args, kwargs), here
+        seen = watch(args, kwargs)
         safely(next, seen)
-        process.depth += 1
+        here.depth += 1
         try:
             result = original(*args, **kwargs)
         except BaseException:
             safely(seen.close)
             raise
         finally:
-            process.depth -= 1
+            here.depth -= 1
         safely(seen.send, result)
         safely(seen.close)
         return result
@@ -166,92 +286,29 @@ def argument(args: Any, kwargs: Any, place: int, *names: str) -> Any:
 
 def reach(value: Any, *paths: str) -> Any:
     """Return the first of these attributes (`a.b.c`) that is not None."""
-    for path in paths:
-        found = functools.reduce(lambda each, name: getattr(each, name, None), path.split("."), value)
-        if found is not None:
-            return found
-    return None
+    found = (functools.reduce(lambda each, name: getattr(each, name, None), path.split("."), value) for path in paths)
+    return next((each for each in found if each is not None), None)
 
 
 def dotted(kind: type) -> str:
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None) if kind.__module__ == "__main__" else None
-    return f"{kind.__module__ if spec is None else spec.name}.{kind.__qualname__}"
+    module, name = kind.__module__, kind.__qualname__
+    if module.rpartition(".")[2] == name.lstrip("_") and "Unsloth" in name:
+        return "unsloth." + name.lstrip("_")[len("Unsloth") :]  # its copy of a trainer of trl, in a module of its own
+    return f"{(module == '__main__' and reach(sys.modules[module], '__spec__.name')) or module}.{name}"
 
 
-# --- blocks of events, so that 10^6 of them are some dozen lines: optimizer steps and generation
+def gradients_of(optimizer: Any) -> list[Any]:
+    return [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
 
 
-class Block:
-    """Events that are told together."""
-
-    def __init__(self, what: str, **facts: Any) -> None:
-        self.what, self.facts, self.total, self.count, self.last_s = what, facts, 0, 0, 0.0
-        self.sums: dict[str, int] = {}
-        self.next_count, self.next_s = 1, 0.0
-
-    def add(self, sums: dict[str, int], **first: Any) -> None:
-        """Count an event; `first`: facts of a block's first one."""
-        self.last_s = now = time.time()
-        if not self.count:
-            self.facts.update(first, from_s=now)
-            self.next_s = now + max(EVERY_S, GROWTH * (now - here.began_s))
-        self.count += 1
-        for name, value in sums.items():
-            self.sums[name] = self.sums.get(name, 0) + value
-        if self.count >= self.next_count or now >= self.next_s:
-            self.end()
-
-    def end(self, **facts: Any) -> None:
-        """Tell it, and begin the next."""
-        self.total += self.count
-        tell(self.what, **{**self.facts, "to_s": self.last_s, **self.sums, **facts})
-        self.count, self.next_count, self.sums = 0, max(1, self.total), {}
+def model_name(model: Any) -> Any:
+    """Return the name or path that a model was loaded from; None if it doesn't say."""
+    name = reach(model, "name_or_path", "config._name_or_path", "module.name_or_path", "module.config._name_or_path")
+    return name if isinstance(name, str) and name else None
 
 
-class Steps(Block):
-    """The steps of one optimizer. Its gradients are there when a step ends, and mostly not when the program ends."""
-
-    def __init__(self, optimizer: Any) -> None:
-        # No hold on it, which would keep a model in memory that the program has done with.
-        self.optimizer, self.rate, self.last = weakref.ref(optimizer), None, 0
-        trained = self.gradients()
-        device, count = str(trained[0].device) if trained else "", sum(each.numel() for each in trained)
-        Block.__init__(self, "steps", optimizer=dotted(type(optimizer)), parameters=count, device=device)
-
-    def gradients(self) -> list[Any]:
-        groups = reach(self.optimizer(), "param_groups") or ()
-        return [each.grad for group in groups for each in group["params"] if each.grad is not None]
-
-    def end(self, **facts: Any) -> None:
-        torch, gradients, norm = sys.modules["torch"], self.gradients(), None
-        small_enough = 0 < self.facts["parameters"] <= NORMED_NUMBERS.get(self.facts["device"].partition(":")[0], 0)
-        if gradients and small_enough and all(type(each) is torch.Tensor and not each.is_sparse for each in gradients):
-            with torch.no_grad():  # of sharded tensors several processes would have to take part
-                norm = sum(float(each) ** 2 for each in torch._foreach_norm(gradients)) ** 0.5
-        rates = [None if each is None else float(each) for each in (self.facts.pop("rate"), self.rate)]
-        Block.end(self, last=self.last, rates=rates, norm=norm)
-
-
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """See one step of any optimizer; torch calls it."""
-    if not getattr(sys.modules.get("torch.compiler"), "is_compiling", bool)():
-        safely(count_step, optimizer)
-
-
-def count_step(optimizer: Any) -> None:
-    here.steps += 1
-    block: Any = here.blocks.get(id(optimizer))
-    if block is None or block.optimizer() is not optimizer:
-        if once("optimizer", 20):
-            end_blocks()  # one that is gone may have had the same id
-            here.newest = Steps(optimizer)
-            tell_opened()
-        else:  # a program may make one for each step
-            here.blocks = {key: each for key, each in here.blocks.items() if each is not here.newest}
-        block = here.blocks[id(optimizer)] = here.newest
-        block.optimizer = weakref.ref(optimizer)
-    block.last, block.rate = here.steps, optimizer.param_groups[0].get("lr")
-    block.add({"count": 1}, first=here.steps, rate=block.rate)
+def rows_in(data: Any) -> Any:
+    return len(data) if hasattr(data, "__len__") else None
 
 
 def generation(look: Any) -> Watch:
@@ -261,10 +318,12 @@ def generation(look: Any) -> Watch:
         before, calls = 0, 1
         while True:
             by, model, sampled, prompts, tokens_in, made = look(args, kwargs, (yield))
-            block = Block("generated", by=by, model=model, sampled=sampled)
+            block = here.blocks.setdefault(
+                (by, model, sampled), Block("generated", by=by, model=model, sampled=sampled)
+            )
             sums = {"calls": calls, "prompts": calls * prompts, "tokens_in": calls * tokens_in}
             sums["tokens_out"], before, calls = max(0, made - before), made, 0
-            here.blocks.setdefault((by, model, sampled), block).add(sums, steps_before=here.steps)
+            block.add(time.time(), sums, {"steps_before": here.steps}, {})
 
     return outermost(watch)
 
@@ -304,31 +363,7 @@ def by_sglang(args: Any, kwargs: Any, result: Any) -> Any:
     return ("sglang", reach(args[0], "server_args.model_path"), heat(given), len(told), *tokens)
 
 
-# --- trainers and their logs
-
-FIT = dict.fromkeys(("verl", "lightning", "pytorch_lightning"), ("fit",))
-TRAINING = {"transformers": ("train",), "trl": ("train", "step"), "openrlhf": ("fit", "ppo_train"), **FIT}
-"""Methods of classes with `Trainer` in their names, in modules with `trainer` in theirs."""
-
-USUAL = """learning_rate max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps lr_scheduler_type
-warmup_steps warmup_ratio weight_decay optim seed max_grad_norm bf16 fp16"""  # told even if they were not set
-FIRST = ("algorithm", "data.", "actor_rollout_ref.actor.", "optim", "trainer.")  # of more settings than are told
-OF_LIGHTNING = ("max_epochs", "max_steps", "accumulate_grad_batches", "precision", "gradient_clip_val", "num_devices")
-OF_ACCELERATE = ("mixed_precision", "gradient_accumulation_steps", "num_processes", "distributed_type")
-
-
-def model_name(model: Any) -> Any:
-    """Return the name or path that a model was loaded from; None if it doesn't say."""
-    name = reach(model, "name_or_path", "config._name_or_path", "module.name_or_path", "module.config._name_or_path")
-    return name if isinstance(name, str) and name else None
-
-
-def rows_in(data: Any) -> Any:
-    return len(data) if hasattr(data, "__len__") else None
-
-
 def flat(settings: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
-    """Return the scalars of nested settings by dotted names."""
     found = {}
     for name, given in (settings if hasattr(settings, "items") else vars(settings)).items():
         value = given.value if isinstance(getattr(given, "value", None), str) else given  # an enumeration
@@ -340,83 +375,57 @@ def flat(settings: Any, prefix: str = "", depth: int = 0) -> dict[str, Any]:
 
 
 def arguments_of(trainer: Any) -> dict[str, Any]:
-    """Return the settings: of transformers' those that were set or that a subclass added, else all scalars."""
-    settings = reach(trainer, "args", "config", "_autorl_config", "strategy.args")
+    settings = reach(trainer, "args", "config", "strategy.args")
     if settings is None:
         module = reach(trainer, "lightning_module.hparams") or {}
         return {**flat({name: getattr(trainer, name, None) for name in OF_LIGHTNING}), **flat(module)}
-    found: dict[str, Any] = flat(settings)
-    kinds: Any = type(settings).__mro__
-    names = [kind.__name__ for kind in kinds]
-    if "TrainingArguments" in names:
-        place = names.index("TrainingArguments")
-        plain = {name: field.default for name, field in kinds[place].__dataclass_fields__.items()}
-        own = set(USUAL.split()).union(*(vars(kind).get("__annotations__", ()) for kind in kinds[:place]))
-        found = {k: v for k, v in found.items() if k[0] != "_" and (k in own or v != plain.get(k, v))}
-    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(FIRST)))
+    return dict(sorted(flat(settings).items(), key=lambda item: not item[0].startswith(FIRST)))
 
 
 def training(args: Any, kwargs: Any) -> Any:
     """See a trainer's `train` or `fit`; of a method that is called again and again, the first calls."""
     trainer, before, steps_before, inside = args[0], here.training, here.steps, ("in", id(args[0]))
-    is_first, here.training = once(inside), here.depth + 1  # a subclass's method calls its parent's
+    is_first, here.training = here.once(inside), here.depth + 1  # a subclass's method calls its parent's
     try:
-        name = dotted(type(trainer))
-        facts = {"name": name, "bases": [dotted(each) for each in type(trainer).__mro__[1:-1]][:12]}
         data = reach(trainer, "train_dataset", "train_dataloader.dataset")
         data = reach(argument(args, kwargs, 2, "train_dataloaders"), "dataset") if data is None else data
         model = model_name(reach(trainer, "model") or argument(args, kwargs, 1, "model"))
-        facts.update(model=model, rows=safely(rows_in, data))
-        if is_first and once(("began", name), 20):
-            tell("trainer", phase="began", arguments=safely(arguments_of, trainer), **facts)
-            tell_opened()
+        name, *bases = map(dotted, type(trainer).__mro__[:13])
+        facts = {"name": name, "bases": bases, "model": model, "rows": safely(rows_in, data)}
+        if is_first and here.once(("began", name), 20):
+            here.tell("trainer", phase="began", arguments=safely(arguments_of, trainer), **facts)
+            here.tell_opened()
         yield
-        if is_first and once(("ended", name), 20):
+        if is_first and here.once(("ended", name), 20):
             steps, history = reach(trainer, "state.global_step", "global_step"), reach(trainer, "state.log_history")
             last = figures(history[-1] if history else reach(trainer, "callback_metrics") or {})
             steps = steps if isinstance(steps, int) else here.steps - steps_before
-            end_blocks()
-            tell("trainer", phase="ended", steps=steps, last=last, **facts)
+            here.end_blocks()
+            here.tell("trainer", phase="ended", steps=steps, last=last, **facts)
     finally:
         here.training = before
         if is_first:
             here.told.pop(inside, None)
 
 
-def configured(args: Any, kwargs: Any) -> Any:
-    args[0]._autorl_config = argument(args, kwargs, 1, "cfg")
+@outermost
+def recipe(args: Any, kwargs: Any) -> Any:
+    """See the settings of a recipe of torchtune, a program of its own."""
+    name, settings = argument(args, kwargs, 0, "recipe_name"), argument(args, kwargs, 1, "cfg")
+    here.tell("trainer", phase="began", name=f"recipes.{name}", bases=[], arguments=safely(flat, settings))
     yield
-
-
-def hook_recipes(module: Any) -> None:
-    """Hook torchtune's recipes: programs of their own, whose class derives from this interface."""
-    before = module.FTRecipeInterface.__init_subclass__.__func__
-
-    def hooked(cls: Any, *args: Any, **kwargs: Any) -> None:
-        before(cls, *args, **kwargs)
-        for name, watch in (("__init__", configured), ("train", training)):
-            safely(around, cls, name, watch)
-
-    module.FTRecipeInterface.__init_subclass__ = classmethod(hooked)
 
 
 @outermost
 def prepared(args: Any, kwargs: Any) -> Any:
     """See an own loop that uses accelerate; trainers use it too."""
     yield
-    if any(hasattr(each, "param_groups") for each in args) and not here.training and once("accelerate", 5):
+    if any(hasattr(each, "param_groups") for each in args) and not here.training and here.once("accelerate", 5):
         model = next((model_name(each) for each in args[1:] if hasattr(each, "named_parameters")), None)
         rows = next((rows_in(each.dataset) for each in args[1:] if hasattr(each, "dataset")), None)
         settings = {name: str(getattr(args[0], name, None)) for name in OF_ACCELERATE}
         name = dotted(type(args[0]))
-        tell("trainer", phase="began", name=name, bases=[], arguments=settings, model=model, rows=rows)
-
-
-def figures(logs: Any) -> dict[str, Any]:
-    """Return the figures of a log line by name."""
-    items = list(dict(logs).items())[:120]
-    plain = [(str(key)[:100], each.item() if getattr(each, "shape", None) == () else each) for key, each in items]
-    return {key: each for key, each in plain if isinstance(each, (int, float)) and not isinstance(each, bool)}
+        here.tell("trainer", phase="began", name=name, bases=[], arguments=settings, model=model, rows=rows)
 
 
 def logs(figures_at: int, step_at: int) -> Watch:
@@ -424,71 +433,24 @@ def logs(figures_at: int, step_at: int) -> Watch:
 
     def watch(args: Any, kwargs: Any) -> Any:
         found = argument(args, kwargs, figures_at, "logs", "data", "payload", "values", "logs_dict", "tag")
-        found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if isinstance(found, str) else found
+        single, counted = isinstance(found, str), reach(args[0], "state.global_step")
+        found = {found: argument(args, kwargs, figures_at + 1, "scalar_value")} if single else found
         yield
-        step = argument(args, kwargs, step_at, "step", "global_step")
-        step, now = step if isinstance(step, int) else reach(args[0], "state.global_step"), time.time()
-        here.last_log = {**found, "step": step}
-        if once("log", 20) or now >= here.next_log_s:
+        step, now = argument(args, kwargs, step_at, "step", "global_step"), time.time()
+        by = "tensorboard" if single else None if counted is None else "transformers"
+        found = {**found, "step": step if isinstance(step, int) else counted, "by": by}
+        if single and here.last_log and here.last_log["step"] == step:  # each figure of a step comes by itself
+            here.last_log.update(found)
+            return
+        if not single:
+            here.last_log = found
+        if here.once("log", 20) or now >= here.next_log_s:
             here.next_log_s = now + max(1.0, 0.02 * (now - here.began_s))
-            tell_log()
+            here.tell_log()
+        if single:
+            here.last_log = found
 
     return outermost(watch)
-
-
-def tell_log() -> None:
-    found, here.last_log = here.last_log, None
-    if found is not None:
-        tell("log", **figures(found))
-
-
-# --- data, models, seeds
-
-TEXTS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-NOT_DATA = (
-    "config.json",
-    "index.json",
-    "tokenizer",
-    "_tokens",
-    "vocab.json",
-    "template",
-    "_state",
-    "/.",
-    "/site-packages/",
-)
-PATHS = ("pretrained_model_name_or_path", "model_id", "model", "model_path", "save_directory", "filename", "f")
-WEIGHTS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-NOT_WEIGHTS = ("optimizer", "scheduler", "rng_state", "training_args", "scaler", "_states")
-
-
-def tell_rows(path: str, rows: Any = None) -> None:
-    """Tell a file of rows, or a data set by name."""
-    path = os.path.abspath(path) if os.path.isfile(path) else path
-    if here.opened.get(path):
-        return
-    here.opened[path], digest = True, None
-    if os.path.isfile(path) and os.path.getsize(path) <= HASHED_BYTES:
-        import hashlib
-
-        with open(path, "rb") as file:
-            data = file.read()
-        digest = hashlib.sha256(data).hexdigest()
-        if rows is None and path.endswith((".jsonl", ".csv", ".tsv")):
-            rows = data.count(b"\n") + (data[-1:] not in (b"\n", b""))
-    tell("rows", path=path, rows=rows, sha256=digest)
-
-
-def on_open(args: Any) -> None:
-    """Note the data files that the program opens to read them."""
-    wanted = type(args[0]) is str and args[0].endswith(TEXTS) and args[1] in ("r", "rb", "rt")
-    if wanted and len(here.opened) < 100 and not any(part in args[0] for part in NOT_DATA):
-        here.opened.setdefault(os.path.abspath(args[0]), False)
-
-
-def tell_opened() -> None:
-    """Tell the files that were opened before training began."""
-    for path in list(here.opened):
-        safely(tell_rows, path)
 
 
 @outermost
@@ -499,7 +461,7 @@ def data_loaded(args: Any, kwargs: Any) -> Any:
     files = next(iter(files.values())) if isinstance(files, dict) else files
     rows = safely(rows_in, next(iter(result.values())) if isinstance(result, dict) else result)
     for each in (files if isinstance(files, list) else [files])[:8]:
-        tell_rows(str(each), rows)
+        here.tell_rows(str(each), rows)
 
 
 def kept(what: str, place: int, whole: bool = True) -> Watch:
@@ -520,8 +482,8 @@ def kept(what: str, place: int, whole: bool = True) -> Watch:
             facts.update(origin=model_name(model), steps=here.steps)
         else:
             facts["parameters"] = sum(e.numel() for e in model.parameters()) if hasattr(model, "parameters") else None
-        if once(what, 100):
-            tell(what, **facts)
+        if here.once(what, 100):
+            here.tell(what, **facts)
 
     return outermost(watch)
 
@@ -529,83 +491,72 @@ def kept(what: str, place: int, whole: bool = True) -> Watch:
 def adapted(args: Any, kwargs: Any) -> Any:
     yield
     config = argument(args, kwargs, 2, "peft_config")
-    if hasattr(config, "lora_alpha") and once("lora", 10):
+    if hasattr(config, "lora_alpha") and here.once("lora", 10):
         targets = sorted(config.target_modules) if isinstance(config.target_modules, set) else config.target_modules
-        tell("lora", r=config.r, alpha=config.lora_alpha, dropout=config.lora_dropout, targets=targets)
+        here.tell("lora", r=config.r, alpha=config.lora_alpha, dropout=config.lora_dropout, targets=targets)
 
 
 def seeded(args: Any, kwargs: Any) -> Any:
     value = argument(args, kwargs, 0, "seed")
-    if isinstance(value, int) and once(("seed", value)) and once("seed", 5):
-        tell("seed", value=value)
+    if isinstance(value, int) and here.once(("seed", value)) and here.once("seed", 5):
+        here.tell("seed", value=value)
     yield
 
 
-# --- which names are watched
-
-
 def hook_optimizers(module: Any) -> None:
-    sys.addaudithook(lambda event, args: safely(on_open, args) if event == "open" else None)
-    module.register_optimizer_step_post_hook(after_step)
+    compiling = getattr(sys.modules.get("torch.compiler"), "is_compiling", bool)
+    sys.addaudithook(lambda event, args: safely(here.on_open, event, args) if event == "open" else None)
+    module.register_optimizer_step_post_hook(
+        lambda optimizer, args, kwargs: None if compiling() else safely(here.count_step, optimizer)
+    )
 
 
-SPECIAL = {"torch.optim.optimizer": hook_optimizers, "torchtune.recipe_interfaces": hook_recipes}
-SAVE, SAVE_FILE, LOAD_FILE, LOG = kept("saved", 1), kept("saved", 1, False), kept("loaded", 0, False), logs(1, 2)
-HOOKS: dict[str, dict[str, Watch]] = {
-    "transformers.generation.utils:GenerationMixin": {"generate": by_transformers},
-    "transformers.modeling_utils:PreTrainedModel": {"from_pretrained": kept("loaded", 1), "save_pretrained": SAVE},
-    "transformers.trainer:Trainer": {"log": LOG},
-    "peft.peft_model:PeftModel": {"__init__": adapted, "from_pretrained": kept("loaded", 2), "save_pretrained": SAVE},
-    "accelerate.accelerator:Accelerator": {"prepare": prepared, "log": LOG},
-    "datasets.load:": {"load_dataset": data_loaded},
-    "datasets.arrow_dataset:Dataset": dict.fromkeys(("from_json", "from_csv", "from_parquet"), data_loaded),
-    "safetensors.torch:": {"save_file": SAVE_FILE, "load_file": LOAD_FILE},
-    "torch.serialization:": {"save": SAVE_FILE, "load": LOAD_FILE},
-    "torch.random:": {"manual_seed": seeded},
-    "torch.utils.tensorboard.writer:SummaryWriter": {"add_scalar": logs(1, 3)},
-    "vllm.entrypoints.llm:LLM": {"__init__": kept("loaded", 1), "generate": by_vllm, "chat": by_vllm},
-    "vllm.v1.engine.async_llm:AsyncLLM": {"generate": by_vllm},
-    "sglang.srt.entrypoints.engine:Engine": {"__init__": kept("loaded", 9), "generate": by_sglang},
-    "sglang.srt.managers.tokenizer_manager:TokenizerManager": {"generate_request": by_sglang},
-    "lightning.pytorch.trainer.trainer:Trainer": {"save_checkpoint": SAVE_FILE},
-    "pytorch_lightning.trainer.trainer:Trainer": {"save_checkpoint": SAVE_FILE},
-    "verl.utils.tracking:Tracking": {"log": LOG},
-    "openrlhf.utils.logging_utils:WandbLogger": {"log_train": logs(2, 1)},
-    "openrlhf.utils.logging_utils:TensorboardLogger": {"log_train": logs(2, 1)},
-    "torchtune.training.metric_logging:DiskLogger": {"log_dict": LOG},
-    "torchtune.training.metric_logging:StdoutLogger": {"log_dict": LOG},
-    "wandb.sdk.wandb_run:Run": {"log": LOG},
+OPTIMIZERS = "torch.optim.optimizer"
+TRAINING: dict[str, tuple[str, ...]] = {
+    **{"transformers": ("train",), "trl": ("train", "step"), "openrlhf": ("fit", "ppo_train")},
+    **dict.fromkeys(("verl", "lightning", "pytorch_lightning"), ("fit",)),
 }
+"""Methods of classes with `Trainer` in their names, in modules with `trainer` in theirs."""
 
-
-def is_trainers(name: str) -> bool:
-    return "trainer" in name and name.partition(".")[0] in TRAINING
-
-
-def hook(module: Any) -> None:
-    """Set the hooks of a module that has run."""
-    name = module.__name__
-    if name in SPECIAL:
-        SPECIAL[name](module)
-    for place, functions in HOOKS.items():
-        where, _, kind = place.partition(":")
-        owner = getattr(module, kind, None) if kind else module
-        for function, watch in functions.items() if where == name and owner is not None else ():
-            around(owner, function, watch)
-    for each in list(vars(module).values()) if is_trainers(name) else ():
-        if isinstance(each, type) and each.__module__ == name and "Trainer" in each.__name__:
-            for method in TRAINING[name.partition(".")[0]]:
-                around(each, method, training)
+HOOKS: dict[Watch, str] = {
+    by_transformers: "transformers.generation.utils:GenerationMixin.generate",
+    by_vllm: "vllm.entrypoints.llm:LLM.generate vllm.entrypoints.llm:LLM.chat vllm.v1.engine.async_llm:AsyncLLM.generate",
+    by_sglang: "sglang.srt.entrypoints.engine:Engine.generate "
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request",
+    kept("loaded", 0, False): "safetensors.torch:load_file torch.serialization:load",
+    kept("loaded", 1): "transformers.modeling_utils:PreTrainedModel.from_pretrained vllm.entrypoints.llm:LLM.__init__",
+    kept("loaded", 2): "peft.peft_model:PeftModel.from_pretrained",
+    kept("loaded", 9): "sglang.srt.entrypoints.engine:Engine.__init__",
+    kept(
+        "saved", 1
+    ): "transformers.modeling_utils:PreTrainedModel.save_pretrained peft.peft_model:PeftModel.save_pretrained",
+    kept("saved", 1, False): "safetensors.torch:save_file torch.serialization:save "
+    "lightning.pytorch.trainer.trainer:Trainer.save_checkpoint pytorch_lightning.trainer.trainer:Trainer.save_checkpoint",
+    logs(1, 2): "transformers.trainer:Trainer.log accelerate.accelerator:Accelerator.log wandb.sdk.wandb_run:Run.log "
+    "verl.utils.tracking:Tracking.log torchtune.training.metric_logging:DiskLogger.log_dict "
+    "torchtune.training.metric_logging:StdoutLogger.log_dict",
+    logs(1, 3): "torch.utils.tensorboard.writer:SummaryWriter.add_scalar",
+    logs(
+        2, 1
+    ): "openrlhf.utils.logging_utils:WandbLogger.log_train openrlhf.utils.logging_utils:TensorboardLogger.log_train",
+    adapted: "peft.peft_model:PeftModel.__init__",
+    prepared: "accelerate.accelerator:Accelerator.prepare",
+    data_loaded: "datasets.load:load_dataset datasets.arrow_dataset:Dataset.from_json "
+    "datasets.arrow_dataset:Dataset.from_csv datasets.arrow_dataset:Dataset.from_parquet",
+    recipe: "torchtune.config._utils:log_config",
+    seeded: "torch.random:manual_seed",
+}
+PLACES = [(watch, *place.split(":")) for watch, places in HOOKS.items() for place in places.split()]
 
 
 class HookingFinder:
     """Finder that lets the ordinary finders find a module, and hooks it once it has run."""
 
     def __init__(self) -> None:
-        self.left = {place.partition(":")[0] for place in HOOKS} | set(SPECIAL)
+        self.left = {module for _, module, _ in PLACES} | {OPTIMIZERS}
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name not in self.left and not is_trainers(name):
+        if name not in self.left and ("trainer" not in name or name.partition(".")[0] not in TRAINING):
             return None
         self.left.discard(name)
         found = (each.find_spec(name, path, target) for each in list(sys.meta_path) if each is not self)
@@ -621,51 +572,27 @@ class HookingFinder:
         def exec_module(module: Any) -> None:
             vars(loader).pop("exec_module", None)
             run(module)
-            safely(hook, module)
+            safely(self.hook, module, module.__name__)
 
         loader.exec_module = exec_module
 
-
-# --- begin and end
+    def hook(self, module: Any, name: str) -> None:
+        """Set the hooks of a module that has run."""
+        if name == OPTIMIZERS:
+            hook_optimizers(module)
+        for watch, where, place in PLACES:
+            kind, _, function = place.rpartition(".")
+            owner = getattr(module, kind, None) if kind else module
+            if where == name and owner is not None:
+                around(owner, function, watch)
+        for each in list(vars(module).values()) if "trainer" in name else ():
+            if isinstance(each, type) and each.__module__ == name and "Trainer" in each.__name__:
+                for method in TRAINING.get(name.partition(".")[0], ()):
+                    around(each, method, training)
 
 
 def start(*wanted: Any) -> Any:
     """Put the observer's finder first, and let it find the first module."""
-    finder: Any = HookingFinder()
-    sys.meta_path.insert(0, finder)
+    sys.meta_path.insert(0, HookingFinder())
     os.register_at_fork(after_in_child=here.begin)
-    return finder.find_spec(*wanted)
-
-
-def end_blocks() -> None:
-    for block in list(here.blocks.values()):
-        if block.count:
-            block.end()
-
-
-def tell_crash() -> None:
-    error = getattr(sys, "last_value", None)
-    place, where = getattr(error, "__traceback__", None), None
-    while place is not None:
-        file = place.tb_frame.f_code.co_filename
-        if where is None or not file.startswith((sys.prefix, sys.base_prefix, "<frozen")):
-            where = f"{file}:{place.tb_lineno}"
-        place = place.tb_next
-    if error is not None:
-        lines = [each.strip() for each in str(error).splitlines() if any(map(str.isalnum, each))]
-        tell("crashed", type=type(error).__name__, message=lines[-1] if lines else "", where=where)
-
-
-def tell_memory() -> None:
-    if here.file >= 0:
-        import resource
-
-        cuda, used = reach(sys.modules.get("torch"), "cuda"), resource.getrusage(resource.RUSAGE_SELF)
-        peak = cuda.max_memory_allocated() if cuda is not None and cuda.is_initialized() else None
-        tell("memory", gpu_peak_bytes=peak, rss_peak_bytes=used.ru_maxrss * 1024)
-
-
-def end() -> None:
-    """Tell what is left, when the process ends."""
-    for each in (tell_log, end_blocks, tell_crash, tell_memory):
-        safely(each)
+    return sys.meta_path[0].find_spec(*wanted)

@@ -1,7 +1,7 @@
 """Start the observer in a Python process of an agent: `site` imports this at each start, before the program.
 
-It has only what every start needs, because Python compiles it each time where it can't write here. autorl_observer.py, beside it, is
-loaded at the first import of a library of the field, or when the program crashes. Standard library alone, Python 3.8 or later.
+It has only what every start needs, because Python compiles it each time where it can't write here; autorl_observer.py is loaded at the
+first import of a library of the field, or when the program crashes. Standard library alone, Python 3.8 or later.
 """
 
 from __future__ import annotations
@@ -40,9 +40,12 @@ def at_exit() -> None:
         ask("end")
 
 
-def chain() -> None:
-    """Run the `sitecustomize` that would have run without this one."""
-    ours, before = sys.modules.pop("sitecustomize"), list(sys.path)
+if __name__ == "sitecustomize":
+    if os.environ.get("AUTORL_OBSERVED"):
+        sys.meta_path.insert(0, Waiting())  # type: ignore[arg-type]
+        atexit.register(at_exit)
+    # Run the `sitecustomize` that would have run without this one.
+    ours, before = sys.modules.pop(__name__), list(sys.path)
     sys.path[:] = [each for each in before if os.path.abspath(each or ".") != HERE]
     try:
         __import__("sitecustomize")
@@ -52,10 +55,3 @@ def chain() -> None:
     finally:
         sys.path[:] = before + [each for each in sys.path if each not in before]
         sys.modules.setdefault("sitecustomize", ours)
-
-
-if __name__ == "sitecustomize":
-    if os.environ.get("AUTORL_OBSERVED"):
-        sys.meta_path.insert(0, Waiting())  # type: ignore[arg-type]
-        atexit.register(at_exit)
-    chain()

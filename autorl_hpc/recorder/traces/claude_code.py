@@ -14,12 +14,10 @@ from autorl_hpc.recorder.traces.parse import Event, Table
 
 FORMAT = "claude-code"
 _EXIT = re.compile(r"\s{0,8}Exit code (\d{1,3})\b")
-_SYNTHETIC = "<synthetic>"
-"""Model name of lines that the program itself wrote, for example on an API error."""
+_SYNTHETIC = "<synthetic>"  # model name of lines that the program itself wrote, for example on an API error
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line is in this format."""
     kind = line.get("type")
     if "session_id" not in line:
         return False
@@ -29,7 +27,6 @@ def knows(line: Table) -> bool:
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line."""
     read_kind = {"system": _system, "assistant": _assistant, "user": _results, "result": _result}[line["type"]]
     return parse.with_fields(read_kind(line), session=line.get("session_id"))
 

@@ -19,12 +19,10 @@ _TOOLS = ("command_execution", "file_change", "mcp_tool_call", "collab_tool_call
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line is in this format."""
     return line.get("type") in _TYPES or (line.get("type") == "error" and set(line) == {"type", "message"})
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line."""
     kind = line.get("type")
     if kind == "thread.started":
         return [parse.event("session", session=line.get("thread_id"))]

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from pydantic import ValidationError
+
 from autorl_hpc.files.layout import RunDir
 from autorl_hpc.files.redact import masked
 from autorl_hpc.files.safe_open import open_plain
@@ -41,60 +43,49 @@ class DocumentState:
 
 
 class Resumed:
-    """What a trace.jsonl says. A cut last line is removed, because the next record would be appended to it.
-
-    Attributes:
-        offset: of the log, the line at which to begin.
-        written: number of events of that line that are already written.
-        last_s: budget used at the last event.
-        documents: by source.
-    """
+    """What a trace.jsonl says: the line of the log at which to begin (`offset`), how many of its events are `written`, the time
+    of the last event, and documents by source."""
 
     def __init__(self, trace: Path) -> None:
         self.offset = self.written = 0
         self.last_s = 0.0
         self.documents: dict[str, DocumentState] = {}
         for line in whole_lines(trace):
-            self._add(line)
+            try:
+                self._add(TraceEvent.model_validate_json(line))
+            except ValidationError:
+                continue
 
-    def _add(self, line: bytes) -> None:
-        try:
-            event = json.loads(line)
-            source, kind, offset = event["source"], event["kind"], int(event["offset"])
-            self.last_s = max(self.last_s, float(event["elapsed_s"]))
-        except (ValueError, KeyError, TypeError):
+    def _add(self, event: TraceEvent) -> None:
+        self.last_s = max(self.last_s, event.elapsed_s)
+        if event.source == LOG:
+            same = event.offset == self.offset
+            self.written = 0 if event.kind == "position" else self.written + 1 if same else 1
+            self.offset = event.offset
             return
-        if source == LOG:
-            self.written = 0 if kind == "position" else self.written + 1 if offset == self.offset else 1
-            self.offset = offset
-            return
-        followed = self.documents.setdefault(source, DocumentState())
-        if kind == "session":
-            followed.session, followed.messages = event.get("session"), 0
-        elif not event.get("is_total"):
-            followed.messages = max(followed.messages, offset + 1)
+        followed = self.documents.setdefault(event.source, DocumentState())
+        if event.kind == "session":
+            followed.session, followed.messages = event.session, 0
+        elif not event.is_total:
+            followed.messages = max(followed.messages, event.offset + 1)
 
 
 # --- trajectories: JSON documents in the workspace that a program rewrites after each step
 
+# Two hundred steps make about 10 MB; parsing this much takes a second and at worst 600 MB.
 MAX_DOCUMENT_BYTES = 24 * 2**20
-"""Two hundred steps make about 10 MB; parsing this much takes a second and at worst 600 MB."""
-
 MAX_DOCUMENTS = 64
 MAX_DEPTH = 3
 LEFT_OUT = frozenset(
     {"models", "data", "output", "results", "submissions", "environment", "node_modules", "__pycache__"}
 )
-"""Folders of the workspace and of programs that hold many files but no trajectories."""
 
+# Hidden folders where programs store trajectories by default; in other hidden folders nothing is read.
 _HIDDEN = ((".home", ".config", "mini-swe-agent"), (".home", ".openhands"), (".openhands",))
-"""Hidden folders where programs store trajectories by default; in other hidden folders nothing is read."""
-
 _NAMES = re.compile(r".{0,200}\.traj\.json|base_state\.json")
 
 
 def is_trajectory(parts: Parts) -> bool:
-    """Return whether a file of the workspace may be a trajectory, by its name and place."""
     if not _NAMES.fullmatch(parts[-1]):
         return False
     start = next((len(hidden) for hidden in _HIDDEN if parts[: len(hidden)] == hidden), 0)
@@ -103,47 +94,30 @@ def is_trajectory(parts: Parts) -> bool:
 
 
 LOG = "agent.log"
-LOOK_S = 0.3
-"""Limit of one look. With the pause after it, this keeps up with plain output of 10 MB/s."""
-
+Stamp = tuple[float, str]
+LOOK_S = 0.3  # limit of one look. With the pause after it, this keeps up with plain output of 10 MB/s.
+# Limit for reading on after the agent's end: 10 GB behind would take a minute, and the end of the run waits.
 CLOSE_S = 20.0
-"""Limit for reading on after the agent's end: 10 GB behind would take a minute, and the end of the run waits."""
-
 SWEEP_S = 1.0
-POSITION_EVERY_BYTES = 128 * 2**20
-"""At most this much is read again if the recorder restarts in output without a trace."""
-
+POSITION_EVERY_BYTES = 128 * 2**20  # at most this much is read again if the recorder restarts in output without a trace
+# Limit of events that are held in memory if they can't be written; a full disk may have room again.
 MAX_WAITING = 50_000
-"""Limit of events that are held in memory if they can't be written; a full disk may have room again."""
 
 
 class Traces:
-    """The watch over traces.
-
-    Args:
-        sweep: finds trajectories in its workspace.
-        trace_format: from the agent's definition; None tries every format on each line.
-        look_s, close_s: limits of a look, and of reading after the agent's end.
-
-    Raises:
-        ValueError: unknown format.
-    """
+    """The watch over traces. `sweep` finds trajectories in its workspace; `only` is the format from the agent's definition; None
+    tries every format on each line. Raises ValueError for an unknown format."""
 
     every_s = 2.0
 
     def __init__(
-        self,
-        run: RunDir,
-        sweep: Sweep,
-        trace_format: str | None = None,
-        look_s: float = LOOK_S,
-        close_s: float = CLOSE_S,
+        self, run: RunDir, sweep: Sweep, only: str | None = None, look_s: float = LOOK_S, close_s: float = CLOSE_S
     ) -> None:
-        if trace_format is not None and trace_format not in FORMATS:
-            raise ValueError(f"no trace is in the format {trace_format}; known are {', '.join(FORMATS)}")
+        if only is not None and only not in FORMATS:
+            raise ValueError(f"no trace is in the format {only}; known are {', '.join(FORMATS)}")
         path = run.recorded("trace")
         before = Resumed(path)
-        self._only, self._sweep, self._look_s, self._close_s = trace_format, sweep, look_s, close_s
+        self._only, self._sweep, self._look_s, self._close_s = only, sweep, look_s, close_s
         self._lines, self._trajectories = LineWriter(path), LineWriter(run.recorded("trajectories"))
         self._path, self._log = run.agent_log, GrowingFile(before.offset)
         self._written = (before.offset, before.written)
@@ -155,7 +129,7 @@ class Traces:
         self._skipped = self._shrunk = 0
         self._waiting: list[TraceEvent] = []
         self._messages: list[TrajectoryMessage] = []
-        if trace_format in (None, mini.FORMAT, openhands.FORMAT):
+        if only in (None, mini.FORMAT, openhands.FORMAT):
             sweep.visitors.append(self.found)
 
     def found(self, parts: Parts, status: os.stat_result) -> None:
@@ -164,11 +138,9 @@ class Traces:
             self._documents[parts] = None
 
     def look(self, now: Moment) -> None:
-        """Read what was added, within limits."""
         self._look(now, last=False)
 
     def close(self, now: Moment) -> None:
-        """Read to the end, for `close_s` at most."""
         try:
             deadline = time.monotonic() + self._close_s
             if self.found in self._sweep.visitors:
@@ -181,7 +153,7 @@ class Traces:
             self._trajectories.close()
 
     def _look(self, now: Moment, *, last: bool) -> bool:
-        """Look once. Return whether the log had something new. A write may fail, so everything is read first."""
+        """Return whether the log had something new. A write may fail, so everything is read first."""
         before = self._log.offset
         try:
             self._read_log(now, last=last)
@@ -189,9 +161,9 @@ class Traces:
             self._note(now, last=last)
         finally:
             self._lines.add(*self._waiting)
-            self._waiting = []
+            self._waiting.clear()
             self._trajectories.add(*self._messages)
-            self._messages = []
+            self._messages.clear()
         self._looked_s = max(self._looked_s, now.elapsed_s)
         return self._log.offset > before
 
@@ -205,11 +177,9 @@ class Traces:
                 self._log.offset, self._log.in_long_line = size, False
                 self._shrunk += 1
             for offset, value in objects_in(self._log, fd, self._look_s, last=last):
-                read = read_line(value, self._only)
-                if read is not None:
+                if (read := read_line(value, self._only)) is not None:
                     # Events of the first line may have been written by an earlier recorder.
-                    events = counted(read[1])
-                    events = events[self._written[1] :] if offset == self._written[0] else events
+                    events = counted(read[1])[self._written[1] if offset == self._written[0] else 0 :]
                     self._keep(now, LOG, read[0], offset, events, self._times.of(offset))
         finally:
             os.close(fd)
@@ -244,39 +214,30 @@ class Traces:
             self._keep(now, source, document.format, max(0, followed.messages - 1), events)
 
     def _keep(
-        self,
-        now: Moment,
-        source: str,
-        form: str,
-        offset: int,
-        events: list[Event],
-        stamp: tuple[float, str] | None = None,
+        self, now: Moment, source: str, form: str, offset: int, events: list[Event], stamp: Stamp | None = None
     ) -> None:
         """Store events. Their time is the output's stamp, or else their own, if between the last look and this one."""
         for fields in events:
-            elapsed_s, at = now.elapsed_s, now.at
-            wall, clock = fields.pop("wall", None), parse.wall(now.at)
-            if stamp is not None and stamp[0] <= elapsed_s:
-                elapsed_s, at = stamp
+            seen, clock = now.fields(), parse.wall(now.at)
+            wall = fields.pop("wall", None)
+            if stamp is not None and stamp[0] <= now.elapsed_s:
+                seen = {**seen, "elapsed_s": stamp[0], "at": stamp[1]}
             elif wall is not None and clock is not None:
-                elapsed_s = min(max(elapsed_s - (clock - wall), min(self._looked_s, elapsed_s)), elapsed_s)
-            seen = {"elapsed_s": elapsed_s, "at": at, "attempt": now.attempt}
+                seen = {**seen, "elapsed_s": now.within(wall - clock, self._looked_s)}
             if len(self._waiting) < MAX_WAITING:
                 event = {**seen, "source": source, "format": form, "offset": offset, **fields}
                 self._waiting.append(TraceEvent.model_validate(event))
 
     def _note(self, now: Moment, *, last: bool) -> None:
         skipped, unnoted = self._log.skipped - self._skipped, self._log.whole - self._noted
-        if not skipped and unnoted < (1 if last else POSITION_EVERY_BYTES):
-            return
-        self._skipped, self._noted = self._log.skipped, self._log.whole
-        text = f"the log became shorter {self._shrunk} times" if self._shrunk else None
-        fields = {"kind": "position", "skipped": skipped, "text": text}
-        self._keep(now, LOG, self._only or "", self._noted, [fields])
+        if skipped or unnoted >= (1 if last else POSITION_EVERY_BYTES):
+            self._skipped, self._noted = self._log.skipped, self._log.whole
+            text = f"the log became shorter {self._shrunk} times" if self._shrunk else None
+            fields = {"kind": "position", "skipped": skipped, "text": text}
+            self._keep(now, LOG, self._only or "", self._noted, [fields])
 
 
-MAX_MESSAGE_CHARS = 2**20
-"""A longer message of a trajectory is kept without its content."""
+MAX_MESSAGE_CHARS = 2**20  # A longer message of a trajectory is kept without its content
 
 
 def _kept(now: Moment, source: str, session: str | None, message: object) -> TrajectoryMessage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import time
@@ -17,9 +18,8 @@ from autorl_hpc.recorder.watch import GrowingFile
 
 # --- formats of lines and documents
 
+# In the order in which they are tried: formats that are recognised only by their own fields come first.
 LINE_FORMATS = (claude_code, opencode, gemini_cli, mini, codex, openhands)
-"""In the order in which they are tried: formats that are recognised only by their own fields come first."""
-
 FORMATS = tuple(each.FORMAT for each in LINE_FORMATS)
 
 
@@ -32,8 +32,6 @@ def read_line(value: Table, only: str | None) -> tuple[str, list[Event]] | None:
 
 
 class TraceDocument(NamedTuple):
-    """A document's messages in order, and its totals."""
-
     format: str
     session: str | None
     messages: list[Any]
@@ -44,30 +42,22 @@ class TraceDocument(NamedTuple):
 def read_document(value: Any, only: str | None) -> TraceDocument | None:
     """Parse a trajectory or a state file; None if it is neither."""
     if only in (None, mini.FORMAT) and mini.is_document(value):
-        return TraceDocument(
-            mini.FORMAT, mini.session(value), value["messages"], mini.read_message, mini.read_totals(value)
-        )
-    if only not in (None, openhands.FORMAT):
-        return None
-    if openhands.is_state(value):
+        session, totals = mini.session(value), mini.read_totals(value)
+        return TraceDocument(mini.FORMAT, session, value["messages"], mini.read_message, totals)
+    if only in (None, openhands.FORMAT) and openhands.is_state(value):
         return TraceDocument(openhands.FORMAT, None, [], openhands.read, openhands.read_state(value))
     return None
 
 
 # --- JSON in a growing log, among whatever else programs print
 
+# Longest line or object: a tool's result can hold a big output. Parsing this much takes 50 ms and at worst 100 MB.
 PIECE_BYTES = 4 * 2**20
-"""Longest line or object: a tool's result can hold a big output. Parsing this much takes 50 ms and at worst 100 MB."""
-
+# Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too.
 MAX_STARTS = 3
-"""Number of braces in a line that are tried as the start of the object, because a prefix may contain braces too."""
-
-_MARKS = (b'"type"', b'"kind"')
-"""Every line of a trace contains one of these; other lines are not parsed."""
-
+_MARKS = (b'"type"', b'"kind"')  # every line of a trace contains one of these; other lines are not parsed
 _ANSI = re.compile(rb"\x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]")
-_BLOCK_END = re.compile(rb"^[{}].*$", re.MULTILINE)
-"""Inside an object printed over many lines, all lines are indented."""
+_BLOCK_END = re.compile(rb"^[{}].*$", re.MULTILINE)  # inside an object printed over many lines, all lines are indented
 
 
 def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterator[tuple[int, Table]]:
@@ -103,13 +93,9 @@ def objects_in(log: GrowingFile, fd: int, max_s: float, *, last: bool) -> Iterat
 def _object_in(line: bytes) -> Table | None:
     if not line.startswith((b"{\n", b"{\r\n")) and not any(mark in line for mark in _MARKS):
         return None
-    text = (_ANSI.sub(b"", line) if b"\x1b" in line else line).decode("utf-8", "replace")
-    at = -1
-    for _ in range(MAX_STARTS):
-        at = text.find("{", at + 1)
-        if at < 0:
-            return None
-        value = parsed(text, at)
+    text = _ANSI.sub(b"", line).decode("utf-8", "replace")
+    for brace in itertools.islice(re.finditer("{", text), MAX_STARTS):
+        value = parsed(text, brace.start())
         if isinstance(value, dict) and value:
             return value
     return None
@@ -119,14 +105,13 @@ def _object_in(line: bytes) -> Table | None:
 
 
 class OutputTimes:
-    """Answers for increasing offsets."""
-
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, GrowingFile()
         self._stamps: deque[tuple[int, float, str]] = deque()
 
     def of(self, offset: int) -> tuple[float, str] | None:
-        """Return (elapsed_s, wall clock) at which the byte at `offset` was written; None if no stamp covers it yet."""
+        """Return (elapsed_s, wall clock) at which the byte at `offset` was written; None if no stamp covers it yet. Offsets
+        must increase."""
         while self._stamps or self._more():
             while self._stamps:
                 upto, elapsed_s, at = self._stamps[0]

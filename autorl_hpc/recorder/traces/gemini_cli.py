@@ -24,7 +24,6 @@ _OWN_FIELDS = {
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line is in this format."""
     kind = line.get("type")
     if kind is None:
         return is_document(line)
@@ -33,13 +32,11 @@ def knows(line: Table) -> bool:
 
 
 def is_document(value: Table) -> bool:
-    """Return whether it is the one object of `--output-format json`."""
     stats = parse.table(value.get("stats"))
     return ("models" in stats and "tools" in stats) or ("session_id" in value and isinstance(value.get("error"), dict))
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line, or the one object."""
     if line.get("type") is None:
         return parse.with_fields(_document(line), session=line.get("session_id"))
     return parse.with_fields(_line(line), wall=line.get("timestamp"))

@@ -13,12 +13,10 @@ FORMAT = "mini"
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line was written by the suite's agent."""
     return line.get("type") == FORMAT and isinstance(line.get("session"), str)
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line: a process's start, a message, or an error after which the agent waited."""
     if isinstance(line.get("message"), dict):
         found = read_message(line["message"])
     elif isinstance(line.get("error"), str):
@@ -29,7 +27,6 @@ def read(line: Table) -> list[Event]:
 
 
 def is_document(value: object) -> bool:
-    """Return whether it is a trajectory."""
     form = parse.within(value, "trajectory_format")
     by_name = isinstance(form, str) and form.startswith("mini-swe-agent")
     return isinstance(parse.within(value, "messages"), list) and (
@@ -50,7 +47,6 @@ def session(document: Table) -> str | None:
 
 
 def read_message(message: Table) -> list[Event]:
-    """Parse one message."""
     extra = parse.table(message.get("extra"))
     return parse.with_fields(_message(message, extra, message.get("content")), wall=extra.get("timestamp"))
 
@@ -74,7 +70,6 @@ def _message(message: Table, extra: Table, content: object) -> list[Event]:
 
 
 def read_totals(document: Table) -> list[Event]:
-    """Return the document's totals of the session: cost and calls, no tokens."""
     stats = parse.table(parse.within(document, "info", "model_stats"))
     cost, calls = stats.get("instance_cost"), stats.get("api_calls")
     return parse.usage(session=session(document), cost_usd=cost, calls=calls, is_total=True)

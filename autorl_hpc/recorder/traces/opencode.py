@@ -13,12 +13,10 @@ _TYPES = ("step_start", "step_finish", "text", "reasoning", "tool_use", "error")
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line is in this format."""
     return "sessionID" in line and line.get("type") in _TYPES
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line."""
     return parse.with_fields(_line(line), session=line.get("sessionID"), wall=line.get("timestamp"))
 
 

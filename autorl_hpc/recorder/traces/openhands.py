@@ -12,23 +12,19 @@ FORMAT = "openhands"
 
 
 def knows(line: Table) -> bool:
-    """Return whether a line is in this format."""
     kind = line.get("kind")
     return isinstance(kind, str) and (kind.endswith("Event") or kind == "UserRejectObservation")
 
 
 def is_state(value: object) -> bool:
-    """Return whether it is a base_state.json."""
     return isinstance(parse.within(value, "stats", "usage_to_metrics"), dict)
 
 
 def read(line: Table) -> list[Event]:
-    """Parse a line."""
     return parse.with_fields(_event(line), wall=line.get("timestamp"))
 
 
 def read_state(state: Table) -> list[Event]:
-    """Return the totals of a base_state.json."""
     by_use = parse.tables(list(parse.table(parse.within(state, "stats", "usage_to_metrics")).values()))
     return parse.with_fields(_metrics(by_use), session=state.get("id"))
 

@@ -16,23 +16,20 @@ from autorl_hpc.files.redact import masked
 from autorl_hpc.records.base import printable
 from autorl_hpc.records.recorded import TraceKind
 
+# No session uses this many tokens or calls: a larger number is an error or a forgery, and would hide all others.
 MAX_COUNT = 10**12
-"""No session uses this many tokens or calls: a larger number is an error or a forgery, and would hide all others."""
-
 MAX_USD = 10.0**7
 MAX_DURATION_S = 10.0**7
 MAX_NAME_CHARS = 200
 MAX_TEXT_CHARS = 500
-MASKED_CHARS = 4096
-"""Secrets are masked in this much text before it is cut, so that a secret at the cut is masked too."""
+MASKED_CHARS = 4096  # secrets are masked in this much text before it is cut, so that a secret at the cut is masked too
 
 Table = dict[str, Any]
 Event = dict[str, Any]
 """Fields of a TraceEvent, `wall` (the line's own time in seconds since 1970), and those of FULL."""
 
+# Unchecked content: who speaks in a message, the text of a message, error or end, and a tool's input and output.
 FULL = ("role", "said", "input", "output")
-"""Unchecked content: who speaks in a message, the text of a message, error or end, and a tool's input and output."""
-
 _DECODER = json.JSONDecoder(
     parse_constant=lambda name: None,
     parse_int=lambda digits: int(digits) if len(digits) <= 20 else None,
@@ -62,7 +59,6 @@ def table(value: Any) -> Table:
 
 
 def tables(value: Any) -> list[Table]:
-    """Return the objects in a list."""
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
@@ -73,7 +69,6 @@ def count(value: Any) -> int | None:
 
 
 def total(*values: Any) -> int | None:
-    """Return the sum of the counts among the values; None if there is none."""
     known = [number for value in values if (number := count(value)) is not None]
     return min(sum(known), MAX_COUNT) if known else None
 

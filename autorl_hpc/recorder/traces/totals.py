@@ -1,7 +1,6 @@
-"""Add up an agent's trace: tokens, cost, calls, tools, and when its driver was working.
+"""Add up an agent's trace: tokens, cost, calls, tools, and when its driver was working. All values are the agent's own claims.
 
-All values are the agent's own claims. A format has the usage of single calls, or totals since the session's start, or both;
-see `_Session.total`. Null means that no session reported the value; a cost of 0 counts as not reported.
+A format has the usage of single calls, or totals since the session's start, or both; see `_Session.total`.
 """
 
 from __future__ import annotations
@@ -29,50 +28,38 @@ def joined(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def without(spans: Sequence[Span], taken: Sequence[Span]) -> tuple[Span, ...]:
-    """Return the moments of `spans` that are not in `taken`; both must be joined."""
+    """Return the moments of `spans` that are not in `taken`."""
     found: list[Span] = []
-    at = 0
-    for begin, end in spans:
-        while at < len(taken) and taken[at][1] <= begin:
-            at += 1
-        here, look = begin, at
-        while look < len(taken) and taken[look][0] < end:
-            if here < taken[look][0]:
-                found.append((here, taken[look][0]))
-            here = max(here, taken[look][1])
-            look += 1
-        if here < end:
-            found.append((here, end))
+    depth, begun = 0, 0.0
+    edges = [(at, weight) for begin, end in joined(spans) for at, weight in ((begin, 1), (end, -1))]
+    edges += [(at, weight) for begin, end in joined(taken) for at, weight in ((begin, -1), (end, 1))]
+    for at, weight in sorted(edges):
+        if depth == 1 and begun < at:
+            found.append((begun, at))
+        depth, begun = depth + weight, at
     return tuple(found)
 
 
 def seconds_of(spans: Iterable[Span]) -> float:
-    """Return the sum of the lengths in seconds."""
     return sum(end - begin for begin, end in spans)
 
 
-FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls")
+FIGURES = ("tokens_in", "tokens_out", "tokens_cached", "cost_usd", "calls", "tool_calls", "tool_failures")
+# The first of these in a total shows whether it continues the total before.
 PRIMARY = ("tokens_in", "tokens_out", "cost_usd")
-"""The first of these in a total shows whether it continues the total before."""
-
+# Formats whose totals are those of one process, even in a resumed session, and that report no calls that would show it.
 BEGIN_ANEW = frozenset({"gemini-cli"})
-"""Formats whose totals are those of one process, even in a resumed session, and that report no calls that would show it."""
-
-ROUNDING = 1e-6
-"""Relative. Costs are sums of fractions, and the agent may have added them in another order."""
-
-DRIVER = frozenset({"usage", "message", "tool_call"})
-"""Kinds of events that only an answer of the driver causes."""
+ROUNDING = 1e-6  # Relative. Costs are sums of fractions, and the agent may have added them in another order.
+DRIVER = frozenset({"usage", "message", "tool_call"})  # kinds of events that only an answer of the driver causes
 
 
 @dataclass(frozen=True)
 class TraceTotals:
-    """Totals of all sessions of a run.
+    """Totals of all sessions of a run. Null: no session reported it; a cost of 0 counts as not reported.
 
     Attributes:
         points: (elapsed_s, tokens in and out so far, cost so far), rising; see `tokens_at`.
-        driver_spans: when a session waited for its driver: from one of its events to the next one that the driver caused,
-            without the time in which that session's tools ran.
+        driver_spans: from one event of a session to the next one that the driver caused, without the time of its tools.
         skipped: number of lines of the log that were too long to read.
     """
 
@@ -117,11 +104,10 @@ class _Figure:
 
 @dataclass
 class _Session:
-    """One session. `reached_s` is the time of its last event; None before the first one and after its end."""
-
     format: str
     attempt: int
     last_s: float = 0.0
+    # Time of its last event; None before the first one and after its end.
     reached_s: float | None = None
     figures: dict[str, _Figure] = field(default_factory=lambda: {name: _Figure() for name in FIGURES})
     by_call: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -129,7 +115,6 @@ class _Session:
     open: dict[object, float] = field(default_factory=dict)
     calls: set[object] = field(default_factory=set)
     failed: set[object] = field(default_factory=set)
-    tools_told: dict[str, _Figure] = field(default_factory=lambda: {"calls": _Figure(), "failures": _Figure()})
     tools: list[Span] = field(default_factory=list)
     drives: list[Span] = field(default_factory=list)
 
@@ -142,7 +127,7 @@ class _Session:
             self.close(now)
             self.process += 1
             if self.format in BEGIN_ANEW:
-                for figure in (*self.figures.values(), *self.tools_told.values()):
+                for figure in self.figures.values():
                     figure.base, figure.last, figure.since = figure.value, 0, 0
         if kind in DRIVER and self.reached_s is not None and not self.open and not event.is_total:
             self.drives.append((self.reached_s, now))
@@ -156,7 +141,6 @@ class _Session:
             self.close(now)
 
     def close(self, now: float) -> None:
-        """End all open calls."""
         self.tools += [(began, now) for began in self.open.values()]
         self.open.clear()
         self.reached_s = None
@@ -165,8 +149,6 @@ class _Session:
         values: dict[str, float] = {name: value for name in FIGURES if (value := getattr(event, name)) is not None}
         if event.is_total:
             self.total(values)
-            for figure, told in zip(self.tools_told.values(), (event.tool_calls, event.tool_failures), strict=True):
-                figure.last = max(figure.last, told or 0)
             return
         values["calls"] = 1
         before = self.by_call.get(event.call_id, {}) if event.call_id is not None else {}
@@ -178,9 +160,9 @@ class _Session:
             self.by_call[event.call_id] = {**before, **{k: max(v, before.get(k, 0)) for k, v in values.items()}}
 
     def total(self, values: dict[str, float]) -> None:
-        """Replace the last total and the calls since then by a new total since the session's start. A resumed session
-        continues its total or starts again, depending on format and version. A total smaller than the last total plus the
-        calls since then can't continue it. One smaller than the calls alone is wrong (a crash leaves zeros) and is ignored."""
+        """Replace the last total and the calls since then by a new total since the session's start. A resumed session goes
+        on from its total or begins anew; one smaller than the last total plus the calls since then began anew, and one
+        smaller than these calls alone is wrong (a crash leaves zeros)."""
         primary = next((name for name in PRIMARY if name in values), None)
         if primary is None:
             return
@@ -215,17 +197,15 @@ class _Session:
         self.tools.append((min(began, max(0.0, now - (event.duration_s or 0.0))), now))
 
     def spent(self) -> tuple[float, float]:
-        """Return (tokens, dollars) so far."""
-        figures = self.figures
-        return figures["tokens_in"].value + figures["tokens_out"].value, figures["cost_usd"].value
+        return self.value("tokens_in") + self.value("tokens_out"), self.value("cost_usd")
+
+    def value(self, name: str) -> float:
+        return self.figures[name].value
 
 
 def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceTotals:
-    """Return the totals of a run's events, given in the order in which they were recorded.
-
-    Args:
-        ended_s: budget used when the agent ended; a call without an answer counts until then.
-    """
+    """Return the totals of a run's events, in the order in which they were recorded. A call without an answer counts until
+    `ended_s`."""
     by_name: dict[tuple[str, str], _Session] = {}
     present: dict[tuple[str, str], str] = {}  # by format and source, the session that began last
     points: list[tuple[float, int, float]] = []
@@ -240,9 +220,7 @@ def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceT
             begun += 1
             present[place] = event.session or f"#{begun}"
         key = event.format, event.session or present.get(place) or f"in {event.source}"
-        if key not in by_name:
-            by_name[key] = _Session(event.format, event.attempt)
-        session = by_name[key]
+        session = by_name.setdefault(key, _Session(event.format, event.attempt))
         before = session.spent()
         session.add(event)
         if (after := session.spent()) != before:
@@ -250,11 +228,9 @@ def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceT
             cost += after[1] - before[1]
             points.append((max(event.elapsed_s, points[-1][0] if points else 0.0), int(tokens), cost))
     sessions = list(by_name.values())
-    if not sessions:
-        return TraceTotals(skipped=skipped)
     for each in sessions:
         each.close(each.last_s if ended_s is None else max(ended_s, each.last_s))
-    told = {name: [s.figures[name].value for s in sessions if s.figures[name].known] for name in FIGURES}
+    told = {name: [s.value(name) for s in sessions if s.figures[name].known] for name in FIGURES}
     whole = {name: sum(map(int, values)) if values else None for name, values in told.items()}
     return TraceTotals(
         sessions=len(sessions),
@@ -263,9 +239,9 @@ def add_up(events: Iterable[TraceEvent], ended_s: float | None = None) -> TraceT
         tokens_cached=whole["tokens_cached"],
         cost_usd=sum(told["cost_usd"]) or None,  # programs report 0 if they don't know a price
         driver_calls=whole["calls"],
-        tool_calls=sum(max(len(s.calls), int(s.tools_told["calls"].value)) for s in sessions),
-        tool_failures=sum(max(len(s.failed), int(s.tools_told["failures"].value)) for s in sessions),
+        tool_calls=sum(max(len(s.calls), int(s.value("tool_calls"))) for s in sessions) if sessions else None,
+        tool_failures=sum(max(len(s.failed), int(s.value("tool_failures"))) for s in sessions) if sessions else None,
         points=tuple(points),
-        driver_spans=joined(span for s in sessions for span in without(joined(s.drives), joined(s.tools))),
+        driver_spans=joined(span for s in sessions for span in without(s.drives, s.tools)),
         skipped=skipped,
     )

@@ -24,32 +24,17 @@ from autorl_hpc.recorder.watch import GrowingFile
 from autorl_hpc.records.recorded import TraceEvent, TrajectoryMessage
 
 LOG = "agent.log"
-BLOCK_BYTES = 8 * 1024
-"""Plain output is cut into blocks of about this size."""
-
-MAX_BLOCKS = 128
-"""Of plain output between two lines of a trace; half of them at each end."""
-
-HEAD_CHARS, TAIL_CHARS = 48 * 1024, 16 * 1024
-"""Kept of a longer text."""
-
-MASK_AHEAD_CHARS = 4096
-"""Secrets are masked in this much more of a text before it is cut."""
-
-MAX_TURN_CHARS = 2**19
-"""A longer turn goes on in another entry, so that no page of it is large."""
-
-MAX_CHARS = 192 * 2**20
-"""Of a whole trace."""
-
+BLOCK_BYTES = 8 * 1024  # plain output is cut into blocks of about this size
+MAX_BLOCKS = 128  # of plain output between two lines of a trace; half of them at each end
+HEAD_CHARS, TAIL_CHARS = 48 * 1024, 16 * 1024  # kept of a longer text
+MASK_AHEAD_CHARS = 4096  # secrets are masked in this much more of a text before it is cut
+MAX_TURN_CHARS = 2**19  # A longer turn goes on in another entry, so that no page of it is large
+MAX_CHARS = 192 * 2**20  # of a whole trace
+# For finding the lines of a trace in a log: 100 MB take 5 s, and gigabytes of other output could take hours.
 READ_S = 300.0
-"""For finding the lines of a trace in a log: 100 MB take 5 s, and gigabytes of other output could take hours."""
-
+# Formats that mark the beginning of each turn; their tools' results come in the middle of one.
 BY_STEP = frozenset({"opencode"})
-"""Formats that mark the beginning of each turn; their tools' results come in the middle of one."""
-
-BY_PIECE = frozenset({"gemini-cli"})
-"""Formats that print a message in pieces."""
+BY_PIECE = frozenset({"gemini-cli"})  # formats that print a message in pieces
 
 
 @dataclass
@@ -66,41 +51,31 @@ class TracePart:
 
     @property
     def failed(self) -> bool:
-        """Return whether it is an error or a tool that failed."""
         return self.kind == "error" or self.ok is False
 
     @property
     def chars(self) -> int:
-        """Return the length of its texts."""
         return len(self.text) + len(self.output or "")
 
 
 @dataclass
 class TraceTurn:
-    """One turn, or a block of other output.
+    """One turn, or a block of other output."""
 
-    Attributes:
-        number: counts turns from 1; None for output and for words before the driver's first answer.
-        elapsed_s: budget used at its beginning; None if nothing tells.
-        offset: byte of agent.log at which it begins; None for a trajectory's.
-        is_total: the figures are the session's so far, because the format gives no others.
-    """
-
-    elapsed_s: float | None
-    offset: int | None
+    elapsed_s: float | None  # budget used at its beginning; None if nothing tells
+    offset: int | None  # byte of agent.log at which it begins; None for a trajectory's
     format: str = ""
-    number: int | None = None
+    number: int | None = None  # from 1; None for output and for words before the driver's first answer
     attempt: int = 1
     model: str | None = None
     call_id: str | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    is_total: bool = False
+    is_total: bool = False  # the figures are the session's so far, because the format gives no others
     parts: list[TracePart] = field(default_factory=list)
     answered: bool = False  # a result or words to the driver came: its next answer begins another turn
 
     @property
     def driven(self) -> bool:
-        """Return whether something of it is the driver's."""
         return bool(self.figures) or any(part.kind in ("assistant", "thought", "tool") for part in self.parts)
 
 
@@ -111,12 +86,8 @@ Seen = tuple[float | None, int | None, int, str, list[Event]]
 def read_turns(
     log: Path, times: Path, trajectories: Iterable[TrajectoryMessage] = (), told: Iterable[TraceEvent] = ()
 ) -> list[TraceTurn]:
-    """Read the turns of a run in the order in which they began.
-
-    Args:
-        log, times: agent.log and agent.times.
-        told: what the recorder wrote of the same trace: times and attempts of lines.
-    """
+    """Read the turns of a run from agent.log and agent.times, in the order in which they began. `told`: what the recorder
+    wrote of the same trace: times and attempts of lines."""
     known = {event.offset: event for event in told if event.source == LOG}
     lines = heapq.merge(_of_log(log, times, known), _of(trajectories), key=lambda seen: seen[0] or 0.0)
     sessions: dict[Any, _Session] = {}
@@ -128,8 +99,7 @@ def read_turns(
             if event["kind"] == "session":
                 latest[form] = event.get("session")
             key = form, event.get("session") or latest.get(form)
-            session = sessions.setdefault(key, _Session(form, turns))
-            left -= session.add(event, elapsed_s, offset, attempt)
+            left -= sessions.setdefault(key, _Session(form, turns)).add(event, elapsed_s, offset, attempt)
         if left < 0:
             where = f"from byte {offset} of {LOG} on" if offset is not None else "of the trajectory"
             note = TracePart("error", f"the trace is too long: the rest {where} is left out")
@@ -141,8 +111,6 @@ def read_turns(
 
 
 class _Session:
-    """Makes turns of one session's events; `turns` is the list of all sessions."""
-
     def __init__(self, form: str, turns: list[TraceTurn]) -> None:
         self.form, self.turns = form, turns
         self.turn: TraceTurn | None = None
@@ -152,9 +120,8 @@ class _Session:
 
     def add(self, event: Event, elapsed_s: float | None, offset: int | None, attempt: int) -> int:
         """Add an event to its turn. Return the number of characters that it adds."""
-        kind, role = event["kind"], event.get("role")
+        kind, role, turn = event["kind"], event.get("role"), self.turn
         self.model = event.get("model") or self.model
-        turn = self.turn
         if kind == "session":
             self.calls = {}
             if turn is not None:
@@ -241,65 +208,56 @@ def _of_log(path: Path, times: Path, told: dict[int, TraceEvent]) -> Iterator[Se
     fd = open_plain(path)
     if fd is None:
         return
-    log, stamps, end = GrowingFile(), OutputTimes(times), 0
+    stamps, attempt = OutputTimes(times), 1
     elapsed_s: float | None = None
     begun: float | None = None
-    attempt = 1
-    try:
-        for offset, value in objects_in(log, fd, READ_S, last=True):
-            read = read_line(value, None)
-            if read is None:
-                continue
-            if offset > end:
-                for at, text in _plain(fd, end, offset):
-                    elapsed_s = _at(stamps, at, elapsed_s)
-                    yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
-            end = log.offset
-            known = told.get(offset)
-            wall = next((event["wall"] for event in read[1] if "wall" in event), None)
-            if known is None and wall is not None:  # without the recorder, as in a run of AutoRL-Bench
+    with os.fdopen(fd, "rb"):
+        for offset, form, events in _items(fd):
+            known = told.get(offset) if form else None
+            wall = next((event["wall"] for event in events if "wall" in event), None)
+            if known is not None:
+                elapsed_s, attempt = known.elapsed_s, known.attempt
+            elif wall is not None:  # without the recorder, as in a run of AutoRL-Bench
                 begun = wall if begun is None else begun
                 elapsed_s = max(0.0, wall - begun)
-            elapsed_s = _at(stamps, offset, elapsed_s if known is None else known.elapsed_s)
-            attempt = attempt if known is None else known.attempt
-            yield elapsed_s, offset, attempt, read[0], read[1]
-        for at, text in _plain(fd, end, os.fstat(fd).st_size):
-            elapsed_s = _at(stamps, at, elapsed_s)
-            yield elapsed_s, at, attempt, "", [{"kind": "output", "said": text}]
-    finally:
-        os.close(fd)
+            stamp = stamps.of(offset)
+            elapsed_s = elapsed_s if stamp is None else stamp[0]
+            yield elapsed_s, offset, attempt, form, events
 
 
-def _at(stamps: OutputTimes, offset: int, else_s: float | None) -> float | None:
-    stamp = stamps.of(offset)
-    return else_s if stamp is None else stamp[0]
+def _items(fd: int) -> Iterator[tuple[int, str, list[Event]]]:
+    log, end = GrowingFile(), 0
+    for offset, value in objects_in(log, fd, READ_S, last=True):
+        if (read := read_line(value, None)) is not None:
+            yield from _plain(fd, end, offset)
+            yield offset, *read
+            end = log.offset
+    yield from _plain(fd, end, os.fstat(fd).st_size)
 
 
-def _plain(fd: int, begin: int, end: int) -> Iterator[tuple[int, str]]:
-    """Yield blocks of plain output with their first bytes, of long output those at both ends."""
+def _plain(fd: int, begin: int, end: int) -> Iterator[tuple[int, str, list[Event]]]:
+    """Yield blocks of plain output, of long output those at both ends."""
     at = begin
     while at < end:
         if at - begin >= MAX_BLOCKS // 2 * BLOCK_BYTES and end - at > MAX_BLOCKS // 2 * BLOCK_BYTES:
             to = end - MAX_BLOCKS // 2 * BLOCK_BYTES
-            yield at, f"(not shown: {to - at} bytes of {LOG} from byte {at} on)"
+            yield at, "", [{"kind": "output", "said": f"(not shown: {to - at} bytes of {LOG} from byte {at} on)"}]
             at = begin = to
         data = os.pread(fd, min(BLOCK_BYTES, end - at), at)
         cut = data.rfind(b"\n") + 1 if at + len(data) < end else 0
         data = data[: cut or None]
         if not data:
             return
-        text = data.decode("utf-8", "replace")
-        if text.strip():
-            yield at, text
+        if data.strip():
+            yield at, "", [{"kind": "output", "said": data.decode("utf-8", "replace")}]
         at += len(data)
 
 
 def _of(trajectories: Iterable[TrajectoryMessage]) -> Iterator[Seen]:
     for kept in trajectories:
-        message = parse.parsed(kept.message)
-        events = mini.read_message(message) if isinstance(message, dict) else []
-        session = f"{kept.source} {kept.session}"
-        yield kept.elapsed_s, None, kept.attempt, mini.FORMAT, parse.with_fields(events, session=session)
+        events = mini.read_message(parse.table(parse.parsed(kept.message)))
+        events = parse.with_fields(events, session=f"{kept.source} {kept.session}")
+        yield kept.elapsed_s, None, kept.attempt, mini.FORMAT, events
 
 
 # --- texts
