@@ -33,11 +33,8 @@ def _read(path: Path) -> Any:
     try:
         return reading.read_json(path)
     except FileNotFoundError:
-        raise AutorlError(
-            f"there is no {path.name}",
-            where=path,
-            next_step="give a folder that `autorl-hpc launch` made, such as runs/quickstart",
-        ) from None
+        advice = "give a folder that `autorl-hpc launch` made, such as runs/quickstart"
+        raise AutorlError(f"there is no {path.name}", where=path, next_step=advice) from None
     except (OSError, ValueError) as error:
         raise damaged(f"{path.name} can't be read: {error}", path) from None
 
