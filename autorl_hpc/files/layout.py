@@ -39,7 +39,9 @@ class Root:
     vault = Below("vault")
     models = Below("models", of="store")
     environments = Below("envs", of="store")
-    judge_cache = Below(".judge-cache", of="vault")  # in the vault, because who can write judges' answers decides scores
+    judge_cache = Below(
+        ".judge-cache", of="vault"
+    )  # in the vault, because who can write judges' answers decides scores
 
     def model(self, name: str) -> Path:
         return self.models / name
@@ -121,8 +123,7 @@ class RunDir:
     gateway_log = Below("logs", "gateway.log")  # output of the gateway's process
     events = Below("logs", "events.jsonl")
     agent_log = Below("logs", "agent.log")
-    agent_times = Below("logs", "agent.times")
-    """Lines `<byte> <elapsed_s> <at>`: agent.log had been written up to this byte at this time."""
+    agent_times = Below("logs", "agent.times")  # lines `<byte> <elapsed_s> <at>`: how far agent.log had been written
     code_git = Below("code.git")  # a bare git repository with every state of the agent's code
     report = Below("report")
     workspace_link = Below("workspace.json")  # names the workspace, which may be in scratch

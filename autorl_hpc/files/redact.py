@@ -1,8 +1,5 @@
-"""Mask secrets in command lines, texts, environments and streams of an agent before they are stored or shown.
-
-Masking is no proof that nothing is left: it knows common names of secrets and the formats of services' keys, and misses
-others. Every pattern and the scan take time linear in the text.
-"""
+"""Mask secrets in command lines, texts and environments before they are stored or shown: common names of secrets and formats of
+services' keys, no others. Every pattern and the scan take time linear in the text."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ _TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})  # o
 
 _COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
 _TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
-"""Text before a name: a call whose next argument is the value."""
-
 _SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
 _LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
 LOOKBACK = 48  # how many characters before a name are examined; the longest of the calls above fits
@@ -239,8 +234,7 @@ MAX_COMMAND_CHARS = 400
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked. A
-    secret with a harmless name and no known format stays; every user of the node could read it in /proc anyway."""
+    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked."""
     shown, before = [], ""
     for part in argv:
         is_value = not part.startswith("-") and _announces_secret(before, part)

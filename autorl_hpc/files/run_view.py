@@ -83,8 +83,8 @@ class RunView:
 
     @property
     def sandbox(self) -> tuple[SandboxLevel, Network] | None:
-        """The weakest sandbox level of an attempt's agent and the most open network, or None if no agent was started. An
-        agent that submitted without a sandbox entry had no sandbox."""
+        """The weakest sandbox level of an attempt's agent and the most open network; None: no agent was started. An agent that
+        submitted without a sandbox entry had none."""
         if not self.sandboxes:
             return (SandboxLevel.NONE, Network.OPEN) if self.submissions else None
         levels, networks = list(SandboxLevel), list(Network)

@@ -57,9 +57,7 @@ class AttemptEnded(Strict):
     attempt: int
     elapsed_s: float
     reason: str
-    agent_ended: EndedBy | None = Field(
-        None, description="The agent had ended: the next attempt only takes in the rest."
-    )
+    agent_ended: EndedBy | None = Field(None, description="Given: the next attempt only takes in the rest.")
     exit_code: int | None = None
 
 
@@ -89,11 +87,7 @@ class Submission(Strict):
     tensors: int | None = None
     adapter: MergedAdapter | None = Field(None, description="Null: full weights were submitted.")
     intake_s: float | None = None
-    code_revision: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{40}$",
-        description="Commit of code.git when the manifest was seen; null: not recorded.",
-    )
+    code_revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="Commit of code.git, if recorded.")
     ignored_files: tuple[str, ...] = ()
     fault: Fault | None = None
     code: str | None = None
@@ -109,12 +103,7 @@ def dropping_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
 class Timings(Strict):
     """Where the seconds of one evaluation went; each is a difference of one process's monotonic clock."""
 
-    waiting_s: float | None = Field(
-        None,
-        ge=0,
-        description="From when the grader that scored it first saw its entry in the queue until the evaluation began; what came before "
-        "that, under another grader, is not in it. Null: nobody waited in the queue for it, or it was not measured.",
-    )
+    waiting_s: float | None = Field(None, ge=0, description="In the queue, as this grader saw it; null: not measured.")
     load_s: float = 0.0
     swap_s: float = 0.0
     generate_s: float = 0.0
@@ -143,19 +132,12 @@ class Evaluation(Strict):
     standard_error: float | None = Field(None, ge=0, description="Of the score, in points, over items or clusters.")
     n: int = Field(0, ge=0)
     correct: int | None = Field(None, ge=0)
-    metrics: dict[str, float] = Field(
-        default_factory=dict,
-        description="Further figures of the task; `mean_outcome` where the score is no mean of the items' outcomes, "
-        "`item_clusters` where items are not independent.",
-    )
+    metrics: dict[str, float] = Field(default_factory=dict, description="Further figures; see docs/file-protocol.md.")
     fault: Fault | None = None
     reason: str | None = None
     recipe_hash: Sha256
     engine_hash: Sha256 | None = None
-    prompts_sha256: Sha256 | None = Field(
-        None,
-        description="Of the token ids asked, item by item (of episodes, at their start); null: by an older version.",
-    )
+    prompts_sha256: Sha256 | None = Field(None, description="Of the token ids asked (of episodes, at their start).")
     items_sha256: Sha256 | None = None
     truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
     timings: Timings = Timings()
@@ -199,9 +181,7 @@ class Fingerprint(Strict):
     moved_values: int | None = Field(None, ge=0, description="Values that differ in these.")
     nearest_model: str | None = Field(None, description="The staged model that these weights are nearest to.")
     nearest_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches or exactly.")
-    exchanged_share: float | None = Field(
-        None, ge=0, le=1, description="Part of the change by exchanged rows, columns."
-    )
+    exchanged_share: float | None = Field(None, ge=0, le=1, description="Of the change, by exchanged rows, columns.")
     exchanged_of: str | None = Field(None, description="The staged model of which units were exchanged.")
     parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
     parent_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches: to about 1 %.")

@@ -1,5 +1,4 @@
-"""Records of the small files that processes exchange: manifests, queue entries, claims, heartbeats, clocks, baselines, store
-manifests, bundles, ledger heads, anchors and evidence."""
+"""Records of the small files that processes exchange."""
 
 from __future__ import annotations
 
@@ -37,10 +36,8 @@ class Manifest(Record):
     def _plain_text(cls, value: str) -> str:
         if any(ord(char) < 32 or ord(char) == 127 for char in value):
             raise ValueError("must not hold control characters")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError("must be valid UTF-8") from None
+        if any(0xD800 <= ord(char) < 0xE000 for char in value):  # half of a surrogate pair
+            raise ValueError("must be valid UTF-8")
         return value
 
 
@@ -216,9 +213,7 @@ class BundleManifest(Record):
 
 # --- heads of ledgers, anchors of a second user, and the manifest of an exported run
 
-SHORT_HEX = 32
-"""Hex digits of a head's short form (128 bits). Who can write the ledgers can search for two with equal digits; for 64 bits the
-search would succeed."""
+SHORT_HEX = 32  # hex digits of a head's short form: of 64 bits, two equal ones could be found
 
 
 class RunHead(Strict):
