@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.exchange import StoreFile
 
 SUFFIXES = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
@@ -159,6 +161,20 @@ class ArchiveReader:
 
     def close(self) -> None:
         self._raw.close()
+
+
+def write_hashed(target: Path, data: IO[bytes], row: StoreFile, said_by: str) -> None:
+    """Write a file of an archive to `target`, which must not exist. Raises DamagedArchive: its hash is not that of `row`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        while chunk := data.read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != row.sha256:
+        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {said_by} says {row.sha256}")
 
 
 class Hashed:
