@@ -149,8 +149,7 @@ class FailureKind(StrEnum):
     NO_GAIN = "no gain beyond noise"
 
 
-OF_THE_PAPER = tuple(FailureKind)[:5]
-"""The kinds of failure that the paper names."""
+OF_THE_PAPER = tuple(FailureKind)[:5]  # the kinds of failure that the paper names
 
 
 class QueueKind(StrEnum):

@@ -63,8 +63,7 @@ _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options th
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
 _WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
-_HINTS = tuple(_WORDS.split())
-"""Every name of a secret contains one of these: only the words around them are examined."""
+_HINTS = tuple(_WORDS.split())  # every name of a secret contains one of these: only the words around them are examined
 
 _LONGEST_NAME = 128
 _SHORTEST_CREDENTIAL = 8  # `basic training` and `bearer of news` are words

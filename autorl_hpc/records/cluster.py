@@ -41,8 +41,7 @@ OWN_OPTIONS = {
 
 _RESERVED = """job-name comment array dependency output error open-mode cluster clusters parsable quiet test-only time-min wait
 wrap"""
-RESERVED_OPTIONS = frozenset(_RESERVED.split())
-"""Options of sbatch that the suite sets itself."""
+RESERVED_OPTIONS = frozenset(_RESERVED.split())  # options of sbatch that the suite sets itself
 
 
 class Wording(Table):
