@@ -79,7 +79,6 @@ class AutorlError(Exception):
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, str | int | None]:
-        """Return the same content as a dict for `--json`."""
         return {
             "error": self.what,
             "where": self.where,

@@ -16,8 +16,6 @@ else:  # Python 3.10 has no StrEnum.
 
 
 class Fault(StrEnum):
-    """Who is to blame when something did not work."""
-
     AGENT = "agent"
     ARTIFACT = "artifact"
     GRADER = "grader"
@@ -36,8 +34,6 @@ class RunState(StrEnum):
 
 
 class SubmissionState(StrEnum):
-    """State of one submission."""
-
     REFUSED = "refused"
     ACCEPTED = "accepted"  # queued, no score yet
     SCORED = "scored"
@@ -45,8 +41,6 @@ class SubmissionState(StrEnum):
 
 
 class EndedBy(StrEnum):
-    """What ended a run."""
-
     AGENT_EXIT = "agent_exit"
     BUDGET = "budget"  # its wall time is used up
     GPU_HOURS = "gpu_hours"
@@ -60,8 +54,6 @@ class EndedBy(StrEnum):
 
 
 class Split(StrEnum):
-    """The two held-out splits."""
-
     FEEDBACK = "feedback"
     REPORT = "report"
 
@@ -92,8 +84,6 @@ class Protocol(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """The kinds of ledger entries."""
-
     ATTEMPT_STARTED = "attempt_started"
     ATTEMPT_ENDED = "attempt_ended"
     SANDBOX = "sandbox"
@@ -174,7 +164,6 @@ class JobState(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Return whether the job has ended for good."""
         return self in (JobState.DONE, JobState.ENDED, JobState.GONE)
 
 

@@ -26,7 +26,6 @@ PATIENCE_TRIES = 20  # then a folder without references is what a killed run lef
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
-    """Return whether a complete artifact with that content hash exists."""
     return READY_NAME in _names(artifacts / content_hash)
 
 

@@ -126,7 +126,6 @@ Part = tuple[str, str, tuple[int, ...], str]
 
 
 def content_hash(parts: Iterable[Part]) -> str:
-    """Return the content hash in hex."""
     rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in parts)
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
@@ -235,7 +234,6 @@ SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 (hex) of a file."""
 
     def once() -> str:
         with open(path, "rb", buffering=0) as file:

@@ -53,7 +53,6 @@ class LocalJob:
     started: str
 
     def alive(self) -> bool:
-        """Return whether that process still runs."""
         return process_start(self.pid) == self.started
 
 
@@ -64,14 +63,12 @@ def process_start(pid: int) -> str | None:
 
 
 def jobs_of(experiment: ExperimentDir) -> list[LocalJob]:
-    """Return the jobs of the last local submission."""
     value = reading.read_json_or_none(experiment.jobs / JOBS_NAME)
     rows = value.get("jobs", []) if isinstance(value, dict) else []
     return [LocalJob(str(row["role"]), int(row["pid"]), str(row["started"])) for row in rows]
 
 
 def alive_jobs(experiment: ExperimentDir) -> list[LocalJob]:
-    """Return the local jobs that still run."""
     return [job for job in jobs_of(experiment) if job.alive()]
 
 

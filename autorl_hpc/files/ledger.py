@@ -39,12 +39,10 @@ def now_text() -> str:
 
 
 def sha256_hex(data: bytes) -> str:
-    """Return the sha256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def this_writer(role: str) -> Writer:
-    """Return the calling process as a Writer."""
     return Writer(role=role, host=host_name(), pid=os.getpid(), job_id=job_id())
 
 
@@ -193,7 +191,6 @@ def run_head(run: RunDir) -> RunHead:
 
 
 def heads_of(experiment: ExperimentDir, runs: Iterable[RunHead]) -> Heads:
-    """Combine the heads of runs into one record."""
     return Heads(experiment=experiment.path.absolute().name, runs=tuple(sorted(runs, key=lambda head: head.run_id)))
 
 
@@ -203,7 +200,6 @@ def in_words(head: RunHead) -> str:
 
 
 def write_heads(experiment: ExperimentDir, heads: Heads) -> None:
-    """Replace heads.json."""
     atomic.write_bytes(experiment.heads, readable_json(heads.model_dump(mode="json")))
 
 

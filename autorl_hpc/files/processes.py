@@ -50,7 +50,6 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> set[int]:
-    """Return all living descendants of `root`."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -125,7 +124,6 @@ def prctl(option: int, value: int) -> bool:
 
 
 def job_id() -> str | None:
-    """Return the scheduler's id of this job."""
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID")
 
 
@@ -385,7 +383,6 @@ class Cancellable:
             self._ways.append(way)
 
     def remove(self, way: Callable[[], None]) -> None:
-        """Unregister a way."""
         with self._lock:
             self._ways.remove(way)
 

@@ -24,7 +24,6 @@ SUFFIX = ".json"
 
 
 def entry_name(entry: QueueEntry) -> str:
-    """Return the file name of an entry, without suffix."""
     if entry.kind is QueueKind.BASELINE:
         number = 1 if entry.split is Split.FEEDBACK else 2
         return f"b{number}-{entry.task}-{entry.base_model.replace('/', '+')}-{entry.recipe_hash[:8]}"
@@ -51,7 +50,6 @@ def is_waited_for(name: str) -> bool:
 
 
 def run_of(name: str) -> str:
-    """Return the run_id in an entry's name."""
     return name.partition("-")[2].partition("--")[0]
 
 
@@ -104,7 +102,6 @@ class Claims:
         self._unreadable_since: dict[Path, float] = {}
 
     def current(self) -> dict[str, int]:
-        """See `claimed_entries`."""
         return claimed_entries(self.folder)
 
     def take(self, entry: str, current: dict[str, int]) -> int | None:
@@ -180,13 +177,11 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 
 
 def _claims(folder: Path) -> list[tuple[str, str, int]]:
-    """Return file name, entry and generation of each claim, by name."""
     matches = [_CLAIM_NAME.match(name) for name in reading.list_names(folder)]
     return [(match[0], match["entry"], int(match["generation"])) for match in matches if match]
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
-    """Replace the grader's heartbeat file; it is rewritten every second."""
     atomic.write_bytes(folder / f"{beat.grader}.json", beat.canonical() + b"\n")
 
 
@@ -205,7 +200,6 @@ def read_trouble(folder: Path, entry: str) -> Trouble | None:
 
 
 def read_troubles(folder: Path) -> list[Trouble]:
-    """Return all notes, sorted by entry."""
     return [trouble for name in waiting(folder) if (trouble := read_trouble(folder, name)) is not None]
 
 
@@ -219,7 +213,6 @@ def write_trouble(folder: Path, trouble: Trouble) -> None:
 
 
 def drop_trouble(folder: Path, entry: str) -> None:
-    """Remove the note of an entry that succeeded."""
     atomic.unlink_quietly(folder / f"{entry}{SUFFIX}")
 
 

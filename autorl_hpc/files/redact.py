@@ -248,7 +248,6 @@ def _announces_secret(option: str, value: str) -> bool:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut `text` to `limit` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

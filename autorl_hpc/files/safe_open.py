@@ -179,8 +179,6 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """Totals of a run's driver requests over all attempts."""
-
     calls: int  # requests that the driver worked on, or may have: includes cut answers and requests without an answer
     refused: int
     failed: int  # requests that were sent to the driver and failed
@@ -195,7 +193,6 @@ class DriverTotals:
 
 
 def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
-    """Return the totals of the lines."""
     names = ("calls", "refused", "failed", "estimated", "tokens_in", "tokens_out", "tokens_cached")
     found = dict.fromkeys(names, 0)
     points: list[tuple[float, int, float]] = []
@@ -265,8 +262,6 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 class Folder:
-    """An open folder."""
-
     def __init__(self, fd: int) -> None:
         self.fd = fd
 

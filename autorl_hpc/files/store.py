@@ -216,7 +216,6 @@ def environment_files(folder: Path) -> list[str]:
 
 
 def describe_environment(folder: Path) -> tuple[StoreFile, ...]:
-    """Return the manifest's rows for an environment's folder."""
     return describe_files(folder, environment_files(folder))
 
 
@@ -242,7 +241,6 @@ def read_endpoint(path: Path) -> DriverEndpoint | None:
 
 
 def write_endpoint(path: Path, endpoint: DriverEndpoint) -> None:
-    """Replace the endpoint's file."""
     atomic.write_bytes(path, endpoint.canonical() + b"\n")
 
 
@@ -255,13 +253,10 @@ def take_generation(folder: Path, name: str) -> int:
 
 
 def newest_generation(folder: Path, name: str) -> int:
-    """Return the highest generation that a job has taken, or 0."""
     return claimed_entries(folder).get(name, 0)
 
 
 class EndpointWatch:
-    """Watch one driver's endpoint file over time, as one reader."""
-
     def __init__(self, path: Path, stale_after_s: float = STALE_AFTER_S) -> None:
         self.path = path
         self.stale_after_s = stale_after_s
@@ -338,7 +333,6 @@ def write_key(path: Path, key: str) -> None:
 
 
 def new_key() -> str:
-    """Return a random key for a server of ours."""
     return secrets.token_urlsafe(32)
 
 

@@ -143,8 +143,6 @@ Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400
 
 
 class Table(Strict):
-    """A field that holds fields."""
-
     @model_validator(mode="before")
     @classmethod
     def _is_table(cls, value: Any) -> Any:

@@ -67,8 +67,6 @@ class Wording(Table):
 
 
 class JobKind(Wording):
-    """What one kind of job asks for."""
-
     gpus: int | None = Field(None, ge=0, le=64)
     cpus: int | None = Field(None, ge=1, le=1024)
     memory: Memory | None = Field(None, description="Such as 64G; left out: the partition's default.")
@@ -81,8 +79,6 @@ class JobKind(Wording):
 
 
 class Container(Table):
-    """An image that jobs run in."""
-
     image: Line = Field(description="Path of the image; $VARS are those of the job, ~/ is $HOME.")
     runtime: Literal["apptainer", "singularity"] = "apptainer"
     options: tuple[Line, ...] = ("--nv",)

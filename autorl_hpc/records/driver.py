@@ -131,12 +131,10 @@ class DriverSpec(Resources):
 
     @property
     def resources(self) -> Resources:
-        """What its job asks for."""
         return Resources(gpus=self.gpus, cpus=self.cpus, memory=self.memory)
 
     @property
     def priced(self) -> bool:
-        """Whether what it answers has a price."""
         return self.price_in is not None or self.price_out is not None
 
     @property

@@ -11,8 +11,6 @@ from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, SandboxLevel, 
 
 
 class Writer(Strict):
-    """Who wrote an entry."""
-
     role: Literal["supervisor", "grader", "launch"]
     host: str
     pid: int
@@ -69,8 +67,6 @@ class MergedAdapter(Strict):
 
 
 class Submission(Strict):
-    """A manifest that was taken in or refused."""
-
     submission_id: int = Field(ge=1)
     manifest_id: str
     manifest_file: str | None = Field(None, description="Inode and time of the manifest, to tell it from a later one.")
@@ -154,8 +150,6 @@ class Evaluation(Strict):
 
 
 class Score(Strict):
-    """A feedback score committed for a submission."""
-
     submission_id: int
     evaluation: Evaluation
     grader: str
@@ -195,8 +189,6 @@ class Fingerprint(Strict):
 
 
 class Contaminated(Strict):
-    """Held-out items found in one file that the agent left readable."""
-
     file: str = Field(description="Relative to the workspace, or `agent.log`; escaped.")
     split: Split
     how: Literal["ngram", "exact"] = Field(description="ngram: 13 words in a row of it; exact: all of it.")
@@ -238,7 +230,6 @@ class DriverUse(Strict):
 
     @property
     def tokens(self) -> int:
-        """What the budget counts."""
         return self.tokens_in + self.tokens_out
 
 
@@ -257,7 +248,6 @@ class Sealed(Strict):
 
     @property
     def starts(self) -> int:
-        """How often the agent was started."""
         return len(self.exit_codes)
 
     refused: int = 0
@@ -267,8 +257,6 @@ class Sealed(Strict):
 
 
 class Closed(Strict):
-    """The run is finished."""
-
     selected: int | None = Field(description="The selected submission; null: the base model is kept.")
     selected_by: Literal["final", "best_feedback", "base_kept", "infrastructure", "cancelled"]
     report: Evaluation | None = None

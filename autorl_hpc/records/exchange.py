@@ -108,7 +108,6 @@ class Progress(Strict):
 
     @property
     def starts(self) -> int:
-        """How often the agent was started."""
         return len(self.exit_codes)
 
 
@@ -159,8 +158,6 @@ class Baseline(Record):
 
 
 class StoreFile(Strict):
-    """One file of the store or the vault."""
-
     path: str
     sha256: Sha256
     size_bytes: int = Field(ge=0)
@@ -175,8 +172,6 @@ class EnvironmentFacts(Strict):
 
 
 class StoreManifest(Record):
-    """MANIFEST.json of a staged model, task or environment."""
-
     name: str
     kind: Literal["model", "task", "vault", "environment"]
     source: str
@@ -196,8 +191,6 @@ class EnvironmentPointer(Record):
 
 
 class BundlePart(Strict):
-    """A staged thing in a bundle."""
-
     name: str
     kind: Literal["model", "task", "environment"]
     content_hash: Sha256 | None = None
@@ -244,7 +237,6 @@ class Heads(Record):
 
     @property
     def short(self) -> str:
-        """The first digits of it, for where there is little room."""
         return self.head[:SHORT_HEX]
 
 
@@ -256,13 +248,10 @@ class Anchor(Record):
     hmac_sha256: Sha256 = Field(description="HMAC-SHA256 of the canonical line without this field.")
 
     def signed_bytes(self) -> bytes:
-        """What is signed."""
         return canonical_json(self.model_dump(mode="json", exclude={"hmac_sha256"}))
 
 
 class ExportedWeights(Strict):
-    """The selected checkpoint in an exported run."""
-
     submission_id: int = Field(ge=1)
     content_hash: Sha256
     not_in_hash: tuple[str, ...] = Field((), description="Tensors that the content hash leaves out: a tied head.")

@@ -64,8 +64,6 @@ class Matrix(Table):
 
 
 class Budget(Table):
-    """What an agent may use."""
-
     wall_clock_s: Duration = Field(
         validation_alias=AliasChoices("wall_clock_s", "wall_clock"),
         description="Time the agent runs, over all attempts; queue time doesn't count. May be written `wall_clock`.",
@@ -105,8 +103,6 @@ class Budget(Table):
 
 
 class AllResources(Table):
-    """By kind of job."""
-
     agent: Resources = Resources()
     grader: Resources = Resources()
 
@@ -115,8 +111,6 @@ MOST_WORKERS = 16  # workers on one GPU
 
 
 class GraderSpec(Table):
-    """The grader daemons of an experiment."""
-
     placement: Literal["job", "step"] = Field("job", description="`step`: one in each agent's job, on GPUs of its own.")
     count: int = Field(1, ge=1, le=64)
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from one that ends.")
@@ -199,8 +193,6 @@ class JudgeSpec(Table):
 
 
 class SandboxSpec(Table):
-    """How agents are kept from the rest of the machine."""
-
     level: Literal["auto", "apptainer", "bwrap", "namespaces", "landlock", "none"] = Field(
         "auto", description="`auto`: the strongest that works on the node, if any; another one is demanded."
     )
@@ -224,8 +216,6 @@ class FeedbackSpec(Table):
 
 
 class Retention(Table):
-    """Which accepted checkpoints stay on disk when a run is closed."""
-
     artifacts: Literal["selected", "all"] = "selected"
 
 
@@ -285,5 +275,4 @@ class ExperimentSpec(Record):
         return self
 
     def driver(self, name: str) -> DriverSpec | None:
-        """A driver by its name in the matrix; None for `none`."""
         return None if name == NO_DRIVER else self.drivers[name]

@@ -57,7 +57,6 @@ class Science(Strict):
         return self.feedback_part if split == Split.FEEDBACK else None
 
     def asked(self, split: str) -> int:
-        """How many items of a split are asked."""
         part = self.part(split)
         return self.splits[split].n if part is None else part.n
 
@@ -87,8 +86,6 @@ class Science(Strict):
 
 
 class RunEnvironment(Strict):
-    """The staged environment that a run's agent trains in."""
-
     name: Name
     kind: Literal["venv", "image"]
     content_hash: Sha256

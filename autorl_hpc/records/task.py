@@ -92,8 +92,6 @@ class SourceFile(Strict):
 
 
 class TaskFile(Record):
-    """task.yaml."""
-
     name: Name
     title: str
     level: Literal[1, 2, 3] = Field(1, description="The benchmark's level: static data, judge, interaction.")
@@ -116,7 +114,6 @@ class TaskFile(Record):
     recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
 
     def recipe(self, name: str | None) -> Recipe | None:
-        """The recipe of that name, the first for None."""
         if name is None:
             return self.recipes[0]
         return next((recipe for recipe in self.recipes if recipe.name == name), None)

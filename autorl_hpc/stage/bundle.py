@@ -212,7 +212,6 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
 
 
 def _part_of(path: str, parts: tuple[BundlePart, ...]) -> BundlePart | None:
-    """Return the part that a file of a bundle belongs to."""
     places = {"model": ("store/models",), "task": ("store/tasks", "vault"), "environment": ("store/envs",)}
     found = (p for p in parts if path.startswith(tuple(f"{place}/{p.name}/" for place in places[p.kind])))
     return next(found, None)

@@ -60,8 +60,6 @@ class Pin:
 
 @dataclass(frozen=True)
 class Patience:
-    """How a download bears failures."""
-
     tries: int = 6  # in a row without WORTH_BYTES of new data
     timeout_s: float = 30.0  # without a byte
     pause_s: float = 1.0  # the first one, doubled each time

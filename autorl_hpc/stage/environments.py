@@ -71,7 +71,6 @@ def stage_environment(
 
 
 def python_tag() -> str:
-    """Return the tag of the Python that builds the venvs."""
     return f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 

@@ -104,7 +104,6 @@ def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Pa
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, even if parts of it are read-only."""
     if folder.is_symlink():
         folder.unlink()
         return
