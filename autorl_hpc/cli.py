@@ -13,7 +13,7 @@ from typer import Argument, Option, Typer
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit, visible
-from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
+from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root, share
 
 app = Typer(
     name="autorl-hpc",
@@ -109,8 +109,6 @@ def stage(
 
 def _job_file(given: Path) -> Path:
     """Return `given`, or the shipped job file of that name if `given` does not exist."""
-    from autorl_hpc.files.layout import share
-
     shipped = share("jobs") / given.name
     if given.exists() or given.parent not in (Path(), Path("jobs")) or not shipped.is_file():
         return given
@@ -125,9 +123,7 @@ def launch(
     keep_frozen: Annotated[bool, Option("--keep-frozen", help="Resume with the code as it was launched.")] = False,
     follow: Annotated[bool, Option("--follow", help="Show the status until the experiment is over.")] = False,
     cluster: Annotated[str | None, Option("--cluster", help="A profile, by name or file.")] = None,
-    unchecked: Annotated[
-        bool, Option("--unchecked", help="Start though an agent's program or vLLM is missing.")
-    ] = False,
+    unchecked: Annotated[bool, Option("--unchecked", help="Start though an agent's program is missing.")] = False,
     tasks: TasksOption = None,
     agents: AgentsOption = None,
     root: RootOption = None,
@@ -193,10 +189,10 @@ def logs(
     from autorl_hpc.report.terminal import print_logs
 
     asked = {"agent": agent, "gateway": gateway, "supervisor": supervisor, "grader": grader}
-    if sum(asked.values()) > 1:
+    of: Any = [name for name, given in asked.items() if given] or ["agent"]
+    if len(of) > 1:
         raise typer.BadParameter("give one of --agent, --gateway, --supervisor and --grader")
-    of: Any = next((name for name, given in asked.items() if given), "agent")
-    print_logs(RunDir(run.absolute()), of, follow, lambda line: print(line, flush=follow))
+    print_logs(RunDir(run.absolute()), of[0], follow, lambda line: print(line, flush=follow))
 
 
 COMPARE_HELP = "Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."
@@ -208,9 +204,7 @@ def report(
     out: Annotated[Path | None, Option("--out", help="Where to write (default: report/ beside the runs).")] = None,
     compare: Annotated[tuple[str, str] | None, Option("--compare", metavar="A B", help=COMPARE_HELP)] = None,
     paper: Annotated[bool, Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
-    figures: Annotated[
-        bool, Option("--figures/--no-figures", help="Draw figures: on the page, as PNG and SVG.")
-    ] = True,
+    figures: Annotated[bool, Option("--figures/--no-figures", help="Draw figures, as PNG and SVG too.")] = True,
     fresh: Annotated[bool, Option("--fresh", help="Read everything again, nothing kept of an earlier report.")] = False,
     one_file: Annotated[bool, Option("--one-file", help="Put a trace's data into its page: trace.html alone.")] = False,
     watch: Annotated[bool, Option("--watch", help="Report again and again until every run is over.")] = False,
@@ -240,9 +234,7 @@ def report(
 @app.command()
 def verify(
     paths: PathsArgument,
-    expect: Annotated[
-        list[str] | None, Option("--expect", metavar="HEAD", help="A head that was kept elsewhere.")
-    ] = None,
+    expect: Annotated[list[str] | None, Option("--expect", metavar="HEAD", help="A head kept elsewhere.")] = None,
     anchors: Annotated[Path | None, Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
     key: Annotated[Path | None, Option("--key", help="The key that its anchors were signed with.")] = None,
     as_json: JsonOption = False,
@@ -292,9 +284,7 @@ def export(
     run: Annotated[Path, Argument(help="The folder of a closed run.")],
     out: Annotated[Path | None, Option("--out", help="A .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")] = None,
     inspect: Annotated[bool, Option("--inspect", help="Write an Inspect AI log instead: RUN_ID.eval.")] = False,
-    trackio: Annotated[
-        bool, Option("--trackio", help="Write curves and scores for Trackio instead: a folder.")
-    ] = False,
+    trackio: Annotated[bool, Option("--trackio", help="Write curves and scores for Trackio: a folder.")] = False,
     wandb: Annotated[bool, Option("--wandb-offline", help="Write them as an offline run of W&B: a folder.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -407,8 +397,6 @@ def attach(run: Annotated[Path, Argument(help="The folder of a run of agent `she
 def _agent_side(context: typer.Context) -> None:
     import runpy
 
-    from autorl_hpc.files.layout import share
-
     os.environ["AUTORL_TOOL"] = tool = str(context.info_name)
     sys.argv = [tool, *context.args]
     runpy.run_path(str(share("templates") / "workspace" / "submit"), run_name="__main__")
@@ -444,6 +432,8 @@ def job(
 
 
 def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+    if what in ("submit-local", "array", "chain", "drive", "report"):
+        from autorl_hpc.launch import local
     match what:  # each imports only what it needs: they start often
         case "agent":
             from autorl_hpc.supervise.supervisor import run_agent_job
@@ -475,15 +465,6 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
 
             seal_what_is_lost(experiment)
             _finish(experiment)
-        case _:
-            return _local_job(what, experiment, name, while_alive, after)
-    return Exit.OK
-
-
-def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
-    from autorl_hpc.launch import local
-
-    match what:
         case "submit-local":
             local.submit_here(experiment)
         case "array":

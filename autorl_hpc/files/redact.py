@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autorl_hpc.records.base import printable
 
@@ -62,8 +62,8 @@ _NO_SECRET_TOKEN = frozenset(_TOKENS.split())
 _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options that take `name:password`
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
-_WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
-_HINTS = tuple(_WORDS.split())  # every name of a secret contains one of these: only the words around them are examined
+_HINTS = re.compile("pass|pwd|secret|credential|key|token|signature|bearer|basic|authorization|-u|cookie")
+"""Every name of a secret contains one of these: only the words around them are examined."""
 
 _LONGEST_NAME = 128
 _SHORTEST_CREDENTIAL = 8  # `basic training` and `bearer of news` are words
@@ -131,7 +131,8 @@ def _without_named(text: str) -> str:
     lowered = text.replace("\u0130", "I").lower()  # the only character that lower() makes longer
     kept: list[str] = []
     done = cursor = 0
-    for at in sorted(at for hint in _HINTS for at in _found(hint, lowered)):
+    for hint in _HINTS.finditer(lowered):
+        at = hint.start()
         if at < cursor:
             continue
         before = _WORD_END.search(text, max(cursor, at - _LONGEST_NAME), at)
@@ -145,13 +146,6 @@ def _without_named(text: str) -> str:
             kept += text[done:start], MASK
             done = cursor = end
     return "".join(kept) + text[done:]
-
-
-def _found(part: str, text: str) -> Iterator[int]:
-    at = text.find(part)
-    while at >= 0:
-        yield at
-        at = text.find(part, at + 1)
 
 
 def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
