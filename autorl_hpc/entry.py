@@ -40,9 +40,7 @@ def guarded(run: Callable[[], Any]) -> int:
     except SystemExit as ending:  # typer turns a ctrl-C into an exit of its own
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             return _interrupted()
-        if "--json" in sys.argv and hasattr(
-            ending.__context__, "format_message"
-        ):  # a usage error, which typer has printed
+        if "--json" in sys.argv and hasattr(ending.__context__, "format_message"):  # typer has printed this usage error
             _print_json(_usage_error(ending.__context__))
         raise
     except Exception as error:

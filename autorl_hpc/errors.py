@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import Any
 
 from autorl_hpc.states import Fault
 
@@ -21,24 +22,15 @@ class Exit(IntEnum):
 
 
 def visible(text: str) -> str:
-    """Return `text` with all but plain characters, tabs and line breaks escaped. Messages quote files and programs of others, which
-    must not steer the terminal that shows them."""
+    """Return `text` with all but plain characters, tabs and line breaks escaped: quoted files must not steer the terminal."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 
 
 class AutorlError(Exception):
-    """An error with a message for people. Terminal escapes in it are made visible.
-
-    Args:
-        what: what went wrong, in one sentence.
-        where: the file, and the field in it if there is one.
-        fault: who has to act.
-        next_step: what to do about it.
-        exit_code: exit code of the command that fails with this error.
-        final: trying again can't help, so a job that fails with it isn't started again.
-    """
+    """An error with a message for people: what went wrong, where, who has to act, what to do next. Terminal escapes are made
+    visible. `final`: a job that fails with it isn't started again, because that can't help."""
 
     def __init__(
         self,
@@ -60,26 +52,14 @@ class AutorlError(Exception):
 
     def of_field(self, field: str, where: str | os.PathLike[str] | None = None) -> AutorlError:
         """Return this error as one of a field of an experiment, at its own place or at `where`."""
-        return AutorlError(
-            f"field `{field}`: {self.what}",
-            where=where or self.where,
-            fault=self.fault,
-            next_step=self.next_step,
-            exit_code=self.exit_code,
-        )
+        same: dict[str, Any] = {"fault": self.fault, "next_step": self.next_step, "exit_code": self.exit_code}
+        return AutorlError(f"field `{field}`: {self.what}", where=where or self.where, **same)
 
     def __str__(self) -> str:
-        lines = [self.what]
-        if self.where:
-            lines.append(f"  where: {self.where}")
-        if self.fault:
-            lines.append(f"  fault: {self.fault}")
-        if self.next_step:
-            lines.append(f"  next:  {self.next_step}")
-        return "\n".join(lines)
+        more = {"where: ": self.where, "fault: ": self.fault, "next:  ": self.next_step}
+        return "\n".join([self.what, *(f"  {name}{text}" for name, text in more.items() if text)])
 
     def as_json(self) -> dict[str, str | int | None]:
-        """Return the same content as a dict for `--json`."""
         return {
             "error": self.what,
             "where": self.where,
@@ -98,13 +78,8 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 class Refused(Exception):
-    """Refuse a submission. The lint and the intake raise it; the agent gets its text unchanged.
-
-    Args:
-        code: a stable word for programs, such as `shard_missing`.
-        message: what is wrong, with the file and field.
-        advice: what the agent can do about it.
-    """
+    """Refuse a submission. `code`: a stable word for programs, such as `shard_missing`; the agent gets `message`, what is wrong
+    with the file and field, and `advice`, what it can do about it."""
 
     def __init__(self, code: str, message: str, advice: str, fault: Fault = Fault.ARTIFACT) -> None:
         self.code, self.message, self.advice = code, visible(message), visible(advice)
@@ -129,19 +104,13 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
     """Return an AutorlError for an OSError, with advice for full disks, quotas and permissions; `doing` names the action."""
     import errno
 
+    other = "choose a folder that you may write to (--root, or AUTORL_ROOT)"
     advice = {
         errno.ENOSPC: "free some space, or point --root at another file system, then run the same command again",
         errno.EDQUOT: "your quota is used up: free some space, then run the same command again",
-        errno.EACCES: "choose a folder that you may write to (--root, or AUTORL_ROOT)",
-        errno.EPERM: "choose a folder that you may write to (--root, or AUTORL_ROOT)",
-        errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), other),
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
     full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-    return AutorlError(
-        f"{doing} failed: {error.strerror or error}{full}",
-        where=where,
-        fault=Fault.CLUSTER,
-        next_step=advice,
-        exit_code=Exit.ENVIRONMENT,
-    )
+    what, code = f"{doing} failed: {error.strerror or error}{full}", Exit.ENVIRONMENT
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)

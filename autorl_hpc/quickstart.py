@@ -30,24 +30,18 @@ def run_quickstart(place: Path, parallel: int, say: Callable[[str], None]) -> in
         planned, record = plan.prepare(_job_file(place, parallel), root)
     except AutorlError as error:
         if root.experiment("quickstart").resolved.exists():  # launch's advice, another name, doesn't apply here
-            error.next_step = (
-                "this folder may hold the quickstart of another version: give another --root, or remove it"
-            )
+            error.next_step = "this folder may hold another version's quickstart: give another --root, or remove it"
         raise
-    local.submit(planned.experiment, record, say)
-    say(
-        f"{len(planned.cells)} runs started; they go on if you close this terminal (status: autorl-hpc status {planned.experiment.path})"
-    )
-    status.watch([planned.experiment.path])
-    if not set(record.runs) <= set(reading.list_names(planned.experiment.finished)):
-        raise AutorlError(
-            "the jobs ended before every run was closed",
-            where=planned.experiment.jobs,
-            fault=Fault.CLUSTER,
-            next_step="read the *.out files there; the same command goes on where it stopped",
-            exit_code=Exit.FAILED,
-        )
-    report.show(report.bring_up_to_date([planned.experiment.path]))
+    experiment = planned.experiment
+    local.submit(experiment, record, say)
+    shown = f"(status: autorl-hpc status {experiment.path})"
+    say(f"{len(planned.cells)} runs started; they go on if you close this terminal {shown}")
+    status.watch([experiment.path])
+    if not set(record.runs) <= set(reading.list_names(experiment.finished)):
+        what, fault = "the jobs ended before every run was closed", Fault.CLUSTER
+        advice = "read the *.out files there; the same command goes on where it stopped"
+        raise AutorlError(what, where=experiment.jobs, fault=fault, next_step=advice, exit_code=Exit.FAILED)
+    report.show(report.bring_up_to_date([experiment.path]))
     say(f'done in {time.monotonic() - started:.0f} s. Next: README.md, section "On your cluster"')
     return int(Exit.OK)
 

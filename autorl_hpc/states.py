@@ -1,5 +1,4 @@
-"""The state words of the suite as enums: faults, runs, submissions, splits, sandbox levels, ledger entries, routes, failures,
-queue entries and scheduler jobs; Slurm's job states mapped to ours; the exit codes of jobs."""
+"""The state words of the suite as enums; Slurm's job states mapped to ours; the exit codes of jobs."""
 
 import sys
 
@@ -16,8 +15,6 @@ else:  # Python 3.10 has no StrEnum.
 
 
 class Fault(StrEnum):
-    """Who is to blame when something did not work."""
-
     AGENT = "agent"
     ARTIFACT = "artifact"
     GRADER = "grader"
@@ -36,8 +33,6 @@ class RunState(StrEnum):
 
 
 class SubmissionState(StrEnum):
-    """State of one submission."""
-
     REFUSED = "refused"
     ACCEPTED = "accepted"  # queued, no score yet
     SCORED = "scored"
@@ -45,8 +40,6 @@ class SubmissionState(StrEnum):
 
 
 class EndedBy(StrEnum):
-    """What ended a run."""
-
     AGENT_EXIT = "agent_exit"
     BUDGET = "budget"  # its wall time is used up
     GPU_HOURS = "gpu_hours"
@@ -60,8 +53,6 @@ class EndedBy(StrEnum):
 
 
 class Split(StrEnum):
-    """The two held-out splits."""
-
     FEEDBACK = "feedback"
     REPORT = "report"
 
@@ -92,8 +83,6 @@ class Protocol(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """The kinds of ledger entries."""
-
     ATTEMPT_STARTED = "attempt_started"
     ATTEMPT_ENDED = "attempt_ended"
     SANDBOX = "sandbox"
@@ -149,8 +138,7 @@ class FailureKind(StrEnum):
     NO_GAIN = "no gain beyond noise"
 
 
-OF_THE_PAPER = tuple(FailureKind)[:5]
-"""The kinds of failure that the paper names."""
+OF_THE_PAPER = tuple(FailureKind)[:5]  # the kinds of failure that the paper names
 
 
 class QueueKind(StrEnum):
@@ -175,30 +163,23 @@ class JobState(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Return whether the job has ended for good."""
         return self in (JobState.DONE, JobState.ENDED, JobState.GONE)
 
 
-SLURM_STATES: dict[str, JobState] = {
-    **dict.fromkeys(("PENDING", "EXPEDITING", "REQUEUED", "REQUEUE_FED"), JobState.WAITING),
-    **dict.fromkeys(
-        ("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "POWER_UP_NODE", "RESIZING"), JobState.RUNNING
-    ),
-    **dict.fromkeys(("SIGNALING", "STAGE_OUT", "STOPPED", "UPDATE_DB"), JobState.RUNNING),
-    **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), JobState.HELD),
-    **dict.fromkeys(
-        ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE"), JobState.ENDED
-    ),
-    **dict.fromkeys(("OUT_OF_MEMORY", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"), JobState.ENDED),
-    "COMPLETED": JobState.DONE,
+_WORDS = {
+    JobState.WAITING: "PENDING EXPEDITING REQUEUED REQUEUE_FED",
+    JobState.RUNNING: "RUNNING SUSPENDED COMPLETING CONFIGURING POWER_UP_NODE RESIZING SIGNALING STAGE_OUT STOPPED UPDATE_DB",
+    JobState.HELD: "REQUEUE_HOLD RESV_DEL_HOLD SPECIAL_EXIT",
+    JobState.ENDED: "CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY LAUNCH_FAILED RECONFIG_FAIL REVOKED",
+    JobState.DONE: "COMPLETED",
 }
-"""Every job state in Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), mapped to a JobState. Some are flags, which are
-printed in place of a base state."""
+SLURM_STATES = {word: state for state, words in _WORDS.items() for word in words.split()}
+"""Every job state in Slurm's manuals (squeue, sacct, scontrol; 20.11 to 25.05), flags among them, mapped to a JobState."""
 
 
 def job_state(word: str) -> JobState:
-    """Return the JobState for a state as Slurm prints it, such as `CANCELLED by 1001`, `CANCELLED+` or `RUNNING,COMPLETING`. If
-    there are several words, a live state wins: a job that is `NODE_FAIL,REQUEUED` comes back."""
+    """Return the JobState for a state as Slurm prints it, such as `CANCELLED by 1001` or `CANCELLED+`. Of several words a live state
+    wins: a job that is `NODE_FAIL,REQUEUED` comes back."""
     words = word.replace("+", " ").replace(",", " ").upper().split()
     if not words or words[0] not in SLURM_STATES:
         return JobState.UNKNOWN
@@ -206,7 +187,5 @@ def job_state(word: str) -> JobState:
     return next((state for state in states if not state.over), states[0])
 
 
-EXIT_RESUME = 75
-"""Exit code of a supervisor and its job (EX_TEMPFAIL): this attempt stopped without sealing the run, and another one follows."""
-
+EXIT_RESUME = 75  # exit code of a supervisor (EX_TEMPFAIL): it stopped without sealing the run; another attempt follows
 EXIT_TROUBLE = 3  # exit code of a grader that could not score anything on its node

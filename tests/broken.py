@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from checkpoints import (
-    EMBEDDING,
-    HEAD,
-    SINGLE,
-    TINY,
-    changed,
-    raw_parts,
-    save,
-    save_shards,
-    tiny_tensors,
-    write_raw,
-)
+from checkpoints import EMBEDDING, HEAD, SINGLE, TINY, changed, raw_parts, save, save_shards, tiny_tensors, write_raw
 from weights import Tensors, write_safetensors
 
 from autorl_hpc.files.checkpoint import INDEX_NAME

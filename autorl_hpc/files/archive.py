@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -15,16 +16,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.records.exchange import StoreFile
 
 SUFFIXES = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 ZSTD_MAGIC, GZIP_MAGIC = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 TAR_MAGIC, TAR_MAGIC_AT = b"ustar", 257
-ZSTD_LEVEL = 3
-"""zstd's default level is fast. Higher levels gain little: weights hardly compress, and wheels are compressed already."""
-
-MAX_WINDOW_BYTES = 128 * 1024 * 1024
-"""zstd's own default limit. A larger window costs memory, and our archives do not need one."""
-
+ZSTD_LEVEL = 3  # higher levels gain little: weights hardly compress
+MAX_WINDOW_BYTES = 128 * 1024 * 1024  # zstd's own default limit
 CHUNK_BYTES = 1024 * 1024
 MAX_EXTENDED_BYTES = 64 * 1024  # limit for an extended header (a long name), because tarfile reads it into memory
 
@@ -37,11 +35,11 @@ def suffix_of(path: Path) -> str:
     """Return the suffix of `SUFFIXES` that the bundle's name ends with. Raises AutorlError: it ends with none of them."""
     found = next((suffix for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if found is None:
-        raise AutorlError(
+        what, advice = (
             f"{path.name}: a bundle's name says how it is packed",
-            where=path,
-            next_step=f"end it with one of {', '.join(SUFFIXES)}",
+            f"end it with one of {', '.join(SUFFIXES)}",
         )
+        raise AutorlError(what, where=path, next_step=advice)
     return found
 
 
@@ -61,11 +59,9 @@ def zstandard_module() -> Any:
     try:
         import zstandard
     except ImportError:
-        raise AutorlError(
-            "bundles packed by zstd need the Python package zstandard",
-            next_step="pip install zstandard; or make the bundle as .tar.gz, which needs nothing",
-            exit_code=Exit.ENVIRONMENT,
-        ) from None
+        what = "bundles packed by zstd need the Python package zstandard"
+        advice = "pip install zstandard; or make the bundle as .tar.gz, which needs nothing"
+        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
     return zstandard
 
 
@@ -137,8 +133,8 @@ class ArchiveReader:
         self.bound = Bounded(stream, allowed)
 
     def files(self) -> Iterator[tuple[str, int, IO[bytes]]]:
-        """Yield name, size in bytes and data of each file. Read each file before the next one, and all of them under
-        `damage`. Raises DamagedArchive: there is anything but plain files, or data after the archive's end."""
+        """Yield name, size in bytes and data of each file; read each before the next one, all under `damage`. Raises
+        DamagedArchive: there is anything but plain files, or data after the archive's end."""
         source: Any = self.bound
         archive = tarfile.open(fileobj=source, mode="r|", tarinfo=Header)  # noqa: SIM115  a stream, not a file
         while (row := archive.next()) is not None:
@@ -165,6 +161,20 @@ class ArchiveReader:
 
     def close(self) -> None:
         self._raw.close()
+
+
+def write_hashed(target: Path, data: IO[bytes], row: StoreFile, said_by: str) -> None:
+    """Write a file of an archive to `target`, which must not exist. Raises DamagedArchive: its hash is not that of `row`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+        while chunk := data.read(CHUNK_BYTES):
+            digest.update(chunk)
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    if digest.hexdigest() != row.sha256:
+        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {said_by} says {row.sha256}")
 
 
 class Hashed:

@@ -1,7 +1,6 @@
 """Accepted checkpoints: `artifacts/<content_hash>/`, shared by the runs that submitted the same content.
 
-A run that needs an artifact has a file in its `refs/`. An artifact is removed only after `rmdir(refs)`, which succeeds when nobody
-has a reference any more, and after which nobody can add one.
+A run that needs one has a file in its `refs/`. It is removed only after `rmdir(refs)`, after which nobody can add a reference.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ PATIENCE_TRIES = 20  # then a folder without references is what a killed run lef
 
 
 def artifact_ready(artifacts: Path, content_hash: str) -> bool:
-    """Return whether a complete artifact with that content hash exists."""
     return READY_NAME in _names(artifacts / content_hash)
 
 
@@ -39,17 +37,15 @@ def _names(folder: Path) -> list[str]:
 
 
 def new_folder(artifacts: Path, run_id: str, attempt: int) -> Path:
-    """Make and return an empty folder beside the artifacts to copy into. Its name carries the run and the attempt."""
+    """Make and return an empty folder beside the artifacts to copy into."""
     folder = artifacts / f"{_unfinished(run_id)}{attempt}-{os.getpid()}-{secrets.token_hex(8)}"
     again(lambda: folder.mkdir(mode=0o700, exist_ok=True))  # random name: if it exists, we made it
     return folder
 
 
 def remove_unfinished(artifacts: Path, run_id: str, attempt: int) -> list[str]:
-    """Remove unfinished copies of a run's killed attempts, up to `attempt`, and return their names. What can't be seen or
-    removed now is left for the next call."""
-    found = []
-    mark = _unfinished(run_id)
+    """Remove unfinished copies of a run's attempts, up to `attempt`, as far as possible now; return their names."""
+    found, mark = [], _unfinished(run_id)
     with contextlib.suppress(OSError):
         for name in sorted(again(lambda: os.listdir(artifacts))):
             number = name.removeprefix(mark).partition("-")[0]
@@ -65,8 +61,8 @@ def _unfinished(run_id: str) -> str:
 
 
 def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> None:
-    """Rename the copied `folder` to its content hash, with a reference of `run_id` in it. An existing equal artifact is
-    kept. Raises OSError: the file system failed; nothing was installed."""
+    """Rename the copied `folder` to its content hash, with a reference of `run_id`; an existing equal artifact is kept. Raises
+    OSError: nothing was installed."""
     target = artifacts / content_hash
     (folder / "refs").mkdir(exist_ok=True)
     (folder / "refs" / run_id).touch()
@@ -89,8 +85,7 @@ def install(artifacts: Path, folder: Path, content_hash: str, run_id: str) -> No
 
 
 def _clear_remains(target: Path) -> None:
-    """Give a complete folder that a killed run left without references an empty `refs/`, so that it can be held; remove what is
-    not complete."""
+    """Give a complete folder that a killed run left an empty `refs/`, so that it can be held; remove what is not complete."""
     try:
         os.mkdir(target / "refs")
     except FileExistsError:
@@ -161,8 +156,8 @@ def _identity(path: Path) -> Reference | None:
 
 
 def release_if_same(artifacts: Path, content_hash: str, run_id: str, seen: Reference) -> bool:
-    """Release the reference of `run_id` unless it was replaced since it was `seen`. Return whether it was released. The
-    reference is first renamed to a name that still protects the artifact, and then compared."""
+    """Release the reference of `run_id` unless it was replaced since it was `seen`; return whether it was released. It is first
+    renamed to a name that still protects the artifact, and then compared."""
     refs = artifacts / content_hash / "refs"
     aside = refs / f"{run_id}~{secrets.token_hex(6)}"
     try:

@@ -1,8 +1,6 @@
 """Atomic writes: replace a file completely or not at all, and publish a name that only one of several writers can win.
 
-Steps: temporary name in the same directory, write, fsync, rename (or link), fsync of the directory. A kill at any step
-leaves the old file or the new one, never a part. `os.link` is the exclusive step: it is atomic on NFS, whereas
-O_CREAT|O_EXCL was seen to let two clients win.
+A kill at any step leaves the old file or the new one. Publishing is by `os.link`, which is atomic on NFS; O_CREAT|O_EXCL is not.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import contextlib
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +16,30 @@ from autorl_hpc.files.faults import again, as_lost_answer
 from autorl_hpc.records import readable_json
 
 TEMPORARY_PREFIX = ".tmp-"  # prefix of unfinished writes; every listing skips these names
-Parts = Callable[[], Iterable[bytes]]
 
 
 def fsync_directory(path: Path) -> None:
-    """Make a rename or link in `path` durable where the file system can. Failures are ignored: some file systems refuse to fsync a
-    directory, the new name is visible already, and an error would make the caller repeat what is done."""
-    try:
+    """Make a rename or link in `path` durable where the file system can. Failures are ignored: the new name is visible already."""
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return
-    try:
-        again(lambda: os.fsync(fd))
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
+        try:
+            again(lambda: os.fsync(fd))
+        finally:
+            os.close(fd)
 
 
-def _write_temporary(path: Path, parts: Parts, mode: int, durable: bool = True) -> Path:
-    """Write a temporary file beside `path` and return its path. Each retry uses a new name: the old file may exist (lost
-    answer), and after a failed fsync only a new file is sure to reach the disk."""
+def _write_temporary(path: Path, data: bytes, mode: int, durable: bool = True) -> Path:
+    """Write a temporary file beside `path` and return its path. Each retry takes a new name: the old one may exist (lost answer),
+    and after a failed fsync only a new file is sure to reach the disk."""
 
     def once() -> Path:
         temporary = path.parent / f"{TEMPORARY_PREFIX}{path.name[:80]}.{os.getpid()}.{secrets.token_hex(6)}"
         try:
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
             try:
-                for data in parts():
-                    view = memoryview(data)
-                    while view:
-                        view = view[os.write(fd, view) :]
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
                 if durable:
                     os.fsync(fd)
             finally:
@@ -76,8 +66,8 @@ def _link_count(path: Path) -> int:
 
 
 def _link(temporary: Path, path: Path) -> bool:
-    """Link `path` to the temporary file and return whether we won the name. EEXIST is no proof that we lost: a retry after a
-    lost answer gets it too. The temporary file's link count decides."""
+    """Link `path` to the temporary file; return whether we won the name. A retry after a lost answer gets EEXIST too: the link
+    count decides."""
     try:
         os.link(temporary, path)
         return True
@@ -86,7 +76,7 @@ def _link(temporary: Path, path: Path) -> bool:
 
 
 def _rename(temporary: Path, path: Path) -> None:
-    """Rename over `path`. On an error, the listing decides whether the rename was done: only a rename removes the old name."""
+    """Rename over `path`. On an error, the listing shows whether the rename was done."""
     try:
         os.replace(temporary, path)
     except OSError:
@@ -95,22 +85,15 @@ def _rename(temporary: Path, path: Path) -> None:
 
 
 def unlink_quietly(path: Path) -> None:
-    """Remove a file. A file that is gone or can't be removed now is no error."""
+    """Remove a file, if it is there and can be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 def write_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace `path` by `data`, completely or not at all. The folder must exist. `durable`: False for files that can be
-    made again: no fsync, so a crash of the machine may lose the file. Raises OSError: the write failed; the old content,
-    if any, is unchanged."""
-    write_parts(path, lambda: (data,), mode=mode, durable=durable)
-
-
-def write_parts(path: Path, parts: Parts, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Replace `path` like `write_bytes`, for content that is too large to hold in memory. `parts`: returns the bytes from
-    the beginning; called again on each retry."""
-    temporary = _write_temporary(path, parts, mode, durable)
+    """Replace `path` by `data`, completely or not at all. The folder must exist. `durable`: False: no fsync, so a crash of the
+    machine may lose the file. Raises OSError: the write failed; the old content is unchanged."""
+    temporary = _write_temporary(path, data, mode, durable)
     try:
         again(lambda: _rename(temporary, path))
     except BaseException:
@@ -128,14 +111,13 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
 def publish_bytes(path: Path, data: bytes) -> bool:
     """Create `path` with `data` unless the name is taken. Exactly one of several racing writers gets True. Raises OSError:
     the file system failed; as far as can be seen, nothing was created."""
-    temporary = _write_temporary(path, lambda: (data,), 0o444)
+    temporary = _write_temporary(path, data, 0o444)
     try:
-        try:
-            won = again(lambda: _link(temporary, path))
-        except OSError:
-            if again(lambda: _link_count(temporary)) == 1:
-                raise
-            won = True
+        won = again(lambda: _link(temporary, path))
+    except OSError:
+        if again(lambda: _link_count(temporary)) == 1:
+            raise
+        won = True
     finally:
         unlink_quietly(temporary)
     if won:

@@ -1,8 +1,7 @@
-"""Checkpoint files: parse and check safetensors headers without torch, compute the content hash, decide whether a base
-model's head is tied, and hash files and folders.
+"""Checkpoint files: safetensors headers without torch (https://github.com/huggingface/safetensors#format), content hash, tied
+heads, hashes of files and folders.
 
-Format: https://github.com/huggingface/safetensors#format. The content hash covers the sorted (tensor name, dtype, shape,
-sha256 of data): resharding a checkpoint does not change it, a single changed byte does.
+The content hash covers the sorted (tensor name, dtype, shape, sha256 of data): resharding does not change it.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ def parse_json(data: bytes, file: str) -> Any:
     try:
         return json.loads(data, object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
-        raise Refused(
-            "not_json", f"{file}: not readable as JSON ({error})"[:300], "save the checkpoint again"
-        ) from None
+        what = f"{file}: not readable as JSON ({error})"[:300]
+        raise Refused("not_json", what, "save the checkpoint again") from None
 
 
 _AGAIN = "save again with `save_pretrained(..., safe_serialization=True)` and submit after the save has ended"
@@ -77,9 +75,8 @@ def _broken(code: str, file: str, what: str) -> Refused:
 
 
 def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) -> list[TensorSpec]:
-    """Return the tensors of an open safetensors file, read from its header alone. `max_header_bytes`: a longer header is
-    refused; parsing takes many times its size in memory. Raises Refused: the header violates the format, or the file is
-    shorter or longer than the header says; OSError: the file system failed."""
+    """Return the tensors of an open safetensors file, read from its header alone. Raises Refused: the header violates the format,
+    is longer than `max_header_bytes` (parsing takes many times its size), or does not fit the file; OSError."""
     size = os.fstat(fd).st_size
     if size < 8:
         raise _broken("header_broken", file, f"{size} bytes are no safetensors file")
@@ -87,9 +84,8 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
     if length == 0 or length + 8 > size:
         raise _broken("header_broken", file, f"the header says {length} bytes, the file has {size}")
     if length > max_header_bytes:
-        raise _broken(
-            "header_broken", file, f"a header of {length} bytes; this model's needs less than {max_header_bytes}"
-        )
+        what = f"a header of {length} bytes; this model's needs less than {max_header_bytes}"
+        raise _broken("header_broken", file, what)
     header = parse_json(os.pread(fd, length, 8), file)
     if not isinstance(header, dict):
         raise _broken("header_broken", file, "the header is not a JSON object")
@@ -102,11 +98,8 @@ def read_header(fd: int, file: str, max_header_bytes: int = MAX_HEADER_BYTES) ->
             raise _broken("header_broken", file, f"gap or overlap before tensor {tensor.name}")
         position = tensor.end
     if position != size:
-        raise _broken(
-            "shard_truncated" if position > size else "trailing_bytes",
-            file,
-            f"the header describes {position} bytes, the file has {size}",
-        )
+        what = f"the header describes {position} bytes, the file has {size}"
+        raise _broken("shard_truncated" if position > size else "trailing_bytes", file, what)
     return tensors
 
 
@@ -128,8 +121,11 @@ def _tensor(name: str, value: Any, base: int, file: str) -> TensorSpec:
     return TensorSpec(name, dtype, shape, base + begin, base + end, file)
 
 
-def content_hash(parts: Iterable[tuple[str, str, tuple[int, ...], str]]) -> str:
-    """Return the content hash (hex) over (name, dtype, shape, sha256 of data) rows."""
+Part = tuple[str, str, tuple[int, ...], str]
+"""What the content hash covers of a tensor: name, dtype, shape, sha256 of its data."""
+
+
+def content_hash(parts: Iterable[Part]) -> str:
     rows = sorted([name, dtype, list(shape), digest] for name, dtype, shape, digest in parts)
     return hashlib.sha256(canonical_json(rows)).hexdigest()
 
@@ -163,15 +159,13 @@ def tensors_of(folder: Path) -> list[TensorSpec]:
 
 
 def folder_content_hash(folder: Path, drop: frozenset[str] = frozenset()) -> str:
-    """Return the content hash of a store or artifact folder, without the tensors in `drop`; reads every other tensor once.
-    For a base model use `base_content_hash`."""
-    return content_hash(folder_parts(folder, drop))
+    """Return the content hash of a model folder, without the tensors in `drop`. For a base model use `base_content_hash`."""
+    return content_hash(_folder_parts(folder, drop))
 
 
-def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple[str, str, tuple[int, ...], str]]:
-    """Return the rows (name, dtype, shape, sha256) that the content hash of a model folder covers. Raises Refused: a file
-    is not a safetensors file, or two files hold the same tensor."""
-    parts: list[tuple[str, str, tuple[int, ...], str]] = []
+def _folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[Part]:
+    """Read every tensor once. Raises Refused: a file is not a safetensors file, or two files hold the same tensor."""
+    parts: list[Part] = []
     tensors = tensors_of(folder)
     if len({tensor.name for tensor in tensors}) != len(tensors):
         raise Refused("tensor_twice", "a tensor is in two safetensors files", "keep one save, in one file or in shards")
@@ -181,15 +175,15 @@ def folder_parts(folder: Path, drop: frozenset[str] = frozenset()) -> list[tuple
     return parts
 
 
-def _hashed(path: Path, tensors: list[TensorSpec]) -> list[tuple[str, str, tuple[int, ...], str]]:
+def _hashed(path: Path, tensors: list[TensorSpec]) -> list[Part]:
     with open(path, "rb") as file:
         return [(t.name, t.dtype, t.shape, hash_span(file.fileno(), t.begin, t.end)) for t in tensors]
 
 
 # --- tied embeddings: decided here for the content hash, the intake and every engine
 #
-# A head is tied if the config says so, whatever the file holds, or if the file has no head. A tied head that is in a file
-# anyway (as in some published models) must equal the embedding; the content hash does not cover it and no engine uses it.
+# A head is tied if the config says so, or if the file has no head. A tied head that is in a file anyway must equal the embedding;
+# the content hash does not cover it and no engine uses it.
 
 _TIED = """
 biogpt bloom cohere cohere2 cohere2_moe cpmant ctrl ernie4_5 ernie4_5_moe falcon falcon_mamba gemma gemma2 gemma3 gemma3_text
@@ -219,31 +213,27 @@ def own_tensors(base: Path) -> tuple[list[TensorSpec], frozenset[str]]:
 
 
 def base_content_hash(folder: Path) -> str:
-    """Return the content hash of a base model; reads every tensor once. Raises Refused: it can't be a base model;
-    `untied_head`: the config ties head and embedding, but the file holds two that differ. transformers would load both,
-    other engines only the embedding."""
-    parts = folder_parts(folder)
+    """Return the content hash of a base model; reads every tensor once. Raises Refused: it can't be one; `untied_head`: the config
+    ties head and embedding, but the file holds two that differ: transformers would load both, other engines only one."""
+    parts = _folder_parts(folder)
     _, tied = own_tensors(folder)
     found = {name: tuple(rest) for name, *rest in parts}
     if HEAD_NAME in tied & found.keys():
         embedding = next((name for name in EMBEDDING_NAMES if name in found), None)
         if embedding is None or found[HEAD_NAME] != found[embedding]:
-            raise Refused(
-                "untied_head",
-                f"config.json ties the embeddings (tie_word_embeddings), and {HEAD_NAME} is not {embedding or 'an embedding that is known'}",
-                f"write `tie_word_embeddings: false` into config.json if the head counts, else save the model without {HEAD_NAME}",
-            )
+            other = embedding or "an embedding that is known"
+            what = f"config.json ties the embeddings (tie_word_embeddings), and {HEAD_NAME} is not {other}"
+            advice = f"write `tie_word_embeddings: false` into config.json if the head counts, else save it without {HEAD_NAME}"
+            raise Refused("untied_head", what, advice)
     return content_hash(part for part in parts if part[0] not in tied)
 
 
 # --- hashes of files and folders
 
-SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")
-"""Cache folders, which are not part of the code."""
+SKIPPED = ("__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache")  # no part of the code
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 (hex) of a file; retries if the file system fails on the way."""
 
     def once() -> str:
         with open(path, "rb", buffering=0) as file:

@@ -10,23 +10,19 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-CLUSTER_ERRNOS = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EROFS, errno.EREMOTEIO}
-    | {errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN}
-)
-"""A full disk, a stale handle, no free descriptors, a file under a lease and the like: retried, never charged to an agent."""
+PASSING_ERRNOS = frozenset({errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
+"""Errors that are often gone at the next try; a full disk is not."""
+
+CLUSTER_ERRNOS = PASSING_ERRNOS | {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENFILE, errno.EMFILE, errno.ENOMEM}
+"""These and a full disk, no free descriptors and the like: retried, never charged to an agent."""
+
+TRIES = 5
+PAUSE_S = 0.05
 
 
 def is_cluster_error(error: OSError) -> bool:
     """Return whether waiting may help."""
     return error.errno in CLUSTER_ERRNOS
-
-
-PASSING_ERRNOS = frozenset({errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ETIMEDOUT, errno.EINTR, errno.EAGAIN})
-"""Errors that are often gone at the next try; a full disk is not."""
-
-TRIES = 5
-PAUSE_S = 0.05
 
 
 def as_lost_answer(error: FileExistsError) -> OSError:
@@ -35,9 +31,8 @@ def as_lost_answer(error: FileExistsError) -> OSError:
 
 
 def again(step: Callable[[], T]) -> T:
-    """Run one step on a shared file system, with up to five tries in a second for errors that often pass. A step that
-    changes something must be safe to repeat, because an error may be a lost answer to a completed step. Raises OSError: it
-    failed with another error, or at the last try."""
+    """Run one step, with up to five tries in a second for errors that often pass. It must be safe to repeat, because an error may
+    be a lost answer to a completed step. Raises OSError: it failed with another error, or at the last try."""
     for attempt in range(TRIES - 1):
         try:
             return step()

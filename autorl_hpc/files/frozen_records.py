@@ -33,11 +33,8 @@ def _read(path: Path) -> Any:
     try:
         return reading.read_json(path)
     except FileNotFoundError:
-        raise AutorlError(
-            f"there is no {path.name}",
-            where=path,
-            next_step="give a folder that `autorl-hpc launch` made, such as runs/quickstart",
-        ) from None
+        advice = "give a folder that `autorl-hpc launch` made, such as runs/quickstart"
+        raise AutorlError(f"there is no {path.name}", where=path, next_step=advice) from None
     except (OSError, ValueError) as error:
         raise damaged(f"{path.name} can't be read: {error}", path) from None
 
@@ -56,7 +53,6 @@ class LocalJob:
     started: str
 
     def alive(self) -> bool:
-        """Return whether that process still runs."""
         return process_start(self.pid) == self.started
 
 
@@ -67,14 +63,12 @@ def process_start(pid: int) -> str | None:
 
 
 def jobs_of(experiment: ExperimentDir) -> list[LocalJob]:
-    """Return the jobs of the last local submission."""
     value = reading.read_json_or_none(experiment.jobs / JOBS_NAME)
     rows = value.get("jobs", []) if isinstance(value, dict) else []
     return [LocalJob(str(row["role"]), int(row["pid"]), str(row["started"])) for row in rows]
 
 
 def alive_jobs(experiment: ExperimentDir) -> list[LocalJob]:
-    """Return the local jobs that still run."""
     return [job for job in jobs_of(experiment) if job.alive()]
 
 

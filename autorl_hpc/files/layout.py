@@ -1,7 +1,4 @@
-"""The layout of root, experiment and run folders, the files shipped with the package, and users' agent and task folders.
-
-No other module joins path parts. docs/file-protocol.md says what each file is and who writes it.
-"""
+"""The layout of root, experiment and run folders (docs/file-protocol.md), shipped files, and users' agent and task folders."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ def default_root() -> Path:
 
 
 class Below:
-    """Give the path with these parts below the `path` of the object that it is an attribute of."""
+    """Give the path with these parts below the `path` of the object that it is an attribute of, or below another attribute."""
 
-    def __init__(self, *parts: str) -> None:
-        self._parts = parts
+    def __init__(self, *parts: str, of: str = "path") -> None:
+        self._parts, self._of = parts, of
 
     def __get__(self, folder: Any, kind: type | None = None) -> Path:
-        found: Path = folder.path.joinpath(*self._parts)
+        found: Path = getattr(folder, self._of).joinpath(*self._parts)
         return found
 
 
@@ -38,33 +35,19 @@ class Root:
 
     path: Path
     runs = Below("runs")
-
-    @property
-    def store(self) -> Path:
-        return self.path / "store"
-
-    @property
-    def vault(self) -> Path:
-        return self.path / "vault"
-
-    @property
-    def models(self) -> Path:
-        return self.store / "models"
-
-    @property
-    def environments(self) -> Path:
-        return self.store / "envs"
-
-    @property
-    def judge_cache(self) -> Path:
-        """Answers of judges, for all experiments. In the vault, because who can write them decides scores."""
-        return self.vault / ".judge-cache"
+    store = Below("store")
+    vault = Below("vault")
+    models = Below("models", of="store")
+    environments = Below("envs", of="store")
+    judge_cache = Below(
+        ".judge-cache", of="vault"
+    )  # in the vault, because who can write judges' answers decides scores
 
     def model(self, name: str) -> Path:
         return self.models / name
 
     def environment(self, name: str, content_hash: str) -> Path:
-        """Return the folder of one version. A venv can't be moved and may be in use, so new content gets a new folder."""
+        """Return the folder of one content: a venv can't be moved and may be in use."""
         return self.environments / f"{name}-{content_hash[:12]}"
 
     def environment_pointer(self, name: str) -> Path:
@@ -106,15 +89,12 @@ class ExperimentDir:
     sandbox = Below("sandbox.json")  # the level that the first attempt proved, where the experiment says `auto`
 
     def driver_endpoint(self, name: str) -> Path:
-        """Return the file that says where a driver of kind `vllm` answers."""
         return self.drivers / f"{name}.json"
 
     def driver_key(self, name: str) -> Path:
-        """Return the file with a driver's key, readable by its owner only."""
         return self.drivers / f"{name}.key"
 
     def driver_log(self, name: str) -> Path:
-        """Return the log of the driver's server."""
         return self.drivers / f"{name}.log"
 
     def run(self, run_id: str) -> RunDir:
@@ -143,8 +123,7 @@ class RunDir:
     gateway_log = Below("logs", "gateway.log")  # output of the gateway's process
     events = Below("logs", "events.jsonl")
     agent_log = Below("logs", "agent.log")
-    agent_times = Below("logs", "agent.times")
-    """Lines `<byte> <elapsed_s> <at>`: agent.log had been written up to this byte at this time."""
+    agent_times = Below("logs", "agent.times")  # lines `<byte> <elapsed_s> <at>`: how far agent.log had been written
     code_git = Below("code.git")  # a bare git repository with every state of the agent's code
     report = Below("report")
     workspace_link = Below("workspace.json")  # names the workspace, which may be in scratch
@@ -165,9 +144,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 def share(part: str) -> Path:
     """Return the shipped folder `tasks`, `templates`, `jobs` or `docs`."""
-    beside = PACKAGE.parent / part
     inside = PACKAGE / "_share" / part
-    return inside if inside.is_dir() else beside
+    return inside if inside.is_dir() else PACKAGE.parent / part
 
 
 # --- users' own agents and tasks: searched before the built-in ones; an environment variable passes them to child processes
@@ -183,10 +161,8 @@ def put_first(variable: str, folders: Sequence[Path], kind: str) -> None:
     or `task`, for messages. Raises AutorlError: one of them is not a folder."""
     for folder in folders:
         if not folder.is_dir():
-            raise AutorlError(
-                f"--{kind}s names the folder that holds {kind} folders, and this is none",
-                where=folder.absolute(),
-                next_step=f"correct the path; of a{'n' if kind[0] == 'a' else ''} {kind} in ~/{kind}s/mine/ it is ~/{kind}s",
-            )
+            what = f"--{kind}s names the folder that holds {kind} folders, and this is none"
+            advice = f"correct the path; of a{'n' if kind[0] == 'a' else ''} {kind} in ~/{kind}s/mine/ it is ~/{kind}s"
+            raise AutorlError(what, where=folder.absolute(), next_step=advice)
     given = [str(folder.absolute()) for folder in folders]
     os.environ[variable] = os.pathsep.join([*given, *filter(None, [os.environ.get(variable)])])

@@ -1,8 +1,7 @@
 """A run's ledger: hash-chained entries, one file each, committed by `link` to the next number; and the heads of ledgers.
 
-Only one writer can win a number; a loser reads again and decides again. An entry that may exist only once ("the score of
-submission 3") is written by `append(..., unless=...)`: the condition is tested against the whole chain just before the
-entry's number, so nothing can slip in between.
+Only one writer can win a number; a loser reads and decides again. What may exist only once is written by `append(..., unless=...)`:
+the condition is tested against the whole chain before the entry's number, so nothing can slip in between.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from autorl_hpc.records.exchange import Heads, RunHead
 from autorl_hpc.states import EntryKind
 
 _ENTRY_NAME = re.compile(r"^[0-9]{6}\.json$")
-MAX_APPEND_TRIES = 10_000
-"""Each failed try means that another writer won the number; a run has far fewer writers than this."""
+MAX_APPEND_TRIES = 10_000  # each failed try means that another writer won the number
 
 
 def now_text() -> str:
@@ -41,12 +39,10 @@ def now_text() -> str:
 
 
 def sha256_hex(data: bytes) -> str:
-    """Return the sha256 of `data` in hex."""
     return hashlib.sha256(data).hexdigest()
 
 
 def this_writer(role: str) -> Writer:
-    """Return the calling process as a Writer."""
     return Writer(role=role, host=host_name(), pid=os.getpid(), job_id=job_id())
 
 
@@ -72,8 +68,7 @@ class Linked:
 
 
 class Ledger:
-    """Read and append to the ledger of one run. Entries never change, so only new ones are opened. Thread-safe: the list of
-    read entries only grows, and one thread at a time reads or appends."""
+    """Read and append to the ledger of one run. Entries never change, so only new ones are opened. Thread-safe."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
@@ -92,8 +87,8 @@ class Ledger:
         return self._entries[-1].sha256 if self._entries else self.genesis()
 
     def read(self) -> Sequence[Linked]:
-        """Return all entries, including new ones. Raises AutorlError: an entry is missing, altered or out of order; the
-        message names it. The entries before it remain in `entries`; OSError: the file system failed; try again."""
+        """Return all entries, including new ones. Raises AutorlError: an entry is missing, altered or out of order (those before it
+        remain in `entries`); OSError: the file system failed; try again."""
         with self._lock:
             return self._read()
 
@@ -118,8 +113,7 @@ class Ledger:
         beyond = [name for name in new if name > self._name(0)]
         if beyond:
             missing = self._name(1)
-            # Another writer may have linked it after our listing began: look again before calling it missing.
-            if missing in reading.list_names(self.run.ledger):
+            if missing in reading.list_names(self.run.ledger):  # linked after our listing began
                 return self._read()
             raise damaged(f"ledger entry {missing} is missing, though {beyond[0]} is there", self.run.ledger / missing)
         return self._entries
@@ -133,39 +127,25 @@ class Ledger:
         return self._entries
 
     def append(
-        self,
-        kind: EntryKind,
-        body: Strict,
-        *,
-        role: str,
-        unless: Callable[[Sequence[Linked]], bool] | None = None,
+        self, kind: EntryKind, body: Strict, *, role: str, unless: Callable[[Sequence[Linked]], bool] | None = None
     ) -> Linked | None:
         """Commit one entry at the end of the chain and return it, or None if `unless` is true of the chain. Raises OSError:
         the file system failed; as far as can be seen, nothing was committed; AutorlError: the chain before it is damaged."""
         if not isinstance(body, BODIES[kind]):
             raise TypeError(f"{kind} takes a {BODIES[kind].__name__}")
+        facts: dict[str, Any] = {"kind": kind, "body": body.model_dump(mode="json"), "writer": this_writer(role)}
         with self._lock:
-            return self._append(kind, body, role, unless)
-
-    def _append(
-        self, kind: EntryKind, body: Strict, role: str, unless: Callable[[Sequence[Linked]], bool] | None
-    ) -> Linked | None:
-        for _ in range(MAX_APPEND_TRIES):
-            entries = self._read()
-            if unless is not None and unless(entries):
-                return None
-            entry = Entry(
-                seq=len(entries) + 1,
-                prev=self.head(),
-                kind=kind,
-                at=now_text(),
-                writer=this_writer(role),
-                body=body.model_dump(mode="json"),
-            )
-            path, data = self.run.ledger / f"{entry.seq:06d}.json", entry.canonical() + b"\n"
-            if atomic.publish_bytes(path, data):
-                self._take(data, path)  # not read back: a failure here would wrongly report that nothing was committed
-                return self._entries[-1]
+            for _ in range(MAX_APPEND_TRIES):
+                entries = self._read()
+                if unless is not None and unless(entries):
+                    return None
+                entry = Entry(seq=len(entries) + 1, prev=self.head(), at=now_text(), **facts)
+                path, data = self.run.ledger / f"{entry.seq:06d}.json", entry.canonical() + b"\n"
+                if atomic.publish_bytes(path, data):
+                    self._take(
+                        data, path
+                    )  # not read back: a failure here would wrongly report that nothing was committed
+                    return self._entries[-1]
         raise RuntimeError(f"no number of the ledger {self.run.ledger} could be won")
 
     def seal_file(self) -> None:
@@ -204,14 +184,13 @@ class Ledger:
 
 
 def run_head(run: RunDir) -> RunHead:
-    """Return the head of the run's ledger. Raises AutorlError: the ledger is damaged; OSError: it can't be read now."""
+    """Return the head of the run's ledger. Raises AutorlError, OSError: see `Ledger.read`."""
     ledger = Ledger(run)
     ledger.read()
     return RunHead(run_id=run.run_id, entries=len(ledger.entries), head=ledger.head())
 
 
 def heads_of(experiment: ExperimentDir, runs: Iterable[RunHead]) -> Heads:
-    """Combine the heads of runs into one record."""
     return Heads(experiment=experiment.path.absolute().name, runs=tuple(sorted(runs, key=lambda head: head.run_id)))
 
 
@@ -221,13 +200,11 @@ def in_words(head: RunHead) -> str:
 
 
 def write_heads(experiment: ExperimentDir, heads: Heads) -> None:
-    """Replace heads.json."""
     atomic.write_bytes(experiment.heads, readable_json(heads.model_dump(mode="json")))
 
 
 def read_heads(experiment: ExperimentDir) -> Heads | None:
-    """Read heads.json; None if it does not exist. Raises AutorlError: it is damaged; ValueError, OSError: it can't be
-    read."""
+    """Read heads.json; None if it does not exist. Raises AutorlError, ValueError, OSError: it can't be read."""
     try:
         return parse_record(Heads, reading.read_json(experiment.heads), experiment.heads)
     except FileNotFoundError:

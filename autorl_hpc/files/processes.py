@@ -1,5 +1,5 @@
 """Processes through /proc and prctl: find an agent's processes (by descent and by a mark in their environment), measure their
-memory and open files, end them all; host, boot and job ids; cancelling work of a thread."""
+memory, end them all; host, boot and job ids; cancelling a thread's work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def parents() -> dict[int, int]:
 
 
 def descendants(root: int) -> set[int]:
-    """Return all living descendants of `root`."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents().items():
         children.setdefault(parent, []).append(pid)
@@ -106,8 +105,8 @@ def deny_inspection() -> None:
 
 
 def die_with_parent(number: int = signal.SIGKILL) -> bool:
-    """Have the kernel send this process a signal when the thread that started it ends; False if it can't. The caller must check
-    afterwards that its parent is still there."""
+    """Have the kernel send this process a signal when the thread that started it ends; False if it can't. The caller must then
+    check that its parent is still there."""
     return prctl(PR_SET_PDEATHSIG, number)
 
 
@@ -125,22 +124,19 @@ def prctl(option: int, value: int) -> bool:
 
 
 def job_id() -> str | None:
-    """Return the scheduler's id of this job."""
     return os.environ.get("SLURM_JOB_ID") or os.environ.get("SUBMITIT_LOCAL_JOB_ID")
 
 
 # --- memory of processes, and bytes of files that only they hold open
 
-IN_MEMORY = ("tmpfs", "ramfs")
-"""File systems in memory. No process's resident memory includes the files in an agent's private one, so they are added."""
-
+IN_MEMORY = ("tmpfs", "ramfs")  # file systems in memory; no process's resident memory includes their files
 KCMP = {"x86_64": 312, "aarch64": 272}  # number of kcmp(2) by machine
 KCMP_VM = 1
 
 
 def of_their_own(pids: set[int]) -> set[int]:
-    """Return the processes that don't share their parent's address space, as a child of vfork (subprocess uses it) does until it
-    executes; all of them if the kernel can't say."""
+    """Return the processes that don't share their parent's address space, as a child of vfork does until it executes; all of them
+    if the kernel can't say."""
     number = KCMP.get(platform.machine(), 0)
     syscall = ctypes.CDLL(None).syscall
     found = set(pids)
@@ -156,8 +152,8 @@ MEMFD = "/memfd:"  # how /proc shows an unnamed file in memory (memfd_create)
 
 
 def memory_bytes(pids: set[int], enough: float) -> float:
-    """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum exceeds
-    `enough`. `enough`: a sum of resident sizes below this is returned as it is, because it is much cheaper to measure."""
+    """Return the memory of the processes together, in bytes. Shared memory is counted once if the simple sum, which is much cheaper
+    to measure, exceeds `enough`."""
     owners = of_their_own(pids)
     resident = sum(_resident_bytes(pid) for pid in owners)
     in_files = sum(_file_system_bytes(pids)) + sum(_open_bytes(pids, lambda link, _: link.startswith(MEMFD)).values())
@@ -250,8 +246,8 @@ def nameless_bytes(pids: set[int], device: int) -> int:
 
 # --- ending all processes of an agent, also those that left its process group by setsid
 #
-# The keeper and the supervisor are child subreapers (prctl), so an orphan of the agent becomes their child and is found by
-# walking /proc. Processes that escaped anyway are found by the mark in their environment.
+# The keeper and the supervisor are child subreapers, so an orphan of the agent becomes their child. Processes that escaped anyway are
+# found by the mark in their environment.
 
 OWN: set[int] = set()  # the suite's own children of the supervisor: they are not ended with the agent
 _STARTING = threading.Lock()  # held while a new child of the suite exists but is not in OWN yet
@@ -268,8 +264,7 @@ def _send(pids: set[int], number: int) -> None:
 
 
 def _asked_to_end(pids: set[int]) -> set[int]:
-    """Return the processes that get TERM: those inside a sandbox's pid namespace if there are any. Ending the sandbox's outer
-    process would kill them at once."""
+    """Return the processes that get TERM: those inside a sandbox's pid namespace, which the end of its outer process would kill."""
     inside = {pid for pid in pids if (space := _pid_namespace(pid)) and space != _pid_namespace(os.getpid())}
     return inside or pids
 
@@ -297,9 +292,8 @@ def start_own(
     stderr: IO[bytes] | int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a module of the suite as a child in its own session, with pipes to its input and output. The lock keeps a
-    thread that is ending an agent at this moment from ending the new child too. `env`: without secrets, because an agent
-    may read it; default: those of ALLOWED that are set."""
+    """Start a module of the suite as a child in its own session, with pipes to its input and output. `env`: without secrets,
+    because an agent may read it; default: those of ALLOWED that are set."""
     if env is None:
         env = {name: os.environ[name] for name in ALLOWED if name in os.environ}
     with _STARTING:
@@ -355,8 +349,7 @@ def end_all(
     return targets()
 
 
-# --- cancelling work: a thread can't be ended from outside, so a cancellable thread registers with `ended_by` how to end what it
-# waits for (a program, a task's own processes, a request to a judge)
+# --- cancelling work: a thread registers with `ended_by` how to end what it waits for (a program, a request to a judge)
 
 
 class GivenUp(Exception):
@@ -390,7 +383,6 @@ class Cancellable:
             self._ways.append(way)
 
     def remove(self, way: Callable[[], None]) -> None:
-        """Unregister a way."""
         with self._lock:
             self._ways.remove(way)
 
@@ -400,8 +392,7 @@ _ENDING: ContextVar[Cancellable | None] = ContextVar("ending", default=None)
 
 @contextmanager
 def ended_by(way: Callable[[], None]) -> Iterator[None]:
-    """Register `way` during the block: another thread calls it if this thread's work is cancelled. Raises GivenUp: it was
-    cancelled before."""
+    """Have another thread that cancels this one's work during the block call `way`. Raises GivenUp: it was cancelled before."""
     ending = _ENDING.get()
     if ending is None:
         yield

@@ -1,8 +1,7 @@
 """The queue of an experiment: entries, claims with generations, heartbeats, trouble notes, and a run's events.jsonl.
 
-An entry's name carries what a grader needs to choose, so choosing opens no file: `b1-...` a baseline on the feedback split,
-`f-<run>--<n>` a submission, `c-<run>` a closing, `b2-...` a baseline on the report split, `p-<run>--<n>` the fingerprint of a
-scored submission. `grading/schedule.py` decides the order.
+An entry's name says what a grader needs to choose: `b1-...` a baseline on the feedback split, `f-<run>--<n>` a submission,
+`c-<run>` a closing, `b2-...` a baseline on the report split, `p-<run>--<n>` a fingerprint.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ SUFFIX = ".json"
 
 
 def entry_name(entry: QueueEntry) -> str:
-    """Return the file name of an entry, without suffix."""
     if entry.kind is QueueKind.BASELINE:
         number = 1 if entry.split is Split.FEEDBACK else 2
         return f"b{number}-{entry.task}-{entry.base_model.replace('/', '+')}-{entry.recipe_hash[:8]}"
@@ -42,7 +40,7 @@ def put(queue: Path, entry: QueueEntry) -> None:
 
 
 def waiting(queue: Path) -> list[str]:
-    """Return the names of the waiting entries, without suffix, from one listing."""
+    """Return the sorted names of the entries (or notes) in a folder, without suffix, from one listing."""
     return [name[: -len(SUFFIX)] for name in reading.list_names(queue) if name.endswith(SUFFIX)]
 
 
@@ -52,7 +50,6 @@ def is_waited_for(name: str) -> bool:
 
 
 def run_of(name: str) -> str:
-    """Return the run_id in an entry's name."""
     return name.partition("-")[2].partition("--")[0]
 
 
@@ -64,9 +61,9 @@ def number_of(name: str) -> int:
 
 # --- claims with generations, and heartbeats judged by the reader's own clock
 #
-# A claim is a file `<entry>.g<generation>` made by link. The highest generation owns the entry. A grader's heartbeat is a counter
-# in a file; a reader that sees no change for `stale_after_s` of its own monotonic time takes the entry over with the next
-# generation. No other host's clock and no mtime is used. An owner that was only slow does no harm: the ledger takes one score.
+# A claim is a file `<entry>.g<generation>` made by link. The highest generation owns the entry. A heartbeat is a counter in a file; a
+# reader that sees no change for `stale_after_s` of its own monotonic time takes the entry over. An owner that was only slow does
+# no harm: the ledger takes one score.
 
 _CLAIM_NAME = re.compile(r"^(?P<entry>.+)\.g(?P<generation>\d{4,})$")
 
@@ -81,9 +78,9 @@ class HeartbeatWatch:
 
     def is_stale(self, grader: str) -> bool:
         """Return whether the grader's counter has not changed for `stale_after_s`, or it says that it ended."""
-        raw = reading.read_json_or_none(self.folder / f"{grader}.json")
-        counter = raw.get("counter") if isinstance(raw, dict) else None
-        if isinstance(raw, dict) and raw.get("state") == "ended":
+        raw = _fields(self.folder / f"{grader}.json")
+        counter = raw.get("counter")
+        if raw.get("state") == "ended":
             return True
         now = time.monotonic()
         known = self._seen.get(grader)
@@ -105,7 +102,6 @@ class Claims:
         self._unreadable_since: dict[Path, float] = {}
 
     def current(self) -> dict[str, int]:
-        """Return the highest generation by entry, from one listing."""
         return claimed_entries(self.folder)
 
     def take(self, entry: str, current: dict[str, int]) -> int | None:
@@ -135,8 +131,7 @@ class Claims:
         return time.monotonic() - since > self.watch.stale_after_s
 
     def holds(self, entry: str, generation: int) -> bool:
-        """Return whether this grader still owns the claim of that generation. The file is checked too, because generations
-        restart at 1 after a claim was dropped."""
+        """Return whether this grader still owns that claim. The file is read too: generations restart after a claim was dropped."""
         return self.current().get(entry) == generation and self._is_own(entry, generation)
 
     def give_back(self, entry: str, generation: int) -> None:
@@ -155,15 +150,19 @@ class Claims:
         drop(self.folder, entry)
 
     def _is_own(self, entry: str, generation: int) -> bool:
-        raw = reading.read_json_or_none(self._path(entry, generation))
-        return isinstance(raw, dict) and raw.get("grader") == self.grader
+        return _fields(self._path(entry, generation)).get("grader") == self.grader
 
     def _path(self, entry: str, generation: int) -> Path:
         return self.folder / f"{entry}.g{generation:04d}"
 
 
+def _fields(path: Path) -> dict[str, Any]:
+    raw = reading.read_json_or_none(path)
+    return raw if isinstance(raw, dict) else {}
+
+
 def drop(folder: Path, entry: str, up_to: int | None = None) -> None:
-    """Remove all generations of a claim, or those up to one; the newest last, because it owns the entry until then."""
+    """Remove all generations of a claim, or those up to one; the newest last."""
     for name, claimed, generation in _claims(folder):
         if claimed == entry and (up_to is None or generation <= up_to):
             atomic.unlink_quietly(folder / name)
@@ -178,19 +177,15 @@ def claimed_entries(folder: Path) -> dict[str, int]:
 
 
 def _claims(folder: Path) -> list[tuple[str, str, int]]:
-    """Return file name, entry and generation of each claim, by name."""
     matches = [_CLAIM_NAME.match(name) for name in reading.list_names(folder)]
     return [(match[0], match["entry"], int(match["generation"])) for match in matches if match]
 
 
 def write_heartbeat(folder: Path, beat: Heartbeat) -> None:
-    """Replace the grader's heartbeat file; it is rewritten every second."""
     atomic.write_bytes(folder / f"{beat.grader}.json", beat.canonical() + b"\n")
 
 
-# --- trouble notes on failed entries: how often, why, whose fault
-#
-# They outlive graders, so the next grader continues the waiting time, and `status` can say what a run waits for.
+# --- trouble notes on failed entries outlive graders: the next one goes on with the waiting time, and `status` shows them
 
 MAX_CHARS = 1000
 
@@ -205,9 +200,7 @@ def read_trouble(folder: Path, entry: str) -> Trouble | None:
 
 
 def read_troubles(folder: Path) -> list[Trouble]:
-    """Return all notes, sorted by entry."""
-    names = [name[: -len(SUFFIX)] for name in reading.list_names(folder) if name.endswith(SUFFIX)]
-    return [trouble for name in sorted(names) if (trouble := read_trouble(folder, name)) is not None]
+    return [trouble for name in waiting(folder) if (trouble := read_trouble(folder, name)) is not None]
 
 
 def write_trouble(folder: Path, trouble: Trouble) -> None:
@@ -220,7 +213,6 @@ def write_trouble(folder: Path, trouble: Trouble) -> None:
 
 
 def drop_trouble(folder: Path, entry: str) -> None:
-    """Remove the note of an entry that succeeded."""
     atomic.unlink_quietly(folder / f"{entry}{SUFFIX}")
 
 

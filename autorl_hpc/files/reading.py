@@ -1,7 +1,6 @@
 """Tolerant listing and reading of files, JSON, gzip and YAML on a shared file system, where a read error means "try again".
 
-Waiters list directories and never poll `exists()`: an NFS client may believe for 30 s that a name it once missed is absent,
-while a listing already shows it.
+Waiters list directories and never poll `exists()`, because an NFS client may remember for 30 s that a name is absent.
 """
 
 from __future__ import annotations
@@ -21,19 +20,15 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.atomic import TEMPORARY_PREFIX
 from autorl_hpc.files.faults import again
 
-UNSEEN_PATIENCE_S = 40.0
-"""Seconds. An NFS client may miss a new name for 30 s unless something makes it ask; a listing usually does."""
-
+UNSEEN_PATIENCE_S = 40.0  # longer than an NFS client may miss a new name
 UNSEEN_PAUSE_S = 0.1
 MAX_RECORD_BYTES = 32 * 1024 * 1024  # far above any record of ours; a larger file under a record's name is damage
 _STEP_BYTES = 1 << 16
-
 MAX_UNPACKED_BYTES = 512 * 1024 * 1024  # limit for an items file, which has some hundred bytes an item
 
 
 def list_names(folder: Path) -> list[str]:
-    """Return the sorted names in `folder`, without unfinished writes; an absent folder is empty. Raises OSError: the
-    folder exists but can't be listed after several tries."""
+    """Return the sorted names in `folder`, without unfinished writes; an absent folder is empty. Raises OSError."""
     try:
         names = again(lambda: os.listdir(folder))
     except FileNotFoundError:
@@ -42,9 +37,8 @@ def list_names(folder: Path) -> list[str]:
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
-    """Read the whole file through a new open, which makes NFS ask the server. Raises FileNotFoundError: it does not exist;
-    ValueError: it is larger than `max_bytes`, or a FIFO, a socket or a device; OSError: it can't be read after several
-    tries."""
+    """Read the whole file through a new open, which makes NFS ask the server. Raises ValueError: it is larger than `max_bytes`, or
+    no regular file; OSError: it is absent, or can't be read after several tries."""
     data = again(lambda: _read_file(path, max_bytes + 1))
     if len(data) > max_bytes:
         raise ValueError(f"{path} is larger than {max_bytes} bytes")
@@ -99,9 +93,8 @@ def _open_file(path: Path) -> tuple[int, int]:
 
 
 def read_listed(path: Path) -> bytes:
-    """Read a file whose name a listing has shown. While listings still show it, "absent" only means "not visible yet".
-    Raises FileNotFoundError: it is no longer listed, or stayed invisible for longer than any client caches a missing name;
-    ValueError, OSError: see `read_bytes`."""
+    """Read a file whose name a listing has shown: while it is listed, "absent" means "not visible yet". Raises FileNotFoundError:
+    it is no longer listed, or stayed invisible; ValueError, OSError: see `read_bytes`."""
     deadline = time.monotonic() + UNSEEN_PATIENCE_S
     while True:
         try:
@@ -113,8 +106,7 @@ def read_listed(path: Path) -> bytes:
 
 
 def gunzip(data: bytes) -> bytes:
-    """Unpack gzip data. Raises ValueError: it is not gzip, or unpacks to more than MAX_UNPACKED_BYTES (a few kilobytes
-    may hold gigabytes)."""
+    """Unpack gzip data. Raises ValueError: it is not gzip, or unpacks to more than MAX_UNPACKED_BYTES."""
     unpacker = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
     try:
         found = unpacker.decompress(data, MAX_UNPACKED_BYTES + 1)
@@ -128,8 +120,7 @@ def gunzip(data: bytes) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`. Raises FileNotFoundError: it does not exist; ValueError: it is not JSON in UTF-8
-    (json.JSONDecodeError is a ValueError), or too large."""
+    """Return the JSON value in `path`. Raises OSError: it can't be read; ValueError: it is not JSON in UTF-8, or too large."""
     try:
         return json.loads(read_bytes(path))
     except RecursionError as error:
@@ -158,29 +149,24 @@ def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
     class Loader(yaml.SafeLoader):
         """The safe loader, which also refuses duplicate keys."""
 
+    def wrong(what: str, node: Any) -> Exception:
+        return yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+
     def mapping(loader: Any, node: Any) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if key.tag != "tag:yaml.org,2002:merge" and key.value in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key.value}` stands twice", key.start_mark
-                )
+                raise wrong(f"the key `{key.value}` stands twice", key)
             seen.add(str(key.value))
         loader.flatten_mapping(node)
         return dict(loader.construct_pairs(node, deep=True))
 
     def number(loader: Any, node: Any) -> Any:
-        text = node.value
-        make = loader.construct_yaml_int if node.tag.endswith(":int") else loader.construct_yaml_float
-        value = make(node)
-        if strict and (":" in text or (node.tag.endswith(":int") and _OCTAL.fullmatch(text))):
+        text, is_int = node.value, node.tag.endswith(":int")
+        value = loader.construct_yaml_int(node) if is_int else loader.construct_yaml_float(node)
+        if strict and (":" in text or (is_int and _OCTAL.fullmatch(text))):
             meant = "1m30s or 1h30m for a duration" if ":" in text else f"{text.replace('0', '', 1)} or {value}"
-            raise yaml.constructor.ConstructorError(
-                None,
-                None,
-                f"`{text}` is {value} in YAML; write what is meant: {meant}, or a text in quotes",
-                node.start_mark,
-            )
+            raise wrong(f"`{text}` is {value} in YAML; write what is meant: {meant}, or a text in quotes", node)
         return value
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
@@ -193,8 +179,7 @@ def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error)
-        what = f"not readable as YAML{line}: {problem}"
+        what = f"not readable as YAML{line}: {getattr(error, 'problem', None) or error}"
         raise AutorlError(what, where=where, next_step="correct that line") from None
     except (RecursionError, ValueError, TypeError) as error:
         raise AutorlError(f"not readable as YAML: {error}", where=where, next_step="simplify it") from None
@@ -203,10 +188,9 @@ def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
 def read_yaml(path: Path) -> Any:
     """Return the value of a YAML file. Raises AutorlError: it is absent, unreadable or not YAML."""
     try:
-        data = read_bytes(path, max_bytes=MAX_YAML_BYTES)
+        return parse_yaml(read_bytes(path, max_bytes=MAX_YAML_BYTES), path)
     except FileNotFoundError:
         raise AutorlError("there is no such file", where=path, next_step="check the path") from None
     except (OSError, ValueError) as error:
         advice = "check the path and its permissions"
         raise AutorlError(f"can't be read: {error}", where=path, next_step=advice) from None
-    return parse_yaml(data, path)

@@ -1,14 +1,11 @@
-"""Mask secrets in command lines, texts, environments and streams of an agent before they are stored or shown.
-
-Masking is no proof that nothing is left: it knows common names of secrets and the formats of services' keys, and misses
-others. Every pattern and the scan take time linear in the text.
-"""
+"""Mask secrets in command lines, texts and environments before they are stored or shown: common names of secrets and formats of
+services' keys, no others. Every pattern and the scan take time linear in the text."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from autorl_hpc.records.base import printable
 
@@ -30,8 +27,6 @@ _TYPES = frozenset({"str", "bytes", "Any", "Final", "SecretStr", "string"})  # o
 
 _COMMA = re.compile(r"\\?[\"'][ \t]{0,8},[ \t\n]{0,40}(?=[rRbBfFuU]{0,2}\\?[\"'])")
 _TAKES_NAME = re.compile(r"(?:setdefault|putenv|[gs]etenv|get|set|pop|setItem)\([ \t\n]{0,8}[rRbBfFuU]{0,2}\\?[\"']\Z")
-"""Text before a name: a call whose next argument is the value."""
-
 _SET_BEFORE = re.compile(r"\b(?:setenv|set[ \t]{1,4}-[A-Za-z]{1,4})[ \t]{1,4}\Z")
 _LOGIN_BEFORE = re.compile(r"\blogin\([ \t\n]{0,8}\Z")
 LOOKBACK = 48  # how many characters before a name are examined; the longest of the calls above fits
@@ -67,8 +62,7 @@ _NO_SECRET_TOKEN = frozenset(_TOKENS.split())
 _USER_OPTIONS = frozenset({"-u", "--user", "--proxy-user"})  # curl's options that take `name:password`
 _COOKIES = frozenset({"cookie", "set-cookie"})
 _SCHEMES = frozenset({"bearer", "basic"})
-_WORDS = "pass pwd secret credential key token signature bearer basic authorization -u cookie"
-_HINTS = tuple(_WORDS.split())
+_HINTS = re.compile("pass|pwd|secret|credential|key|token|signature|bearer|basic|authorization|-u|cookie")
 """Every name of a secret contains one of these: only the words around them are examined."""
 
 _LONGEST_NAME = 128
@@ -137,7 +131,8 @@ def _without_named(text: str) -> str:
     lowered = text.replace("\u0130", "I").lower()  # the only character that lower() makes longer
     kept: list[str] = []
     done = cursor = 0
-    for at in sorted(at for hint in _HINTS for at in _found(hint, lowered)):
+    for hint in _HINTS.finditer(lowered):
+        at = hint.start()
         if at < cursor:
             continue
         before = _WORD_END.search(text, max(cursor, at - _LONGEST_NAME), at)
@@ -151,13 +146,6 @@ def _without_named(text: str) -> str:
             kept += text[done:start], MASK
             done = cursor = end
     return "".join(kept) + text[done:]
-
-
-def _found(part: str, text: str) -> Iterator[int]:
-    at = text.find(part)
-    while at >= 0:
-        yield at
-        at = text.find(part, at + 1)
 
 
 def _value_after(text: str, word: re.Match[str]) -> tuple[int, int] | None:
@@ -239,8 +227,7 @@ MAX_COMMAND_CHARS = 400
 
 
 def command_text(argv: Sequence[str]) -> str:
-    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked. A
-    secret with a harmless name and no known format stays; every user of the node could read it in /proc anyway."""
+    """Return a printable command line of at most MAX_COMMAND_CHARS characters, with what looks like a secret masked."""
     shown, before = [], ""
     for part in argv:
         is_value = not part.startswith("-") and _announces_secret(before, part)
@@ -255,7 +242,6 @@ def _announces_secret(option: str, value: str) -> bool:
 
 
 def cut(text: str, limit: int) -> str:
-    """Cut `text` to `limit` characters, with an ellipsis."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

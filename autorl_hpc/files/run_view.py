@@ -22,8 +22,6 @@ from autorl_hpc.states import EntryKind, Network, RunState, SandboxLevel
 
 @dataclass
 class RunView:
-    """The content of a run's ledger by kind."""
-
     attempts: list[AttemptStarted] = field(default_factory=list)
     ended: list[AttemptEnded] = field(default_factory=list)
     submissions: dict[int, Submission] = field(default_factory=dict)
@@ -83,8 +81,8 @@ class RunView:
 
     @property
     def sandbox(self) -> tuple[SandboxLevel, Network] | None:
-        """The weakest sandbox level of an attempt's agent and the most open network, or None if no agent was started. An
-        agent that submitted without a sandbox entry had no sandbox."""
+        """The weakest sandbox level of an attempt's agent and the most open network; None: no agent was started. An agent that
+        submitted without a sandbox entry had none."""
         if not self.sandboxes:
             return (SandboxLevel.NONE, Network.OPEN) if self.submissions else None
         levels, networks = list(SandboxLevel), list(Network)
@@ -92,7 +90,6 @@ class RunView:
         return level, max((used.network for used in self.sandboxes), key=networks.index)
 
     def accepted(self) -> list[Submission]:
-        """Return the accepted submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "accepted"]
 
     def contents(self) -> set[str]:
@@ -100,7 +97,6 @@ class RunView:
         return {s.content_hash for s in self.submissions.values() if s.content_hash is not None}
 
     def refused(self) -> list[Submission]:
-        """Return the refused submissions in order."""
         return [s for _, s in sorted(self.submissions.items()) if s.status == "refused"]
 
     def score_of(self, submission: Submission) -> Score | None:

@@ -1,5 +1,4 @@
-"""Safe access to files that an agent controls: open below a folder without following links or waiting on FIFOs, read
-driver.jsonl and append to it, and write into its folders by descriptor."""
+"""Safe access to files that an agent controls, without following links or waiting on FIFOs; and the log driver.jsonl."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import secrets
 import shutil
 import stat
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,9 +56,7 @@ def _if_regular(fd: int) -> int | None:
 # --- when an agent's log was written, by the recorder's stamps; a crash may cut or lose them, and the agent can truncate its log
 
 MAX_LINE_BYTES = 16 * 2**10  # longer lines of driver.jsonl are skipped
-
 MAX_TIMES_BYTES = 17 * 2**20  # a little more than the recorder writes
-
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)?|[ -/]{0,8}[0-~]?)")
 
 
@@ -121,9 +117,8 @@ def _bounded(path: Path, max_bytes: int) -> bytes:
 
 # --- driver.jsonl: one line for each request to the driver's gateway; token use and cost are counted from it
 #
-# Before a request is sent, a line `under_way` says what it may use, and more of them what it has used while the answer grows. The
-# line with the same number at its end replaces them. If none follows, the gateway died, and the last one counts as an estimate.
-# It has no headers and no bodies. One gateway at a time appends; the next gateway and the report read.
+# Lines `under_way`, before a request is sent and while its answer grows, say what it may use and has used. The line with the same
+# number at its end replaces them; if none follows, the gateway died, and the last one counts as an estimate.
 
 
 class DriverCall(Strict):
@@ -146,17 +141,12 @@ class DriverCall(Strict):
     tokens_out: int | None = Field(None, ge=0, description="Reasoning among it.")
     tokens_cached: int | None = Field(None, ge=0, description="Input read from a cache, part of tokens_in.")
     cost_usd: float | None = Field(None, ge=0)
-    estimated: bool = Field(
-        False, description="The driver did not tell all figures: the answer was cut, or tells none."
-    )
+    estimated: bool = Field(False, description="The driver did not tell all figures, or the answer was cut.")
     refused: str | None = Field(None, description="The gateway answered in the driver's place: why, in a word.")
     fault: str | None = Field(None, description="Of a request that failed: `cluster` or `agent`.")
     error: str | None = None
     tries: int = Field(0, ge=0, description="How often it was sent or tried to be sent.")
-    under_way: bool = Field(
-        False,
-        description="Written before it was sent, and again as its answer grows; the last one is counted where no line of its end has its number.",
-    )
+    under_way: bool = Field(False, description="Before its end; the last one counts if no line of its end follows.")
     left: bool = Field(False, description="The client left before the answer's end.")
 
     @property
@@ -189,8 +179,6 @@ def read_calls(path: Path) -> Iterator[DriverCall]:
 
 @dataclass(frozen=True)
 class DriverTotals:
-    """Totals of a run's driver requests over all attempts."""
-
     calls: int  # requests that the driver worked on, or may have: includes cut answers and requests without an answer
     refused: int
     failed: int  # requests that were sent to the driver and failed
@@ -204,12 +192,9 @@ class DriverTotals:
     last_number: int
 
 
-_COUNTS = ("calls", "refused", "failed", "estimated", "tokens_in", "tokens_out", "tokens_cached")
-
-
 def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
-    """Return the totals of the lines."""
-    found: Counter[str] = Counter()
+    names = ("calls", "refused", "failed", "estimated", "tokens_in", "tokens_out", "tokens_cached")
+    found = dict.fromkeys(names, 0)
     points: list[tuple[float, int, float]] = []
     spans: list[tuple[float, float]] = []
     now, cost, priced, last = 0.0, 0.0, False, 0
@@ -228,10 +213,8 @@ def add_up_calls(calls: Iterable[DriverCall]) -> DriverTotals:
         now = max(now, call.elapsed_s)
         points.append((now, found["tokens_in"] + found["tokens_out"], cost))
         spans.append((max(0.0, call.elapsed_s - call.total_s), call.elapsed_s))
-    counts = {name: found[name] for name in _COUNTS}
-    return DriverTotals(
-        **counts, cost_usd=cost if priced else None, points=tuple(points), spans=tuple(spans), last_number=last
-    )
+    usd = cost if priced else None
+    return DriverTotals(**found, cost_usd=usd, points=tuple(points), spans=tuple(spans), last_number=last)
 
 
 def read_totals(path: Path) -> DriverTotals | None:
@@ -279,8 +262,6 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXE
 
 
 class Folder:
-    """An open folder."""
-
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
@@ -291,7 +272,6 @@ class Folder:
         self.close()
 
     def close(self) -> None:
-        """Close the descriptor."""
         os.close(self.fd)
 
     @classmethod
@@ -300,8 +280,7 @@ class Folder:
         return cls(again(lambda: os.open(path, DIR_FLAGS)))
 
     def folder(self, name: str) -> Folder:
-        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored. Raises
-        OSError: it can be neither opened nor made."""
+        """Open the folder `name`; make it if it is absent. A link or file in its place is removed; rights are restored."""
         mode = self._mode(name)
         if not stat.S_ISDIR(mode):
             self._clear(name)
@@ -316,8 +295,8 @@ class Folder:
         return Folder(again(lambda: os.open(name, DIR_FLAGS, dir_fd=self.fd)))
 
     def write(self, path: str, data: bytes) -> bool:
-        """Replace the file at a relative path, completely or not at all; return False if it can't be written. What is not a folder on
-        the way is replaced by one. It is not synced to the disk."""
+        """Replace the file at a relative path, completely or not at all, without fsync; return False if it can't be written. What is
+        not a folder on the way is replaced by one."""
         folder, _, rest = path.partition("/")
         try:
             if rest:
@@ -390,8 +369,7 @@ class Folder:
                 raise as_lost_answer(error) from error
             raise
 
-    def _rename(self, temporary: str, name: str) -> None:
-        """Rename. On an error, the listing shows whether only the answer to a completed rename was lost."""
+    def _rename(self, temporary: str, name: str) -> None:  # see `atomic._rename`
         try:
             os.rename(temporary, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
         except OSError:

@@ -1,5 +1,4 @@
-"""The store and the vault: manifests of staged data and their verification; staged environments; driver endpoints and keys;
-and the frozen code of an experiment."""
+"""Manifests of staged data and their verification; staged environments; driver endpoints and keys; frozen code."""
 
 from __future__ import annotations
 
@@ -40,18 +39,15 @@ def read_manifest(folder: Path, *, name: str, stage_command: str) -> StoreManife
     except FileNotFoundError:
         raise AutorlError(f"{name} is not staged", where=path, next_step=f"run: {stage_command}") from None
     except (OSError, ValueError) as error:
-        what = f"the manifest of {name} can't be read: {error}"
-        next_step = f"run as the user who staged it, or: {again_command}"
-        raise AutorlError(
-            what, where=path, fault=Fault.CLUSTER, next_step=next_step, exit_code=Exit.ENVIRONMENT
-        ) from None
+        what, advice = f"the manifest of {name} can't be read: {error}", f"run as its user, or: {again_command}"
+        code = Exit.ENVIRONMENT
+        raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=code) from None
     return parse_record(StoreManifest, value, path, next_step=f"stage it again: {again_command}")
 
 
 def verify_files(folder: Path, manifest: StoreManifest, stage_command: str) -> None:
-    """Check that the folder holds exactly the manifest's files, by size and sha256. An extra shard would be loaded too.
-    Raises AutorlError: names the first file that differs; OSError: the file system failed; this says nothing about the
-    files."""
+    """Check that the folder holds exactly the manifest's files, by size and sha256 (an extra shard would be loaded too). Raises
+    AutorlError: names the first file that differs; OSError: the file system failed."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith("."))  # an NFS client's
     advice = f"something changed it after staging; put the original back or run: {stage_command} --again"
     _verify(folder, manifest, manifest.name, names, advice)
@@ -81,12 +77,15 @@ def _all_names(folder: Path) -> Iterator[str]:
         yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in names)
 
 
+def _model_manifest(root: Root, name: str) -> StoreManifest:
+    return read_manifest(root.model(name), name=f"base model {name}", stage_command=f"autorl-hpc stage {name}")
+
+
 def verify_model(root: Root, name: str) -> StoreManifest:
     """Return the manifest of a staged base model, after checking every file's hash. Raises AutorlError: it is not staged,
     or a file was changed."""
-    command = f"autorl-hpc stage {name}"
-    manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
-    verify_files(root.model(name), manifest, command)
+    manifest = _model_manifest(root, name)
+    verify_files(root.model(name), manifest, f"autorl-hpc stage {name}")
     return manifest
 
 
@@ -99,8 +98,8 @@ PROMPTING_NOISE = frozenset([
 
 
 def prompting_hash(folder: Path, manifest: StoreManifest) -> str:
-    """Return the hash of what decides a staged model's prompts and decoding beside its weights: chat template, tokenizer,
-    special tokens, config, generation config. Small JSON files count by value, without what a save notes about itself."""
+    """Return the hash of all files that decide a staged model's prompts and decoding. Small JSON files count by value, without
+    what a save notes about itself."""
     rows: dict[str, Any] = {}
     for file in manifest.files:
         if file.path.endswith(WEIGHT_NAMES):
@@ -114,18 +113,16 @@ def prompting_hash(folder: Path, manifest: StoreManifest) -> str:
 
 def staged_pin(root: Root, name: str) -> BaseModelPin:
     """Return the hashes of a staged base model, by its manifest. Raises AutorlError: it is not staged, or has no content hash."""
-    command = f"autorl-hpc stage {name}"
-    manifest = read_manifest(root.model(name), name=f"base model {name}", stage_command=command)
+    manifest = _model_manifest(root, name)
     if manifest.content_hash is None:
-        what = f"{name} was staged without a content hash"
-        raise AutorlError(what, where=root.model(name), next_step=f"run: {command} --again")
+        what, advice = f"{name} was staged without a content hash", f"run: autorl-hpc stage {name} --again"
+        raise AutorlError(what, where=root.model(name), next_step=advice)
     prompting = prompting_hash(root.model(name), manifest)
     return BaseModelPin(content_hash=manifest.content_hash, prompting_hash=prompting)
 
 
 def verify_base_model(root: Root, science: Science) -> StoreManifest:
-    """Return the manifest of a run's base model after checking every file's hash. Raises AutorlError: it is not staged, was
-    changed, or is not the one of the launch."""
+    """Return the manifest of a run's base model. Raises AutorlError: it is not staged, changed, or not the one of the launch."""
     manifest = verify_model(root, science.base_model)
     folder, other = root.model(science.base_model), None
     if manifest.content_hash != science.base_model_content_hash:
@@ -154,14 +151,13 @@ def describe_files(folder: Path, names: Iterable[str] | None = None) -> tuple[St
 
 
 def write_manifest(folder: Path, manifest: StoreManifest) -> None:
-    """Write MANIFEST.json. This is the last step of staging, so a folder with a manifest is complete."""
+    """Write MANIFEST.json, as the last step of staging."""
     atomic.write_json(folder / MANIFEST_NAME, manifest.model_dump(mode="json"))
 
 
 # --- staged environments: `store/envs/<name>.json` points to `<name>-<12 hex>/`
 #
-# Launch checks a venv file by file; the start of an agent checks only its manifest, because a thousand agents that hash ten
-# thousand files each would overload a file server.
+# Launch checks a venv file by file; the start of an agent checks only its manifest, to spare the file server.
 
 VENV, WHEELS, LOCK, IMAGE = "venv", "wheels", "requirements.lock", "image.sif"  # the names in an environment's folder
 
@@ -191,11 +187,8 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
     command = f"autorl-hpc stage env:{name}"
     wanted = content_hash or present_hash(root, name)
     if wanted is None:
-        raise AutorlError(
-            f"environment {name} is not staged",
-            where=root.environment_pointer(name),
-            next_step=f"run: {command} --requirements FILE, or --from IMAGE.sif",
-        )
+        what, advice = f"environment {name} is not staged", f"run: {command} --requirements FILE, or --from IMAGE.sif"
+        raise AutorlError(what, where=root.environment_pointer(name), next_step=advice)
     folder = root.environment(name, wanted)
     manifest = read_manifest(folder, name=f"environment {name}", stage_command=command)
     if manifest.content_hash != wanted or manifest.environment is None:
@@ -205,8 +198,7 @@ def find_environment(root: Root, name: str, content_hash: str | None = None) -> 
 
 
 def verify_environment(root: Root, name: str, content_hash: str | None = None) -> StoreManifest:
-    """Return the manifest of a staged environment, after checking every file's hash. Raises AutorlError: it is not staged,
-    or something was changed after staging."""
+    """Return the manifest of a staged environment, after checking every file. Raises AutorlError: not staged, or changed since."""
     folder, manifest = find_environment(root, name, content_hash)
     _verify(folder, manifest, f"environment {name}", environment_files(folder), _made_again(name))
     bundled = [file.sha256 for file in manifest.files if file.path.startswith(f"{WHEELS}/")]
@@ -218,14 +210,12 @@ def verify_environment(root: Root, name: str, content_hash: str | None = None) -
 
 
 def environment_files(folder: Path) -> list[str]:
-    """Return the relative paths of all regular files, also compiled ones, which Python would read in place of the source.
-    Links are left out: a venv makes them to the host's interpreter, and no others belong to an environment."""
+    """Return the relative paths of all regular files, also compiled ones, which Python would read in place of the source."""
     names = (name for name in _all_names(folder) if not name.rpartition("/")[2].startswith(".nfs"))
     return sorted(name for name in names if name != MANIFEST_NAME and not (folder / name).is_symlink())
 
 
 def describe_environment(folder: Path) -> tuple[StoreFile, ...]:
-    """Return the manifest's rows for an environment's folder."""
     return describe_files(folder, environment_files(folder))
 
 
@@ -236,10 +226,9 @@ def _made_again(name: str) -> str:
 # --- driver endpoints: `drivers/<name>.json`, written by the job that serves the driver, read by gateways
 #
 # A job takes a generation by link. The highest one owns the driver, and an older job that sees a newer one stops (Slurm may run
-# two attempts of one job at once). A reader judges the heartbeat by its own monotonic clock.
+# two attempts of one job at once).
 
-STALE_AFTER_S = 60.0
-"""Seconds without a new counter after which a driver's job counts as dead. It writes every few seconds."""
+STALE_AFTER_S = 60.0  # without a new counter, by the reader's clock, a driver's job counts as dead
 
 
 def read_endpoint(path: Path) -> DriverEndpoint | None:
@@ -252,7 +241,6 @@ def read_endpoint(path: Path) -> DriverEndpoint | None:
 
 
 def write_endpoint(path: Path, endpoint: DriverEndpoint) -> None:
-    """Replace the file, completely or not at all."""
     atomic.write_bytes(path, endpoint.canonical() + b"\n")
 
 
@@ -265,13 +253,10 @@ def take_generation(folder: Path, name: str) -> int:
 
 
 def newest_generation(folder: Path, name: str) -> int:
-    """Return the highest generation that a job has taken, or 0."""
     return claimed_entries(folder).get(name, 0)
 
 
 class EndpointWatch:
-    """Watch one driver's endpoint file over time, as one reader."""
-
     def __init__(self, path: Path, stale_after_s: float = STALE_AFTER_S) -> None:
         self.path = path
         self.stale_after_s = stale_after_s
@@ -294,8 +279,7 @@ class EndpointWatch:
         return self._changes > 0 and time.monotonic() - self._changed_at > self.stale_after_s
 
     def ready(self) -> DriverEndpoint | None:
-        """Return the endpoint if the driver says that it is ready and its counter was seen to change; the file alone may be left
-        over from a dead job."""
+        """Return the endpoint if it says that it is ready and its counter was seen to change: a dead job may have left the file."""
         found = self.look()
         alive = self._changes > 1 and not self.is_stale
         return found if found is not None and found.ready and found.url and alive else None
@@ -307,9 +291,8 @@ MAX_KEY_BYTES = 4096
 
 
 def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | None:
-    """Return the file with the driver's key, or None if it has none. An API key from a variable is copied to
-    `drivers/<name>.key`, like the key of our own server: Slurm jobs do not get the launching shell's variables, and other
-    processes of the user could read them in /proc."""
+    """Return the file with the driver's key, or None if it has none. An API key from a variable is copied to `drivers/<name>.key`:
+    Slurm jobs do not get the launching shell's variables, and other processes could read them in /proc."""
     if spec.key_file is not None:
         return Path(os.path.expanduser(spec.key_file))
     if spec.kind == "vllm" or spec.key_variable is not None:
@@ -320,15 +303,14 @@ def key_path(experiment: ExperimentDir, name: str, spec: DriverSpec) -> Path | N
 def read_key(path: Path, whose: str = "the driver's") -> str:
     """Return the key in `path`. `whose`: begins the errors' messages. Raises AutorlError: the file can't be read, is open
     to others, or holds no key."""
+    advice = "put the key into a plain file, and chmod 600 it"
     try:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             state = os.fstat(file.fileno())
             data = file.read(MAX_KEY_BYTES + 1) if stat.S_ISREG(state.st_mode) else b""
     except OSError as error:
-        what = f"{whose} key file can't be read: {error.strerror}"
-        raise AutorlError(what, where=path, next_step="put the key there, and chmod 600 it") from None
+        raise AutorlError(f"{whose} key file can't be read: {error.strerror}", where=path, next_step=advice) from None
     if not stat.S_ISREG(state.st_mode):
-        advice = "put the key into a plain file, and chmod 600 it"
         raise AutorlError(f"{whose} key file is not a file", where=path, next_step=advice)
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
         what = f"{whose} key file can be read by others, or is another's"
@@ -351,7 +333,6 @@ def write_key(path: Path, key: str) -> None:
 
 
 def new_key() -> str:
-    """Return a random key for a server of ours."""
     return secrets.token_urlsafe(32)
 
 
@@ -368,8 +349,8 @@ def code_hash(frozen: Parts) -> str:
 
 
 def frozen_is_whole(experiment: ExperimentDir, wanted: str) -> bool:
-    """Return whether the frozen code matches the hash in its name and holds nothing that the hash does not cover. The hash
-    does not cover compiled Python: jobs write none (PYTHONDONTWRITEBYTECODE), but would read it in place of the source."""
+    """Return whether the frozen code matches the hash in its name and holds nothing else: no link, and no compiled Python, which
+    jobs would read in place of the source."""
     folder = experiment.code / wanted
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):

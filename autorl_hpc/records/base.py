@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
@@ -33,7 +33,6 @@ class Strict(BaseModel):
 class Record(Strict):
     """A file of its own on disk."""
 
-    TITLE: ClassVar[str] = ""
     schema_version: int = Field(SCHEMA_VERSION, ge=1, le=SCHEMA_VERSION)
 
 
@@ -45,15 +44,11 @@ RecordT = TypeVar("RecordT", bound=Strict)
 
 
 def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_step: str | None = None) -> RecordT:
-    """`value` as a `model`. Raises NewerVersion: a newer autorl-hpc wrote it; AutorlError: naming `where`, the first wrong
-    field and what it should be."""
+    """`value` as a `model`. Raises NewerVersion: a newer autorl-hpc wrote it; AutorlError: names the first wrong field."""
     version = value.get("schema_version", SCHEMA_VERSION) if isinstance(value, dict) else SCHEMA_VERSION
     if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise NewerVersion(
-            f"this file was written by a newer autorl-hpc (schema_version {version}, this one reads {SCHEMA_VERSION})",
-            where=where,
-            next_step="use the newer autorl-hpc to read it",
-        )
+        what = f"a newer autorl-hpc wrote this file (schema_version {version}, this one reads {SCHEMA_VERSION})"
+        raise NewerVersion(what, where=where, next_step="use the newer autorl-hpc to read it")
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -119,8 +114,7 @@ def is_name(text: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """`text` with everything escaped that is not a plain character: it may go into JSON, a terminal and a page. File names,
-    tensor names and notes are of an agent's making: they hold bytes that are no UTF-8, and terminal escapes."""
+    """`text` with everything escaped that is not a plain character: names and notes of agents hold terminal escapes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
@@ -133,9 +127,7 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def parse_duration_s(value: Any) -> float:
     """Seconds from a number (seconds) or text such as `90s`, `20m`, `1h30m`, `2d`."""
-    if isinstance(value, bool):
-        raise ValueError("a duration is a number of seconds or text such as 20m or 1h30m")
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
         text = value.strip().lower().replace(" ", "")
@@ -151,8 +143,6 @@ Pause = Annotated[float, BeforeValidator(parse_duration_s), Field(ge=0, le=86400
 
 
 class Table(Strict):
-    """A field that holds fields."""
-
     @model_validator(mode="before")
     @classmethod
     def _is_table(cls, value: Any) -> Any:

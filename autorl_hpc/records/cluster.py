@@ -39,15 +39,13 @@ OWN_OPTIONS = {
 }
 """Options of sbatch that the profile has a field for, with the field's name."""
 
-RESERVED_OPTIONS = {
-    *("job-name", "comment", "array", "dependency", "output", "error", "open-mode"),
-    *("cluster", "clusters", "parsable", "quiet", "test-only", "time-min", "wait", "wrap"),
-}
-"""Options of sbatch that the suite sets itself: it needs them to find jobs, their order, length, logs, and sbatch's answer."""
+_RESERVED = """job-name comment array dependency output error open-mode cluster clusters parsable quiet test-only time-min wait
+wrap"""
+RESERVED_OPTIONS = frozenset(_RESERVED.split())  # options of sbatch that the suite sets itself
 
 
 class Wording(Table):
-    """The fields of sbatch that sites differ in. In a kind of job they stand in the place of the profile's."""
+    """The fields of sbatch that sites differ in; those of a kind of job come before the profile's."""
 
     partition: Option | None = None
     account: Option | None = None
@@ -69,8 +67,6 @@ class Wording(Table):
 
 
 class JobKind(Wording):
-    """What one kind of job asks for."""
-
     gpus: int | None = Field(None, ge=0, le=64)
     cpus: int | None = Field(None, ge=1, le=1024)
     memory: Memory | None = Field(None, description="Such as 64G; left out: the partition's default.")
@@ -83,8 +79,6 @@ class JobKind(Wording):
 
 
 class Container(Table):
-    """An image that jobs run in."""
-
     image: Line = Field(description="Path of the image; $VARS are those of the job, ~/ is $HOME.")
     runtime: Literal["apptainer", "singularity"] = "apptainer"
     options: tuple[Line, ...] = ("--nv",)
@@ -92,7 +86,7 @@ class Container(Table):
 
 
 class Limits(Table):
-    """What the site allows, where Slurm's own answer is not to be trusted or not to be had."""
+    """What the site allows, where Slurm's own answer is wrong or missing."""
 
     max_time: Duration | None = Field(None, description="Of one job; left out: the partition's, as Slurm tells it.")
     max_array_size: int | None = Field(None, ge=1, description="MaxArraySize: the highest index is one less.")
@@ -109,19 +103,13 @@ class ClusterProfile(Record, Wording):
     name: Name
     description: str = ""
     scheduler: Literal["slurm", "local"] = "slurm"
-    gpu_wording: Literal["gres", "gpus", "gpus-per-node", "none"] = Field(
-        "gres", description="How GPUs are asked for: --gres=gpu:N, --gpus=N, --gpus-per-node=N, or not at all."
-    )
-    modules: Annotated[tuple[Line, ...], BeforeValidator(_lines)] = ()
+    gpu_wording: Literal["gres", "gpus", "gpus-per-node", "none"] = Field("gres", description="How GPUs are asked for.")
+    modules: Lines = ()
     setup: Lines = Field((), description="Lines of bash before the payload, after the modules.")
-    python: Line | None = Field(
-        None, description="The Python of jobs, with $VARS of the job; default: the launching one."
-    )
+    python: Line | None = Field(None, description="Of jobs, with $VARS of the job; default: the launching one.")
     vllm: Line | None = Field(None, description="`vllm` of driver jobs; default: beside the Python, or on PATH.")
     container: Container | None = None
-    scratch: Line | None = Field(
-        None, description="Folder of the workspaces, on all nodes, with $VARS of the login node."
-    )
+    scratch: Line | None = Field(None, description="Folder of the workspaces, with $VARS of the login node.")
     limits: Limits = Limits()
     signal_before_end_s: Duration = Field(
         90.0,
@@ -153,9 +141,7 @@ class Submitted(Strict):
 class SlurmJobs(Record):
     """slurm.json: every job that launches submitted; written by `launch` alone."""
 
-    uid: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{12}$")] = Field(
-        description="Of this experiment, in the name of each of its jobs."
-    )
+    uid: str = Field(pattern=r"^[0-9a-f]{12}$", description="In the name of each of the experiment's jobs.")
     cluster: Name
     submitted: tuple[Submitted, ...] = ()
 

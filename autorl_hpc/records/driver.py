@@ -1,5 +1,4 @@
-"""Records of drivers, the LLMs that agents call: a user's settings (DriverSpec), the part that distinguishes runs
-(DriverScience), and the address of a served driver (DriverEndpoint)."""
+"""Records of drivers, the LLMs that agents call: settings, the part that distinguishes runs, the address of a served one."""
 
 from __future__ import annotations
 
@@ -13,37 +12,23 @@ from autorl_hpc.records.base import Duration, KeyFile, Name, Record, Resources, 
 
 NO_DRIVER = "none"  # in a matrix: the agent calls no LLM
 TOKENS_PRICED = 1_000_000  # number of tokens that prices refer to
-ANSWERS = True
-SPEED = False
-SERVE_OPTIONS: dict[str, bool] = {
-    **dict.fromkeys(("dtype", "quantization", "kv-cache-dtype", "generation-config", "seed"), ANSWERS),
-    **dict.fromkeys(("enable-auto-tool-choice", "tool-call-parser", "reasoning-parser", "chat-template"), ANSWERS),
-    **dict.fromkeys(("override-generation-config", "default-chat-template-kwargs"), ANSWERS),
-    **dict.fromkeys(("rope-scaling", "rope-theta", "tokenizer-mode", "config-format", "limit-mm-per-prompt"), ANSWERS),
-    **dict.fromkeys(("gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "block-size"), SPEED),
-    **dict.fromkeys(("enable-prefix-caching", "no-enable-prefix-caching", "enforce-eager"), SPEED),
-    **dict.fromkeys(("enable-chunked-prefill", "no-enable-chunked-prefill", "async-scheduling"), SPEED),
-    **dict.fromkeys(("pipeline-parallel-size", "data-parallel-size", "enable-expert-parallel"), SPEED),
-    **dict.fromkeys(("disable-custom-all-reduce", "swap-space", "cpu-offload-gb", "kv-cache-memory-bytes"), SPEED),
-    **dict.fromkeys(("attention-backend", "compilation-config", "distributed-executor-backend"), SPEED),
-    **dict.fromkeys(("uvicorn-log-level", "disable-log-stats"), SPEED),
-}
-"""Allowed options of `vllm serve` in `args`, and whether they change the answers. A list of allowed options, because argparse
-accepts abbreviations, and others load code (--trust-remote-code, --middleware, plug-ins), read an options file (--config) or
-open the server to others (--host, --uds)."""
+_ANSWERS = """dtype quantization kv-cache-dtype generation-config seed enable-auto-tool-choice tool-call-parser reasoning-parser
+chat-template override-generation-config default-chat-template-kwargs rope-scaling rope-theta tokenizer-mode config-format
+limit-mm-per-prompt"""
+_SPEED = """gpu-memory-utilization max-num-seqs max-num-batched-tokens block-size enable-prefix-caching no-enable-prefix-caching
+enforce-eager enable-chunked-prefill no-enable-chunked-prefill async-scheduling pipeline-parallel-size data-parallel-size
+enable-expert-parallel disable-custom-all-reduce swap-space cpu-offload-gb kv-cache-memory-bytes attention-backend
+compilation-config distributed-executor-backend uvicorn-log-level disable-log-stats"""
+SERVE_OPTIONS = {**dict.fromkeys(_ANSWERS.split(), True), **dict.fromkeys(_SPEED.split(), False)}
+"""Allowed options of `vllm serve` in `args`, and whether they change the answers. Others load code, read an options file or open
+the server to others; argparse accepts abbreviations too."""
 
 OPTION_VALUES: dict[str, tuple[str, ...]] = {"distributed-executor-backend": ("mp", "uni")}
-"""Allowed values of options that could load code or look for other nodes: vLLM imports any other word as a class, and `ray`
-joins any cluster that answers. The server is one job on one node."""
+"""Allowed values: vLLM imports any other word as a class, and `ray` joins any cluster that answers."""
 
 OWN_OPTIONS = {
-    "model": "model",
-    "served-model-name": "model",
-    "tensor-parallel-size": "tensor_parallel",
-    "max-model-len": "context_tokens",
-    "api-key": None,
-    "host": None,
-    "port": None,
+    **{"model": "model", "served-model-name": "model", "tensor-parallel-size": "tensor_parallel"},
+    **{"max-model-len": "context_tokens", "api-key": None, "host": None, "port": None},
 }
 """Options that the suite sets, with the field to use instead."""
 
@@ -59,8 +44,7 @@ VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]
 
 
 def checked_url(value: str) -> str:
-    """`value` without a slash at its end. Raises ValueError: no http or https address, or one with a user, a query or a
-    fragment."""
+    """`value` without a slash at its end. Raises ValueError: no http or https address, or one with more than host and path."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname or not re.fullmatch(r"[!-~]+", value):
         raise ValueError("an http or https address")
@@ -83,9 +67,7 @@ class DriverSpec(Resources):
     model: Visible = Field(description="Of `api`: as the endpoint calls it. Of `vllm`: a staged model.")
     revision: Revision | None = Field(None, description="Which weights answer, in any words. Makes runs of their own.")
     key_file: KeyFile | None = Field(None, description="Of `api`: the key alone, readable by its owner alone.")
-    key_variable: VariableName | None = Field(
-        None, description="Of `api`: the launching shell's variable with the key."
-    )
+    key_variable: VariableName | None = Field(None, description="Of `api`: the launching shell's variable with it.")
     context_tokens: int | None = Field(None, ge=256, description="The window, answer included, and the server's.")
     max_output_tokens: int | None = Field(None, ge=1, description="Of one answer; agents are told.")
     price_in: float | None = Field(None, ge=0, description="US dollars for a million tokens of requests.")
@@ -149,12 +131,10 @@ class DriverSpec(Resources):
 
     @property
     def resources(self) -> Resources:
-        """What its job asks for."""
         return Resources(gpus=self.gpus, cpus=self.cpus, memory=self.memory)
 
     @property
     def priced(self) -> bool:
-        """Whether what it answers has a price."""
         return self.price_in is not None or self.price_out is not None
 
     @property
@@ -178,25 +158,16 @@ class DriverSpec(Resources):
 
     def science(self, model_hash: str | None) -> DriverScience:
         """What of it makes a run another run. `model_hash`: content hash of the staged model, of `vllm`."""
-        parts = urlsplit(self.url or "")
-        answering = {name: value for name, value in serve_options(self.args).items() if SERVE_OPTIONS[name]}
-        return DriverScience(
-            kind=self.kind,
-            host=parts.netloc.lower() or None,
-            model=self.model,
-            model_content_hash=model_hash,
-            revision=self.revision,
-            parameters=self.parameters,
-            context_tokens=self.context_tokens,
-            max_output_tokens=self.max_output_tokens,
-            tools=tuple(sorted(self.tools)),
-            options=answering,
-        )
+        same = {name: getattr(self, name) for name in DriverScience.model_fields if name in type(self).model_fields}
+        same["tools"] = tuple(sorted(self.tools))
+        host = urlsplit(self.url or "").netloc.lower() or None
+        options = {name: value for name, value in serve_options(self.args).items() if SERVE_OPTIONS[name]}
+        return DriverScience(**same, host=host, model_content_hash=model_hash, options=options)
 
 
 def serve_options(args: tuple[str, ...]) -> dict[str, str | None]:
-    """Options of `vllm serve` with their values, None of a bare flag. Raises ValueError: an option that is not in
-    `SERVE_OPTIONS`, stands twice, or a value without one."""
+    """Options of `vllm serve` with their values, None of a bare flag. Raises ValueError: an option is not allowed, stands twice,
+    or a value has none."""
     found: dict[str, str | None] = {}
     last: str | None = None
     for argument in args:
@@ -224,9 +195,8 @@ def _check_option(written: str, name: str) -> None:
     if name in OWN_OPTIONS:
         field = OWN_OPTIONS[name]
         raise ValueError(f"`{written}` is set by the suite" + (f": use the field `{field}`" if field else ""))
-    raise ValueError(
-        f"`{written}` may not be given to `vllm serve` here; allowed are {', '.join(sorted(SERVE_OPTIONS))}"
-    )
+    allowed = ", ".join(sorted(SERVE_OPTIONS))
+    raise ValueError(f"`{written}` may not be given to `vllm serve` here; allowed are {allowed}")
 
 
 class DriverScience(Strict):

@@ -11,8 +11,6 @@ from autorl_hpc.states import EndedBy, EntryKind, Fault, Network, SandboxLevel, 
 
 
 class Writer(Strict):
-    """Who wrote an entry."""
-
     role: Literal["supervisor", "grader", "launch"]
     host: str
     pid: int
@@ -57,9 +55,7 @@ class AttemptEnded(Strict):
     attempt: int
     elapsed_s: float
     reason: str
-    agent_ended: EndedBy | None = Field(
-        None, description="The agent had ended: the next attempt only takes in the rest."
-    )
+    agent_ended: EndedBy | None = Field(None, description="Given: the next attempt only takes in the rest.")
     exit_code: int | None = None
 
 
@@ -71,8 +67,6 @@ class MergedAdapter(Strict):
 
 
 class Submission(Strict):
-    """A manifest that was taken in or refused."""
-
     submission_id: int = Field(ge=1)
     manifest_id: str
     manifest_file: str | None = Field(None, description="Inode and time of the manifest, to tell it from a later one.")
@@ -89,11 +83,7 @@ class Submission(Strict):
     tensors: int | None = None
     adapter: MergedAdapter | None = Field(None, description="Null: full weights were submitted.")
     intake_s: float | None = None
-    code_revision: str | None = Field(
-        None,
-        pattern=r"^[0-9a-f]{40}$",
-        description="Commit of code.git when the manifest was seen; null: not recorded.",
-    )
+    code_revision: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="Commit of code.git, if recorded.")
     ignored_files: tuple[str, ...] = ()
     fault: Fault | None = None
     code: str | None = None
@@ -109,12 +99,7 @@ def dropping_none(value: dict[str, Any], *names: str) -> dict[str, Any]:
 class Timings(Strict):
     """Where the seconds of one evaluation went; each is a difference of one process's monotonic clock."""
 
-    waiting_s: float | None = Field(
-        None,
-        ge=0,
-        description="From when the grader that scored it first saw its entry in the queue until the evaluation began; what came before "
-        "that, under another grader, is not in it. Null: nobody waited in the queue for it, or it was not measured.",
-    )
+    waiting_s: float | None = Field(None, ge=0, description="In the queue, as this grader saw it; null: not measured.")
     load_s: float = 0.0
     swap_s: float = 0.0
     generate_s: float = 0.0
@@ -143,19 +128,12 @@ class Evaluation(Strict):
     standard_error: float | None = Field(None, ge=0, description="Of the score, in points, over items or clusters.")
     n: int = Field(0, ge=0)
     correct: int | None = Field(None, ge=0)
-    metrics: dict[str, float] = Field(
-        default_factory=dict,
-        description="Further figures of the task; `mean_outcome` where the score is no mean of the items' outcomes, "
-        "`item_clusters` where items are not independent.",
-    )
+    metrics: dict[str, float] = Field(default_factory=dict, description="Further figures; see docs/file-protocol.md.")
     fault: Fault | None = None
     reason: str | None = None
     recipe_hash: Sha256
     engine_hash: Sha256 | None = None
-    prompts_sha256: Sha256 | None = Field(
-        None,
-        description="Of the token ids asked, item by item (of episodes, at their start); null: by an older version.",
-    )
+    prompts_sha256: Sha256 | None = Field(None, description="Of the token ids asked (of episodes, at their start).")
     items_sha256: Sha256 | None = None
     truncated: int = Field(0, ge=0, description="Answers cut off by the token limit.")
     timings: Timings = Timings()
@@ -172,8 +150,6 @@ class Evaluation(Strict):
 
 
 class Score(Strict):
-    """A feedback score committed for a submission."""
-
     submission_id: int
     evaluation: Evaluation
     grader: str
@@ -199,9 +175,7 @@ class Fingerprint(Strict):
     moved_values: int | None = Field(None, ge=0, description="Values that differ in these.")
     nearest_model: str | None = Field(None, description="The staged model that these weights are nearest to.")
     nearest_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches or exactly.")
-    exchanged_share: float | None = Field(
-        None, ge=0, le=1, description="Part of the change by exchanged rows, columns."
-    )
+    exchanged_share: float | None = Field(None, ge=0, le=1, description="Of the change, by exchanged rows, columns.")
     exchanged_of: str | None = Field(None, description="The staged model of which units were exchanged.")
     parent: int | None = Field(None, description="The earlier submission that it is nearest to; null: the base model.")
     parent_delta: float | None = Field(None, ge=0, description="Relative distance to it, by sketches: to about 1 %.")
@@ -215,8 +189,6 @@ class Fingerprint(Strict):
 
 
 class Contaminated(Strict):
-    """Held-out items found in one file that the agent left readable."""
-
     file: str = Field(description="Relative to the workspace, or `agent.log`; escaped.")
     split: Split
     how: Literal["ngram", "exact"] = Field(description="ngram: 13 words in a row of it; exact: all of it.")
@@ -258,7 +230,6 @@ class DriverUse(Strict):
 
     @property
     def tokens(self) -> int:
-        """What the budget counts."""
         return self.tokens_in + self.tokens_out
 
 
@@ -277,7 +248,6 @@ class Sealed(Strict):
 
     @property
     def starts(self) -> int:
-        """How often the agent was started."""
         return len(self.exit_codes)
 
     refused: int = 0
@@ -287,8 +257,6 @@ class Sealed(Strict):
 
 
 class Closed(Strict):
-    """The run is finished."""
-
     selected: int | None = Field(description="The selected submission; null: the base model is kept.")
     selected_by: Literal["final", "best_feedback", "base_kept", "infrastructure", "cancelled"]
     report: Evaluation | None = None

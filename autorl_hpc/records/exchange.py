@@ -1,5 +1,4 @@
-"""Records of the small files that processes exchange: manifests, queue entries, claims, heartbeats, clocks, baselines, store
-manifests, bundles, ledger heads, anchors and evidence."""
+"""Records of the small files that processes exchange."""
 
 from __future__ import annotations
 
@@ -37,10 +36,8 @@ class Manifest(Record):
     def _plain_text(cls, value: str) -> str:
         if any(ord(char) < 32 or ord(char) == 127 for char in value):
             raise ValueError("must not hold control characters")
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError("must be valid UTF-8") from None
+        if any(0xD800 <= ord(char) < 0xE000 for char in value):  # half of a surrogate pair
+            raise ValueError("must be valid UTF-8")
         return value
 
 
@@ -111,7 +108,6 @@ class Progress(Strict):
 
     @property
     def starts(self) -> int:
-        """How often the agent was started."""
         return len(self.exit_codes)
 
 
@@ -162,8 +158,6 @@ class Baseline(Record):
 
 
 class StoreFile(Strict):
-    """One file of the store or the vault."""
-
     path: str
     sha256: Sha256
     size_bytes: int = Field(ge=0)
@@ -178,8 +172,6 @@ class EnvironmentFacts(Strict):
 
 
 class StoreManifest(Record):
-    """MANIFEST.json of a staged model, task or environment."""
-
     name: str
     kind: Literal["model", "task", "vault", "environment"]
     source: str
@@ -199,8 +191,6 @@ class EnvironmentPointer(Record):
 
 
 class BundlePart(Strict):
-    """A staged thing in a bundle."""
-
     name: str
     kind: Literal["model", "task", "environment"]
     content_hash: Sha256 | None = None
@@ -216,9 +206,7 @@ class BundleManifest(Record):
 
 # --- heads of ledgers, anchors of a second user, and the manifest of an exported run
 
-SHORT_HEX = 32
-"""Hex digits of a head's short form (128 bits). Who can write the ledgers can search for two with equal digits; for 64 bits the
-search would succeed."""
+SHORT_HEX = 32  # hex digits of a head's short form: of 64 bits, two equal ones could be found
 
 
 class RunHead(Strict):
@@ -249,7 +237,6 @@ class Heads(Record):
 
     @property
     def short(self) -> str:
-        """The first digits of it, for where there is little room."""
         return self.head[:SHORT_HEX]
 
 
@@ -261,13 +248,10 @@ class Anchor(Record):
     hmac_sha256: Sha256 = Field(description="HMAC-SHA256 of the canonical line without this field.")
 
     def signed_bytes(self) -> bytes:
-        """What is signed."""
         return canonical_json(self.model_dump(mode="json", exclude={"hmac_sha256"}))
 
 
 class ExportedWeights(Strict):
-    """The selected checkpoint in an exported run."""
-
     submission_id: int = Field(ge=1)
     content_hash: Sha256
     not_in_hash: tuple[str, ...] = Field((), description="Tensors that the content hash leaves out: a tied head.")

@@ -46,9 +46,7 @@ Seed = Annotated[int, Field(strict=True, ge=0, lt=2**32)]  # a seed that every g
 Seeds = Annotated[tuple[Seed, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
 
 
-GIVE_BACK_SHARE = 0.5
-"""Share of the budget that may be given back. With more, the times of an experiment's runs would differ too much to compare."""
-
+GIVE_BACK_SHARE = 0.5  # share of the budget that may be given back; with more, runs would differ too much
 LAST_GRACE_SHARE = 0.05  # share of the wall clock; more would be a budget of its own
 LATER_FIELDS = ("gpu_hours", "tokens", "cost_usd", "grace_s")
 """Fields of a budget that are left out of run ids at their defaults."""
@@ -66,8 +64,6 @@ class Matrix(Table):
 
 
 class Budget(Table):
-    """What an agent may use."""
-
     wall_clock_s: Duration = Field(
         validation_alias=AliasChoices("wall_clock_s", "wall_clock"),
         description="Time the agent runs, over all attempts; queue time doesn't count. May be written `wall_clock`.",
@@ -107,8 +103,6 @@ class Budget(Table):
 
 
 class AllResources(Table):
-    """By kind of job."""
-
     agent: Resources = Resources()
     grader: Resources = Resources()
 
@@ -117,13 +111,7 @@ MOST_WORKERS = 16  # workers on one GPU
 
 
 class GraderSpec(Table):
-    """The grader daemons of an experiment."""
-
-    placement: Literal["job", "step"] = Field(
-        "job",
-        description="`job`: graders are jobs of their own. `step`: one runs in each agent's job, on GPUs of its own, "
-        "where a site grants only one job at a time.",
-    )
+    placement: Literal["job", "step"] = Field("job", description="`step`: one in each agent's job, on GPUs of its own.")
     count: int = Field(1, ge=1, le=64)
     chain: int = Field(3, ge=1, le=100, description="How many jobs stand in line to take over from one that ends.")
     engine: Literal["transformers", "vllm"] = Field("transformers", description="Who answers; see docs/engines.md.")
@@ -133,9 +121,7 @@ class GraderSpec(Table):
     cache_gib: float | None = Field(None, ge=0, description="Host memory for checkpoints; default: an eighth.")
     tensor_parallel: int = Field(1, ge=1, le=64, description="Of `vllm`: GPUs for one model; further ones hold copies.")
     workers_per_gpu: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | Literal["auto"] = Field(
-        "auto",
-        description="Of `vllm`: workers that share one GPU, each with the model. `auto`: more than one for small models where there "
-        "are cores enough.",
+        "auto", description="Of `vllm`: workers that share one GPU. `auto`: several for small models and many cores."
     )
     gpu_memory: float = Field(0.85, gt=0, le=0.95, description="Of `vllm`: share of each GPU, all workers together.")
     context_tokens: int | None = Field(None, ge=64, description="Of `vllm`; default: the model's own window.")
@@ -165,9 +151,7 @@ class JudgeSpec(Table):
     BUILTIN: ClassVar[str] = "builtin:length-and-words"
     FIXED: ClassVar[frozenset[str]] = frozenset(("model", "messages", "stream", "n", "logprobs", "top_logprobs"))
 
-    url: Annotated[str, StringConstraints(max_length=500)] = Field(
-        description="Up to and without `/chat/completions`, such as `http://node7:8000/v1`; `builtin:length-and-words` is a toy."
-    )
+    url: str = Field(max_length=500, description="Without `/chat/completions`; `builtin:length-and-words` is a toy.")
     model: Visible | None = Field(None, description="As the endpoint calls it; part of the recipe hash.")
     revision: Revision | None = Field(None, description="Which weights answer, in any words; part of the recipe hash.")
     answers_as: Visible | None = Field(None, description="The name in answers, where a gateway has another.")
@@ -180,8 +164,7 @@ class JudgeSpec(Table):
     price_out: float | None = Field(None, ge=0, description="For a million tokens of the judge's answers.")
     parameters: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Further fields of a request, or others in the place of `temperature: 0` and `max_tokens`; null takes one "
-        "out. Part of the recipe hash.",
+        description="Further or other fields of a request; null takes one out. In the recipe hash.",
     )
 
     @field_validator("url")
@@ -210,10 +193,8 @@ class JudgeSpec(Table):
 
 
 class SandboxSpec(Table):
-    """How agents are kept from the rest of the machine."""
-
     level: Literal["auto", "apptainer", "bwrap", "namespaces", "landlock", "none"] = Field(
-        "auto", description="`auto`: the strongest that works on the node, none if nothing does; any other is demanded."
+        "auto", description="`auto`: the strongest that works on the node, if any; another one is demanded."
     )
     network: Network | None = Field(None, description="Default: `driver` or `none`, if the level can. Given: demanded.")
     readable: tuple[Annotated[str, StringConstraints(pattern=r"^/[^\n]+$", max_length=1000)], ...] = Field(
@@ -235,8 +216,6 @@ class FeedbackSpec(Table):
 
 
 class Retention(Table):
-    """Which accepted checkpoints stay on disk when a run is closed."""
-
     artifacts: Literal["selected", "all"] = "selected"
 
 
@@ -291,11 +270,9 @@ class ExperimentSpec(Record):
         if self.budget.cost_usd is not None:
             for name in self.matrix.driver:
                 if name != NO_DRIVER and not self.drivers[name].fully_priced:
-                    raise ValueError(
-                        f"`budget.cost_usd` needs both prices: give `drivers.{name}.price_in` and `price_out` (0 is a price)"
-                    )
+                    both = f"`drivers.{name}.price_in` and `price_out` (0 is a price)"
+                    raise ValueError(f"`budget.cost_usd` needs both prices: give {both}")
         return self
 
     def driver(self, name: str) -> DriverSpec | None:
-        """A driver by its name in the matrix; None for `none`."""
         return None if name == NO_DRIVER else self.drivers[name]

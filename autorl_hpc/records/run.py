@@ -45,10 +45,7 @@ class Science(Strict):
     recipe: Recipe
     splits: dict[str, SplitPin]
     base_model_content_hash: Sha256
-    base_model_prompting_hash: Sha256 | None = Field(
-        None,
-        description="Of all beside its weights that decides prompts and decoding; null: launched before it was kept.",
-    )
+    base_model_prompting_hash: Sha256 | None = Field(None, description="Of prompts and decoding; null: not kept yet.")
     environment_hash: Sha256 | None = Field(None, description="Of the agent's environment; null: the suite's own.")
     network: Network = Field(Network.OPEN, description="What may be reached; the ledger says what was enforced.")
     driver_spec: DriverScience | None = Field(None, description="What answers the agent; null: no driver.")
@@ -60,7 +57,6 @@ class Science(Strict):
         return self.feedback_part if split == Split.FEEDBACK else None
 
     def asked(self, split: str) -> int:
-        """How many items of a split are asked."""
         part = self.part(split)
         return self.splits[split].n if part is None else part.n
 
@@ -71,21 +67,17 @@ class Science(Strict):
 
     def canonical(self) -> bytes:
         """See `Strict`; fields that came later are left out where they say what was so before there were any."""
-        value = self.model_dump(mode="json")
-        value["budget"] = self.budget.without_later_fields()
-        if self.driver_spec is None:
-            del value["driver_spec"]
-        if self.reprompts == 0:
-            del value["reprompts"]
-        if self.feedback_part is None:
-            del value["feedback_part"]
-        if self.environment_hash is None:
-            del value["environment_hash"]
-        if self.base_model_prompting_hash is None:
-            del value["base_model_prompting_hash"]
-        if self.network is Network.OPEN:
-            del value["network"]
-        return canonical_json(value)
+        value = {**self.model_dump(mode="json"), "budget": self.budget.without_later_fields()}
+        later = (
+            "driver_spec",
+            "reprompts",
+            "feedback_part",
+            "environment_hash",
+            "base_model_prompting_hash",
+            "network",
+        )
+        unset = [name for name in later if getattr(self, name) == type(self).model_fields[name].default]
+        return canonical_json({name: each for name, each in value.items() if name not in unset})
 
     def run_id(self) -> str:
         """`<task>-<agent>-<model>-<mode>-s<seed>-<8 hex>`: readable and unique."""
@@ -94,8 +86,6 @@ class Science(Strict):
 
 
 class RunEnvironment(Strict):
-    """The staged environment that a run's agent trains in."""
-
     name: Name
     kind: Literal["venv", "image"]
     content_hash: Sha256
@@ -132,9 +122,7 @@ class ExperimentRecord(Record):
     spec_sha256: Sha256
     root: str = Field(description="The folder with store/ and vault/ when the experiment was launched.")
     code_hash: Sha256
-    base_models: dict[str, BaseModelPin] = Field(
-        default_factory=dict, description="By name; empty: launched before run ids held the hash of prompting."
-    )
+    base_models: dict[str, BaseModelPin] = Field(default_factory=dict, description="By name; empty: not kept yet.")
     git_revision: str | None = None
     created_at: str
     runs: tuple[str, ...]

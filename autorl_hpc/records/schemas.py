@@ -10,11 +10,10 @@ from autorl_hpc.records.base import SCHEMA_VERSION, Record, Strict
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MODULES = (cluster, driver, entries, exchange, experiment, run, task)
-"""Those that define records: files of their own, unlike the parts of ledgers and of the recorder's logs."""
 
 
-def _files() -> Iterator[type[Strict]]:
-    """Yield the records of these modules and nothing else: reports and agents' files are records too, of packages above."""
+def files() -> Iterator[type[Strict]]:
+    """Yield every record that is a file of its own, the body of each ledger entry, and each line type of the recorder."""
     for module in MODULES:
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, Record) and value.__module__ == module.__name__:
@@ -23,18 +22,10 @@ def _files() -> Iterator[type[Strict]]:
     yield from recorded.RECORDED.values()
 
 
-FILES = tuple(_files())
-"""Every record that is a file of its own, the body of each kind of ledger entry, and each line type of the recorder."""
-
-
 def schemas(*more: type[Strict]) -> dict[str, dict[str, Any]]:
-    """The schema of each record by its name.
-
-    Args:
-        more: records of rooms above this one, such as `agents.AgentFile`.
-    """
+    """The schema of each record by its name; `more`: records of packages above, such as `agents.AgentFile`."""
     found: dict[str, dict[str, Any]] = {}
-    for model in (*FILES, *more):
+    for model in (*files(), *more):
         schema = model.model_json_schema(mode="validation")
         found[model.__name__] = {"$schema": DIALECT, "x-schema-version": SCHEMA_VERSION, **schema}
     return found

@@ -22,9 +22,7 @@ class Sampling(Strict):
 HOW_REACHED = frozenset({"search_key_file", "search_key_header", "search_record"})
 """Options that are not part of the recipe_hash, because search results do not depend on whose key is used."""
 
-
 Judge = Literal["none", "discrete", "logprob", "json"]
-
 USUAL_DATE: Final = datetime.date(2026, 1, 1)
 
 
@@ -47,8 +45,7 @@ class Recipe(Strict):
     scorer_version: str
     judge: Judge = Field("none", description="Whether a judge model is asked, and how its word is read.")
     options: dict[Name, str | int | float | bool] = Field(
-        default_factory=dict,
-        description="What else decides a score: thresholds, search back end, corpus hash; the judge's model, filled in at launch.",
+        default_factory=dict, description="What else decides a score; the judge's model is filled in at launch."
     )
 
     @model_serializer(mode="wrap")
@@ -60,8 +57,7 @@ class Recipe(Strict):
         return value
 
     def hash(self) -> str:
-        """The recipe_hash. How recorded search results are reached is not part of it: a score that is replayed compares with the one
-        whose searches were recorded."""
+        """The recipe_hash, without how search results are reached: a replayed score compares with the recorded one."""
         options = {name: value for name, value in self.options.items() if name not in HOW_REACHED}
         if options.get("search") == "replay":
             options["search"] = "online"
@@ -96,8 +92,6 @@ class SourceFile(Strict):
 
 
 class TaskFile(Record):
-    """task.yaml."""
-
     name: Name
     title: str
     level: Literal[1, 2, 3] = Field(1, description="The benchmark's level: static data, judge, interaction.")
@@ -112,7 +106,7 @@ class TaskFile(Record):
     environment: str | None = Field(
         None,
         pattern=r"^[a-z][a-z0-9_]*\.py:[A-Za-z][A-Za-z0-9_]*$",
-        description="Interactive tasks: file and class of the task folder, `environment.py:Environment`.",
+        description="Interactive tasks: its file and class.",
     )
     needs: tuple[str, ...] = Field((), description="Python modules that graders need for it; checked by `launch`.")
     cluster_field: Name | None = Field(None, description="Field of an item that names its cluster, for the statistics.")
@@ -120,7 +114,6 @@ class TaskFile(Record):
     recipes: tuple[Recipe, ...] = Field(min_length=1, description="The first is the default.")
 
     def recipe(self, name: str | None) -> Recipe | None:
-        """The recipe of that name, the first for None."""
         if name is None:
             return self.recipes[0]
         return next((recipe for recipe in self.recipes if recipe.name == name), None)

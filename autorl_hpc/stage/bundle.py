@@ -1,11 +1,8 @@
-"""Bundles: pack staged tasks, models and environments into one tar archive for a cluster without network, and unpack them.
-
-The first file, BUNDLE.json, lists all files with size and sha256; the others follow sorted by name.
-"""
+"""Bundles: staged tasks, models and environments in one tar archive for a cluster without network. The first file, BUNDLE.json,
+lists the others with size and sha256."""
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -17,17 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.files import atomic
-from autorl_hpc.files.archive import (
-    ArchiveReader,
-    DamagedArchive,
-    Hashed,
-    add,
-    packing_of,
-    suffix_of,
-    writing,
-    zstandard_module,
-)
+from autorl_hpc.files import archive, atomic
+from autorl_hpc.files.archive import ArchiveReader, DamagedArchive, Hashed
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
 from autorl_hpc.files.store import IMAGE, LOCK, MANIFEST_NAME, WHEELS, find_environment, read_manifest, verify_model
@@ -47,18 +35,16 @@ STORE_MODE, VAULT_MODE = 0o444, 0o400
 
 
 def check_bundle_name(out: Path) -> None:
-    """Check `--bundle out` before anything is staged. Raises AutorlError if the suffix is unknown, the packing module is missing,
-    or the folder does not exist."""
-    if suffix_of(out) == ".tar.zst":
-        zstandard_module()
+    """Check `--bundle out` before anything is staged. Raises AutorlError: unknown suffix, no packing module, no such folder."""
+    if archive.suffix_of(out) == ".tar.zst":
+        archive.zstandard_module()
     folder = out.absolute().parent
     if not folder.is_dir():
         raise AutorlError("there is no such folder", where=folder, next_step="make it, or choose another")
 
 
 def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = lambda _: None) -> dict[str, Any]:
-    """Pack the parts that `staged` describes (verified just before) into `out`; return its facts for `--json`. Raises
-    AutorlError if the disk is too small, or a file was changed during packing."""
+    """Pack the parts that `staged` describes (verified just before) into `out`; return its facts for `--json`. Raises AutorlError."""
     parts: dict[tuple[str, str], BundlePart] = {}
     places: dict[str, tuple[StoreFile, Path]] = {}
     for one in staged:
@@ -76,16 +62,16 @@ def make_bundle(root: Root, staged: list[StoreManifest], out: Path, say: Say = l
         say(f"{out.name}: packing {len(ordered)} files, {in_words(total)}")
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, MODE), "wb") as raw:
             sink = Hashed(raw)
-            with writing(sink, suffix_of(out)) as archive:
+            with archive.writing(sink, archive.suffix_of(out)) as tar:
                 head = readable_json(manifest.model_dump(mode="json"))
-                add(archive, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
+                archive.add(tar, BUNDLE_NAME, len(head), STORE_MODE, io.BytesIO(head))
                 done, shown = 0, progress(out.name, say)
                 for row, path in ordered:
                     mode = VAULT_MODE if row.path.startswith("vault/") else STORE_MODE
                     with open(path, "rb") as file:
                         data = Hashed(file)
                         if os.fstat(file.fileno()).st_size == row.size_bytes:
-                            add(archive, row.path, row.size_bytes, mode, data)
+                            archive.add(tar, row.path, row.size_bytes, mode, data)
                     if data.digest() != row.sha256:
                         what, again = "this file was changed while it was packed", "run the same command again"
                         raise AutorlError(what, where=path, next_step=again, exit_code=Exit.FAILED)
@@ -109,7 +95,6 @@ def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tup
     """Return the bundle part and files of a manifest. A task has two manifests and is one part."""
     name, digest, files = manifest.name, manifest.content_hash, list(manifest.files)
     if manifest.kind == "environment":
-        assert digest is not None
         place, folder = f"store/envs/{name}", find_environment(root, name, digest)[0]
         # No venv: it is rebuilt from the same wheels where the bundle is unpacked.
         files = [f for f in files if f.path in (LOCK, IMAGE) or f.path.startswith(f"{WHEELS}/")]
@@ -126,13 +111,10 @@ def _describe(root: Root, manifest: StoreManifest) -> tuple[BundlePart, list[tup
     return part, [(f.model_copy(update={"path": f"{place}/{f.path}"}), folder / f.path) for f in files]
 
 
-# --- unpacking: everything is checked before anything is installed, and each part is installed by rename
-#
-# Files go to work folders beside their final place; the next unpacking removes what a killed one left.
+# --- unpacking: everything is checked before anything is installed, by rename from work folders beside the final place
 
 MAX_HEAD_BYTES = 64 * 1024 * 1024
 ROW_BYTES = 4096  # archive overhead per file: header and padding
-CHUNK_BYTES = 1024 * 1024
 PART_OF_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
 """Allowed path parts in a bundle: not hidden, no `..`, no character that is special to a shell or terminal."""
 
@@ -141,25 +123,24 @@ PART_OF_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{0,254}")
 class Unpacked(Root):
     """The unpacked files, laid out as a root of their own."""
 
-    store_place: Path
-    vault_place: Path
+    work: dict[str, Path]  # the work folders of `store` and `vault`
 
     @property
-    def store(self) -> Path:
-        return self.store_place
+    def store(self) -> Path:  # type: ignore[override]
+        return self.work["store"]
 
     @property
-    def vault(self) -> Path:
-        return self.vault_place
+    def vault(self) -> Path:  # type: ignore[override]
+        return self.work["vault"]
 
 
 def unpack(
     root: Root, bundle: Path, names: list[str], *, again: bool = False, say: Say = lambda _: None
 ) -> list[StoreManifest]:
-    """Stage the parts of `bundle`, all or those in `names`. Raises AutorlError if it is not a bundle, is truncated or altered, does
-    not fit this version, or is too large for the disk."""
+    """Stage the parts of `bundle`, all or those in `names`. Raises AutorlError: it is no bundle, truncated, altered, of another
+    version, or too large for the disk."""
     try:
-        packing = packing_of(bundle)
+        packing = archive.packing_of(bundle)
         if packing is None:
             raise _refused(bundle, f"{bundle.name} is not a bundle: neither tar nor packed by gzip or zstd")
         with ExitStack() as stack:
@@ -173,11 +154,9 @@ def unpack(
             check_space(root.store, total, f"the bundle {bundle.name}")
             root.vault.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chmod(root.vault, 0o700)
-            place = Unpacked(
-                root.path,
-                stack.enter_context(work_folder(root.store, "bundle")),
-                stack.enter_context(work_folder(root.vault, "bundle", mode=0o700)),
-            )
+            store = stack.enter_context(work_folder(root.store, "bundle"))
+            vault = stack.enter_context(work_folder(root.vault, "bundle", mode=0o700))
+            place = Unpacked(root.path, {"store": store, "vault": vault})
             say(f"{bundle.name}: unpacking {', '.join(map(_shown, parts))}, {in_words(total)}")
             reading.bound.allowed = sum(f.size_bytes + ROW_BYTES for f in manifest.files) + MAX_HEAD_BYTES
             with reading.damage():
@@ -188,7 +167,8 @@ def unpack(
                     if row is None or row.size_bytes != size_bytes:
                         raise DamagedArchive(f"{name[:200]!r} is not as {BUNDLE_NAME} says")
                     if _part_of(name, parts) is not None:
-                        _write(place, row, data)
+                        top, _, rest = name.partition("/")
+                        archive.write_hashed(place.work[top] / rest, data, row, BUNDLE_NAME)
                         done += size_bytes
                         shown(done, total)
                 if missing:
@@ -208,7 +188,7 @@ def _refused(bundle: Path, what: str) -> AutorlError:
 
 
 def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManifest:
-    """Read BUNDLE.json and check every name in it. Raises AutorlError, DamagedArchive if it is missing or invalid."""
+    """Read BUNDLE.json and check every name in it. Raises AutorlError, DamagedArchive."""
     if first is None or first[0] != BUNDLE_NAME or first[1] > MAX_HEAD_BYTES:
         raise _refused(bundle, f"{bundle.name} is not a bundle: it doesn't begin with {BUNDLE_NAME}")
     try:
@@ -232,7 +212,6 @@ def _head(bundle: Path, first: tuple[str, int, IO[bytes]] | None) -> BundleManif
 
 
 def _part_of(path: str, parts: tuple[BundlePart, ...]) -> BundlePart | None:
-    """Return the part that a file of a bundle belongs to."""
     places = {"model": ("store/models",), "task": ("store/tasks", "vault"), "environment": ("store/envs",)}
     found = (p for p in parts if path.startswith(tuple(f"{place}/{p.name}/" for place in places[p.kind])))
     return next(found, None)
@@ -263,25 +242,8 @@ def _chosen(bundle: Path, manifest: BundleManifest, names: list[str]) -> tuple[B
     return parts
 
 
-def _write(place: Unpacked, row: StoreFile, data: IO[bytes]) -> None:
-    """Write a file and check its hash while writing."""
-    top, _, rest = row.path.partition("/")
-    target = (place.vault if top == "vault" else place.store) / rest
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        while chunk := data.read(CHUNK_BYTES):
-            digest.update(chunk)
-            file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
-    if digest.hexdigest() != row.sha256:
-        raise DamagedArchive(f"{row.path} has sha256 {digest.hexdigest()}, {BUNDLE_NAME} says {row.sha256}")
-
-
 def _check(bundle: Path, place: Unpacked, part: BundlePart) -> None:
-    """Check that a part matches its manifest, and that this version of the suite could have staged it. Raises AutorlError if it
-    does not."""
+    """Check that a part matches its manifest, and that this version could have staged it. Raises AutorlError."""
     try:
         if part.kind == "model":
             verify_model(place, part.name)

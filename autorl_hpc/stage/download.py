@@ -1,7 +1,5 @@
-"""Download one file, or a model of the Hugging Face Hub: go on where it broke off, check hashes, name only what is whole.
-
-The unfinished file lies beside its place as `.tmp-NAME.part` and is kept for the next try.
-"""
+"""Download one file, or a model of the Hugging Face Hub: go on where it broke off (`.tmp-NAME.part`), check hashes, name only
+what is whole."""
 
 from __future__ import annotations
 
@@ -24,26 +22,15 @@ from autorl_hpc.errors import AutorlError, Exit, from_os_error
 from autorl_hpc.files import atomic
 from autorl_hpc.files.checkpoint import CHUNK_BYTES, INDEX_NAME, SINGLE_NAME, file_sha256
 from autorl_hpc.files.layout import Root
-from autorl_hpc.stage.sources import (
-    REVISION_PATTERN,
-    HttpSource,
-    Say,
-    alone,
-    check_space,
-    hub_file,
-    hub_token,
-    hub_url,
-    in_words,
-    progress,
-)
+from autorl_hpc.stage import sources
+from autorl_hpc.stage.sources import HttpSource, Say, hub_url, in_words
 from autorl_hpc.states import Fault
 
 PASSING_CODES = frozenset({408, 416, 425, 429, 500, 502, 503, 504})
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 LONGEST_PAUSE_S = 60.0
 NO_WAY_TRIES = 2  # where the host was never reached: a node without network should say so soon
-WORTH_BYTES = 1024 * 1024
-"""A connection that brought as much counts as a new beginning: long downloads may break as often as they like."""
+WORTH_BYTES = 1024 * 1024  # a connection that brought as much counts as a new beginning
 
 
 @dataclass(frozen=True)
@@ -73,13 +60,10 @@ class Pin:
 
 @dataclass(frozen=True)
 class Patience:
-    """How a download bears failures: tries in a row without WORTH_BYTES of new data, seconds without a byte, the first pause, which
-    is doubled each time, and the longest wait that a server may ask for (the Hub's limits are counted over five minutes)."""
-
-    tries: int = 6
-    timeout_s: float = 30.0
-    pause_s: float = 1.0
-    longest_wait_s: float = 330.0
+    tries: int = 6  # in a row without WORTH_BYTES of new data
+    timeout_s: float = 30.0  # without a byte
+    pause_s: float = 1.0  # the first one, doubled each time
+    longest_wait_s: float = 330.0  # that a server may ask for; the Hub counts over five minutes
 
 
 NO_PIN = Pin()
@@ -124,17 +108,13 @@ def _final(what: str, where: str, next_step: str = "") -> AutorlError:
 def fetch(
     address: HttpSource, target: Path, pin: Pin = NO_PIN, *, say: Say = lambda _: None, patience: Patience = PATIENCE
 ) -> None:
-    """Download `address` to `target`, whose folder must exist. A file that is there is taken if it is the pinned one.
-
-    Raises:
-        NoNetwork: the host can't be reached from here.
-        AutorlError: it is not there, not the pinned file, too large for the disk, or broke off too often.
-    """
+    """Download `address` to `target`, whose folder must exist. A file that is there is taken if it is the pinned one. Raises
+    NoNetwork; AutorlError: it is not there, not the pinned file, too large for the disk, or broke off too often."""
     part, lock = (target.with_name(f"{atomic.TEMPORARY_PREFIX}{target.name}.{end}") for end in ("part", "lock"))
     try:
         if pin.hashed and target.is_file() and pin.differs(target) is None:
             return
-        with alone(lock, "downloading this file"):
+        with sources.alone(lock, "downloading this file"):
             if not pin.hashed:  # parts are joined only where a hash tells whether they make the whole
                 part.unlink(missing_ok=True)
             if not part.exists() or pin.differs(part) is not None:
@@ -197,8 +177,8 @@ def _once(address: HttpSource, name: str, part: Path, pin: Pin, say: Say, timeou
         announced = response.headers.get("Content-Length")
         total = have + int(announced) if announced else pin.size_bytes
         if total is not None:
-            check_space(part.parent, total - have, name)
-        shown = progress(name, say)
+            sources.check_space(part.parent, total - have, name)
+        shown = sources.progress(name, say)
         with open(part, "ab") as file:
             while pin.size_bytes is None or have <= pin.size_bytes:  # at most to the first chunk beyond it
                 try:
@@ -230,7 +210,7 @@ def _open(address: HttpSource, part: Path, timeout_s: float, token: str | None =
         with error:
             parts = urlsplit(address.url)
             safe = address.hub and (parts.scheme == "https" or parts.hostname in LOOPBACK)
-            if error.code in (401, 403) and token is None and safe and (token := hub_token()) is not None:
+            if error.code in (401, 403) and token is None and safe and (token := sources.hub_token()) is not None:
                 return _open(address, part, timeout_s, token)
             if error.code == 416:  # the part is not of this file
                 part.unlink(missing_ok=True)
@@ -286,7 +266,7 @@ class HubModel:
 def split_revision(name: str) -> tuple[str, str | None]:
     """Split `ORG/NAME@REVISION` into name and revision. Raises AutorlError if what follows the @ is not a revision."""
     model, at, revision = name.partition("@")
-    if at and not re.fullmatch(REVISION_PATTERN, revision):
+    if at and not re.fullmatch(sources.REVISION_PATTERN, revision):
         what = f"{revision!r} is not a revision: a commit, tag or branch of letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="give the commit, as its page shows it: autorl-hpc stage ORG/NAME@COMMIT")
     return model, revision if at else None
@@ -305,7 +285,7 @@ def fetch_model(
         folder.mkdir(parents=True, exist_ok=True)
 
         def take(file: str) -> None:
-            fetch(hub_file(name, found.commit, file), folder / file, found.files[file], say=say)
+            fetch(sources.hub_file(name, found.commit, file), folder / file, found.files[file], say=say)
 
         if INDEX_NAME in found.files:
             take(INDEX_NAME)
@@ -313,7 +293,7 @@ def fetch_model(
         size_bytes = sum(found.files[file].size_bytes or 0 for file in files)
         say(f"{name}: revision {found.commit}, {len(files)} files, {in_words(size_bytes)}")
         there = sum(path.stat().st_size for path in folder.iterdir())
-        check_space(folder, size_bytes - there, f"the model {name}")
+        sources.check_space(folder, size_bytes - there, f"the model {name}")
         for file in files:
             take(file)
     except NoNetwork as error:

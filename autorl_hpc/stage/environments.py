@@ -1,6 +1,5 @@
-"""Stage the environment that agents train in: a container image, or a venv that is built in its final place from wheels alone, without
-network, and is then read-only. Packages without a wheel must be built beforehand, because their builds are not reproducible.
-"""
+"""Stage the environment that agents train in: a container image, or a venv that is built in its final place from wheels alone,
+without network, and is then read-only."""
 
 from __future__ import annotations
 
@@ -14,20 +13,10 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from autorl_hpc.errors import AutorlError, Exit, from_os_error
-from autorl_hpc.files import atomic
+from autorl_hpc.files import atomic, store
 from autorl_hpc.files.checkpoint import file_sha256
 from autorl_hpc.files.layout import Root
-from autorl_hpc.files.store import (
-    IMAGE,
-    LOCK,
-    VENV,
-    WHEELS,
-    describe_environment,
-    present_hash,
-    verify_environment,
-    wheels_hash,
-    write_manifest,
-)
+from autorl_hpc.files.store import IMAGE, LOCK, VENV, WHEELS, present_hash, verify_environment
 from autorl_hpc.records.base import is_name
 from autorl_hpc.records.exchange import EnvironmentFacts, EnvironmentPointer, StoreManifest
 from autorl_hpc.stage.sources import Say, alone, check_space, in_words, last_words, pip, remove_folder, work_folder
@@ -38,13 +27,13 @@ SIF_MAGIC, SIF_MAGIC_AT = b"SIF_MAGIC", 32
 """https://github.com/apptainer/sif: the magic follows a launch script of 32 bytes."""
 
 COMPILED_SHARE = 1.5  # size of installed and compiled files relative to the unpacked wheels
+MADE = "venv made of the wheels by pip"
 
 
 def stage_environment(
     root: Root, name: str, *, requirements: Path | None, source: Path | None, again: bool, say: Say
 ) -> StoreManifest:
-    """Stage the environment `name` from a requirements file or an image. Raises AutorlError if a package has no wheel, a hash is
-    wrong, or the disk is too small.
+    """Stage the environment `name`. Raises AutorlError: a package has no wheel, a hash is wrong, or the disk is too small.
 
     Args:
         requirements: as pip reads it; default: `requirements.lock` in `source`.
@@ -82,7 +71,6 @@ def stage_environment(
 
 
 def python_tag() -> str:
-    """Return the tag of the Python that builds the venvs; wheels for one tag may not fit another."""
     return f"{sys.implementation.cache_tag}-{sysconfig.get_platform()}"
 
 
@@ -102,23 +90,23 @@ def _stage_image(root: Root, name: str, image: Path, work: Path, requirements: P
 def install_image(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
+    """Install the image in `work`, and point `name` to it. Raises AutorlError: its hash is not the `expected` one."""
     os.chmod(work / IMAGE, 0o444)
     digest = file_sha256(work / IMAGE)
-    manifest = StoreManifest(
-        name=name,
-        kind="environment",
-        source=origin,
-        content_hash=digest,
-        environment=EnvironmentFacts(kind="image"),
-        files=describe_environment(work),
-    )
     with _lock(root, name, digest, expected):
         folder = root.environment(name, digest)
+        manifest = _described(work, name, digest, origin, EnvironmentFacts(kind="image"))
         if _stands(root, name, digest) is None:
             remove_folder(folder)
-            write_manifest(work, manifest)
+            store.write_manifest(work, manifest)
             os.rename(work, folder)
         return _point(root, manifest, say)
+
+
+def _described(folder: Path, name: str, digest: str, origin: str, facts: EnvironmentFacts) -> StoreManifest:
+    files = store.describe_environment(folder)
+    same = {"name": name, "content_hash": digest, "source": origin, "environment": facts, "files": files}
+    return StoreManifest(kind="environment", derived=MADE if facts.kind == "venv" else None, **same)
 
 
 def _gather(name: str, work: Path, requirements: Path, source: Path | None, say: Say) -> None:
@@ -145,10 +133,10 @@ def _gather(name: str, work: Path, requirements: Path, source: Path | None, say:
 def build_environment(
     root: Root, name: str, work: Path, origin: str, *, expected: str | None = None, say: Say = lambda _: None
 ) -> StoreManifest:
-    """Build the venv from the wheels and the lock file in `work`, and point `name` to it. Raises AutorlError if the content hash is
+    """Build the venv from the wheels and the lock file in `work`, and point `name` to it. Raises AutorlError: the content hash is
     not the `expected` one, or pip failed."""
     wheels = sorted((work / WHEELS).iterdir())
-    digest = wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
+    digest = store.wheels_hash([file_sha256(wheel) for wheel in wheels], python_tag())
     try:
         unpacked = sum(info.file_size for wheel in wheels for info in zipfile.ZipFile(wheel).infolist())
     except zipfile.BadZipFile as error:
@@ -166,16 +154,9 @@ def build_environment(
         say(f"{PREFIX}{name}: installing {len(wheels)} wheels, {in_words(unpacked)}")
         _make_venv(name, folder)
         _take_write_bits(folder)
-        manifest = StoreManifest(
-            name=name,
-            kind="environment",
-            source=origin,
-            content_hash=digest,
-            derived="venv made of the wheels by pip",
-            environment=EnvironmentFacts(kind="venv", python=python_tag(), python_version=sys.version.split()[0]),
-            files=describe_environment(folder),
-        )
-        write_manifest(folder, manifest)
+        facts = EnvironmentFacts(kind="venv", python=python_tag(), python_version=sys.version.split()[0])
+        manifest = _described(folder, name, digest, origin, facts)
+        store.write_manifest(folder, manifest)
         return _point(root, manifest, say)
 
 

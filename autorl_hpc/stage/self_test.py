@@ -1,7 +1,5 @@
-"""Self-tests of a staged task: perfect answers must score 100 and empty ones 0; a task's environment must start and be playable.
-
-Perfect play is a list of actions per goal: an item's `oracle` or `walkthrough`, or what `oracle(goal)` in the environment's file returns.
-"""
+"""Self-tests of a staged task: perfect answers must score 100 and empty ones 0; its environment must be playable. Perfect play: an
+item's `oracle` or `walkthrough`, or what `oracle(goal)` in the environment's file returns."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class Trial:
 
     def play(self, items: Sequence[Item]) -> tuple[list[str] | None, list[str], str]:
         """Play one perfect and one empty episode per item; return the answers, or None for perfect play and the reason. Raises
-        AutorlError if the environment, its dialogue or its oracle failed; the error says what they did."""
+        AutorlError: the environment, its dialogue or its oracle failed."""
         goals: list[Goal] = [{**item.data, "id": item.id, "question": item.question} for item in items]
         try:
             with Pool(self._source, max(1, min(4, usable_cores(), len(goals)))) as pool:
@@ -170,8 +168,8 @@ def perfect_answer(recipe: Recipe, item: Item) -> str:
 
 
 def check_scores(root: Root, task: Task, perfect: Callable[[Recipe, Item], str] = perfect_answer) -> list[Checked]:
-    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split. Raises AutorlError if the
-    scorer or the environment failed."""
+    """Score perfect and empty answers (or episodes) of a staged task, by each recipe on each split. Raises AutorlError: the scorer
+    or the environment failed."""
     task = with_pins(root, task)
     found = []
     for recipe in task.file.recipes:

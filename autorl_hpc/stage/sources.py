@@ -1,7 +1,4 @@
-"""Sources for staging: addresses, the Hugging Face Hub and its token; progress, disk space, work folders, lock.
-
-`hf://[datasets/]ORG/NAME@REVISION/PATH` is a file on the Hub; a GitHub page of a file (`/blob/`) means the file.
-"""
+"""Sources for staging: addresses, the Hugging Face Hub and its token; progress, disk space, work folders, lock."""
 
 from __future__ import annotations
 
@@ -57,8 +54,7 @@ RESERVE_BYTES = 1024 * 1024  # for manifests and folders besides the files
 
 
 def check_space(folder: Path, needed_bytes: int, what: str) -> None:
-    """Check that `what` fits on the disk of a folder, which need not exist yet. Quotas are not seen; then the write itself fails.
-    Raises AutorlError with the number of bytes that are missing."""
+    """Check that `what` fits on the disk of a folder, which need not exist yet; quotas are not seen. Raises AutorlError: it doesn't."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     found = os.statvfs(place)
     free = found.f_bavail * found.f_frsize
@@ -74,8 +70,8 @@ def check_space(folder: Path, needed_bytes: int, what: str) -> None:
 
 @contextmanager
 def alone(path: Path, doing: str) -> Iterator[None]:
-    """Lock the file `path`, which stays, for this process. Some file systems grant a lock to everybody, so the caller must
-    check its result at the end. Raises AutorlError if another process has the lock."""
+    """Lock the file `path`, which stays. Some file systems grant a lock to everybody, so the caller must check its result. Raises
+    AutorlError: another process has the lock."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "ab") as file:
         try:
@@ -90,7 +86,7 @@ def alone(path: Path, doing: str) -> Iterator[None]:
 
 @contextmanager
 def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Path]:
-    """Yield an empty folder in `parent`, removed at the end. Folders of killed processes of this host are removed first."""
+    """Yield an empty folder in `parent`, removed at the end, like folders of killed processes of this host."""
     parent.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname().partition(".")[0]
     stem = f"{TEMPORARY_PREFIX}{purpose}-{host}-"
@@ -108,7 +104,6 @@ def work_folder(parent: Path, purpose: str, *, mode: int = 0o755) -> Iterator[Pa
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder, even if parts of it are read-only."""
     if folder.is_symlink():
         folder.unlink()
         return
@@ -165,8 +160,8 @@ class HttpSource:
 
 
 def address_of(text: str) -> HttpSource | None:
-    """Return the address that `text` means, or None if it is only for people. Raises AutorlError if it looks like an address but
-    is invalid."""
+    """Return the address that `text` means (`hf://[datasets/]ORG/NAME@REVISION/PATH`: of the Hub; a GitHub page: its file), or None:
+    it is only for people. Raises AutorlError: it looks like one but is invalid."""
     if text.startswith("hf://"):
         form = HUB_FORM.fullmatch(text)
         if form is None or not re.fullmatch(REVISION_PATTERN, form["revision"]) or ".." in form["path"].split("/"):
@@ -202,9 +197,8 @@ def hub_file(repo: str, revision: str, path: str) -> HttpSource:
 
 
 def hub_token() -> str | None:
-    """Read the user's Hub token from the file in $HF_TOKEN_PATH, or where `hf auth login` puts it. It is never read from a
-    variable or an argument, which others on a login node can see. Raises AutorlError if $HF_TOKEN_PATH names no readable file, or
-    the file holds no token; its content is not shown."""
+    """Read the user's Hub token from the file in $HF_TOKEN_PATH, or where `hf auth login` puts it; never from a variable or an
+    argument, which others can see. Raises AutorlError: the file can't be read, or holds no token."""
     named = os.environ.get(TOKEN_PATH_VARIABLE)
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     path = Path(named).expanduser() if named else home / "token"

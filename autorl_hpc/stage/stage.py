@@ -28,14 +28,8 @@ def stage(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """Stage all `names` (none: everything in the bundle `source`), and pack them if requested; return the manifests, and the bundle.
-
-    Args:
-        source: where to take files from instead of a download: a folder (with a subfolder per task, if there is one), wheel,
-            image or bundle.
-        requirements: of an environment.
-        bundle: the file to pack the staged parts into.
-    """
+    """Stage all `names` (none: everything in the bundle `source`), pack them into `bundle`; return the manifests, and the bundle.
+    `source`: a folder (with a subfolder per task, if there is one), wheel, image or bundle to take files from."""
     if bundle is not None:
         check_bundle_name(bundle)
     if source is not None and not source.exists():

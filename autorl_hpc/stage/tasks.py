@@ -1,5 +1,4 @@
-"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), and check every hash. A folder gets
-its manifest last and its name by rename, so a killed staging leaves nothing that looks staged."""
+"""Stage a task: fetch or check its source files, run its prepare.py (or cut an rl-smith folder), check every hash, install."""
 
 from __future__ import annotations
 
@@ -26,21 +25,13 @@ from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.records.task import Derived, SourceFile
 from autorl_hpc.stage.download import NoNetwork, Pin, fetch
 from autorl_hpc.stage.sources import HttpSource, Say, address_of, remove_folder, work_folder
+from autorl_hpc.tasks import heldout
 from autorl_hpc.tasks.check import check_task
-from autorl_hpc.tasks.heldout import (
-    StagedTask,
-    check_items,
-    recipe_files,
-    train_names,
-    vault_names,
-    vault_pins,
-    verify_staged_task,
-)
+from autorl_hpc.tasks.heldout import StagedTask
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import DATA, DOWNLOAD, SHARES, pinned, write_splits
 
-# --- derived source files: the first rows of a JSON list, one per line, gzipped. The pin covers the text, because zlib versions
-# compress differently; so a file whose text matches is accepted too.
+# --- derived source files: the first rows of a JSON list, one per line, gzipped. The pin covers the text: zlib versions differ.
 
 MAX_RAW_BYTES: Final = 1024 * 1024 * 1024
 MAX_TEXT_BYTES: Final = 256 * 1024 * 1024  # limit for the unpacked text, because a small file can unpack to any size
@@ -55,8 +46,7 @@ def is_pinned(path: Path, pinned: SourceFile) -> str | None:
 
 
 def make_derived(raw: Path, target: Path, derived: Derived) -> None:
-    """Make the derived file from the download. Raises AutorlError if the download is not a suitable list, or the result does not
-    match the pin."""
+    """Make the derived file from the download. Raises AutorlError: it is not a suitable list, or the result is not the pinned one."""
     words, text = "", b""
     try:
         rows = json.loads(reading.read_bytes(raw, max_bytes=MAX_RAW_BYTES))
@@ -103,13 +93,13 @@ def wanted_sources(task: Task) -> list[Wanted]:
 
 
 def sources_folder(root: Root, name: str) -> Path:
-    """Return the folder for downloads until they are staged; in the vault, because they contain the held-out items."""
+    """Return the folder for downloads; in the vault, because they contain the held-out items."""
     return root.vault / ".sources" / name
 
 
 def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None) -> Path:
     """Download all source files that have an address, and return their folder. Raises NoNetwork with the list of files to
-    fetch elsewhere; AutorlError if a required file has no address, a download failed, or a file does not match its pin."""
+    fetch elsewhere; AutorlError: a required file has no address, a download failed, or a file does not match its pin."""
     wanted = wanted_sources(task)
     if by_hand := [file.file for file, address in wanted if address is None and not file.optional]:
         what = f"task {task.name} needs its source files, and {by_hand[0]} can't be fetched by machine"
@@ -137,14 +127,12 @@ def fetch_sources(root: Root, task: Task, *, say: Say = lambda _: None) -> Path:
                 finally:
                     raw.unlink()
         except NoNetwork as error:
-            files = [f"           {f.file}  {_place(task, f)}  sha256 {f.sha256}{_optional(f)}" for f, _ in wanted]
-            error.next_step = "\n".join(
-                [
-                    f"either run it where there is network, most often on the login node: autorl-hpc stage {task.name}",
-                    f"         or put these files into a folder DIR and run: autorl-hpc stage {task.name} --from DIR",
-                    *files,
-                    f"         or make a bundle elsewhere: autorl-hpc stage {task.name} --bundle FILE.tar.gz; here: --from FILE.tar.gz",
-                ]
+            files = [f"           {f.file}  {_place(task, f)}  sha256 {f.sha256}{_optional(f)}\n" for f, _ in wanted]
+            command = f"autorl-hpc stage {task.name}"
+            error.next_step = (
+                f"either run it where there is network, most often on the login node: {command}\n"
+                f"         or put these files into a folder DIR and run: {command} --from DIR\n{''.join(files)}"
+                f"         or make a bundle elsewhere: {command} --bundle FILE.tar.gz; here: --from FILE.tar.gz"
             )
             raise
     return folder
@@ -169,15 +157,13 @@ MAX_SHOWN_CHARS = 500
 
 def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task:
     """Write training rows (of `source`, else the task's own) and held-out items below `work`; return the task with their pins.
-    Raises AutorlError if rows are missing, too few or unreadable, or download_data.py failed."""
+    Raises AutorlError."""
     assert task.smith is not None
     data = task.folder / DATA if source is None else source / Path(DATA).name
     if source is None and not data.is_file() and (task.folder / DOWNLOAD).is_file():
         data = _downloaded(task, work / "download", say)
     if not data.is_file():
-        advice = (
-            f"put the rows there; or into a folder DIR with --from DIR; or add {DOWNLOAD} to the task, which makes them"
-        )
+        advice = f"put the rows there, or into a folder DIR with --from DIR; or add {DOWNLOAD}, which makes them"
         raise AutorlError(f"{data.name} of task {task.name} is missing", where=data, next_step=advice)
     write_splits(task.smith, data, task.name, work)
     shares = ", ".join(f"{name} {share} %" for name, share in SHARES.items())
@@ -186,8 +172,7 @@ def prepare_smith(task: Task, source: Path | None, work: Path, say: Say) -> Task
 
 
 def _downloaded(task: Task, copy: Path, say: Say) -> Path:
-    """Run the task's download_data.py in a private copy of its folder, so that future held-out rows are nowhere else. Return
-    the path of data/train.jsonl."""
+    """Run the task's download_data.py in a private copy of its folder, so that held-out rows are nowhere else; return its data file."""
     script = task.folder / DOWNLOAD
     say(f"{task.name}: running {script}: the task's own code, with your rights and network")
     for name in walk_files(task.folder):
@@ -213,13 +198,13 @@ def stage_task(
     keep_sources: bool = False,
     say: Say = lambda _: None,
 ) -> StagedTask:
-    """Stage `task` from the files in `source`; without it, download them if the task needs any (to `vault/.sources/`, where they
-    stay with `keep_sources`). Raises AutorlError if a source file is missing, or it or a prepared file does not match its pin."""
+    """Stage `task` from the files in `source`, or download what it needs (to `vault/.sources/`, where it stays with `keep_sources`).
+    Raises AutorlError: a source file is missing, or it or a prepared file does not match its pin."""
     check_task(task)
     folders = (root.task_store(task.name), root.task_vault(task.name))
     if not again and all((folder / MANIFEST_NAME).exists() for folder in folders):
         say(f"{task.name}: staged already; verifying")
-        return verify_staged_task(root, task)
+        return heldout.verify_staged_task(root, task)
     downloads = source is None and bool(task.file.sources)
     if downloads:
         source = fetch_sources(root, task, say=say)
@@ -235,8 +220,8 @@ def stage_task(
             else:
                 task = prepare_smith(task, source, work, say)
             _check_pins(task, work)
-            store = _install(work, task, "task", train_names(task), root.task_store(task.name))
-            vault = _install(work, task, "vault", vault_names(task), root.task_vault(task.name))
+            store = _install(work, task, "task", heldout.train_names(task), root.task_store(task.name))
+            vault = _install(work, task, "vault", heldout.vault_names(task), root.task_vault(task.name))
     except OSError as error:
         raise from_os_error(error, f"staging {task.name}", lasting(error, root)) from error
     if downloads and not keep_sources:
@@ -293,9 +278,9 @@ def _prepare(task: Task, source: Path | None, work: Path) -> None:
 
 
 def _check_pins(task: Task, work: Path) -> None:
-    pins = {**task.file.train_files, **vault_pins(task)}
+    pins = {**task.file.train_files, **heldout.vault_pins(task)}
     for recipe in task.file.recipes:
-        pins |= {name: digest for name, digest in recipe_files(recipe).items() if (work / name).is_file()}
+        pins |= {name: digest for name, digest in heldout.recipe_files(recipe).items() if (work / name).is_file()}
     for name, digest in pins.items():
         path = work / name
         made = file_sha256(path) if path.is_file() else "no file"
@@ -304,7 +289,7 @@ def _check_pins(task: Task, work: Path) -> None:
             where, advice = task.folder / "prepare.py", "task.yaml and prepare.py must be changed together"
             raise AutorlError(what, where=where, next_step=advice, exit_code=Exit.FAILED)
     if task.smith is None:  # smith rows were checked one by one
-        check_items(task, work, task.folder / "prepare.py")
+        heldout.check_items(task, work, task.folder / "prepare.py")
 
 
 def _install(work: Path, task: Task, kind: Literal["task", "vault"], names: list[str], target: Path) -> StoreManifest:

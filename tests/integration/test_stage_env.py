@@ -215,7 +215,7 @@ def test_a_killed_staging_is_run_again(root: Root, wheels: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
-            environments.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+            environments.store.write_manifest = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
             staged(root, wheels)
         finally:
             os._exit(3)
