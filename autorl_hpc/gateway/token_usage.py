@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autorl_hpc.gateway.hosted_tools import named
-from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, names, unreadable
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, ERROR_TYPES, GEMINI, RESPONSES, names, unreadable
 
 # --- what a request asks for: the length of its input, as an estimate and as a maximum, and of its answer
 
@@ -176,8 +176,20 @@ class UsageMeter:
     def __init__(self, content_type: str) -> None:
         self.usage = TokenUsage()
         self._events = content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        self.answered = False  # something came that is neither an error nor a page
+        self._error: dict[str, Any] | None = None
         self._copy = bytearray()
         self._lost = False
+
+    @property
+    def failure(self) -> tuple[int, str] | None:
+        """Return the status that fits what came with 200, and its words, where it is an error, a page or nothing."""
+        if (error := self._error) is None:
+            return None if self.answered or self._lost else (502, "200 and nothing that is an answer")
+        kinds = {error.get(name) for name in ("code", "type", "status") if isinstance(error.get(name), str | int)}
+        status = next((kind for kind in kinds if isinstance(kind, int) and 400 <= kind < 600), None)
+        named = (status for status, words in ERROR_TYPES.items() if kinds & set(words))
+        return status or next(named, 500), json.dumps(error)
 
     def feed(self, data: bytes) -> None:
         """Read one piece of the answer."""
@@ -210,6 +222,7 @@ class UsageMeter:
             value = json.loads(data) if data else None
         except (ValueError, RecursionError):
             self.usage.words_bytes += len(data)
+            self.answered = self.answered or not data.lstrip().startswith(b"<")
             return
         for each in value if isinstance(value, list) else [value]:  # Gemini's stream may be one list
             if isinstance(each, dict):
@@ -219,6 +232,10 @@ class UsageMeter:
         """Read an object of any dialect; their usage fields don't collide."""
         kind, usage = value.get("type"), self.usage
         inner = _object(value.get("response")) or _object(value.get("message")) or value
+        if error := value.get("error") or inner.get("error") or (value.get("object") == "error" and value):
+            self._error = error if isinstance(error, dict) else {"message": error}
+            return
+        self.answered = True
         told = _object(inner.get("usage")) or _object(value.get("usage"))
         if isinstance(value.get("usageMetadata"), dict):
             self._gemini(value["usageMetadata"])

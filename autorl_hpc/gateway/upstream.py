@@ -81,6 +81,7 @@ class Driver:
         self.on_cluster = upstream.endpoint_file is not None
         self._address: DriverAddress | None = None
         self._said: str | None = None
+        self.has: set[str] = set()  # paths that it has answered
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -252,7 +253,32 @@ def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
 DRAIN_S: Final = 30.0  # if a client leaves, the answer is read on for this long, because the usage comes at its end
-CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))  # errors of the driver below 500 that are the cluster's fault
+REFUSES: Final = "driver_refuses: "
+"""Before the words of an error that no agent can bring about and that doesn't pass."""
+
+NO_CREDIT: Final = ("insufficient_quota", "billing", "credit balance", "insufficient balance")
+NOT_THERE: Final = ("model", "deployment", "no endpoints found for")
+OF_A_REQUEST: Final = frozenset((400, 404, 405, 406, 411, 413, 414, 415, 416, 417, 422, 431))
+"""Statuses of an error that the request itself may have brought about: its parameters, its length, its path."""
+MAX_SAID_CHARS: Final = 300
+
+
+def cluster_trouble(status: int, said: str, *, known: bool) -> tuple[str | None, bool]:
+    """Return what a driver's error says of key, account, model and place, None if the request itself is at fault; and whether it
+    may pass. `known`: its path is one that the driver has."""
+    low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
+    if status in (401, 403) or (status == 400 and ("api key" in low or "api_key" in low)):
+        quoted = f": {words}" if status == 403 else ""  # the others' words may quote a part of the key
+        return f"refuses the key of this experiment ({status}{quoted})", False
+    if status == 402 or (status in (400, 429) and any(word in low for word in NO_CREDIT)):
+        return f"gives this account no answers ({status}: {words})", False
+    if status == 410 or (status in (404, 405) and (known or any(word in low for word in NOT_THERE))):
+        return f"knows no such model or address ({status}: {words})", False
+    if 300 <= status < 400:
+        return f"sends elsewhere ({status})", False
+    if status in OF_A_REQUEST:
+        return None, False
+    return f"is not there at the moment ({status}: {words})", True
 
 
 async def forward(
@@ -270,11 +296,14 @@ async def forward(
     sent = await driver.send(route.path, headers, keyed, data, call.tries)
     async with sent.response as response:
         if 200 <= response.status < 300:
-            return await _pass(request, sent, call)
-        return await _failed(driver, sent, call)
+            made = await _pass(request, sent, call)
+            if call.fault is None:
+                driver.has.add(route.path)
+            return made
+        return await _failed(driver, sent, call, route.path in driver.has)
 
 
-async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamResponse:
+async def _failed(driver: Driver, sent: Sent, call: CallRecord, known: bool) -> web.StreamResponse:
     """Return the driver's error with its status, without the key."""
     from aiohttp import ClientError, web
 
@@ -296,10 +325,18 @@ async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamRes
         made.headers[name] = sent.without_key(value)
     shown = sent.without_key(body.decode("utf-8", "replace"))
     made.body = body if "***" not in shown else shown.encode()
-    call.error = f"the driver answered {response.status}: {shown[:1000]}"
     call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
-    call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
+    _blame(call, response.status, shown, known)
     return made
+
+
+def _blame(call: CallRecord, status: int, said: str, known: bool) -> None:
+    problem, passes = cluster_trouble(status, said, known=known)
+    once = (
+        problem is not None and not passes and status != 403
+    )  # which some providers answer to a text that they don't like
+    call.error = f"{REFUSES if once else ''}the driver answered {call.status}: {said[:1000]}"
+    call.fault = "agent" if problem is None else "cluster"
 
 
 async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.StreamResponse:
@@ -325,6 +362,11 @@ async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.S
         call.error, call.fault = "the driver's answer broke off", "cluster"
         if request.transport is not None:
             request.transport.close()  # without the regular end of an answer, so that the client sees the cut
+    call.meter.end(call.whole)
+    if call.whole and (failure := call.meter.failure) is not None:
+        _blame(call, failure[0], sent.without_key(failure[1]), known=True)
+        if not call.meter.answered:
+            call.meter = None  # as errors do, it costs nothing
     return made
 
 

@@ -56,7 +56,7 @@ def _landlock(job: dict[str, Any]) -> None:
         linux.drop_capabilities()
     spans = job["ports"]
     linux.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
-    inside.guard(seccomp.guard_job())
+    inside.guard(seccomp.guard_job(shares_ipc=True))
     if spans is not None:
         seccomp.only_tcp()
 

@@ -35,6 +35,7 @@ from autorl_hpc.states import Fault, Network, SandboxLevel
 TRIAL_S = 60.0  # CUDA may take many seconds to start on a node with eight GPUs
 MUNGE = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 MAX_SAID = 300
+IPC = "/proc/self/ns/ipc"
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ def _job(
         "backwards": outside.clock[::-1],
         "terminal": outside.terminal,
         "key_calls": key_calls(),
+        "ipc": os.readlink(IPC),
         "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
         "programs": list(programs),
         "cuda": cuda_works(),
@@ -177,6 +179,8 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
         "terminals of other programs can be read and written (/dev/pts)": value["terminal"] is True,
         "kernel keyrings are shared with other processes": value["keys"] is True,
         "leases can hold up whoever opens a file": value["lease"] is True,
+        "System V IPC is shared with the node": value["ipc"] is True,
+        "the kernel's limits of a user (inotify, pipes, queues) are shared with the user's other programs": True,
         "locks (flock) on files that several runs read are shared": value["lock"] is True,
         "munge can be asked, so jobs can be submitted": any(sockets.get(path) is True for path in MUNGE),
         "Slurm's programs can be run": any(value["programs"].values()),

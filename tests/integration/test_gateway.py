@@ -46,7 +46,19 @@ PLAYS: dict[str, Any] = {
     "slow": Pace(Turn("one two three four five six", tokens_in=100, tokens_out=60), event_s=0.2),
     "html": Failure(502, body=b"<html>bad gateway</html>"),
     "empty": Failure(500, body=b" "),
+    "402": Failure(402, message="Insufficient Balance"),
+    "404": Failure(404, message="no such deployment"),
+    "410": Failure(410, body=b""),
+    "200 page": Failure(200, body=b"<html>sign in</html>"),
+    "200 nothing": Failure(200, body=b""),
+    "200 null": Failure(200, body=b"null"),
+    "200 error": Failure(200, body=b'{"error": {"code": 503, "message": "overloaded"}}'),
+    "200 words": Failure(200, body=b'{"error": "no worker is free"}'),
+    "200 quota": Failure(200, body=b'{"error": {"code": 402, "message": "no credit"}}'),
+    "200 too long": Failure(200, body=b'{"error": {"type": "invalid_request_error", "message": "prompt is too long"}}'),
 }
+AGENTS = ("400", "200 too long")
+"""What a request itself brings about; all else that fails is the cluster's fault."""
 
 
 def play(conversation: Conversation) -> Any:
@@ -268,12 +280,19 @@ def test_large_bodies_are_refused_and_the_gateway_lives(gateway: GatewayProcess)
 
 @pytest.mark.parametrize("dialect", PATHS)
 def test_the_drivers_errors_pass_without_the_key(driver: DriverServer, gateway: GatewayProcess, dialect: str) -> None:
-    for word in ("429", "400", "403", "html", "empty"):
+    for word in (
+        "429",
+        "400",
+        "403",
+        "html",
+        "empty",
+        *(word for word in PLAYS if word[:3] in ("402", "404", "410", "200")),
+    ):
         before = gateway.totals()
         answer = both(driver, gateway, dialect, PATHS[dialect], request_of(dialect, word))
         assert answer.headers.get("Retry-After") == ("7" if word == "429" else None)
         last = last_call(gateway)
-        fault = "agent" if word == "400" else "cluster"
+        fault = "agent" if word in AGENTS else "cluster"
         assert (last.status, last.fault, last.tokens_in, last.cost_usd) == (PLAYS[word].status, fault, None, None)
         assert gateway.totals()["tokens_in"] == before["tokens_in"]
     answer = gateway.ask(PATHS[dialect], request_of(dialect, "500"))
