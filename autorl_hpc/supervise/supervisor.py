@@ -427,7 +427,7 @@ class Supervisor:
             if "PYTHONPATH" in file.env:  # the definition's folders stand behind ours, and begin inside too
                 own["PYTHONPATH"] = env.pop("PYTHONPATH")
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
-            plain |= carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
+            plain |= carried({name: file.env[name] for name in own})
             env |= carried(own)
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)
