@@ -68,8 +68,7 @@ def where_agents_run(
     venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
-    """Return where agents will run, by the cluster's profile (None: on this host) and by the experiment's sandbox and environment, which
-    may be an image or a venv."""
+    """Return where agents will run, by the profile (None: on this host) and the experiment's sandbox and environment (image or venv)."""
     of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
     path = of_jobs["PATH"]
     outer = {**environ, "PATH": path}
@@ -101,11 +100,7 @@ def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tupl
 
 
 def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
-    """Return the part of a program that the sandbox hides: itself, a link target or its interpreter; None if nothing is hidden.
-
-    Args:
-        program: absolute path.
-    """
+    """Return the part of a program (an absolute path) that the sandbox hides: itself, a link target or its interpreter; None if nothing is."""
     return next(
         (p for p in _needed(program) if shown is not None and not any(below(p, folder) for folder in shown)), None
     )
@@ -179,9 +174,7 @@ def look_at_torch(agents: Sequence[Agent], where: Where, granted: int, hidden: S
     return found
 
 
-PROGRAM_LIMIT_S = 300.0
-"""For programs of hundreds of megabytes on a cold file server or a crowded login node: openhands needs 9 s of CPU for its
-version."""
+PROGRAM_LIMIT_S = 300.0  # hundreds of megabytes on a cold file server; openhands takes 9 s of CPU for its version
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400

@@ -94,16 +94,9 @@ def wait_key(
             asked = key
             problem, passes, told = _ask_one_token(spec, dialect, key)
             counter = 1 + (0 if known is None else known.counter)
-            facts: dict[str, Any] = {
-                "url": spec.url,
-                "model": spec.model,
-                "host": host_name(),
-                "pid": os.getpid(),
-                "said": told,
-            }
-            state = "ready" if problem is None else "failed"
-            endpoint = DriverEndpoint(name=name, generation=1, counter=counter, state=state, problem=problem, **facts)
-            write_endpoint(place, endpoint)
+            facts: dict[str, Any] = {"url": spec.url, "model": spec.model, "host": host_name(), "pid": os.getpid()}
+            facts |= {"said": told, "problem": problem, "state": "ready" if problem is None else "failed"}
+            write_endpoint(place, DriverEndpoint(name=name, generation=1, counter=counter, **facts))
             if problem is None:
                 return True
             log.error("the driver %s %s; the agent's clock has not started", name, problem)
@@ -212,12 +205,9 @@ def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited:
 
 
 def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the URL of the proxy to a driver; None for a direct connection. Raises AutorlError if it is not an HTTP proxy (SOCKS).
-
-    Args:
-        given: `drivers.<name>.proxy`; it takes precedence over the environment, also over NO_PROXY.
-        environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; lower case first, as in curl and Python.
-    """
+    """Return the URL of the proxy to a driver; None for a direct connection. Raises AutorlError if it is not an HTTP proxy (SOCKS). `given`,
+    the spec's own, takes precedence over the environment, also over NO_PROXY; else HTTPS_PROXY or HTTP_PROXY, ALL_PROXY and NO_PROXY count,
+    lower case first, as in curl and Python."""
     if given is not None:
         return given
     parts = urlsplit(url)

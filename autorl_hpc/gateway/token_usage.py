@@ -1,7 +1,4 @@
-"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates.
-
-Holds `asked` (what a request asks for), `UsageMeter` (figures in an answer) and `WithoutUsage` (usage of chat streams).
-"""
+"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates; what an answer of 200 really is."""
 
 from __future__ import annotations
 
@@ -126,10 +123,8 @@ MAX_COPY_BYTES: Final = 64 * 2**20
 WORDS: Final = names(
     "content text delta arguments input partial_json thinking reasoning reasoning_content refusal name data"
 )
-"""Names under which an event carries the driver's text."""
-
 CALLED_WITH: Final = names("input args arguments")
-"""Names of objects with a tool's arguments; the names in them belong to the tool."""
+"""Names under which an event carries the driver's text, and of objects with a tool's arguments, whose names belong to the tool."""
 
 RESPONSE_DETAILS: Final = names("input_tokens_details output_tokens_details")
 ENDS: Final = names("message_stop response.completed response.incomplete response.failed")

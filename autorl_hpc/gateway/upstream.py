@@ -1,7 +1,4 @@
-"""Send requests to the driver and forward its answers: `Driver` (address, key, retries), headers, and `forward`.
-
-The driver may disappear and come back at another address.
-"""
+"""Send requests to the driver, which may come back at another address, and forward its answers; say whose fault an error is."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("autorl_hpc.gateway")
 
 CONNECT_S: Final = 30.0
-PATIENCE_S: Final = 300.0
-"""How long a request waits for a driver that runs on the cluster and is restarting; never longer than `timeout_s`."""
+PATIENCE_S: Final = 300.0  # for a driver of the cluster that restarts; never longer than `timeout_s`
+
 
 LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
@@ -45,10 +42,10 @@ class DriverLost(Refusal):
     def __init__(
         self, status: int, code: str, detail: str, message: str = "", *, again: bool = True, was_sent: bool = False
     ) -> None:
-        message = message or "the driver can't be reached" + (
-            " at the moment" if again else "; this is the cluster's fault"
+        when = " at the moment" if again else "; this is the cluster's fault"
+        super().__init__(
+            status, code, message or f"the driver can't be reached{when}", retry_after_s=10 if again else None
         )
-        super().__init__(status, code, message, retry_after_s=10 if again else None)
         self.detail, self._again, self.was_sent = detail, again, was_sent
 
     @property
@@ -117,13 +114,13 @@ class Driver:
         headers: dict[str, str],
         keyed: Callable[[str | None], dict[str, str]],
         body: bytes,
-        tries: list[str],
+        call: CallRecord,
     ) -> Sent:
         """Send a request and return the beginning of its answer. Raises DriverLost if none began. `keyed`: makes the
-        headers that hold a key. `tries`: the error of each failed try is appended, for the log."""
+        headers that hold a key."""
         import aiohttp
 
-        began, broken_off = time.monotonic(), False
+        began, broken_off, tries = time.monotonic(), False, call.tries
         patience_s = min(self._upstream.timeout_s, PATIENCE_S)
         while True:
             address = await self.address(fresh=bool(tries))
@@ -140,10 +137,8 @@ class Driver:
                     raise DriverLost(502, "driver_certificate", detail, again=False) from None
                 if not isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
                     if isinstance(error, aiohttp.ServerTimeoutError):
-                        detail, said = (
-                            f"nothing came within {self._upstream.timeout_s:g} s",
-                            "the driver did not answer in time",
-                        )
+                        detail = f"nothing came within {self._upstream.timeout_s:g} s"
+                        said = "the driver did not answer in time"
                         raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
                     if broken_off:  # once again, as the connection may have been idle
                         detail = "the connection broke before an answer"
@@ -293,7 +288,7 @@ async def forward(
         return with_key(route.dialect, shown_in, key, bearer=driver.on_cluster)
 
     call.sent_at = time.monotonic()
-    sent = await driver.send(route.path, headers, keyed, data, call.tries)
+    sent = await driver.send(route.path, headers, keyed, data, call)
     async with sent.response as response:
         if 200 <= response.status < 300:
             made = await _pass(request, sent, call)

@@ -1,8 +1,5 @@
-"""Trial inside a sandbox that finds out what it stops. Standard library only; `python -I -c SOURCE JSON`, JSON out.
-
-Every attempt is real: reading hidden files, writing read-only ones, reaching listeners outside. The caller (prove.py) checks
-whether anything arrived.
-"""
+"""Trial inside a sandbox that finds out what it stops: `python -I -c SOURCE JSON`, JSON out, standard library only. Every attempt is
+real; the caller (prove.py) checks whether anything arrived."""
 
 import ctypes
 import fcntl
@@ -14,11 +11,9 @@ import sys
 from collections.abc import Callable, Iterable
 
 TIMEOUT_S = 1.0
-ANSWER_S = 20.0
-"""Limit for a way out that must work: three processes must be scheduled before it answers, on a possibly busy node."""
+ANSWER_S = 20.0  # for a way out that must work, on a node that may be busy
 
-LEAST_PID = 64
-"""A sandbox with its own process numbers has lower ones, so the number would mean another process there."""
+LEAST_PID = 64  # a sandbox with process numbers of its own has lower ones
 
 
 def tried(action: Callable[[], object]) -> "bool | str":

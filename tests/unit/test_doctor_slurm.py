@@ -8,7 +8,7 @@ import patients
 import pytest
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.doctor import scheduler, visibility
+from autorl_hpc.doctor import scheduler, trial_jobs
 
 fake = patients.fake
 
@@ -95,7 +95,7 @@ def test_partitions_as_told() -> None:
 
 def raw() -> tuple[dict[str, Any], dict[str, Any]]:
     """Two nodes, B's clock 100 s ahead, everything seen after 0.1 s."""
-    ways = list(visibility.WAYS)
+    ways = list(trial_jobs.WAYS)
     a = {
         "node": "n1",
         "boot": "1",
@@ -139,7 +139,7 @@ RENAMED, LISTED, RACE = "renamed over, by open()", "new file, by listing", "link
 )
 def test_what_two_nodes_saw(a: dict[str, Any], b: dict[str, Any], check: str, expected: str, words: str) -> None:
     first, second = raw()
-    found = by_name(visibility.judge({**first, **a}, {**second, **b}))[check]
+    found = by_name(trial_jobs.judge_pair({**first, **a}, {**second, **b}))[check]
     assert state(found) == expected and words in found.value
 
 
