@@ -167,7 +167,7 @@ LOST = ("driver_key", "driver_certificate", "driver_redirects", "driver_unreacha
 """Words of the gateway for what no agent can bring about."""
 
 MANY = 3  # failures in a row of other kinds: an agent's own requests may bring about one
-SILENT_S = 60.0
+SILENT_S = 60.0  # at least, where the agent exits: it may do so with its first request under way
 
 
 def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited: bool) -> str | None:
@@ -196,7 +196,7 @@ def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited:
         return (
             f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
         )
-    if silent_s > max(SILENT_S, elapsed_s / 2):
+    if silent_s > max(SILENT_S if exited else 0.0, elapsed_s / 2):
         return f"the driver was lost: requests were without an answer for {silent_s:.0f} of {elapsed_s:.0f} s"
     return None
 
