@@ -1,25 +1,5 @@
 """Agents: their definitions and folders (definition.py), and checks of their programs (program_check.py)."""
 
-from autorl_hpc.agents.definition import (
-    PATH_VARIABLE,
-    Agent,
-    AgentDriver,
-    AgentFile,
-    Dialect,
-    agent_folders,
-    agent_names,
-    load_agent,
-    put_first,
-)
+from autorl_hpc.agents.definition import PATH_VARIABLE, Agent, AgentFile, agent_names, load_agent, put_first
 
-__all__ = [
-    "PATH_VARIABLE",
-    "Agent",
-    "AgentDriver",
-    "AgentFile",
-    "Dialect",
-    "agent_folders",
-    "agent_names",
-    "load_agent",
-    "put_first",
-]
+__all__ = ["PATH_VARIABLE", "Agent", "AgentFile", "agent_names", "load_agent", "put_first"]

@@ -108,9 +108,8 @@ CONFIG = "config.yaml"
 
 
 def read_config(path: Path) -> AgentFile:
-    """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`. There an agent is
-    identified by its folder; `name` is a title. Whether it needs a driver is not in the file. Raises AutorlError if a field has
-    another type."""
+    """Read a config.yaml as AutoRL-Bench's own registry does: only `start`, `env_vars` and `description`; an agent is identified by its
+    folder. Raises AutorlError if a field has another type."""
     value = read_yaml(path) or {}  # an empty file is null
     if not isinstance(value, dict):
         raise AutorlError(

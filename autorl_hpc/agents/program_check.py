@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
 import shlex
@@ -66,8 +68,7 @@ def where_agents_run(
     venv: Path | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Where:
-    """Return where agents will run, by the cluster's profile (None: on this host) and by the experiment's sandbox and environment, which
-    may be an image or a venv."""
+    """Return where agents will run, by the profile (None: on this host) and the experiment's sandbox and environment (image or venv)."""
     of_jobs, doubt = _of_jobs(None if profile is None or profile.container is not None else profile, environ)
     path = of_jobs["PATH"]
     outer = {**environ, "PATH": path}
@@ -99,11 +100,7 @@ def _of_jobs(profile: ClusterProfile | None, environ: Mapping[str, str]) -> tupl
 
 
 def hidden_part(program: str, shown: Sequence[str] | None) -> str | None:
-    """Return the part of a program that the sandbox hides: itself, a link target or its interpreter; None if nothing is hidden.
-
-    Args:
-        program: absolute path.
-    """
+    """Return the part of a program (an absolute path) that the sandbox hides: itself, a link target or its interpreter; None if nothing is."""
     return next(
         (p for p in _needed(program) if shown is not None and not any(below(p, folder) for folder in shown)), None
     )
@@ -156,20 +153,28 @@ def unseen_gpus(said: str, granted: int, *, here: bool = True) -> str | None:
     return None
 
 
-def look_at_torch(agents: Sequence[str], where: Where, granted: int) -> list[Looked]:
-    """Return notes if agents' jobs ask for GPUs and the torch that they would use here can't use any."""
+def look_at_torch(agents: Sequence[Agent], where: Where, granted: int, hidden: Sequence[Path] = ()) -> list[Looked]:
+    """Return notes on agents whose jobs ask for GPUs, while the torch that they would use here can't use any. Where a definition
+    sets variables, torch is asked with them, in a sandbox that hides the home and `hidden`."""
     python = shutil.which("python3", path=where.path)
     if granted == 0 or where.image or python is None:
         return []
-    answer = ask([python, "-c", TORCH_SAYS], env=where.environ, limit_s=TORCH_LIMIT_S)
-    why = unseen_gpus(answer.out, granted, here=False)
-    advice = "install a torch that is built for the nodes' GPUs, or ask for none"
-    return [Looked(agent, "note", why, advice) for agent in agents if why]
+    command, found = [python, "-s", "-c", TORCH_SAYS], []
+    plain = functools.cache(lambda: ask(command, env=where.environ, limit_s=TORCH_LIMIT_S).out)
+    for agent in agents:
+        if not agent.file.env:
+            said = plain()
+        else:
+            with tempfile.TemporaryDirectory(prefix="autorl-check-") as place, contextlib.suppress(AutorlError):
+                said = ""
+                said = _confined(agent, where, where.environ, hidden, place, python)(command)[1]
+        if why := unseen_gpus(said, granted, here=False):
+            advice = "install a torch that is built for the nodes' GPUs, or ask for none"
+            found.append(Looked(agent.name, "note", why, advice))
+    return found
 
 
-PROGRAM_LIMIT_S = 300.0
-"""For programs of hundreds of megabytes on a cold file server or a crowded login node: openhands needs 9 s of CPU for its
-version."""
+PROGRAM_LIMIT_S = 300.0  # hundreds of megabytes on a cold file server; openhands takes 9 s of CPU for its version
 
 VERSION = re.compile(r"\d+(?:\.\d+)+[\w.+-]*")
 MOST_WORDS = 400

@@ -27,22 +27,15 @@ Say = Callable[[str], None]
 
 
 def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[Finding]:
-    """Return every finding. Raises AutorlError if there is no such profile, or it is wrong.
-
-    Args:
-        root: absolute; need not exist.
-        cluster: a profile's name or file.
-        jobs: whether jobs may be submitted.
-        say: takes a line about what is waited for.
-    """
+    """Return every finding of an absolute `root`, which need not exist, and a profile's name or file. Raises AutorlError if there is no
+    such profile, or it is wrong. `jobs`: they may be submitted; `say`: takes a line about what is waited for."""
     profile = load_profile(cluster) if cluster else scheduler.UNNAMED
     with trial_jobs.handling(trial_jobs.end):
-        place, scratch, wrong = storage.existing(root), None, []
+        place, scratch, wrong = storage.existing(root), None, list[Finding]()
         try:
             scratch = scratch_folder(profile, profile.name)
         except AutorlError as error:
-            lost = problem("scratch", error.what, "workspaces have no place", error.next_step or "")
-            wrong = in_group(SCRATCH_GROUP, lost)
+            wrong = [problem("scratch", error.what, "workspaces have no place", error.next_step or "")]
         found, answers = _slurm(profile)
         if answers and not jobs:
             found += in_group(trial_jobs.FIRST_GROUP, unknown(trial_jobs.TIME_TO_RUN, "not measured: --no-jobs"))
@@ -53,16 +46,20 @@ def diagnose(root: Path, cluster: str | None, *, jobs: bool, say: Say) -> list[F
         found += _files("Files of the root", root)
         if scratch is not None:
             found += _files(SCRATCH_GROUP, scratch, like=place)
-        found += [*wrong, *examine("Home", _kind_and_space(storage.existing(Path.home()), like=place))]
+        found += [
+            *in_group(SCRATCH_GROUP, *wrong),
+            *examine("Home", _kind_and_space(storage.existing(Path.home()), like=place)),
+        ]
         found += host.check_agents(profile, root) + host.check_engine(profile)
         return found + [each for group, checks in host.checks().items() for each in examine(group, checks)]
 
 
 def _slurm(profile: ClusterProfile) -> tuple[list[Finding], bool]:
-    if profile.scheduler == "local":
-        value = f"not looked at: the profile `{profile.name}` is of this machine alone"
-        return in_group("Slurm", note("Slurm", value, "no job is queued")), False
     there = scheduler.clients()
+    if profile.scheduler == "local":
+        there = note(
+            "Slurm", f"not looked at: the profile `{profile.name}` is of this machine alone", "no job is queued"
+        )
     if there.state is State.NOTE:
         return in_group("Slurm", there), False
     began = time.monotonic()
@@ -96,8 +93,7 @@ def _kind_and_space(place: Path, like: Path | None) -> list[Check]:
 
 
 def _files(group: str, folder: Path, like: Path | None = None) -> list[Finding]:
-    place = storage.existing(folder)
-    there = ok("folder", str(folder))
+    place, there = storage.existing(folder), ok("folder", str(folder))
     if place != folder:
         there = note("folder", f"{folder} is not there yet", f"looked at {place} in its place")
     access = storage.writable(place)
@@ -142,11 +138,9 @@ def show(findings: Sequence[Finding], console: Console) -> None:
         if finding.group != group:
             console.print(Text(finding.group if group is None else f"\n{finding.group}", style="bold"), soft_wrap=True)
             group = finding.group
+        told = [] if finding.state is State.OK else [("so what", finding.so_what), ("do this", finding.do_this)]
         rows = [(f"{finding.state:<{STATE_WIDTH}}{finding.check:<{CHECK_WIDTH}} {finding.value}", CHECK_WIDTH + 1)]
-        if finding.state is not State.OK:
-            told = (("so what", finding.so_what), ("do this", finding.do_this))
-            rows += [(f"{'':{STATE_WIDTH}}{label}: {words}", 9) for label, words in told if words]
-        for text, indent in rows:
+        for text, indent in [*rows, *((f"{'':{STATE_WIDTH}}{label}: {words}", 9) for label, words in told if words)]:
             hanging = " " * (STATE_WIDTH + indent)
             lines = fill(text, max(console.width, LEAST_WIDTH), subsequent_indent=hanging, break_on_hyphens=False)
             shown = Text(lines)

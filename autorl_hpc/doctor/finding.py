@@ -46,9 +46,8 @@ class Finding:
         return {**asdict(self), "state": str(self.state)}
 
 
-NOTHING_TO_DO = "nothing: this is for your information"
-ASK_AGAIN = "run the doctor again; if it stays so, ask the site, or try a small launch"
 NOT_KNOWN = "what follows from it can't be said beforehand"
+ASK_AGAIN = "run the doctor again; if it stays so, ask the site, or try a small launch"
 
 
 def ok(check: str, value: str) -> Finding:
@@ -56,7 +55,7 @@ def ok(check: str, value: str) -> Finding:
 
 
 def note(check: str, value: str, so_what: str, do_this: str = "") -> Finding:
-    return Finding(check, State.NOTE, value, so_what, do_this or NOTHING_TO_DO)
+    return Finding(check, State.NOTE, value, so_what, do_this or "nothing: this is for your information")
 
 
 def warning(check: str, value: str, so_what: str, do_this: str) -> Finding:
@@ -68,7 +67,6 @@ def problem(check: str, value: str, so_what: str, do_this: str) -> Finding:
 
 
 def unknown(check: str, value: str, so_what: str = NOT_KNOWN, do_this: str = ASK_AGAIN) -> Finding:
-    """Return a finding for what could not be found out; `value` says why."""
     return Finding(check, State.UNKNOWN, value, so_what, do_this)
 
 
@@ -92,8 +90,11 @@ def examine(group: str, checks: Iterable[Check]) -> list[Finding]:
 
 def _run(check: Check) -> list[Finding]:
     """Run a check in its own thread: a call that the kernel doesn't answer can't be ended, only left behind."""
-    value, so_what = f"no answer within {check.limit_s:.0f} s", "what hangs here will hang in a job too"
-    found = [unknown(check.name, value, so_what, "try the same by hand; tell the site's people if it hangs")]
+    value, advice = (
+        f"no answer within {check.limit_s:.0f} s",
+        "try the same by hand; tell the site's people if it hangs",
+    )
+    found = [unknown(check.name, value, "what hangs here will hang in a job too", advice)]
 
     def look() -> None:
         nonlocal found

@@ -30,6 +30,7 @@ from autorl_hpc.agents.program_check import (
     Where,
     has_checks,
     look,
+    look_at_torch,
     unseen_gpus,
     where_agents_run,
 )
@@ -277,16 +278,19 @@ def check_agents(profile: ClusterProfile | None, root: Path) -> list[Finding]:
 
     found = examine("Agents", [Check("PATH of jobs", path_of_jobs, SETUP_LIMIT_S + 5)])
     limit_s = 2 * PROGRAM_LIMIT_S + 5
-    checks = [Check(name, partial(_agent, name, each, root), limit_s) for each in where for name in agent_names()]
+    gpus = (profile.agent.gpus or 0) if profile is not None else 0
+    checks = [Check(name, partial(_agent, name, each, root, gpus), limit_s) for each in where for name in agent_names()]
     return found + examine("Agents", checks)
 
 
-def _agent(name: str, where: Where, root: Path) -> list[Finding]:
+def _agent(name: str, where: Where, root: Path, gpus: int) -> list[Finding]:
     try:
         agent = load_agent(name)
     except AutorlError as error:
         return [warning(name, error.what, "an experiment with it can't be launched", error.next_step or "")]
     seen = look(agent, where, hidden=(root,)) if has_checks(agent.file) else []
+    if agent.file.env:  # of others' torch the job of the trial tells
+        seen += look_at_torch([agent], where, gpus, (root,))
     return [_judged(name, each, "an experiment with it is refused", "it may work") for each in seen]
 
 

@@ -1,7 +1,6 @@
 """Run one side of a pair of processes that find out how they see each other's files: `python3 pair.py FOLDER a|b`.
 
-Runs on two nodes with the standard library alone. A acts and B watches, then both race. Each ends with a message `result`, raw times
-by its own clock, for `visibility` to judge. A also answers pings of a third side, `login`, until B is there.
+On two nodes, with the standard library alone. A acts and B watches, then both race; trial_jobs.py judges. A also answers a third side, `login`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ HELLO_S = 240.0  # the other side may still wait in the queue; whoever started t
 WATCH_S = 40.0  # an NFS client may believe for 30 s that a name is absent
 RACES = 30
 RACE_STEP_S = 0.015
-RACE_SPREAD_S = 0.006
-"""B comes at most this much early or late, sweeping, so that the two meet although their clocks are compared only roughly."""
+RACE_SPREAD_S = 0.006  # B sweeps, so that the two meet although their clocks are compared only roughly
 
 LEAD_S = 0.5  # time for the message that says when a race starts
 WATCHED = ("listed", "renamed_over")
@@ -35,7 +33,7 @@ class Late(Exception):
 
 
 class Post:
-    """Exchange messages with another side: each a file in the sender's folder, which appears by rename and is found by listing."""
+    """Exchange messages: each a file in the sender's folder, which appears by rename and is found by listing."""
 
     def __init__(self, folder: Path, own: str, other: str) -> None:
         self.own, self.other = folder / own, folder / other
@@ -50,7 +48,7 @@ class Post:
         hidden.rename(self.own / name)
 
     def heard(self, name: str) -> dict[str, Any] | None:
-        """Return the message if it is there now; its `heard` is the time of the listing that showed it."""
+        """Return the message if it is there now; its `heard` is the time of that listing."""
         if name not in listing(self.other):
             return None
         now = time.time()
@@ -60,7 +58,6 @@ class Post:
             return None  # look again
 
     def hear(self, name: str, limit_s: float = PHASE_S) -> dict[str, Any]:
-        """Wait for a message. Raises Late if it did not come in time."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if (found := self.heard(name)) is not None:
@@ -136,12 +133,8 @@ def watch(post: Post, folder: Path) -> dict[str, float | None]:
 
 
 def race(folder: Path, side: str, start: float, spread: float = 0.0) -> list[str]:
-    """Link many names at the same time as the other side; return `won`, `lost` or the error for each.
-
-    Args:
-        start: by this side's clock.
-        spread: this side comes from so many seconds early to so many late, name by name.
-    """
+    """Link many names at the same time as the other side; return `won`, `lost` or the error for each. `start` is by this side's clock;
+    it comes from `spread` seconds early to as many late, name by name."""
     source = folder / f"from-{side}"
     source.write_text(side)
     told = []

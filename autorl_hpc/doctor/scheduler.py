@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ UNNAMED = ClusterProfile.model_validate(
 """Stands for no profile: the default partition, without GPUs."""
 
 ASK_S = 15.0
-SLOW_S = 5.0  # the watcher asks every half minute; a controller that takes longer than this is overloaded
+SLOW_S = 5.0  # the watcher asks every half minute
 OLDEST = (20, 11)  # states and options were read from the manuals of 20.11 to 25.05; tests run under 22.05
 LITTLE_MEMORY_MIB = 4096
 NO_PREEMPTION = ("none", "(null)", "not told")
@@ -40,8 +40,8 @@ def clients() -> Finding:
     if len(missing) == len(CLIENTS):
         so_what = "jobs can't be submitted from here; everything can run on this machine alone"
         return note("clients", "none on this host", so_what, "work on a login node, or use `cluster: local`")
-    so_what = "launch and its watcher call them"
-    return problem("clients", f"missing: {', '.join(missing)}", so_what, "add Slurm's bin folder to PATH")
+    words = f"missing: {', '.join(missing)}"
+    return problem("clients", words, "launch and its watcher call them", "add Slurm's bin folder to PATH")
 
 
 def answered(config: Config, took_s: float) -> Finding:
@@ -51,22 +51,37 @@ def answered(config: Config, took_s: float) -> Finding:
     return ok("controller", value)
 
 
-def version(config: Config) -> Finding:
+def check_configuration(config: Config, profile: ClusterProfile) -> Iterator[Finding]:
     text = config.get("SLURM_VERSION", "")
-    numbers = [int(number) for number in re.findall(r"\d+", text)[:2]]
+    numbers = tuple(int(number) for number in re.findall(r"\d+", text)[:2])
     if len(numbers) < 2:
-        return unknown("version", text or "not told")
-    if tuple(numbers) < OLDEST:
+        yield unknown("version", text or "not told")
+    elif numbers < OLDEST:
         so_what = "older than what this suite was made for: 20.11 and later"
-        return warning("version", text, so_what, "try `launch` with one short run first")
-    return ok("version", text)
+        yield warning("version", text, so_what, "try `launch` with one short run first")
+    else:
+        yield ok("version", text)
+    yield _accounting(config)
+    so_what = "the end of a job may be missed between two looks; without accounting its reason is lost then"
+    yield _time(config, "MinJobAge", 120, so_what, "nothing: the run is judged by its own files")
+    yield _max_array_size(config, profile.limits.max_array_size)
+    so_what = "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left"
+    yield _time(config, "KillWait", 10, so_what, "keep `signal_before_end` at a minute or more")
+    value = "on by default" if config.get("JobRequeue") == "1" else "off by default; each job asks for it"
+    if profile.requeue:
+        yield ok("JobRequeue", value)
+    else:
+        so_what = "a run whose node dies stays interrupted"
+        yield note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
+    yield _preemption(config)
+    yield _memory_default(config, profile)
 
 
-def accounting(config: Config) -> Finding:
+def _accounting(config: Config) -> Finding:
     """Ask sacct, which knows what became of jobs that squeue has forgotten."""
     storage = config.get("AccountingStorageType", "not told").removeprefix("accounting_storage/")
-    memory = config.get("MinJobAge", "MinJobAge")
-    lost = f"how a job ended is known for {memory} after its end, then only from what it wrote itself"
+    age = config.get("MinJobAge", "MinJobAge")
+    lost = f"how a job ended is known for {age} after its end, then only from what it wrote itself"
     began = time.monotonic()
     try:
         slurm.run(["sacct", "--noheader", "--allocations", "--parsable2", "--starttime=now-1hour"], timeout_s=ASK_S)
@@ -77,53 +92,28 @@ def accounting(config: Config) -> Finding:
     return ok("accounting", f"{storage}, sacct answers in {span(time.monotonic() - began)}")
 
 
-SHORT = {
-    "MinJobAge": (
-        120,
-        "the end of a job may be missed between two looks; without accounting its reason is lost then",
-        "nothing: the run is judged by its own files",
-    ),
-    "KillWait": (
-        10,
-        "a job at its time limit, or cancelled, has that long to end; the next attempt takes in what is left",
-        "keep `signal_before_end` at a minute or more",
-    ),
-}
-"""Of a time in seconds: the least that is no note, what follows from a shorter one, what to do."""
-
-
-def short_time(config: Config, name: str) -> Finding:
-    """Judge a time such as `300 sec`; of 0 seconds nothing is said."""
+def _time(config: Config, name: str, least_s: int, so_what: str, advice: str) -> Finding:
+    """Judge a time such as `300 sec`; 0 means that there is no limit."""
     match = re.match(r"\d+", config.get(name, ""))
     if match is None:
         return unknown(name, config.get(name, "not told"))
-    seconds, (least, so_what, advice) = int(match[0]), SHORT[name]
-    return note(name, f"{seconds} s", so_what, advice) if 0 < seconds < least else ok(name, f"{seconds} s")
+    value = f"{match[0]} s"
+    return note(name, value, so_what, advice) if 0 < int(match[0]) < least_s else ok(name, value)
 
 
-def max_array_size(config: Config, profile: ClusterProfile) -> Finding:
+def _max_array_size(config: Config, own: int | None) -> Finding:
     text, name = config.get("MaxArraySize", ""), "MaxArraySize"
     if not text.isdigit():
         return unknown(name, text or "not told", "arrays are kept below 1001 then")
-    count = int(text)
-    own = profile.limits.max_array_size
-    if own and own > count:
-        so_what, value = "sbatch refuses an array that is larger", f"{count}, and the profile says {own}"
-        return problem(name, value, so_what, f"`limits: {{max_array_size: {count}}}` in the profile, or none")
-    if count <= 1:
-        return problem(name, f"{count}: arrays are off", "agents are submitted as arrays", "ask the site")
-    return ok(name, f"{count}; larger experiments are split")
+    if own and own > int(text):
+        so_what, value = "sbatch refuses an array that is larger", f"{text}, and the profile says {own}"
+        return problem(name, value, so_what, f"`limits: {{max_array_size: {text}}}` in the profile, or none")
+    if int(text) <= 1:
+        return problem(name, f"{text}: arrays are off", "agents are submitted as arrays", "ask the site")
+    return ok(name, f"{text}; larger experiments are split")
 
 
-def requeue(config: Config, profile: ClusterProfile) -> Finding:
-    value = "on by default" if config.get("JobRequeue") == "1" else "off by default; each job asks for it"
-    if profile.requeue:
-        return ok("JobRequeue", value)
-    so_what = "a run whose node dies stays interrupted"
-    return note("JobRequeue", "the profile forbids it", so_what, "launch again: it goes on where it stopped")
-
-
-def preemption(config: Config) -> Finding:
+def _preemption(config: Config) -> Finding:
     kind = config.get("PreemptType", "not told").removeprefix("preempt/")
     if kind in NO_PREEMPTION:
         return ok("preemption", kind)
@@ -135,7 +125,7 @@ def preemption(config: Config) -> Finding:
     return note("preemption", value, so_what, "" if told else "agents lose what they have not saved")
 
 
-def memory_default(config: Config, profile: ClusterProfile) -> Finding:
+def _memory_default(config: Config, profile: ClusterProfile) -> Finding:
     label, advice = "memory of jobs", "`memory: 64G` under agent and grader in the profile"
     if profile.agent.memory and profile.grader.memory:
         return ok(label, "the profile names it")
@@ -150,19 +140,6 @@ def memory_default(config: Config, profile: ClusterProfile) -> Finding:
         so_what = "an import of torch takes some GB: such jobs end OUT_OF_MEMORY, or FAILED"
         return warning(label, value, so_what, advice)
     return ok(label, value)
-
-
-def check_configuration(config: Config, profile: ClusterProfile) -> list[Finding]:
-    return [
-        version(config),
-        accounting(config),
-        short_time(config, "MinJobAge"),
-        max_array_size(config, profile),
-        short_time(config, "KillWait"),
-        requeue(config, profile),
-        preemption(config),
-        memory_default(config, profile),
-    ]
 
 
 # What the doctor's own jobs ask for and run, worded as the profile words real ones
@@ -207,24 +184,22 @@ class Request:
 
 def script(profile: ClusterProfile, folder: Path, side: str, gpus: int, folders: Sequence[Path]) -> str:
     """Return the job of one side: a real job's modules, setup and Python, then the pair beside what the node shows."""
-    place = shlex.quote(str(folder))
-    code = shlex.quote(str(PACKAGE.parent))
+    place, code = shlex.quote(str(folder)), shlex.quote(str(PACKAGE.parent))
     if profile.container is None and (profile.modules or profile.setup):
         code += "${PYTHONPATH:+:$PYTHONPATH}"
-    seen = [folder.parent, *folders]
+    seen = [str(folder.parent), *map(str, folders)]
     lines = [
         *("#!/bin/bash", *module_lines(profile), *profile.setup),
         *(f"export PYTHONPATH={code} PYTHONDONTWRITEBYTECODE=1", f"cd {place} || exit"),
-        f'run() {{ {python_command(profile, map(str, seen))} "$@"; }}',
+        f'run() {{ {python_command(profile, seen)} "$@"; }}',
         f"run -c '' 2>python-{side}.log || {{ echo >fallback-{side}; run() {{ python3 \"$@\"; }}; }}",
-        f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(map(str, seen))} >node-{side}.log 2>&1 &",
-        f"run pair.py {place} {side}",
-        "wait",
+        f"run -m autorl_hpc.doctor.host {place}/node-{side}.json {gpus} {shlex.join(seen)} >node-{side}.log 2>&1 &",
+        *(f"run pair.py {place} {side}", "wait", ""),
     ]
-    return "\n".join([*lines, ""])
+    return "\n".join(lines)
 
 
-# Partitions, their GPUs, and whether the profile's jobs would be taken, by the scheduler's own mouth.
+# Partitions, their GPUs, and whether the profile's jobs would be taken
 
 MANY = 8  # partitions of their own line; more are named in one
 HOUR_MINUTES = 60
@@ -259,12 +234,12 @@ def read(scontrol: str, sinfo: str) -> dict[str, Partition]:
                 grace_s=duration_s(f"0:{words.get('GraceTime', '')}") or 0.0,
             )
     for name, numbers, told in (row.split("|", 2) for row in sinfo.splitlines() if row.count("|") >= 2):
-        counts = re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers)  # allocated/idle/other/total
-        if counts and name in found:
-            found[name].usable += int(counts[1]) + int(counts[2])
-            found[name].nodes += int(counts[3])
-        for kind, count in gres(told).items() if name in found else ():
-            found[name].gpus[kind] = max(found[name].gpus.get(kind, 0), count)
+        if (partition := found.get(name)) is None:
+            continue
+        if counts := re.fullmatch(r"(\d+)/(\d+)/\d+/(\d+)", numbers):  # allocated/idle/other/total
+            partition.usable += int(counts[1]) + int(counts[2])
+            partition.nodes += int(counts[3])
+        partition.gpus |= {kind: max(partition.gpus.get(kind, 0), count) for kind, count in gres(told).items()}
     return found
 
 
@@ -309,9 +284,9 @@ def lines(known: dict[str, Partition], profile: ClusterProfile, preempts: bool) 
     names = ours if len(known) > MANY else list(known)
     found = [_line(known[name], name in ours, preempts) for name in names if name in known]
     choice = f"choose one of: {', '.join(known)}"
-    for name in ours:
-        if name not in known:
-            found.append(problem(f"partition {name}", "there is none", "sbatch refuses the jobs", choice))
+    found += [
+        problem(f"partition {n}", "there is none", "sbatch refuses the jobs", choice) for n in ours if n not in known
+    ]
     others = [name for name in known if name not in names]
     return [*found, ok("further partitions", ", ".join(others))] if others else found
 
@@ -328,19 +303,16 @@ def _line(partition: Partition, ours: bool, preempts: bool) -> Finding:
         return judged(name, value, "jobs wait until it is up again", "use another partition, or wait")
     if preempts and partition.preempt != "OFF":
         value += f"; preemption: {partition.preempt}, {partition.grace_s:.0f} s grace"
-        gone = "CANCEL" in partition.preempt
-        so_what = "its jobs make room for others, and go on " + ("once launched again" if gone else "later")
-        return note(name, value, so_what, "let agents save often")
+        later = "once launched again" if "CANCEL" in partition.preempt else "later"
+        return note(name, value, f"its jobs make room for others, and go on {later}", "let agents save often")
     return ok(name, value)
 
 
 def gpu_names(known: dict[str, Partition], profile: ClusterProfile) -> Finding:
     """Compare the types that Slurm knows with what the profile asks for."""
-    name = "GPUs as Slurm names them"
-    types: dict[str, int] = {}
+    name, types = "GPUs as Slurm names them", dict[str, int]()
     for place in [known[p] for p in wanted(profile, known) if p in known] or known.values():
-        for kind, count in place.gpus.items():
-            types[kind] = max(types.get(kind, 0), count)
+        types |= {kind: max(types.get(kind, 0), count) for kind, count in place.gpus.items()}
     value = ", ".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in types.items()) or "none"
     if profile.gpu_wording == "none":
         so_what, told = "jobs see GPUs only where a node is theirs alone", f"{value}; the profile asks for none"
@@ -372,22 +344,34 @@ def _dry(name: str, request: Request) -> Finding:
     except slurm.SchedulerError as error:
         told = f"--test-only says no: {error.what} ({asked})"
         return problem(name, told, "launch would be refused too", error.next_step or "")
-    match, start = re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said), ""
-    if match is not None:
+    start = ""
+    if match := re.search(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said):
         wait = time.mktime(time.strptime(match[1], "%Y-%m-%dT%H:%M:%S")) - time.time()
         start = ", at once" if wait < 60 else f", in {span(wait)} as things stand"
     return ok(name, f"would be taken{start} ({asked})")
 
 
-# What accounting allows a user and an account: jobs at once, GPUs at once, the longest job.
+# What accounting allows a user and an account: jobs at once, GPUs at once, the longest job
 
 WORDS = {
     **{"MaxJobs": "jobs at once", "MaxJobsPU": "jobs at once", "GrpJobs": "jobs at once of all"},
     **{"MaxSubmit": "jobs submitted", "MaxSubmitPU": "jobs submitted", "GrpSubmit": "jobs submitted of all"},
     **{"MaxWall": "a job", "GrpWall": "in all", "MaxTRES": "a job", "MaxTRESPU": "a user", "GrpTRES": "of all"},
 }
-ASSOCIATION = ["Account", "User", "Partition", "QOS", "MaxJobs", "MaxSubmit", "MaxWall", "MaxTRES"]
-ASSOCIATION += ["GrpJobs", "GrpSubmit", "GrpTRES", "GrpWall"]
+ASSOCIATION = [
+    "Account",
+    "User",
+    "Partition",
+    "QOS",
+    "MaxJobs",
+    "MaxSubmit",
+    "MaxWall",
+    "MaxTRES",
+    "GrpJobs",
+    "GrpSubmit",
+    "GrpTRES",
+    "GrpWall",
+]
 QOS = ["Name", "MaxJobsPU", "MaxSubmitPU", "MaxWall", "MaxTRES", "MaxTRESPU", "GrpJobs", "GrpSubmit", "GrpTRES"]
 FEW_SUBMITTED = 20  # each run is a task of an array and counts; graders, their chain and the report come on top
 STEP = "`grader: {placement: step}` in the experiment: the grader runs in the agent's job"
@@ -395,10 +379,10 @@ Row = Mapping[str, str]
 
 
 def rows(what: str, fields: Sequence[str], *conditions: str) -> Sequence[Row]:
-    """Return the lines of `sacctmgr show`; lines of another form are passed over. Raises SchedulerError if it doesn't answer."""
+    """Return the lines of `sacctmgr show`; those of another form are skipped. Raises SchedulerError if it doesn't answer."""
     argv = ["sacctmgr", "--noheader", "--parsable2", "show", what, *conditions, f"format={','.join(fields)}"]
-    lines = slurm.run(argv, timeout_s=ASK_S).splitlines()
-    return [dict(zip(fields, line.split("|"), strict=True)) for line in lines if line.count("|") == len(fields) - 1]
+    parts = (line.split("|") for line in slurm.run(argv, timeout_s=ASK_S).splitlines())
+    return [dict(zip(fields, row, strict=True)) for row in parts if len(row) == len(fields)]
 
 
 def check_limits(config: Config, profile: ClusterProfile) -> list[Finding]:
@@ -447,6 +431,10 @@ def _accounts(mine: Sequence[Row], profile: ClusterProfile, enforced: str) -> Fi
 
 def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
     """Compare one association's or QOS's limits with what one run needs: its GPUs, and two jobs."""
+
+    def least(*fields: str) -> float:
+        return min((int(row[field]) for field in fields if row.get(field, "").isdigit()), default=float("inf"))
+
     value = "; ".join(f"{row[field]} {words}" for field, words in WORDS.items() if row.get(field))
     if not value:
         return ok(name, "no limits")
@@ -456,13 +444,9 @@ def judge(name: str, row: Row, gpus_needed: int, enforced: str) -> Finding:
     if min(map(int, tres), default=gpus_needed) < gpus_needed:
         so_what = f"an agent and its grader want {gpus_needed} GPUs at once: one waits until the other ends"
         return warning(name, value, so_what, STEP)
-    if _least(row, "MaxJobs", "MaxJobsPU", "GrpJobs") < 2:
+    if least("MaxJobs", "MaxJobsPU", "GrpJobs") < 2:
         return warning(name, value, "an agent and its grader can't run at once: scores come after the end", STEP)
-    if _least(row, "MaxSubmit", "MaxSubmitPU", "GrpSubmit") < FEW_SUBMITTED:
+    if least("MaxSubmit", "MaxSubmitPU", "GrpSubmit") < FEW_SUBMITTED:
         so_what = "each run counts, and 5 jobs more an experiment; sbatch refuses what is above"
         return warning(name, value, so_what, "launch smaller experiments one after the other")
     return note(name, value, "runs wait in the queue above these, and sbatch refuses what is longer or more", "")
-
-
-def _least(row: Row, *fields: str) -> float:
-    return min((int(row[field]) for field in fields if row.get(field, "").isdigit()), default=float("inf"))

@@ -1,7 +1,5 @@
-"""Measure by jobs on two nodes: how long they wait, what they see there, and how they see each other's files.
-
-The jobs are found by their names, and always cancelled: also on ctrl-C, a kill, or a closed terminal.
-"""
+"""Measure by jobs on two nodes: how long they wait, what they see there, and how they see each other's files. The jobs are found by
+their names, and always cancelled: also on ctrl-C, a kill, or a closed terminal."""
 
 from __future__ import annotations
 
@@ -11,14 +9,15 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from autorl_hpc.cluster import slurm
-from autorl_hpc.doctor import pair, visibility
+from autorl_hpc.doctor import pair
 from autorl_hpc.doctor.finding import Finding, State, in_group, note, ok, problem, span, unknown, warning
 from autorl_hpc.doctor.scheduler import Request, script
 from autorl_hpc.files import reading
@@ -112,7 +111,7 @@ def end(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handling(handler: signal._HANDLER, *further: signal.Signals) -> Iterator[None]:
-    """Handle a kill, a closed terminal and further signals in this way for a while. For the main thread alone."""
+    """For a while; for the main thread alone."""
     before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP, *further)}
     try:
         yield
@@ -122,12 +121,7 @@ def handling(handler: signal._HANDLER, *further: signal.Signals) -> Iterator[Non
 
 
 def examine_with_jobs(place: Path, profile: ClusterProfile, folders: Sequence[Path], say: Say) -> list[Finding]:
-    """Return every finding that needs jobs, and leave no job and no folder.
-
-    Args:
-        place: the folder that is measured; exists.
-        folders: further folders that jobs must see.
-    """
+    """Return every finding that needs jobs below the folder `place`, and leave no job and no folder. Jobs must see `folders` too."""
     try:
         with probe_folder(place) as folder:
             trial = TrialRun(folder, profile, folders, say)
@@ -139,7 +133,7 @@ def examine_with_jobs(place: Path, profile: ClusterProfile, folders: Sequence[Pa
 
 
 def requests(profile: ClusterProfile) -> list[Request]:
-    """Return an agents' job with one GPU at most, then those that may be used for the second node."""
+    """Return an agents' job with one GPU at most, then those for the second node."""
     small = {"cpus": 1, "memory": "1G"}
     agent = profile.agent.model_copy(update={**small, "gpus": min(1, profile.agent.gpus or 0)})
     report = profile.report.model_copy(update={**small, "gpus": 0})
@@ -164,7 +158,7 @@ class TrialRun:
         if why:
             return in_group(FIRST_GROUP, found) + in_group(TWO_GROUP, unknown("the pair", why))
         rounds = pair.ping(pair.Post(self.folder, "login", "a"))
-        clocks = visibility.clocks(f"clocks, here to {job.node}", rounds)
+        clocks = judge_clocks(f"clocks, here to {job.node}", rounds)
         two = self._pair(job, [replace(request, exclude=job.node) for request in others])
         return [*in_group(FIRST_GROUP, found, clocks), *self._nodes(), *in_group(TWO_GROUP, *two)]
 
@@ -204,7 +198,7 @@ class TrialRun:
         return None
 
     def _starts(self, job: TrialJob, limit_s: float) -> float | None:
-        """Return the seconds until it ran, or had run; None: it still waits."""
+        """Return the seconds until it ran; None: it still waits."""
         self.say(f"doctor: {job.name} waits for {job.request.describe()}, {limit_s:.0f} s at most")
         began = time.monotonic()
         while (passed := time.monotonic() - began) < limit_s:
@@ -230,11 +224,11 @@ class TrialRun:
                 return [unknown("the pair", value, so_what, "try again later")]
             self.say(f"doctor: {first.node} and {second.node} compare what they see, {span(PAIR_S)} at most")
             self._messages("result", "ab", second, PAIR_S)
-            return visibility.judge(*(reading.read_json_or_none(self.folder / side / "result") for side in "ab"))
+            return judge_pair(*(reading.read_json_or_none(self.folder / side / "result") for side in "ab"))
         return [unknown("the pair", f"no node besides {first.node}: {words}", so_what, "with one node, none is needed")]
 
     def _messages(self, name: str, sides: str, job: TrialJob, limit_s: float) -> bool:
-        """Wait for a message of each side, 3 s longer than a job that ends before it says hello; tell whether they came."""
+        """Wait for a message of each side; tell whether they came. A job may end before it says hello."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             if all(name in pair.listing(self.folder / side) for side in sides):
@@ -280,3 +274,103 @@ def _expected_start(name: str) -> str:
     except slurm.SchedulerError:
         return ""
     return "" if text in ("", "N/A") else f"; expected start {text.splitlines()[0]}"
+
+
+# --- what a pair saw of each other: clocks, lags, races and locks, from its raw results
+
+Raw = Mapping[str, Any]
+
+CLOCK_NOTE_S = 1.0
+CLOCK_WARNING_S = 60.0
+NOT_SO_FAR = "the pair did not come so far"
+SHARED = "use a file system that all nodes share (--root)"
+
+WAYS = {"listed": ("new file, by listing", 5.0), "renamed_over": ("renamed over, by open()", 10.0)}
+"""Name and slowest time without a warning: a submission waits for some four listings; heartbeats are judged after a minute."""
+
+
+def judge_pair(a: Raw | None, b: Raw | None) -> list[Finding]:
+    """Return every finding of a pair of nodes, as far as it came; `a` and `b` are the messages `result` of the sides, or None."""
+    if a is None or b is None:
+        return [unknown("the pair", f"side {'a' if a is None else 'b'} left no result")]
+    nodes = f"{a['node']} and {b['node']}"
+    found = [ok("the two nodes", nodes)]
+    if a["boot"] == b["boot"]:
+        so_what = "they share one cache and one clock: what is measured between them says nothing of two machines"
+        advice = "name a partition with several machines in the cluster's profile, if there is one"
+        found = [note("the two nodes", f"{nodes} are one machine (same boot id)", so_what, advice)]
+    if stopped := a["stopped"] or b["stopped"]:
+        so_what = "files that one side made did not reach the other, or hang"
+        found.append(problem("the pair", f"it stopped: {stopped}", so_what, SHARED))
+    return [*found, judge_clocks("clocks, node to node", a.get("rounds") or []), *_lags(a, b), _race(a, b), _lock(a, b)]
+
+
+def judge_clocks(name: str, rounds: list[list[float]]) -> Finding:
+    """Judge the difference of two clocks by messages there and back."""
+    clock = pair.offset(rounds)
+    if clock is None:
+        return unknown(name, "no answer came back")
+    ahead, unsure = clock
+    told = f"{ahead:+.1f} s" if abs(ahead) >= 1 else f"{1000 * ahead:+.0f} ms"
+    value = f"{told}, give or take {span(unsure)}"
+    if abs(ahead) - unsure > CLOCK_WARNING_S:
+        so_what = "nothing here is ordered by clocks, but logins (munge, TLS) fail when they differ by minutes"
+        return warning(name, value, so_what, "tell the site's people")
+    if abs(ahead) - unsure > CLOCK_NOTE_S:
+        so_what = "nothing here is ordered by clocks; times of different nodes in logs don't line up"
+        return note(name, value, so_what, "add the difference when you compare times of two nodes")
+    return ok(name, value)
+
+
+def _lags(a: Raw, b: Raw) -> list[Finding]:
+    clock, acted, seen = pair.offset(a.get("rounds") or []), a.get("acted"), b.get("seen")
+    found, wait = [], "the suite's processes wait for each other this way: "
+    for way, (name, slow_s) in WAYS.items():
+        if clock is None or acted is None or seen is None:
+            found.append(unknown(name, NOT_SO_FAR))
+        elif seen[way] is None:
+            found.append(problem(name, f"not within {pair.WATCH_S:.0f} s", f"{wait}nothing will be scored", SHARED))
+        else:
+            lag = max(0.0, seen[way] - clock[0] - acted[way])
+            value = f"seen after {span(lag)} (+- {span(clock[1])})"
+            so_what = f"{wait}scores come late, living graders may look dead"
+            advice = "mount with a shorter actimeo, or use another file system (--root)"
+            found.append(warning(name, value, so_what, advice) if lag > slow_s else ok(name, value))
+    return found
+
+
+def _race(a: Raw, b: Raw) -> Finding:
+    name, mine, theirs = "link, raced", a.get("race"), b.get("race")
+    if mine is None or theirs is None:
+        return unknown(name, NOT_SO_FAR)
+    outcomes = list(zip(mine, theirs, strict=False))
+    errors = sorted({word for both in outcomes for word in both} - {"won", "lost"})
+    double, nobody = outcomes.count(("won", "won")), sum("won" not in both for both in outcomes)
+    value = f"{len(outcomes)} names, {mine.count('won')} to one side, {theirs.count('won')} to the other"
+    if double or errors or not outcomes:
+        value += f"; refused: {', '.join(errors)}" if errors else ""
+        value += f"; {double} won by both" if double else ""
+        so_what = "a ledger's entry and a claim are made this way: they would be lost or made twice"
+        return problem(name, value, so_what, "use another file system (--root)")
+    if nobody:
+        so_what = "refused to both, or a reply was lost: no harm, the suite counts links and tries again"
+        return note(name, f"{value}; {nobody} to nobody", so_what)
+    return ok(name, value)
+
+
+def _lock(a: Raw, b: Raw) -> Finding:
+    held, tried, again = a.get("held"), b.get("tried"), b.get("again")
+    if held is None or tried is None:
+        return unknown("flock", NOT_SO_FAR)
+    if (held, tried, again) == ("granted", "refused", "granted"):
+        return ok("flock", "excludes between nodes")
+    so_what = (
+        "the suite doesn't use it; other programs (pip, conda, Hugging Face's cache) do, and may damage their caches"
+    )
+    value = f"refused while held ({tried}), then {again}"
+    if (held, tried) == ("granted", "granted"):
+        value = "granted to both nodes"
+    elif held != "granted":
+        value = "refused to everybody" if held == "refused" else f"not there: {held}"
+    advice = "give each job caches of its own, or ask for a mount with locks (lustre: -o flock)"
+    return note("flock", value, so_what, advice)

@@ -22,7 +22,7 @@ from autorl_hpc.files.processes import host_name
 from autorl_hpc.files.safe_open import DriverCall
 from autorl_hpc.files.store import STALE_AFTER_S, EndpointWatch, key_path, read_endpoint, read_key, write_endpoint
 from autorl_hpc.gateway.token_usage import UsageMeter
-from autorl_hpc.gateway.upstream import is_here
+from autorl_hpc.gateway.upstream import REFUSES, cluster_trouble, is_here
 from autorl_hpc.records.driver import DriverEndpoint, DriverSpec
 from autorl_hpc.states import Fault
 
@@ -72,8 +72,6 @@ ASK_LIMIT_S = 60.0
 KEY_PATIENCE_S = 600.0
 OTHERS_S = 60.0  # after which a run asks itself, as the one that asked first gives no word
 PASSING_PAUSE_S = 5.0
-NO_CREDIT = ("insufficient_quota", "billing", "credit balance", "insufficient balance")
-MAX_SAID_CHARS = 300
 
 
 def wait_key(
@@ -96,16 +94,9 @@ def wait_key(
             asked = key
             problem, passes, told = _ask_one_token(spec, dialect, key)
             counter = 1 + (0 if known is None else known.counter)
-            facts: dict[str, Any] = {
-                "url": spec.url,
-                "model": spec.model,
-                "host": host_name(),
-                "pid": os.getpid(),
-                "said": told,
-            }
-            state = "ready" if problem is None else "failed"
-            endpoint = DriverEndpoint(name=name, generation=1, counter=counter, state=state, problem=problem, **facts)
-            write_endpoint(place, endpoint)
+            facts: dict[str, Any] = {"url": spec.url, "model": spec.model, "host": host_name(), "pid": os.getpid()}
+            facts |= {"said": told, "problem": problem, "state": "ready" if problem is None else "failed"}
+            write_endpoint(place, DriverEndpoint(name=name, generation=1, counter=counter, **facts))
             if problem is None:
                 return True
             log.error("the driver %s %s; the agent's clock has not started", name, problem)
@@ -157,11 +148,14 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str) -> tuple[str | None
             meter = UsageMeter(answer.headers.get("Content-Type", ""))
             meter.feed(answer.read())
             usage = meter.end(True)
+        if (failure := meter.failure) is None:
             return None, False, f"one request to prove the key: {usage.tokens_in} tokens in, {usage.tokens_out} out"
+        problem, passes = cluster_trouble(failure[0], failure[1].replace(key, "***"), known=True)
     except urllib.error.HTTPError as error:
         with error:
             said = error.read(4096).decode(errors="replace").replace(key, "***")
-        problem, passes = refusal(error.code, said, dialect)
+        # an agent of no dialect may ask at another address
+        problem, passes = cluster_trouble(error.code, said, known=dialect != "any")
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         passes = not isinstance(reason, ssl.SSLCertVerificationError)
@@ -169,54 +163,51 @@ def _ask_one_token(spec: DriverSpec, dialect: str, key: str) -> tuple[str | None
     return problem, passes, "one request to prove the key, not answered"
 
 
-def refusal(code: int, said: str, dialect: str) -> tuple[str | None, bool]:
-    """Return what an HTTP error says about key, account and address, None if it took them; and whether that may pass."""
-    low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
-    if code in (401, 403) or (code == 400 and ("api key" in low or "api_key" in low)):
-        quoted = f": {words}" if code == 403 else ""  # the others' words may quote a part of the key
-        return f"refuses the key of this experiment ({code}{quoted})", False
-    if code == 402 or (code == 429 and any(word in low for word in NO_CREDIT)):
-        return f"gives this account no answers ({code}: {words})", False
-    if code == 404 and dialect != "any":
-        return f"knows no such model or address ({code}: {words})", False
-    if 300 <= code < 400:
-        return f"sends elsewhere ({code})", False
-    if code in (408, 429) or code >= 500:
-        return f"is not there at the moment ({code}: {words})", True
-    return None, False
-
-
-LOST = ("driver_key", "driver_certificate", "driver_redirects", "driver_unreachable", "driver_away")
+LOST = ("driver_key", "driver_certificate", "driver_redirects", "driver_unreachable", "driver_away", REFUSES)
 """Words of the gateway for what no agent can bring about."""
 
 MANY = 3  # failures in a row of other kinds: an agent's own requests may bring about one
+SILENT_S = 60.0  # at least, where the agent exits: it may do so with its first request under way
 
 
-def lost(calls: Iterable[DriverCall], attempt: int) -> str | None:
-    """Return how an attempt's driver was lost at its end: the last requests failed by the cluster's fault; None if it was not."""
+def lost(calls: Iterable[DriverCall], attempt: int, elapsed_s: float, *, exited: bool) -> str | None:
+    """Return how a driver was lost, None if it was not: the attempt's last requests failed by the cluster's fault, or requests were
+    without an answer for more than half of the run's time; where the agent `exited`, since the last answer to this attempt.
+    `elapsed_s`: used of the run's time, until when requests without an end are under way."""
     row: list[str] = []
+    silent_s = heard_s = 0.0
     for call in calls:
-        if call.attempt != attempt or call.under_way or call.left or call.refused is not None:
+        own = call.attempt == attempt
+        if call.refused is not None or (not own and (exited or call.under_way)):
+            continue
+        ended_s = elapsed_s if call.under_way else call.elapsed_s
+        if call.under_way or not call.status or call.fault == "cluster":
+            silent_s += max(0.0, ended_s - max(heard_s, call.elapsed_s - call.total_s))
+        elif exited:
+            silent_s = 0.0
+        heard_s = max(heard_s, ended_s)
+        if not own or call.under_way or call.left:
             continue
         if call.fault == "cluster":
             row.append(call.error or str(call.status))
         elif call.status < 300:
             row.clear()
-    if not row or (len(row) < MANY and not any(error.startswith(LOST) for error in row)):
-        return None
-    return f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
+    if len(row) >= MANY or any(error.startswith(LOST) for error in row):
+        return (
+            f"the driver was lost: the last {len(row)} requests failed by the cluster's fault, the last one: {row[-1]}"
+        )
+    if silent_s > max(SILENT_S if exited else 0.0, elapsed_s / 2):
+        return f"the driver was lost: requests were without an answer for {silent_s:.0f} of {elapsed_s:.0f} s"
+    return None
 
 
 # --- HTTP proxy to a driver: its spec's, else that of the job's environment
 
 
 def proxy_to(url: str, given: str | None, environ: Mapping[str, str]) -> str | None:
-    """Return the URL of the proxy to a driver; None for a direct connection. Raises AutorlError if it is not an HTTP proxy (SOCKS).
-
-    Args:
-        given: `drivers.<name>.proxy`; it takes precedence over the environment, also over NO_PROXY.
-        environ: HTTPS_PROXY or HTTP_PROXY by the URL's scheme, ALL_PROXY, NO_PROXY; lower case first, as in curl and Python.
-    """
+    """Return the URL of the proxy to a driver; None for a direct connection. Raises AutorlError if it is not an HTTP proxy (SOCKS). `given`,
+    the spec's own, takes precedence over the environment, also over NO_PROXY; else HTTPS_PROXY or HTTP_PROXY, ALL_PROXY and NO_PROXY count,
+    lower case first, as in curl and Python."""
     if given is not None:
         return given
     parts = urlsplit(url)

@@ -1,5 +1,4 @@
-"""The driver job, `python -m autorl_hpc job driver EXPERIMENT NAME`: start `vllm serve`, watch it, restart it, end with its
-runs. It can be restarted at any time; `DriverJob.work` is the main loop."""
+"""The driver job, `python -m autorl_hpc job driver EXPERIMENT NAME`: start `vllm serve`, watch it, restart it, end with its runs."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ from autorl_hpc.states import Fault
 
 # --- one start of the server: its own process group, health checks by HTTP
 
-LOG_TAIL_BYTES = 64 * 1024
-"""How much of the log is searched for the error, which the stacks of three processes may follow."""
+LOG_TAIL_BYTES = 64 * 1024  # searched for the error, which the stacks of three processes may follow
 
 MAX_LOG_BYTES = 64 * 1024 * 1024  # maximum size of a server's log; a larger one is truncated at the next start
 ASK_TIMEOUT_S = 10.0
@@ -56,7 +54,6 @@ class Server:
     def __init__(
         self, argv: Sequence[str], env: Mapping[str, str], log: Path, port: int, model: str, key: str, folder: Path
     ) -> None:
-        """Start the server in `folder`, with its output appended to `log`."""
         self.model = model
         self._mark = f"driver-{secrets.token_hex(8)}"
         self._key = key
@@ -185,9 +182,8 @@ def inner_port(spec: DriverSpec) -> int | None:
 
 
 def free_port(host: str) -> int:
-    """Return a port that is free now; if another process takes it first, the server dies and the next start gets another one. Ports
-    that agents at level landlock may connect to, those that the kernel hands out, are avoided if possible, because some paths of the
-    server need no key."""
+    """Return a port that is free now; if another process takes it first, the next start gets another one. Ports that agents at level landlock
+    may connect to are avoided if possible, because some paths of the server need no key."""
     handed = handed_out()
     ports = [port for port in range(1024, 65_536) if port not in handed and port not in TORCH_PORTS]
     for port in [*random.sample(ports, min(len(ports), PORT_TRIES)), 0]:
@@ -219,7 +215,7 @@ class Users:
         return [run_id for run_id in read_experiment(self.experiment).runs if run_id not in self._done]
 
     def signs(self, runs: list[str]) -> dict[str, object]:
-        """Return values that change while an agent of these runs works or calls the driver."""
+        """Return values that change while an agent of these runs is at work."""
         found: dict[str, object] = {}
         for run_id in runs:
             run = self.experiment.run(run_id)

@@ -48,7 +48,6 @@ class TokenTotals:
 
     @property
     def tokens(self) -> int:
-        """Return input and output tokens together."""
         return self.tokens_in + self.tokens_out
 
 
@@ -60,9 +59,7 @@ class TokenBudget:
     prices: Prices | None
     totals: TokenTotals
     exhausted: Exhausted | None = None
-    _in_flight: dict[int, tuple[int, dict[Exhausted, float]]] = field(
-        default_factory=dict
-    )  # (estimate, most to be used)
+    _in_flight: dict[int, tuple[int, dict[Exhausted, float]]] = field(default_factory=dict)  # estimate, most
     _scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -97,10 +94,8 @@ class TokenBudget:
         most_cost = most * price_in * (WRITTEN_1H if caches else 1.0)
         self._check_fits("tokens", given, most, given)
         self._check_fits("cost", given * price_in, most_cost, given)
-        self._in_flight[number] = (
-            estimated_in,
-            {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out},
-        )
+        reserved: dict[Exhausted, float] = {"tokens": most + asked_out, "cost": most_cost + asked_out * price_out}
+        self._in_flight[number] = (estimated_in, reserved)
 
     def _limit(self, what: Exhausted) -> tuple[float | None, float]:
         if what == "tokens":

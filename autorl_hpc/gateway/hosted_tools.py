@@ -1,8 +1,6 @@
 """Refuse requests that make the provider do more than generate: search, run code, fetch addresses, open stored files.
 
-Only listed fields, types of tools and kinds of content pass; others are refused by name, because providers keep adding
-hosted tools. Tool arguments and schemas are the model's and the agent's own data and are not checked.
-"""
+Only listed fields, types of tools and kinds of content pass. Tool arguments and schemas are the agent's own and are not checked."""
 
 from __future__ import annotations
 
@@ -160,9 +158,8 @@ TEMPLATE_OWN: Final = names(
     "chat_template tokenize continue_final_message conversation messages tools documents padding truncation max_length return_tensors "
     "return_dict return_assistant_tokens_mask tokenizer_kwargs processor_kwargs template_kwargs tokenizer processor model_config"
 )
-"""Parameters of the function that fills in the template (`apply_chat_template` in transformers, vLLM, SGLang), which also gets
-`chat_template_kwargs`. They would bring a template, prompt or tools past the checks here. Other names are the template's
-variables."""
+"""What fills in the template (`apply_chat_template`) takes beside its variables: it would bring a template, prompt or tools past
+the checks."""
 
 INCLUDES: Final = names("reasoning.encrypted_content message.output_text.logprobs")
 OWN_TOOLS: Final = {CHAT: names("function custom"), RESPONSES: names("function custom local_shell apply_patch")}

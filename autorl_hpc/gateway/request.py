@@ -1,7 +1,5 @@
-"""Hold the gateway's settings, its refusals in each provider's wording, the allowed routes, and `Allowed` (hosted tools).
-
-Settings come as one JSON line on standard input, never in argv, because they hold a token and maybe a key.
-"""
+"""Hold the gateway's settings (one JSON line on standard input: they have a token and maybe a key), its refusals in each
+provider's wording, the allowed routes, and `Allowed` (hosted tools)."""
 
 from __future__ import annotations
 
@@ -13,16 +11,14 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from pydantic import AliasChoices, Field, ValidationError, model_validator
+from pydantic import AliasChoices, Field
 
-from autorl_hpc.errors import AutorlError
 from autorl_hpc.records.base import Strict
 from autorl_hpc.records.entries import DriverUse
-from autorl_hpc.states import Fault
 
 
 class Upstream(Strict):
-    """The driver's address, or a file that holds the current one."""
+    """One of `url` and `endpoint_file`, which holds the current one."""
 
     url: str | None = Field(None, pattern=r"^https?://[^\s?#]+$", description="With `/v1`, without what follows.")
     endpoint_file: Path | None = None
@@ -31,12 +27,6 @@ class Upstream(Strict):
     proxy: str | None = Field(None, repr=False, description="An HTTP proxy; not used for this machine itself.")
     timeout_s: float = Field(600.0, gt=0, description="Longest silence; drivers that reason are silent for minutes.")
     retries: int = Field(3, ge=0, description="How often a driver that can't be reached is tried again.")
-
-    @model_validator(mode="after")
-    def _one_address(self) -> Upstream:
-        if (self.url is None) == (self.endpoint_file is None):
-            raise ValueError("give one of `url` and `endpoint_file`")
-        return self
 
 
 class Prices(Strict):
@@ -72,25 +62,6 @@ class Settings(Strict):
     attempt: int = Field(1, ge=1)
     elapsed_s: float = Field(0.0, ge=0, description="At the start of this process, for the log.")
     max_output_tokens: int | None = Field(None, ge=1, description="Of an answer whose request sets no limit.")
-
-    @model_validator(mode="after")
-    def _cost_needs_prices(self) -> Settings:
-        if self.limits is not None and self.limits.cost_usd is not None and self.prices is None:
-            raise ValueError("a limit of cost needs prices")
-        return self
-
-
-def read_settings(value: Any) -> Settings:
-    """Return the settings in a line. Raises AutorlError, with the wrong field's name and without its value."""
-    try:
-        return Settings.model_validate(value)
-    except ValidationError as error:  # values are secrets and are not quoted
-        first = error.errors(include_input=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "(all of it)"
-        what = f"field `{field}`: {first['msg'].removeprefix('Value error, ')}"
-        advice = "this is a defect of the suite or of the experiment's `drivers`: see what the supervisor logged"
-        where = "the gateway's standard input"
-        raise AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice) from None
 
 
 # --- refusals: the gateway's own answers, in the wording of the client's dialect

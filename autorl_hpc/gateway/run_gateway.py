@@ -1,9 +1,7 @@
 """Run the gateway's process (`python -m autorl_hpc.gateway`, started by the supervisor): its sockets and its protocol.
 
-One JSON line in, see `request.Settings`. The first line out is `{"port": n}` (null without one): from then on it serves.
-After each request comes a line with the run's totals. Lines in: `{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}`,
-answered by `{"pong": n}`, and `{"stop": true}`. It ends when its standard input ends, and the kernel kills it when its
-parent thread is gone. Like the keeper it ignores TERM and similar signals.
+One JSON line in (`request.Settings`); the first line out is `{"port": n}`, after each request one with the run's totals. Lines in:
+`{"closed": "reason"}`, `{"elapsed_s": x}`, `{"ping": n}` (answered by `{"pong": n}`), `{"stop": true}`. It ends with its input.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from autorl_hpc.errors import AutorlError, Exit
+from autorl_hpc.errors import Exit
 from autorl_hpc.files.processes import deny_inspection, die_with_parent
 from autorl_hpc.gateway.accounting import Books, say
-from autorl_hpc.gateway.request import Settings, read_settings
+from autorl_hpc.gateway.request import Settings
 from autorl_hpc.gateway.server import Gateway
 from autorl_hpc.gateway.upstream import Driver
 
@@ -42,12 +40,10 @@ BACKLOG: Final = 512
 KEEPALIVE_S: Final = 75.0
 READ_BYTES: Final = 2**20  # bytes of a request read at once; agents send their whole conversation each time
 END_S: Final = 4.0
-"""Used twice to wait for answers under way. In all less than the supervisor waits before it kills, so that their use is
-logged."""
+"""For answers under way, twice: in all less than the supervisor waits before it kills."""
 
 MAX_LINE_BYTES: Final = 2**20
 MAX_LOG_LINES: Final = 10_000
-MAX_SOCKET_PATH: Final = 100
 
 
 def main() -> int:
@@ -64,19 +60,15 @@ def main() -> int:
         handler.addFilter(_LogLines())
     logging.getLogger("asyncio").setLevel(logging.ERROR)
     try:
-        settings = read_settings(json.loads(_first_line()))
-        return asyncio.run(_serve(settings))
-    except AutorlError as error:
-        log.error("%s", error)
-        return int(error.exit_code)
+        settings = Settings.model_validate_json(_first_line())
     except ValueError:
-        log.error("the settings are no JSON")  # not quoted: they hold secrets
+        log.error("the settings can't be read")  # not quoted: they hold secrets
         return int(Exit.USAGE)
+    return asyncio.run(_serve(settings))
 
 
 class _LogLines(logging.Filter):
-    """Limits the lines of one process, and drops those about invalid requests: any process on the node could fill a disk with
-    them, and they may contain its token."""
+    """Limits the lines of one process, and drops those about invalid requests, which any process on the node can make."""
 
     _left = MAX_LOG_LINES
 
@@ -177,37 +169,25 @@ async def _listen(runner: web.ServerRunner, settings: Settings) -> int | None:
 
 
 def listening_at(path: Path) -> tuple[socket.socket, socket.socket]:
-    """Return sockets for `Settings.listening`: on a free port of the loopback, and at `path`. The kernel holds connections
-    until a gateway accepts them, also while one restarts. Raises OSError if they can't be created."""
-    port = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-    try:
-        unix = unix_socket(path)
-    except BaseException:
-        port.close()
-        raise
+    """Return sockets on a free port of the loopback, and at `path`. The kernel holds connections until a gateway accepts them, also
+    while one restarts. Raises OSError if they can't be created."""
+    unix = unix_socket(path)
     unix.listen(BACKLOG)
-    return port, unix
+    return socket.create_server(("127.0.0.1", 0), backlog=BACKLOG), unix
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Return a Unix socket at `path` that only this user can access. A socket left by an earlier gateway is removed. Paths that
-    are too long for the kernel are reached through their folder's descriptor. Raises OSError if it can't be created, or another
-    kind of file is there."""
+    """Return a Unix socket at `path` for this user alone, in the place of an earlier gateway's. Raises OSError if it can't be created, or
+    another kind of file is there."""
     if os.path.lexists(path) and not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(17, "a file that is not a socket is at the socket's path", str(path))
     path.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        short = len(os.fsencode(path)) <= MAX_SOCKET_PATH
-        made.bind(str(path) if short else f"/proc/self/fd/{folder}/{path.name}")
-    except BaseException:
-        made.close()
-        raise
+        made.bind(str(path))
     finally:
         os.umask(before)
-        os.close(folder)
     return made
 
 

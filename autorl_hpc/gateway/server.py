@@ -1,7 +1,4 @@
-"""Check requests and let them in: path, token, body, model, hosted tools, budget.
-
-Holds the list of models, the strict reader of JSON, and `Gateway`, which handles requests.
-"""
+"""Check requests and let them in: path, token, body (strict JSON), model, hosted tools, budget."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ log = logging.getLogger("autorl_hpc.gateway")
 
 
 def model_listing(dialect: str, headers: Mapping[str, str], model: str, wanted: str | None) -> bytes:
-    """Return the list of models, or the one that is wanted, as JSON. Raises Refusal if there is no such model."""
+    """Return the list of models, or the one wanted, as JSON. Raises Refusal if there is none such."""
     if wanted not in (None, model):
         raise _no_model(wanted, model)
     one: dict[str, Any] = {"id": model, "object": "model", "created": 0, "owned_by": "driver"}
@@ -123,9 +120,7 @@ class Gateway:
         self._bodies_bytes = self._at_once = 0
         self._large = asyncio.Semaphore(1)
         self._closed: str | None = None
-        self.unknown: dict[
-            Any, asyncio.Transport
-        ] = {}  # connections that have not shown the token, in the order of their coming
+        self.unknown: dict[Any, asyncio.Transport] = {}  # connections that have not shown the token, oldest first
 
     def close(self, reason: str) -> None:
         """Refuse all requests from now on; answers under way go on."""

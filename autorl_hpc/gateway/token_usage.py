@@ -1,7 +1,4 @@
-"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates.
-
-Holds `asked` (what a request asks for), `UsageMeter` (figures in an answer) and `WithoutUsage` (usage of chat streams).
-"""
+"""Determine the tokens of a request and its answer: by the driver's figures, or else by estimates; what an answer of 200 really is."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autorl_hpc.gateway.hosted_tools import named
-from autorl_hpc.gateway.request import ANTHROPIC, CHAT, GEMINI, RESPONSES, names, unreadable
+from autorl_hpc.gateway.request import ANTHROPIC, CHAT, ERROR_TYPES, GEMINI, RESPONSES, names, unreadable
 
 # --- what a request asks for: the length of its input, as an estimate and as a maximum, and of its answer
 
@@ -126,10 +123,8 @@ MAX_COPY_BYTES: Final = 64 * 2**20
 WORDS: Final = names(
     "content text delta arguments input partial_json thinking reasoning reasoning_content refusal name data"
 )
-"""Names under which an event carries the driver's text."""
-
 CALLED_WITH: Final = names("input args arguments")
-"""Names of objects with a tool's arguments; the names in them belong to the tool."""
+"""Names under which an event carries the driver's text, and of objects with a tool's arguments, whose names belong to the tool."""
 
 RESPONSE_DETAILS: Final = names("input_tokens_details output_tokens_details")
 ENDS: Final = names("message_stop response.completed response.incomplete response.failed")
@@ -176,8 +171,20 @@ class UsageMeter:
     def __init__(self, content_type: str) -> None:
         self.usage = TokenUsage()
         self._events = content_type.partition(";")[0].strip().lower() == "text/event-stream"
+        self.answered = False  # something came that is neither an error nor a page
+        self._error: dict[str, Any] | None = None
         self._copy = bytearray()
         self._lost = False
+
+    @property
+    def failure(self) -> tuple[int, str] | None:
+        """Return the status that fits what came with 200, and its words, where it is an error, a page or nothing."""
+        if (error := self._error) is None:
+            return None if self.answered or self._lost else (502, "200 and nothing that is an answer")
+        kinds = {error.get(name) for name in ("code", "type", "status") if isinstance(error.get(name), str | int)}
+        status = next((kind for kind in kinds if isinstance(kind, int) and 400 <= kind < 600), None)
+        named = (status for status, words in ERROR_TYPES.items() if kinds & set(words))
+        return status or next(named, 500), json.dumps(error)
 
     def feed(self, data: bytes) -> None:
         """Read one piece of the answer."""
@@ -210,6 +217,7 @@ class UsageMeter:
             value = json.loads(data) if data else None
         except (ValueError, RecursionError):
             self.usage.words_bytes += len(data)
+            self.answered = self.answered or not data.lstrip().startswith(b"<")
             return
         for each in value if isinstance(value, list) else [value]:  # Gemini's stream may be one list
             if isinstance(each, dict):
@@ -219,6 +227,10 @@ class UsageMeter:
         """Read an object of any dialect; their usage fields don't collide."""
         kind, usage = value.get("type"), self.usage
         inner = _object(value.get("response")) or _object(value.get("message")) or value
+        if error := value.get("error") or inner.get("error") or (value.get("object") == "error" and value):
+            self._error = error if isinstance(error, dict) else {"message": error}
+            return
+        self.answered = True
         told = _object(inner.get("usage")) or _object(value.get("usage"))
         if isinstance(value.get("usageMetadata"), dict):
             self._gemini(value["usageMetadata"])

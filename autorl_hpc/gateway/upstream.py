@@ -1,7 +1,4 @@
-"""Send requests to the driver and forward its answers: `Driver` (address, key, retries), headers, and `forward`.
-
-The driver may disappear and come back at another address.
-"""
+"""Send requests to the driver, which may come back at another address, and forward its answers; say whose fault an error is."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("autorl_hpc.gateway")
 
 CONNECT_S: Final = 30.0
-PATIENCE_S: Final = 300.0
-"""How long a request waits for a driver that runs on the cluster and is restarting; never longer than `timeout_s`."""
+PATIENCE_S: Final = 300.0  # for a driver of the cluster that restarts; never longer than `timeout_s`
+
 
 LOOK_AGAIN_S: Final = 1.0
 KEEPALIVE_S: Final = 4.0
@@ -45,10 +42,10 @@ class DriverLost(Refusal):
     def __init__(
         self, status: int, code: str, detail: str, message: str = "", *, again: bool = True, was_sent: bool = False
     ) -> None:
-        message = message or "the driver can't be reached" + (
-            " at the moment" if again else "; this is the cluster's fault"
+        when = " at the moment" if again else "; this is the cluster's fault"
+        super().__init__(
+            status, code, message or f"the driver can't be reached{when}", retry_after_s=10 if again else None
         )
-        super().__init__(status, code, message, retry_after_s=10 if again else None)
         self.detail, self._again, self.was_sent = detail, again, was_sent
 
     @property
@@ -81,6 +78,7 @@ class Driver:
         self.on_cluster = upstream.endpoint_file is not None
         self._address: DriverAddress | None = None
         self._said: str | None = None
+        self.has: set[str] = set()  # paths that it has answered
         self.session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=60),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -116,13 +114,13 @@ class Driver:
         headers: dict[str, str],
         keyed: Callable[[str | None], dict[str, str]],
         body: bytes,
-        tries: list[str],
+        call: CallRecord,
     ) -> Sent:
         """Send a request and return the beginning of its answer. Raises DriverLost if none began. `keyed`: makes the
-        headers that hold a key. `tries`: the error of each failed try is appended, for the log."""
+        headers that hold a key."""
         import aiohttp
 
-        began, broken_off = time.monotonic(), False
+        began, broken_off, tries = time.monotonic(), False, call.tries
         patience_s = min(self._upstream.timeout_s, PATIENCE_S)
         while True:
             address = await self.address(fresh=bool(tries))
@@ -139,10 +137,8 @@ class Driver:
                     raise DriverLost(502, "driver_certificate", detail, again=False) from None
                 if not isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
                     if isinstance(error, aiohttp.ServerTimeoutError):
-                        detail, said = (
-                            f"nothing came within {self._upstream.timeout_s:g} s",
-                            "the driver did not answer in time",
-                        )
+                        detail = f"nothing came within {self._upstream.timeout_s:g} s"
+                        said = "the driver did not answer in time"
                         raise DriverLost(504, "driver_timeout", detail, said, was_sent=True) from None
                     if broken_off:  # once again, as the connection may have been idle
                         detail = "the connection broke before an answer"
@@ -252,7 +248,32 @@ def to_client(headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 MAX_ERROR_BYTES: Final = 2**20
 MAX_KEPT_BYTES: Final = 32 * 2**20
 DRAIN_S: Final = 30.0  # if a client leaves, the answer is read on for this long, because the usage comes at its end
-CLUSTERS_FAULT: Final = frozenset((401, 403, 408, 429))  # errors of the driver below 500 that are the cluster's fault
+REFUSES: Final = "driver_refuses: "
+"""Before the words of an error that no agent can bring about and that doesn't pass."""
+
+NO_CREDIT: Final = ("insufficient_quota", "billing", "credit balance", "insufficient balance")
+NOT_THERE: Final = ("model", "deployment", "no endpoints found for")
+OF_A_REQUEST: Final = frozenset((400, 404, 405, 406, 411, 413, 414, 415, 416, 417, 422, 431))
+"""Statuses of an error that the request itself may have brought about: its parameters, its length, its path."""
+MAX_SAID_CHARS: Final = 300
+
+
+def cluster_trouble(status: int, said: str, *, known: bool) -> tuple[str | None, bool]:
+    """Return what a driver's error says of key, account, model and place, None if the request itself is at fault; and whether it
+    may pass. `known`: its path is one that the driver has."""
+    low, words = said.lower(), " ".join(said.split())[:MAX_SAID_CHARS]
+    if status in (401, 403) or (status == 400 and ("api key" in low or "api_key" in low)):
+        quoted = f": {words}" if status == 403 else ""  # the others' words may quote a part of the key
+        return f"refuses the key of this experiment ({status}{quoted})", False
+    if status == 402 or (status in (400, 429) and any(word in low for word in NO_CREDIT)):
+        return f"gives this account no answers ({status}: {words})", False
+    if status == 410 or (status in (404, 405) and (known or any(word in low for word in NOT_THERE))):
+        return f"knows no such model or address ({status}: {words})", False
+    if 300 <= status < 400:
+        return f"sends elsewhere ({status})", False
+    if status in OF_A_REQUEST:
+        return None, False
+    return f"is not there at the moment ({status}: {words})", True
 
 
 async def forward(
@@ -267,14 +288,17 @@ async def forward(
         return with_key(route.dialect, shown_in, key, bearer=driver.on_cluster)
 
     call.sent_at = time.monotonic()
-    sent = await driver.send(route.path, headers, keyed, data, call.tries)
+    sent = await driver.send(route.path, headers, keyed, data, call)
     async with sent.response as response:
         if 200 <= response.status < 300:
-            return await _pass(request, sent, call)
-        return await _failed(driver, sent, call)
+            made = await _pass(request, sent, call)
+            if call.fault is None:
+                driver.has.add(route.path)
+            return made
+        return await _failed(driver, sent, call, route.path in driver.has)
 
 
-async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamResponse:
+async def _failed(driver: Driver, sent: Sent, call: CallRecord, known: bool) -> web.StreamResponse:
     """Return the driver's error with its status, without the key."""
     from aiohttp import ClientError, web
 
@@ -296,10 +320,18 @@ async def _failed(driver: Driver, sent: Sent, call: CallRecord) -> web.StreamRes
         made.headers[name] = sent.without_key(value)
     shown = sent.without_key(body.decode("utf-8", "replace"))
     made.body = body if "***" not in shown else shown.encode()
-    call.error = f"the driver answered {response.status}: {shown[:1000]}"
     call.status, call.answer_bytes, call.first_byte_s = response.status, len(body), call.since_sent_s
-    call.fault = "cluster" if response.status >= 500 or response.status in CLUSTERS_FAULT else "agent"
+    _blame(call, response.status, shown, known)
     return made
+
+
+def _blame(call: CallRecord, status: int, said: str, known: bool) -> None:
+    problem, passes = cluster_trouble(status, said, known=known)
+    once = (
+        problem is not None and not passes and status != 403
+    )  # which some providers answer to a text that they don't like
+    call.error = f"{REFUSES if once else ''}the driver answered {call.status}: {said[:1000]}"
+    call.fault = "agent" if problem is None else "cluster"
 
 
 async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.StreamResponse:
@@ -325,6 +357,11 @@ async def _pass(request: web.BaseRequest, sent: Sent, call: CallRecord) -> web.S
         call.error, call.fault = "the driver's answer broke off", "cluster"
         if request.transport is not None:
             request.transport.close()  # without the regular end of an answer, so that the client sees the cut
+    call.meter.end(call.whole)
+    if call.whole and (failure := call.meter.failure) is not None:
+        _blame(call, failure[0], sent.without_key(failure[1]), known=True)
+        if not call.meter.answered:
+            call.meter = None  # as errors do, it costs nothing
     return made
 
 

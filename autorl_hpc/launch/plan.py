@@ -118,9 +118,10 @@ def look_at_agents(
         if driver != NO_DRIVER and load_agent(agent).file.driver is None:
             words = f"it calls no driver, so its runs with {driver} differ from those with none in name only"
             found.append(Looked(agent, "note", words, f"exclude: [{{agent: {agent}, driver: {driver}}}]"))
-    for name in spec.matrix.agent:
-        found += look(load_agent(name), where, hidden=(root.path,))
-    return found + look_at_torch(spec.matrix.agent, where, gpus)
+    agents = [load_agent(name) for name in spec.matrix.agent]
+    for one in agents:
+        found += look(one, where, hidden=(root.path,))
+    return found + look_at_torch(agents, where, gpus, (root.path,))
 
 
 def look_at_engine(spec: ExperimentSpec, profile: ClusterProfile | None) -> VllmOnHost | None:

@@ -1,7 +1,5 @@
-"""Enters a sandbox by system calls and executes the agent: levels `namespaces` and `landlock`.
-
-`python -I -B enter.py JSON`. It starts outside and imports what it needs before the sandbox closes.
-"""
+"""Enters a sandbox by system calls and executes the agent, for the levels `namespaces` and `landlock`: `python -I -B enter.py JSON`. It
+starts outside and imports what it needs before the sandbox closes."""
 
 from __future__ import annotations
 
@@ -26,10 +24,7 @@ def main() -> None:
     """Enter and execute the command; print the reason on standard error if that fails."""
     job = json.loads(sys.argv[1])
     try:
-        if job["level"] == "landlock":
-            _landlock(job)
-        else:
-            _namespaces(job)
+        (_landlock if job["level"] == "landlock" else _namespaces)(job)
         os.chdir(job["workspace"])
         os.execvpe(job["command"][0], job["command"], os.environ)
     except OSError as error:
@@ -56,7 +51,7 @@ def _landlock(job: dict[str, Any]) -> None:
         linux.drop_capabilities()
     spans = job["ports"]
     linux.apply(rules, None if spans is None else sorted({n for a, b in spans for n in range(a, b + 1)}))
-    inside.guard(seccomp.guard_job())
+    inside.guard(seccomp.guard_job(shares_ipc=True))
     if spans is not None:
         seccomp.only_tcp()
 

@@ -1,10 +1,6 @@
-"""First program inside a sandbox: closes kernel keyrings and file leases, forwards TCP ports to Unix sockets that lead out, then
-executes the agent.
-
-`python -I inside.py JSON` with `command`, `guard` (seccomp.guard_job) and `ways`, pairs of port and socket. One file with the
-standard library only, because nothing else of the suite is visible inside. The forwarder's command line is a neutral word, so that no
-`pkill -f python` or `-f TASK` of the agent finds it; if it dies, its parent tells the bridge and starts it again.
-"""
+"""First program inside a sandbox: closes kernel keyrings and file leases, forwards TCP ports to Unix sockets that lead out, then executes
+the agent. `python -I inside.py JSON` with `command`, `guard` (seccomp.guard_job) and `ways`, pairs of port and socket; standard library
+only. The forwarder has a neutral name, so that no `pkill -f` of the agent finds it; if it dies, it is started again."""
 
 import ctypes
 import json
@@ -46,16 +42,13 @@ def main() -> None:
 
 
 def guard(given: "dict | None") -> None:  # type: ignore[type-arg]
-    """Give this process and its children a session keyring of their own, and filter their system calls. What the kernel refuses
-    stays open; the trial tells it."""
+    """Give this process and its children a session keyring of their own, and filter their system calls."""
     if given is not None:
         libc = ctypes.CDLL(None)
         libc.syscall(ctypes.c_long(given["keyctl"]), ctypes.c_long(JOIN_SESSION_KEYRING), None)
         steps = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in given["steps"]))
         program = struct.pack("HP", len(given["steps"]), ctypes.addressof(steps))
-        if (
-            libc.prctl(PR_SET_SECCOMP, FILTER, program) != 0
-        ):  # only root may, as long as a setuid program could gain rights
+        if libc.prctl(PR_SET_SECCOMP, FILTER, program) != 0:  # only root may, while a setuid program could gain rights
             libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
             libc.prctl(PR_SET_SECCOMP, FILTER, program)
 

@@ -51,7 +51,7 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_FILE, MAKE_REG = 1 << 0, 1 << 1
 TRUNCATE, IOCTL = 1 << 14, 1 << 15
 ALL_ACCESS = (1 << 16) - 1
 OF_A_FILE = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL
-"""Access rights that the kernel accepts in a rule for a plain file."""
+"""Rights that a rule for a plain file may have."""
 READ = READ_FILE | READ_DIR
 FS_BITS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Number of access rights that each version knows; later versions know those of 5."""
@@ -86,11 +86,9 @@ def restrict_paths(readable: Sequence[str], listable: Sequence[str], private: st
 
 
 def apply(rules: Sequence[tuple[str, int]], ports: Sequence[int] | None) -> None:
-    """Limit file access of this process and its children to `rules`: (folder or file, access rights).
-
-    Rights unknown to this kernel's version are left out. From version 6 on, signals and abstract sockets can't reach out.
-    `ports`: the only ports for TCP connect and listen (from version 4 on); None allows all. Raises OSError: the kernel
-    refuses."""
+    """Limit file access of this process and its children to `rules`: (folder or file, rights; those that this kernel's version doesn't know
+    are left out), and TCP to `ports` (from version 4 on; None: all). From 6 on signals and abstract sockets can't reach out. Raises OSError:
+    the kernel refuses."""
     abi = version()
     known = (1 << FS_BITS.get(abi, 16)) - 1
     wanted = _Ruleset(fs=known, net=NET_TCP if abi >= 4 and ports is not None else 0, scoped=SCOPES)
@@ -165,9 +163,8 @@ def enter_root(root: str) -> None:
 
 
 def bind(source: str, target: str, *, read_only: bool = True) -> None:
-    """Bind a folder, file, device or link at `target`, with everything mounted below it.
-
-    A missing source is skipped. Read-only applies to every mount below too. Raises OSError: the kernel refuses."""
+    """Bind a folder, file, device or link at `target` with everything mounted below it; a missing source is skipped. Raises OSError: the
+    kernel refuses."""
     if os.path.islink(source) and read_only:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.symlink(os.readlink(source), target)

@@ -1,14 +1,14 @@
 """Checker and candidate: run one program against its test in forked, confined processes (HumanEval's scorers).
 
-A warm interpreter (`main`) forks a checker per program. The checker is trusted: it forks and confines the candidate, then reads
-the test, runs its `check` and reports the outcome. The test is read after the fork, and no other process of the user can read
-the checker's memory.
+A warm interpreter (`main`) forks a checker per program. It is trusted: it forks and confines the candidate, then reads the test, runs
+its `check` and reports the outcome; no other process of the user can read its memory.
 """
 
 from __future__ import annotations
 
 import builtins
 import gc
+import itertools
 import json
 import os
 import random
@@ -86,12 +86,12 @@ KINDS: tuple[tuple[str, type | tuple[type, ...], Callable[[Any], object], Callab
         "F",
         Fraction,
         lambda f: [hex(f.numerator), hex(f.denominator)],
-        lambda parts: Fraction(*(int(p, 16) for p in parts)),
+        lambda p: Fraction(*(int(each, 16) for each in p)),
     ),
     ("n", (), _each, lambda items: _Drawn([_decode(item) for item in items])),
     ("o", (), lambda _: 0, lambda _: Opaque()),
 )
-"""A letter, the types that it stands for, and how they are written and read."""
+"""Letter, types that it stands for, how they are written and read."""
 _DECODERS = {letter: read_kind for letter, _, _, read_kind in KINDS}
 OPAQUE: Message = {"o": 0}
 
@@ -110,14 +110,10 @@ def encode(value: object) -> object:
     for letter, kinds, written, _ in KINDS:
         if isinstance(value, kinds):
             return {letter: written(value)}
-    if isinstance(value, Iterator):
-        items = []
-        for item in value:
-            items.append(encode(item))
-            if len(items) > MOST_DRAWN:
-                return OPAQUE
-        return {"n": items}
-    return OPAQUE
+    if not isinstance(value, Iterator):
+        return OPAQUE
+    items = _each(itertools.islice(value, MOST_DRAWN + 1))
+    return {"n": items} if len(items) <= MOST_DRAWN else OPAQUE
 
 
 def decode(value: object) -> object:
@@ -209,10 +205,8 @@ def _be_candidate(plan: Message, output: int, requests: int, answers: int) -> No
 
 
 def serve(source: str, entry_point: str, requests: int, answers: int) -> None:
-    """Define the program and answer `{"call": [arguments, named]}` with `{"value": ...}` or `{"raised": name}`.
-
-    The first answer is `{"ready": true}` or says why not. Returns when the pipe closes.
-    """
+    """Define the program and answer `{"call": [arguments, named]}` with `{"value": ...}` or `{"raised": name}` until the pipe closes. The
+    first answer is `{"ready": true}` or says why not."""
     random.seed(1)  # a program's random numbers are the same every time, too
     module = types.ModuleType(MODULE)
     sys.modules[MODULE] = module

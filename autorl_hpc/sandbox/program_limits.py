@@ -19,8 +19,7 @@ MIB = 1024 * 1024
 
 @dataclass(frozen=True)
 class Program:
-    """One program with its test. `helpers`: other definitions that the test uses, such as other functions of the prompt;
-    trusted, never the program's own."""
+    """One program with its test. `helpers`: trusted definitions that the test uses, such as other functions of the prompt."""
 
     source: str  # defines the function `entry_point`; untrusted
     test: str  # defines `check(candidate)`, which raises if the function is wrong; trusted
@@ -30,19 +29,12 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """Limits of one program, for all calls of its test together.
-
-    Attributes:
-        cpu_s: seconds of CPU time. The slowest right solution of HumanEval takes 0.12; the official harness
-            allows 3 s of wall time, which a loaded machine shortens.
-        idle_s: seconds in which it neither works nor waits for a core or disk, for sleeping programs: a grader
-            may get thousands. The official harness, with 3 s of wall time, passes none that sleeps longer.
-        folder_bytes, files: limits of the private folder.
-    """
+    """Limits of one program, for all calls of its test together. The slowest right solution of HumanEval takes 0.12 s of CPU; the official
+    harness allows 3 s by the clock, which a loaded machine shortens, so that it passes none that sleeps longer than `idle_s`."""
 
     cpu_s: int = 4
     wall_s: float = 20.0  # seconds from start to end; long, so that load decides nothing
-    idle_s: float = 3.0
+    idle_s: float = 3.0  # in which it neither works nor waits for a core or disk: a grader may get thousands that sleep
     memory_bytes: int = 1024 * MIB  # address space
     file_bytes: int = MIB  # of its output, and of each file
     folder_bytes: int = 16 * MIB
@@ -75,7 +67,6 @@ class ProgramVerdict:
 
     @property
     def passed(self) -> bool:
-        """Whether its test ran to the end."""
         return self.reason is Reason.PASSED
 
 
@@ -89,7 +80,6 @@ class Isolation:
 
     @property
     def name(self) -> str:
-        """`namespaces+landlock+seccomp`, or `none`."""
         return "+".join(self.layers) or "none"
 
 
@@ -111,12 +101,8 @@ class Libraries(NamedTuple):
 @functools.cache
 def libraries() -> Libraries:
     """Return what this interpreter needs; computed once per process."""
-    paths = sysconfig.get_paths()
-    wanted = [
-        paths["stdlib"],
-        paths["platstdlib"],
-        *(os.path.join(p, "lib") for p in (sys.base_prefix, sys.base_exec_prefix)),
-    ]
+    wanted = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    wanted += [os.path.join(prefix, "lib") for prefix in (sys.base_prefix, sys.base_exec_prefix)]
     wanted += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     wanted += [part for part in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(part)]
     there = {os.path.abspath(path) for path in wanted if os.path.exists(path)}
@@ -162,10 +148,9 @@ PRIVATE = "/private"
 
 
 def confine(plan: dict[str, Any], *, output: int, requests: int, answers: int) -> None:
-    """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed.
-
-    With the layer `namespaces`, a child of the calling process continues; the calling process waits for it and exits as it
-    did. Raises OSError: a layer can't be applied. The process must end then."""
+    """Confine this process for good. `output` becomes descriptors 1 and 2, `requests` 3, `answers` 4; all others are closed. With the layer
+    `namespaces` a child continues; the caller waits for it and exits as it did. Raises OSError: a layer can't be applied; the process must
+    end then."""
     os.setsid()
     linux.prctl(linux.PR_SET_PDEATHSIG, linux.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 1)  # otherwise its own /proc/self/uid_map can't be written

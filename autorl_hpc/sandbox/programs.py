@@ -1,8 +1,5 @@
-"""Run programs of a model against their tests, confined, several at once. `run_programs` is what scorers call.
-
-One warm interpreter forks a checker for each program (program_child.py). What confines programs on this host is found by running
-one behind each layer (`isolation`).
-"""
+"""Run programs of a model against their tests, confined, several at once. `run_programs` is what scorers call; one warm interpreter
+forks a checker for each program, and what confines them on this host is found by running one behind each layer (`isolation`)."""
 
 from __future__ import annotations
 
@@ -63,7 +60,6 @@ class ProgramRunner:
         self._end()
 
     def run(self, programs: Sequence[Program], found: Isolation, workers: int) -> list[ProgramVerdict]:
-        """See `run_programs`."""
         pool = ThreadPoolExecutor(workers, thread_name_prefix="program")
         try:
             with ended_by(self._end):
@@ -95,14 +91,13 @@ class ProgramRunner:
             plan = {
                 **asdict(self._limits),
                 **libraries()._asdict(),
-                "source": program.source,
-                "entry_point": program.entry_point,
-                "helpers": program.helpers,
-                "layers": list(layers),
+                **asdict(program),
+                "layers": layers,
                 "folder": folder,
             }
+            test = plan.pop("test")
             with _CORES:
-                return self._ask(framed(plan) + framed({"test": program.test}))
+                return self._ask(framed(plan) + framed({"test": test}))
         finally:
             _remove(folder)
 
@@ -217,11 +212,7 @@ def _fault(runner: ProgramRunner, layers: tuple[str, ...]) -> str:
 
 def _cannot_run(what: str) -> AutorlError:
     limit = too_low(ProgramLimits())
-    advice = (
-        f"raise that limit for graders ({limit})"
-        if limit
-        else "look at this node's memory, its temporary folder and its limits"
-    )
+    advice = f"raise that limit for graders ({limit})" if limit else "look at this node's memory, /tmp and limits"
     return AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
@@ -243,10 +234,9 @@ def run_programs(
     layers: Sequence[str] | None = None,
     unconfined: bool = False,
 ) -> list[ProgramVerdict]:
-    """Run each program against its test, `workers` at once, and return the verdicts in order. Raises AutorlError: this
-    host can't confine them, a checker can't be started, or a test is defective. `workers`: maximum, and never more than
-    this process's cores; `layers`: use these instead of all that work here; `unconfined`: run them even if they could
-    write to the files of this process's user."""
+    """Run each program against its test, at most `workers` at once, and return the verdicts in order. Raises AutorlError: this host can't
+    confine them, a checker can't be started, or a test is defective. `layers`: instead of all that work here; `unconfined`: run them even if
+    they could write to this user's files."""
     found = isolation() if layers is None else Isolation(tuple(layers))
     if found.may_write and not unconfined:
         raise AutorlError(
@@ -261,8 +251,7 @@ def run_programs(
 
 
 def longest_s(programs: int, workers: int, limits: ProgramLimits) -> float:
-    """Return the seconds that `run_programs` may take if programs use all their time. The first confinement test takes some
-    seconds more."""
+    """Return the seconds that `run_programs` may take if programs use all their time."""
     return math.ceil(programs / _at_once(workers)) * (limits.wall_s + GRACE_S)
 
 

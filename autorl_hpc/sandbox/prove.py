@@ -1,9 +1,7 @@
 """Proves on this node what a level stops, with the agent's actual plan; chooses the level of an attempt (`choose`).
 
-Listeners, a process with a word in its environment, and a file in shared memory are set up outside; trial.py tries to reach
-them from inside. A level is used only if the required properties hold: held-out data, ledgers and other runs hidden; base model
-and data read-only; network as requested; the agent's folders writable; GPUs usable. Everything else is reported as holes.
-"""
+Listeners, a process and other targets are set up outside; trial.py tries to reach them from inside. A level is used only if what must hold
+holds (held-out data, ledgers, other runs hidden; base model and data read-only; network; GPUs); the rest is reported as holes."""
 
 from __future__ import annotations
 
@@ -35,12 +33,12 @@ from autorl_hpc.states import Fault, Network, SandboxLevel
 TRIAL_S = 60.0  # CUDA may take many seconds to start on a node with eight GPUs
 MUNGE = ("/run/munge/munge.socket.2", "/var/run/munge/munge.socket.2")
 MAX_SAID = 300
+IPC = "/proc/self/ns/ipc"
 
 
 @dataclass(frozen=True)
 class TrialFindings:
-    """The result of a trial. `failures`: required properties that don't hold, or why no trial was possible; if empty, the
-    level can be used."""
+    """What a trial found. `failures`: what must hold and does not, or why no trial was possible; none: the level can be used."""
 
     failures: tuple[str, ...]
     holes: tuple[str, ...] = ()  # what the level does not stop
@@ -111,6 +109,7 @@ def _job(
         "backwards": outside.clock[::-1],
         "terminal": outside.terminal,
         "key_calls": key_calls(),
+        "ipc": os.readlink(IPC),
         "settings": ["/proc/sys/kernel/core_pattern", "/proc/sys/vm/dirty_writeback_centisecs"],
         "programs": list(programs),
         "cuda": cuda_works(),
@@ -141,9 +140,7 @@ def _failures(value: dict[str, Any], plan: SandboxPlan, outside: Outside) -> Ite
     placed = [plan.workspace, plan.tmp, *plan.readable, *(path for pair in plan.placed for path in pair)]
     for path, names in value["listed"].items():
         for name in names:
-            if not any(
-                below(each, os.path.join(path, name)) for each in placed
-            ):  # it leads to nothing that the plan shows
+            if not any(below(each, os.path.join(path, name)) for each in placed):  # it leads to nothing that is shown
                 yield f"{path} can be listed: {name}"
                 break
     yield from (f"{path} can be read" for path, how in value["read"].items() if how is True)
@@ -177,6 +174,8 @@ def _holes(value: dict[str, Any], outside: Outside) -> tuple[str, ...]:
         "terminals of other programs can be read and written (/dev/pts)": value["terminal"] is True,
         "kernel keyrings are shared with other processes": value["keys"] is True,
         "leases can hold up whoever opens a file": value["lease"] is True,
+        "System V IPC is shared with the node": value["ipc"] is True,
+        "the kernel's limits of a user (inotify, pipes, queues) are shared with the user's other programs": True,
         "locks (flock) on files that several runs read are shared": value["lock"] is True,
         "munge can be asked, so jobs can be submitted": any(sockets.get(path) is True for path in MUNGE),
         "Slurm's programs can be run": any(value["programs"].values()),
@@ -284,18 +283,11 @@ def choose(
         candidate = replace(plan, network=Network.OPEN if open_anyway else network)
         found = try_level(level, candidate, env, secret=secret, programs=programs)
         if not found.failures:
-            record = SandboxUsed(
-                level=level.name,
-                network=candidate.network,
-                holes=found.holes,
-                start_s=found.start_s,
-                refused=refused,
-            )
-            return ChosenLevel(level, candidate, record)
+            told = {"holes": found.holes, "start_s": found.start_s, "refused": refused}
+            return ChosenLevel(level, candidate, SandboxUsed(level=level.name, network=candidate.network, **told))
         refused[level.name] = "; ".join(found.failures)[:500]
-    demanded = (
-        "an image" if plan.image else f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
-    )
+    level_or_network = f"sandbox level {spec.level}" if spec.level != AUTO else f"network {network}"
+    demanded = "an image" if plan.image else level_or_network
     what = f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
     advice = "see what this node can do: autorl-hpc doctor; or demand less in the experiment's `sandbox`"
     raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)

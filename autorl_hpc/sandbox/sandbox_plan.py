@@ -67,9 +67,8 @@ def below(path: str, folder: str) -> bool:
 
 
 def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
-    """Return what programs on this machine need: system folders, Pythons, and folders named by PATH and similar variables.
-    `prefixes`: of Pythons (sys.prefix and similar); `outer`: the environment. For PATH folders outside the system's, the
-    libraries beside them are included."""
+    """Return what programs on this machine need: system folders, Pythons (`prefixes`: sys.prefix and similar), and folders named by PATH and
+    the like in the environment `outer`, with the libraries beside those of PATH."""
     found = [path for path in SYSTEM if os.path.lexists(path)]
     home = os.path.realpath(os.path.expanduser("~"))
     for prefix in prefixes:
@@ -90,9 +89,8 @@ def software(prefixes: Iterable[str], outer: dict[str, str]) -> list[str]:
 
 def program_folders(readable: Sequence[str]) -> list[str]:
     """Return program folders among an experiment's readable folders; they come last in the agent's PATH."""
-    folders = [
-        folder if os.path.basename(folder.rstrip("/")) == "bin" else os.path.join(folder, "bin") for folder in readable
-    ]
+    names = [folder.rstrip("/") for folder in readable]
+    folders = [name if os.path.basename(name) == "bin" else f"{name}/bin" for name in names]
     return [folder for folder in folders if os.path.isdir(folder)]
 
 
@@ -118,13 +116,8 @@ def devices() -> list[str]:
 
 def slurm_programs(outer: dict[str, str]) -> list[str]:
     """Return Slurm's programs on this machine."""
-    folders = [
-        *outer.get("PATH", os.defpath).split(os.pathsep),
-        "/usr/bin",
-        "/usr/sbin",
-        "/opt/slurm/bin",
-        "/usr/local/bin",
-    ]
+    folders = outer.get("PATH", os.defpath).split(os.pathsep)
+    folders += ["/usr/bin", "/usr/sbin", "/opt/slurm/bin", "/usr/local/bin"]
     found = {os.path.realpath(os.path.join(folder, name)) for folder in folders for name in SLURM_COMMANDS}
     return sorted(path for path in found if os.path.isfile(path))
 
@@ -176,17 +169,12 @@ class MountStep(NamedTuple):
 
 def steps(plan: SandboxPlan) -> list[MountStep]:
     """Return the mounts of a plan. /proc, /dev and the root itself are the level's own."""
-    made = [
-        MountStep("link", os.readlink(path), path)
-        if os.path.islink(path) and os.path.dirname(path) == "/"
-        else MountStep("readable", path, path)
-        for path in plan.readable
-    ]
-    shown = [step.target for step in made]
-    for path in plan.hidden:
-        if os.path.isdir(path) and _shown(path, shown):
-            made.append(MountStep("empty", "", path))
-    made += [MountStep("readable", "/dev/null", path) for path in plan.masked if _shown(path, shown)]
+    made = []
+    for path in plan.readable:
+        is_link = os.path.islink(path) and os.path.dirname(path) == "/"
+        made.append(MountStep("link", os.readlink(path), path) if is_link else MountStep("readable", path, path))
+    made += [MountStep("empty", "", path) for path in plan.hidden if os.path.isdir(path) and _shown(path, plan)]
+    made += [MountStep("readable", "/dev/null", path) for path in plan.masked if _shown(path, plan)]
     made += [MountStep("writable", plan.workspace, plan.workspace), MountStep("writable", plan.tmp, "/tmp")]
     made += [MountStep("readable", source, target) for source, target in plan.placed]
     if plan.socket_folder is not None:
@@ -198,8 +186,8 @@ def steps(plan: SandboxPlan) -> list[MountStep]:
     return sorted(made, key=lambda step: (step.target.rstrip("/").count("/"), order[step.kind]))
 
 
-def _shown(path: str, shown: list[str]) -> bool:
-    return any(below(path, each) for each in shown)
+def _shown(path: str, plan: SandboxPlan) -> bool:
+    return any(below(path, each) for each in plan.readable)
 
 
 # --- TCP ports that level `landlock` allows at any address: its rules name ports only, and training needs these
@@ -235,14 +223,13 @@ _TAKE_UP: Final = f'for each in "${{!{_CARRIED}@}}"; do export "${{!each}}"; uns
 
 
 def take_own(env: dict[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """Remove an agent definition's variables from `env` and return them, except those that ours override. They must not reach
-    the programs that build the sandbox from outside: LD_PRELOAD would load the agent's own code into them."""
+    """Remove an agent definition's variables from `env` and return them, except those that ours override. Programs that build the sandbox must
+    not get them: LD_PRELOAD would load the agent's code."""
     return {name: env.pop(name) for name, value in own.items() if env.get(name) == value}
 
 
 def carried(own: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables under neutral names, until `with_carried` restores them; a command line would show them to
-    everybody."""
+    """Return the variables under neutral names, until `with_carried` restores them; everybody sees command lines."""
     return {f"{_CARRIED}{number}": f"{name}={value}" for number, (name, value) in enumerate(own.items())}
 
 

@@ -127,7 +127,10 @@ def restrict_calls(*, may_write: bool) -> None:
 # for 45 seconds each time: the suite's own processes too.
 
 KEY_CALLS = "keyctl 250 219, add_key 248 217, request_key 249 218"
-F_SETLEASE = 1024
+IPC_CALLS = """shmget 29 194, shmat 30 196, shmctl 31 195, semget 64 190, semop 65 193, semctl 66 191, semtimedop 220 192, msgget 68 186,
+msgsnd 69 189, msgrcv 70 188, msgctl 71 187, mq_open 240 180, mq_unlink 241 181"""
+"""System V IPC and POSIX message queues, which level `landlock` shares with the node: segments are numbers, and anybody guesses them."""
+F_SETLEASE, F_SETDELEG = 1024, 1040
 
 
 def key_calls() -> list[int]:
@@ -136,17 +139,17 @@ def key_calls() -> list[int]:
     return [row[0] for row in _numbers(KEY_CALLS, ARCHITECTURES[machine][1])] if machine in ARCHITECTURES else []
 
 
-def guard_job() -> dict[str, Any] | None:
+def guard_job(*, shares_ipc: bool = False) -> dict[str, Any] | None:
     """Return what inside.py needs for `guard`: the number of keyctl and the filter's instructions; None if this architecture's
     numbers are unknown."""
     machine, calls = os.uname().machine, key_calls()
     if not calls:
         return None
-    made = _preamble(machine, UNKNOWN)
-    for number in calls:
+    made, column = _preamble(machine, UNKNOWN), ARCHITECTURES[machine][1]
+    for number, *_ in _numbers(f"{KEY_CALLS}, {IPC_CALLS}" if shares_ipc else KEY_CALLS, column):
         made += [(EQUAL, 0, 1, number), REFUSE]
-    for number, *_ in _numbers(FCNTL, ARCHITECTURES[machine][1]):
-        made += _by_argument(number, 1, [(EQUAL, 0, 1, F_SETLEASE), REFUSE, ALLOW])
+    for number, *_ in _numbers(FCNTL, column):
+        made += _by_argument(number, 1, [(EQUAL, 1, 0, F_SETLEASE), (EQUAL, 0, 1, F_SETDELEG), REFUSE, ALLOW])
     return {"keyctl": calls[0], "steps": [*made, ALLOW]}
 
 

@@ -1,8 +1,5 @@
-"""Trial inside a sandbox that finds out what it stops. Standard library only; `python -I -c SOURCE JSON`, JSON out.
-
-Every attempt is real: reading hidden files, writing read-only ones, reaching listeners outside. The caller (prove.py) checks
-whether anything arrived.
-"""
+"""Trial inside a sandbox that finds out what it stops: `python -I -c SOURCE JSON`, JSON out, standard library only. Every attempt is
+real; the caller (prove.py) checks whether anything arrived."""
 
 import ctypes
 import fcntl
@@ -14,11 +11,9 @@ import sys
 from collections.abc import Callable, Iterable
 
 TIMEOUT_S = 1.0
-ANSWER_S = 20.0
-"""Limit for a way out that must work: three processes must be scheduled before it answers, on a possibly busy node."""
+ANSWER_S = 20.0  # for a way out that must work, on a node that may be busy
 
-LEAST_PID = 64
-"""A sandbox with its own process numbers has lower ones, so the number would mean another process there."""
+LEAST_PID = 64  # a sandbox with process numbers of its own has lower ones
 
 
 def tried(action: Callable[[], object]) -> "bool | str":
@@ -99,6 +94,15 @@ def lease(path: str) -> None:
         fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 
 
+def ipc(outside: str) -> None:
+    """Make and remove a segment of memory where they are the node's."""
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(0, ctypes.c_size_t(1), 0o600) if os.readlink("/proc/self/ns/ipc") == outside else -1
+    if segment < 0:
+        raise OSError("refused, or not the node's")
+    libc.shmctl(segment, 0, None)
+
+
 def lock(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -141,6 +145,7 @@ def main() -> None:
         "abstract": tried(lambda: unix("\0" + job["word"])),
         "sockets": each(job["sockets"], unix),
         "lease": tried(lambda: lease(job["workspace"])),
+        "ipc": tried(lambda: ipc(job["ipc"])),
         "lock": tried(lambda: lock(job["read_only"][-1])),
         "keys": tried(lambda: keys(job["key_calls"])) if job["key_calls"] else True,
         "terminal": tried(lambda: os.close(os.open(job["terminal"], os.O_RDWR | os.O_NOCTTY))),

@@ -207,8 +207,8 @@ def note_version(
     stop: Callable[[], bool],
 ) -> None:
     """Write the version of the agent's program into the run's events; nothing for an agent without a program. `argv`:
-    returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, and without PYTHONPATH,
-    since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
+    returns a command as it runs in the sandbox; `env`: with the agent's mark; without secrets, with
+    the definition's PYTHONPATH alone, since what the agent can write must not be imported; `stop`: returns whether the attempt is to end."""
     program = agent.file.program
     if program:
         found = VERSION.search(_ask(argv(["bash", "-c", ASK, "version", *program]), env, mark, stop, VERSION_LIMIT_S))
@@ -227,7 +227,7 @@ def note_torch(
 ) -> str | None:
     """Ask the torch that the agent will use whether it sees the GPUs granted; write into the run's events if not, and return
     why. Arguments as for `note_version`."""
-    said = _ask(argv(["python3", "-I", "-c", TORCH_SAYS]), env, mark, stop, TORCH_LIMIT_S) if granted else ""
+    said = _ask(argv(["python3", "-s", "-c", TORCH_SAYS]), env, mark, stop, TORCH_LIMIT_S) if granted else ""
     why = unseen_gpus(said, granted)
     if why:
         append_event(events, "gpus_unseen", attempt=attempt, granted=granted, why=why)

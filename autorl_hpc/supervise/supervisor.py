@@ -178,14 +178,14 @@ class AgentRun:
         clock.note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
         end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
         append_event(events, "agent_ended", ended_by=ended_by, **end)
-        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason, self._trouble())
+        trouble = self._trouble(ended_by is EndedBy.AGENT_EXIT)
+        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason, trouble)
 
-    def _trouble(self) -> str | None:
-        if self.gateway is None:
-            return None
-        return (
-            "the gateway was dead" if self.gateway.deaf else lost(read_calls(self.run.driver_log), self.clock.attempt)
-        )
+    def _trouble(self, exited: bool) -> str | None:
+        if self.gateway is None or self.gateway.deaf:
+            return None if self.gateway is None else "the gateway was dead"
+        calls, clock = read_calls(self.run.driver_log), self.clock
+        return lost(calls, clock.attempt, clock.elapsed_s, exited=exited)
 
     def until_end(self, process: AgentProcess, usage: UsageWatch) -> EndedBy | None:
         """Wait until something ends this start of the agent. Return None for a signal or a newer attempt."""
@@ -427,7 +427,7 @@ class Supervisor:
             if "PYTHONPATH" in file.env:  # the definition's folders stand behind ours, and begin inside too
                 own["PYTHONPATH"] = env.pop("PYTHONPATH")
             plain = {name: value for name, value in env.items() if name not in {*ways, *file.secrets, "PYTHONPATH"}}
-            plain |= carried({name: value for name, value in own.items() if name != "PYTHONPATH"})
+            plain |= carried({name: file.env[name] for name in own})
             env |= carried(own)
             driver_port = None if gateway is None else gateway.port
             used = sandbox.choose(bridge.port, env, clock.attempt, driver_port=driver_port)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from checkpoints import Desk
-from driver_server import DriverServer, Turn
+from driver_server import DriverServer, Pace, Turn
 from helpers import PATIENCE_S, VARIANTS, Cluster, alive, command_of, wait_for
 
 from autorl_hpc.files.safe_open import read_calls
@@ -561,6 +561,18 @@ def test_a_driver_that_is_lost_is_the_clusters_fault_and_the_run_goes_on(
     assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
     sealed = cluster.view(run_id).sealed
     assert sealed is not None and (sealed.ended_by, sealed.exit_code, sealed.fault) == (EndedBy.AGENT_EXIT, 0, None)
+
+
+def test_a_driver_that_hangs_until_the_budgets_end_is_the_clusters_fault(
+    cluster: Cluster, driver: DriverServer
+) -> None:
+    """No request fails then, and the agent got 0 for it."""
+    driver.script = [Pace(Turn("late"), after_s=600)]
+    run_id = prepare(cluster, driver, CALLS + "does 'calls(1)'\n", budget={"wall_clock": "12s"})
+    assert cluster.supervisor(run_id).wait(PATIENCE_S) == 0, cluster.logs()
+    sealed = cluster.view(run_id).sealed
+    assert sealed is not None and (sealed.ended_by, sealed.fault) == (EndedBy.BUDGET, Fault.CLUSTER)
+    assert "requests were without an answer for" in str(sealed.reason)
 
 
 def test_a_driver_that_stays_lost_leaves_a_run_that_does_not_count(cluster: Cluster, driver: DriverServer) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE_S
 
-from autorl_hpc.agents.program_check import Where, look_at_torch
+from autorl_hpc.agents import Agent, AgentFile
+from autorl_hpc.agents.program_check import Where, look_at_torch, where_agents_run
 from autorl_hpc.files.layout import share
 
 TORCH = """
@@ -51,11 +52,32 @@ def test_gpus_that_the_agent_s_torch_does_not_see_are_in_the_events(tmp_path: Pa
     told = [json.loads(line) for line in events.read_text().splitlines()] if events.exists() else []
     assert [(one["event"], one["granted"], one["why"]) for one in told] == ([("gpus_unseen", 2, why)] if why else [])
     where = Where(str(python.parent), None, environ={"PATH": os.environ["PATH"]})
-    noted = look_at_torch(["sft"], where, 2)
+    plain = Agent(tmp_path, AgentFile(name="a", description="d"))
+    noted = look_at_torch([plain], where, 2)
     assert [(one.state, one.value) for one in noted] == ([("note", why)] if "None" in says else []), (
         "elsewhere its build alone tells"
     )
-    assert look_at_torch(["sft"], where, 0) == []
+    assert look_at_torch([plain], where, 0) == []
+
+
+OWN_TORCH = """
+class cuda:
+    device_count = staticmethod(lambda: 0)
+class version:
+    cuda, hip = None, None
+__version__ = "of-the-definition"
+"""
+
+
+def test_launch_and_doctor_ask_the_torch_that_a_definition_leads_to(tmp_path: Path) -> None:
+    """Its PYTHONPATH names another torch than the suite's own; on this host it is asked in a sandbox alone, since it runs its code."""
+    (tmp_path / "agents" / "mine").mkdir(parents=True)
+    torch = tmp_path / "agents" / "mine" / "torch.py"
+    torch.write_text(OWN_TORCH)
+    own = {"PYTHONPATH": str(torch.parent)}
+    mine = Agent(torch.parent, AgentFile.model_validate({"name": "mine", "description": "d", "env": own}))
+    (noted,) = look_at_torch([mine], where_agents_run(None), 2)
+    assert noted.agent == "mine" and noted.value.startswith("torch of-the-definition is built without CUDA")
 
 
 def test_a_scripted_agent_says_that_torch_sees_no_gpu_and_trains_on_the_cpu(tmp_path: Path) -> None:

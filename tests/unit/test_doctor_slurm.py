@@ -8,24 +8,9 @@ import patients
 import pytest
 from patients import Fake, by_name, profile, state
 
-from autorl_hpc.doctor import scheduler, visibility
+from autorl_hpc.doctor import scheduler, trial_jobs
 
 fake = patients.fake
-
-# --- Slurm's configuration ---
-
-
-CONFIG = {
-    "AccountingStorageType": "accounting_storage/slurmdbd",
-    "JobRequeue": "1",
-    "KillWait": "30 sec",
-    "MaxArraySize": "1001",
-    "MinJobAge": "300 sec",
-    "PreemptType": "preempt/none",
-    "SLURM_VERSION": "23.11.4",
-    "DefMemPerNode": "UNLIMITED",
-}
-
 
 # --- limits ---
 
@@ -39,7 +24,7 @@ def test_limits_of_a_user_and_of_the_account(fake: Fake) -> None:
         *) echo 'lab|me||normal||500|||||||'; echo 'lab|me||normal||500||||||' ;;
         esac""",
     )
-    config = {**CONFIG, "AccountingStorageEnforce": "associations,limits", "ClusterName": "c"}
+    config = {"AccountingStorageEnforce": "associations,limits", "ClusterName": "c"}
     found = by_name(scheduler.check_limits(config, profile(account="other")))
     assert state(found["your accounts"]) == "problem" and "lab; the profile says other" in found["your accounts"].value
     assert "500 jobs submitted" in found["account lab"].value
@@ -95,25 +80,11 @@ def test_partitions_as_told() -> None:
 
 def raw() -> tuple[dict[str, Any], dict[str, Any]]:
     """Two nodes, B's clock 100 s ahead, everything seen after 0.1 s."""
-    ways = list(visibility.WAYS)
-    a = {
-        "node": "n1",
-        "boot": "1",
-        "stopped": "",
-        "rounds": [[0.0, 100.01, 100.02, 0.03]] * 8,
-        "acted": dict.fromkeys(ways, 10.0),
-        "race": ["won", "lost"] * 15,
-        "held": "granted",
-    }
-    b = {
-        "node": "n2",
-        "boot": "2",
-        "stopped": "",
-        "seen": dict.fromkeys(ways, 110.1),
-        "race": ["lost", "won"] * 15,
-        "tried": "refused",
-        "again": "granted",
-    }
+    ways = list(trial_jobs.WAYS)
+    a: dict[str, Any] = {"node": "n1", "boot": "1", "stopped": "", "rounds": [[0.0, 100.01, 100.02, 0.03]] * 8}
+    a |= {"acted": dict.fromkeys(ways, 10.0), "race": ["won", "lost"] * 15, "held": "granted"}
+    b: dict[str, Any] = {"node": "n2", "boot": "2", "stopped": "", "seen": dict.fromkeys(ways, 110.1)}
+    b |= {"race": ["lost", "won"] * 15, "tried": "refused", "again": "granted"}
     return a, b
 
 
@@ -139,7 +110,7 @@ RENAMED, LISTED, RACE = "renamed over, by open()", "new file, by listing", "link
 )
 def test_what_two_nodes_saw(a: dict[str, Any], b: dict[str, Any], check: str, expected: str, words: str) -> None:
     first, second = raw()
-    found = by_name(visibility.judge({**first, **a}, {**second, **b}))[check]
+    found = by_name(trial_jobs.judge_pair({**first, **a}, {**second, **b}))[check]
     assert state(found) == expected and words in found.value
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autorl_hpc.drivers.client import lost, refusal
+from autorl_hpc.drivers.client import lost, wait_key
+from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.safe_open import DriverCall
+from autorl_hpc.files.store import read_endpoint, write_key
+from autorl_hpc.gateway.accounting import CallRecord
+from autorl_hpc.gateway.upstream import _blame, cluster_trouble
 from autorl_hpc.launch.drivers import notes
+from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.experiment import ExperimentSpec
 
 
@@ -42,29 +50,69 @@ def test_runs_that_no_leaderboard_compares_are_noted_before_they_run() -> None:
     assert noted("none", of_runs=both) == "", "at level none all networks are open"
 
 
-@pytest.mark.parametrize(
-    ("code", "said", "dialect", "problem", "passes"),
-    [
-        (401, "invalid key", "any", "refuses the key", False),
-        (403, "not in your region", "anthropic", "refuses the key", False),
-        (400, '{"status": "INVALID_ARGUMENT", "message": "API key not valid."}', "gemini", "refuses the key", False),
-        (402, "Insufficient Balance", "openai-chat", "gives this account no answers", False),
-        (429, '{"code": "insufficient_quota"}', "openai-chat", "gives this account no answers", False),
-        (404, "no such model", "openai-chat", "knows no such model", False),
-        (307, "", "openai-chat", "sends elsewhere", False),
-        (429, "slow down", "openai-chat", "is not there at the moment", True),
-        (503, "overloaded", "openai-chat", "is not there at the moment", True),
-        (400, "use max_completion_tokens", "openai-chat", None, False),  # the key was taken
-        (404, "not found", "any", None, False),  # an agent of no dialect may ask at another address
-    ],
-)
-def test_what_an_answer_says_of_the_key(code: int, said: str, dialect: str, problem: str | None, passes: bool) -> None:
-    found, may_pass = refusal(code, said, dialect)
-    assert (found is None) == (problem is None) and (problem or "") in (found or "") and may_pass == passes
+PAGE, QUOTA = "<html>no such page</html>", '{"error": {"code": "insufficient_quota"}}'
+SAYS: list[tuple[int, str, bool, str | None]] = [  # status, words, whether its path is known; what it says, None: the request's fault
+    (401, "invalid key", False, "refuses the key"),
+    (403, "not in your region", True, "refuses the key"),
+    (400, '{"status": "INVALID_ARGUMENT", "message": "API key not valid."}', True, "refuses the key"),
+    (402, "Insufficient Balance", True, "gives this account no answers"),
+    (429, QUOTA, True, "gives this account no answers"),
+    (400, "Your credit balance is too low", True, "gives this account no answers"),
+    (404, "no such page", True, "knows no such model or address"),
+    (404, "The model `m` does not exist", False, "knows no such model or address"),
+    (410, "", False, "knows no such model or address"),
+    (405, PAGE, True, "knows no such model or address"),
+    (307, "", True, "sends elsewhere"),
+    *((status, "x", True, "is not there at the moment") for status in (408, 409, 421, 424, 425, 429, 451, 500, 503, 529)),
+    *((status, "x", True, None) for status in (400, 413, 414, 415, 422, 431)),  # its own parameters, its length
+    (400, "prompt is too long: 9 tokens > 8 maximum; the model's context", True, None),
+    (404, "not found", False, None),  # an agent of no dialect may ask at another address
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("status", "said", "known", "problem"), SAYS)
+def test_what_an_error_says_of_key_account_and_place(status: int, said: str, known: bool, problem: str | None) -> None:
+    """One table for the proof of the key and for the gateway's log."""
+    found, passes = cluster_trouble(status, said, known=known)
+    assert (found or "").startswith(problem or "") and (found is None) == (problem is None)
+    assert passes == (problem == "is not there at the moment")
+    call = CallRecord("openai-chat", "/v1/chat/completions", status=status)
+    _blame(call, status, said, known)
+    assert call.fault == ("agent" if problem is None else "cluster")
+    once = problem is not None and not passes and status != 403
+    assert call.error is not None and call.error.startswith("driver_refuses: ") == once
+
+
+def test_a_page_in_place_of_an_answer_proves_no_key(tmp_path: Path) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(PAGE.encode())
+
+    key = tmp_path / "key"
+    write_key(key, "sk-0123456789")
+    place = ExperimentDir(tmp_path).driver_endpoint("d")
+    place.parent.mkdir(parents=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        spec = DriverSpec.model_validate({"kind": "api", "url": url, "model": "m", "key_file": str(key)})
+        assert not wait_key(ExperimentDir(tmp_path), "d", spec, "openai-chat", place.exists)
+        server.shutdown()
+    told = read_endpoint(place)
+    assert told is not None and told.state == "failed" and "is not there at the moment (502" in (told.problem or "")
 
 
 GOOD, BAD = {"status": 200}, {"status": 503, "fault": "cluster", "error": "the driver answered 503: x"}
 KEY_GONE = {"status": 401, "fault": "cluster", "error": "driver_key: the driver refuses the key"}
+NO_MODEL = {"status": 404, "fault": "cluster", "error": "driver_refuses: the driver answered 404: no model"}
+HANGS = {"status": 0, "under_way": True}
+LATE = {**BAD, "status": 504}
+
+
+def at(elapsed_s: float, call: dict[str, Any], total_s: float = 0.0) -> dict[str, Any]:
+    return {**call, "elapsed_s": elapsed_s, "total_s": total_s}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +120,7 @@ KEY_GONE = {"status": 401, "fault": "cluster", "error": "driver_key: the driver 
     [
         ([], False),
         ([GOOD, KEY_GONE], True),
+        ([GOOD, NO_MODEL], True),
         ([KEY_GONE, GOOD], False),
         ([GOOD, BAD, BAD], False),  # a request of the agent's own may bring about one
         ([GOOD, BAD, BAD, BAD], True),
@@ -82,6 +131,37 @@ KEY_GONE = {"status": 401, "fault": "cluster", "error": "driver_key: the driver 
     ],
 )
 def test_when_a_driver_counts_as_lost(calls: list[dict[str, Any]], lost_: bool) -> None:
+    assert all((lost(made(calls), 2, 3600.0, exited=exited) is not None) == lost_ for exited in (False, True))
+
+
+@pytest.mark.parametrize(
+    ("calls", "at_end", "at_exit"),  # of a run of 3600 s
+    [
+        ([at(100, GOOD, 5), at(1000, HANGS)], True, True),
+        ([at(100, GOOD, 5), at(2000, HANGS)], False, False),  # less than half of its time
+        ([at(100, GOOD, 5), at(3000, GOOD, 5), at(1000, HANGS)], False, False),  # it answers others meanwhile
+        ([at(700, LATE, 600), at(1400, LATE, 600), at(2100, HANGS)], True, True),
+        ([at(2000, LATE, 1900), at(2100, GOOD, 5)], True, False),  # an agent that exits had its answers at the end
+        ([at(1900, LATE, 900), at(1900, LATE, 900), at(1950, GOOD, 5)], False, False),  # of two at once
+        ([at(2000, {"status": 0}, 1900), at(2100, GOOD, 5)], True, False),  # cut by the end of a gateway
+        (
+            [{**at(1000, HANGS), "attempt": 1}, at(3000, GOOD, 5)],
+            False,
+            False,
+        ),  # when an earlier attempt's ended is not known
+        ([{**at(2000, LATE, 1900), "attempt": 1}], True, False),
+        ([at(2000, {"status": 400, "fault": "agent"}, 1900)], False, False),
+    ],
+)
+def test_a_driver_that_is_silent_for_most_of_the_time_is_lost(
+    calls: list[dict[str, Any]], at_end: bool, at_exit: bool
+) -> None:
+    """Catches a driver that hangs until the budget's end: no request fails then."""
+    found = [lost(made(calls), 2, 3600.0, exited=exited) for exited in (False, True)]
+    assert [each is not None for each in found] == [at_end, at_exit]
+    assert lost(made([at(1, HANGS)]), 2, 50.0, exited=True) is None, "it exits while its first request is under way"
+
+
+def made(calls: list[dict[str, Any]]) -> list[DriverCall]:
     same = {"at": "t", "dialect": "openai-chat", "path": "/v1/chat/completions", "attempt": 2}
-    made = [DriverCall.model_validate({**same, "number": n + 1, **call}) for n, call in enumerate(calls)]
-    assert (lost(made, 2) is not None) == lost_
+    return [DriverCall.model_validate({**same, "number": n + 1, **call}) for n, call in enumerate(calls)]

@@ -7,18 +7,15 @@ import json
 import os
 import resource
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import needs
 import pytest
 from helpers import PATIENCE_S, wait_for
 
 from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import ExperimentDir, RunDir
-from autorl_hpc.gateway.run_gateway import MAX_CONNECTIONS
 from autorl_hpc.records.driver import DriverSpec
 from autorl_hpc.records.entries import DriverUse
 from autorl_hpc.records.experiment import Budget
@@ -108,34 +105,6 @@ def test_one_that_can_take_no_connection_is_not_ended(tmp_path: Path) -> None:
         assert pid(one) == first and "gateway_hung" not in events(one)
     finally:
         one.end()
-
-
-@pytest.mark.slow
-def test_idle_connections_without_the_token_beyond_a_number_close_the_oldest_at_once(gateway: GatewayProcess) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.prlimit(pid(gateway), resource.RLIMIT_NOFILE)[0] < 4 * MAX_CONNECTIONS:
-        needs.skip("kernel", "fewer descriptors here")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    held: list[socket.socket] = []
-    try:
-        for _ in range(MAX_CONNECTIONS // 2 + 1):
-            held.append(socket.create_connection(("127.0.0.1", gateway.port), timeout=PATIENCE_S))
-        assert held[0].recv(1) == b"", "closed"
-        held[1].setblocking(False)
-        with pytest.raises(BlockingIOError):
-            held[1].recv(1)  # the second one is still there: it was the number, and not the time
-    finally:
-        for each in held:
-            each.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    wait_for(lambda: answers_again(gateway), "a place")
-
-
-def answers_again(gateway: GatewayProcess) -> bool:
-    try:
-        return models(gateway) == [MODEL]
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def test_the_next_one_goes_on_from_what_was_told(tmp_path: Path) -> None:

@@ -18,7 +18,12 @@ https://api.openai.com/v1/messages evil.example:443 /v1beta/models/m:batchGenera
 """
 
 
-@pytest.mark.parametrize("target", [*OTHERS.split(), "", "/v1/messages\n", "/v1/mes sages"])
+QUERIES = ("a=1", "alt=media", "beta=true&beta=true", "alt=sse&alt=json", "beta", "$alt=sse", "%61lt=sse&x=%ff")
+
+
+@pytest.mark.parametrize(
+    "target", [*OTHERS.split(), "", "/v1/messages\n", "/v1/mes sages", *(f"/v1/messages?{query}" for query in QUERIES)]
+)
 def test_other_paths_dont_pass(target: str) -> None:
     with pytest.raises(Refusal):
         route("POST", target)
@@ -44,14 +49,6 @@ def test_other_paths_dont_pass(target: str) -> None:
 def test_known_paths_pass(target: str, dialect: str, path: str) -> None:
     found = route("POST", target)
     assert (found.dialect, found.path) == (dialect, path)
-
-
-@pytest.mark.parametrize(
-    "query", ["a=1", "alt=media", "beta=true&beta=true", "alt=sse&alt=json", "beta", "$alt=sse", "%61lt=sse&x=%ff"]
-)
-def test_other_queries_dont_pass(query: str) -> None:
-    with pytest.raises(Refusal):
-        route("POST", f"/v1/messages?{query}")
 
 
 def test_headers_pass_by_a_list() -> None:

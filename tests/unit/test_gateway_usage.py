@@ -65,7 +65,38 @@ def test_no_bytes_break_the_meter(parts: list[bytes]) -> None:
         assert (counted(parts, kind).tokens_in or 0) >= 0
 
 
-TEXTS = {
+EVENTS = "text/event-stream"
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "status"),
+    [
+        (b"", "application/json", 502),
+        (b"", EVENTS, 502),
+        (b"null", "application/json", 502),
+        (b" <!doctype html>", "text/html", 502),
+        (b"<html>", EVENTS, 502),
+        (b": waiting\n\ndata: [DONE]\n\n", EVENTS, 502),
+        (b'{"error": "no worker is free"}', "application/json", 500),
+        (b'{"error": {"code": 429, "message": "x"}}', "application/json", 429),
+        (b'{"error": {"code": "context_length_exceeded", "type": "invalid_request_error"}}', "application/json", 400),
+        (b'{"error": {"code": 1e400, "type": ["x"], "status": "RESOURCE_EXHAUSTED"}}', "application/json", 429),
+        (b'{"object": "error", "message": "x", "type": "BadRequestError", "code": 400}', "application/json", 400),
+        (b'event: error\ndata: {"type": "error", "error": {"type": "overloaded_error"}}\n\n', EVENTS, 503),
+        (b'data: {"response": {"status": "failed", "error": {"code": "server_error"}}}\n\n', EVENTS, 503),
+        (b'{"error": null, "output": []}', "application/json", None),
+        (b'{"input_tokens": 5}', "application/json", None),
+        (b"plain words", "text/plain", None),
+    ],
+)
+def test_an_error_a_page_or_nothing_is_no_answer(data: bytes, kind: str, status: int | None) -> None:
+    meter = UsageMeter(kind)
+    meter.feed(data)
+    meter.end(True)
+    assert (meter.failure or (None,))[0] == status and meter.answered == (status is None)
+
+
+TEXTS: dict[str, Any] = {
     "chat": ({"choices": [{"message": {"content": "w " * 100}}]}, "prompt_tokens", "completion_tokens"),
     "responses": ({"object": "response", "output": [{"content": [{"text": "w " * 100}]}]}, "input_tokens", "output_tokens"),
     "anthropic": ({"type": "message", "content": [{"text": "w " * 100}]}, "input_tokens", "output_tokens"),
