@@ -37,7 +37,7 @@ class AutorlError(Exception):
         fault: who has to act.
         next_step: what to do about it.
         exit_code: exit code of the command that fails with this error.
-        final: trying again can't help, so a job that fails with it isn't started again.
+        passes: a later try may work, so a job that fails with it is started again.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class AutorlError(Exception):
         fault: Fault | None = None,
         next_step: str | None = None,
         exit_code: Exit = Exit.USAGE,
-        final: bool = False,
+        passes: bool = False,
     ) -> None:
-        self.final = final
+        self.passes = passes
         self.what = visible(what)
         super().__init__(self.what)
         self.where = None if where is None else visible(os.fspath(where))
@@ -137,7 +137,7 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
         errno.EROFS: "this file system is read-only: choose another folder (--root, or AUTORL_ROOT)",
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
-    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else ""
     return AutorlError(
         f"{doing} failed: {error.strerror or error}{full}",
         where=where,
