@@ -534,6 +534,10 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
             from autorl_hpc.supervise.supervisor import seal_orphans
 
             return Exit.FAILED if seal_orphans(experiment, sys.stdin.read()) else Exit.OK
+        case "again":
+            from autorl_hpc.launch.sbatch import submit_again
+
+            submit_again(experiment, json.loads(sys.stdin.read()))
         case "finish":
             from autorl_hpc.grading.lost_runs import seal_what_is_lost
 

@@ -130,11 +130,12 @@ CLUSTER_WORDS = {
 
 @dataclass(frozen=True)
 class OrphanEnding:
-    """Why an orphaned run ended, for its seal."""
+    """Why an orphaned run ended, for its seal. `again`: another job may get further."""
 
     ended_by: EndedBy
     fault: Fault | None
     reason: str
+    again: bool = False
 
 
 def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool = False) -> OrphanEnding:
@@ -148,7 +149,9 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
     seen = task.seen
     if seen is None or task.state is JobState.GONE:
         number = task.submitted.job_id or "that was never numbered"
-        return _cluster(f"the scheduler doesn't know job {number} any more: it lost it, or it ended long ago unseen")
+        return _cluster(
+            f"the scheduler doesn't know job {number} any more: it lost it, or it ended long ago unseen", True
+        )
     word = (seen.state.replace("+", " ").replace(",", " ").split() or [""])[0].upper()
     code, _, by_signal = (seen.exit_code or "").partition(":")
     log = (log_tail or "").lower()
@@ -170,22 +173,22 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
             return _cluster(f"{reason} before the agent began")
         return OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
     if CREDENTIAL in log or CREDENTIAL in (seen.reason or "").lower():
-        return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)")
+        return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)", True)
     if word in CLUSTER_WORDS:
-        return _cluster(f"{what}: {CLUSTER_WORDS[word]}")
+        return _cluster(f"{what}: {CLUSTER_WORDS[word]}", word != "DEADLINE")
     if task.state is JobState.DONE:
-        return _cluster(f"{what}, and no job is left that could go on with the run")
+        return _cluster(f"{what}, and no job is left that could go on with the run", True)
     if by_signal == "53" or (log_tail is None and not began):
-        return _cluster(f"{what}: it never ran; its folder or its log could not be opened on the node")
+        return _cluster(f"{what}: it never ran; its folder or its log could not be opened on the node", True)
     if code == str(EXIT_RESUME):
-        return _cluster(f"{what}: the time limit came before the budget was used, and it was the last link")
+        return _cluster(f"{what}: the time limit came before the budget was used, and it was the last link", True)
     if code in ("126", "127"):
         return _cluster(f"{what}: a command of the job was not found; see its log and the profile's set-up lines")
     if by_signal == "9":
-        return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand")
+        return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand", True)
     node = f" on {seen.nodes}" if seen.nodes else ""
     return _cluster(f"{what}{node}{'' if began else ' before the agent began'}; see its log")
 
 
-def _cluster(reason: str) -> OrphanEnding:
-    return OrphanEnding(EndedBy.CRASHED, Fault.CLUSTER, reason)
+def _cluster(reason: str, again: bool = False) -> OrphanEnding:
+    return OrphanEnding(EndedBy.CRASHED, Fault.CLUSTER, reason, again)

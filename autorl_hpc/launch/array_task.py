@@ -23,7 +23,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.jobs import EARLY_S
-from autorl_hpc.launch.local import KEPT, Stopping
+from autorl_hpc.launch.local import BEAT_LOOK_S, KEPT, GraderKeeper, Stopping
 from autorl_hpc.records.cluster import ClusterProfile, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, Fault, JobState, job_state
@@ -55,6 +55,9 @@ class ArrayTask:
     run_id: str
     stopping: Stopping
     _grader: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self._keeper = GraderKeeper(self.experiment, self.stopping)
 
     def work(self) -> int:
         """Work until the run no longer needs this job or the job ends; return the exit code."""
@@ -101,7 +104,7 @@ class ArrayTask:
         """Wait for the supervisor, restarting a grader that ended, and return the exit code."""
         while True:
             try:
-                code = child.wait(timeout=LOOK_S)
+                code = child.wait(timeout=BEAT_LOOK_S)
             except subprocess.TimeoutExpired:
                 self._keep_grader()
                 continue
@@ -115,12 +118,13 @@ class ArrayTask:
             self.stopping.sleep(CRASH_PAUSE_S)
 
     def _keep_grader(self) -> None:
-        """In `placement: step`, start the grader, or restart it if it ended."""
+        """In `placement: step`, start the grader, or restart it if it ended or hangs."""
         if not self._step or self.stopping.asked:
             return
         if self._grader is not None:
-            if self._grader.poll() is None:
+            if self._grader.poll() is None and not self._keeper.end_if_hung(self._grader):
                 return
+            self._grader.wait()
             self.stopping.children.remove(self._grader)
         self._grader = self.stopping.start("grader", str(self.experiment.path), KEPT, env=self._gpus()[1])
 

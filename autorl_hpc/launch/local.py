@@ -80,6 +80,8 @@ CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 IDLE_PAUSE_S = 5.0  # seconds between two checks whether a driver is needed again
+HUNG_S, START_S = 60.0, 600.0  # a grader without a sign of life for so long hangs; from its start to its first one
+BEAT_LOOK_S = 5.0
 STEADY_S = 600.0  # a grader that lived this long is started again without counting its earlier deaths
 ENDED_ITSELF = (
     0,
@@ -160,44 +162,71 @@ KEPT = "kept"  # the argument of a grader that another process of its job starts
 
 
 class GraderKeeper:
-    """Runs graders one after another in one job; one that died is started again after a growing pause."""
+    """Runs graders one after another in one job; one that died or hangs is started again after a growing pause."""
 
-    def __init__(self, experiment: ExperimentDir, stopping: Stopping) -> None:
+    def __init__(self, experiment: ExperimentDir, stopping: Stopping, hung_s: float = HUNG_S) -> None:
         self.experiment, self.stopping, self.deaths = experiment, stopping, 0
+        self.hung_s = max(hung_s, 2 * read_experiment(experiment).grader.stale_after_s)
         host, pid = host_name(), os.getpid()
         self._beat = Heartbeat(
             grader=f"{host}-{pid}-job", host=host, pid=pid, counter=0, state="ended", job_id=job_id()
         )
+        self._seen: tuple[object, ...] = ()  # the grader's pid, counter and state
+        self._since = self._looked = time.monotonic()  # of what was seen; of the last look
 
     def once(self) -> int:
         """Run one grader to its end, and return its exit code; after a death, when the pause is over."""
-        began_s = time.monotonic()
+        began_s, why = time.monotonic(), "died ({})"
         child = self.stopping.start("grader", str(self.experiment.path), KEPT)
-        code = child.wait()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(BEAT_LOOK_S)
+                break
+            if self.end_if_hung(child):
+                why = "gave no sign of life and was killed"
         self.stopping.children.remove(child)
         if self.stopping.asked or code in ENDED_ITSELF:
             return code
         self.deaths = 1 if time.monotonic() - began_s > STEADY_S else self.deaths + 1
         pause_s = min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** min(self.deaths - 1, 10))
-        problem = f"the grader died ({code}), {self.deaths} in a row; started again in {pause_s:.0f} s"
+        problem = f"the grader {why.format(code)}, {self.deaths} in a row; started again in {pause_s:.0f} s"
         log.warning(problem)
         self._tell(state="restarting", problem=problem)
         self.stopping.sleep(pause_s)
         self._tell(state="ended")
         return code
 
-    def _tell(self, **changes: Any) -> None:
+    def end_if_hung(self, child: subprocess.Popen[bytes]) -> bool:
+        """Kill a grader whose heartbeat has stood still for `hung_s` while this process ran and could write one itself. Before its
+        first beat and after its last one it may take longer."""
+        now, start = time.monotonic(), f"{self._beat.host}-{child.pid}-"
+        names = [name for name in reading.list_names(self.experiment.graders) if name.startswith(start)]
+        beat = reading.read_json_or_none(self.experiment.graders / names[-1]) if names else None
+        seen = (child.pid, beat.get("counter"), beat.get("state")) if isinstance(beat, dict) else (child.pid,)
+        if seen != self._seen or now - self._looked > 2 * BEAT_LOOK_S:  # this process was suspended, too
+            self._seen, self._since = seen, now
+        self._looked = now
+        works = len(seen) == 3 and seen[2] != "ended"
+        if now - self._since <= (self.hung_s if works else START_S) or not self._tell():
+            return False
+        log.error("the grader %d gave no sign of life for %.0f s: killing it", child.pid, now - self._since)
+        child.kill()
+        return True
+
+    def _tell(self, **changes: Any) -> bool:
         self._beat = self._beat.model_copy(update={"counter": self._beat.counter + 1, **changes})
         with contextlib.suppress(OSError):
             queues.write_heartbeat(self.experiment.graders, self._beat)
+            return True
+        return False
 
 
-def run_graders(experiment: ExperimentDir) -> int:
+def run_graders(experiment: ExperimentDir, hung_s: float = HUNG_S) -> int:
     """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told to: the chain's
     next link takes over."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
-    keeper = GraderKeeper(experiment, stopping)
+    keeper = GraderKeeper(experiment, stopping, hung_s)
     while True:
         code = keeper.once()
         if stopping.asked or code in ENDED_ITSELF:

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_
 from autorl_hpc.cluster.slurm import SchedulerError, comment
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.run_view import RunView
@@ -173,9 +174,19 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     ]
 
 
-def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
-    """Submit what is missing and return every job of this launch. Raises AutorlError: the scheduler refused, in its words; the
-    jobs of this launch were taken back; KeyboardInterrupt (also at TERM and HUP): the same."""
+def submit_again(experiment: ExperimentDir, runs: Collection[str]) -> None:
+    """Submit these runs anew, which the cluster lost, with graders for them. Raises as `submit`."""
+    submit(experiment, read_experiment(experiment), print, runs)
+
+
+def submit(
+    experiment: ExperimentDir,
+    record: ExperimentRecord,
+    say: Callable[[str], None],
+    only: Collection[str] | None = None,
+) -> list[Submitted]:
+    """Submit what is missing (of runs: of these `only`) and return every job of this launch. Raises AutorlError: the scheduler
+    refused, in its words; the jobs of this launch were taken back; KeyboardInterrupt (also at TERM and HUP): the same."""
     assert record.cluster is not None
     experiment = ExperimentDir(experiment.path.resolve())
     if re.search(r"[%\\\n]", str(experiment.path)):  # Slurm would change the path of the log, and the job would fail
@@ -195,7 +206,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
         first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
         planner = Planner(record, record.cluster, sites.ask(record.cluster), jobs.uid, first)
-        planned = planner.plan(_missing(experiment, record, jobs))
+        planned = planner.plan(_missing(experiment, record, jobs, only))
         scripts = Scripts(experiment, record, record.cluster, jobs.uid)
         done = _submit_all(experiment, jobs, planned, scripts)
         for words in never_start(planned, scripts):
@@ -243,12 +254,14 @@ def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Itera
             left.unlink(missing_ok=True)
 
 
-def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
+def _missing(
+    experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs, only: Collection[str] | None
+) -> Needs:
     """Return what has no job that is alive or waiting."""
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
     closed, has_job = set(reading.list_names(experiment.finished)), table.alive_runs()
     over, step = set(record.runs) <= closed, record.grader.placement == "step"
-    runs = [run for run in record.runs if run not in closed | has_job]
+    runs = [run for run in record.runs if run not in closed | has_job and (only is None or run in only)]
     if not step:  # sealed runs need only a grader
         runs = [run for run in runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
 

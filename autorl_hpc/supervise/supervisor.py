@@ -342,7 +342,9 @@ class Supervisor:
             log.error("attempt %d failed: %s", attempt, error)
             if isinstance(error, OSError):
                 passes = is_cluster_error(error) and error.errno not in LASTING
-                where = self.workspace / (error.filename if isinstance(error.filename, str) else "")  # names by descriptor are below it
+                where = self.workspace / (
+                    error.filename if isinstance(error.filename, str) else ""
+                )  # names by descriptor are below it
                 error = from_os_error(error, "this attempt", where)
             else:
                 passes = error.passes
