@@ -491,23 +491,19 @@ for _tool, _help in {
 
 # --- what queued jobs run, not people; each can be restarted at any time
 
-Pids = Annotated[list[int] | None, typer.Option()]
-
 
 @app.command(hidden=True)
 def job(
     what: str,
     experiment: Path,
     name: Annotated[str, typer.Argument()] = "",
-    while_alive: Pids = None,
-    after: Pids = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a queued job. `name` is a run for `agent`, a driver for `driver` and `drive`, the number of an sbatch call for `task`."""
-    raise typer.Exit(_job(what, ExperimentDir(experiment), name, while_alive or [], after or []))
+    raise typer.Exit(_job(what, ExperimentDir(experiment), name))
 
 
-def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+def _job(what: str, experiment: ExperimentDir, name: str) -> int:
     match what:  # each imports only what it needs: they start often
         case "agent":
             from autorl_hpc.supervise.supervisor import run_agent_job
@@ -544,11 +540,11 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
             seal_what_is_lost(experiment)
             _finish(experiment)
         case _:
-            return _local_job(what, experiment, name, while_alive, after)
+            return _local_job(what, experiment, name)
     return Exit.OK
 
 
-def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+def _local_job(what: str, experiment: ExperimentDir, name: str) -> int:
     from autorl_hpc.launch import local
 
     match what:
@@ -557,11 +553,11 @@ def _local_job(what: str, experiment: ExperimentDir, name: str, while_alive: lis
         case "array":
             return local.run_array(experiment)
         case "chain":
-            return local.run_chain(experiment, while_alive)
+            return local.run_chain(experiment)
         case "drive":
-            return local.keep_driver(experiment, name, while_alive)
+            return local.keep_driver(experiment, name)
         case "report":
-            local.wait_for_end(experiment, after)
+            local.wait_for_end(experiment)
             _finish(experiment)
         case _:
             raise typer.BadParameter(f"there is no job `{what}`")

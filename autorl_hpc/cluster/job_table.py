@@ -1,5 +1,5 @@
-"""The table of an experiment's Slurm jobs: which job is for which run or grader, whether it is alive, why it ended; and the
-files slurm.json (submitted jobs) and seen.json (what the watcher saw)."""
+"""The table of an experiment's Slurm jobs, why one ended, and the files slurm.json (submitted) and seen.json
+(watched)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ SEEN_NAME = "seen.json"
 
 
 def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
-    """Read slurm.json, the jobs that launches submitted; None before the first. Raises AutorlError if the file is damaged;
-    OSError: it can't be read."""
+    """Read slurm.json; None before the first launch. Raises AutorlError: it is damaged; OSError: it can't be read."""
     # Not in jobs/, which users may delete: the watcher must still know its jobs.
     path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
@@ -63,8 +62,8 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse; with `asked_back` also
-        those that a failed launch is taking back, for clean-up."""
+        """Match jobs by name, since Slurm may reuse ids; with `asked_back` also those that a failed launch takes
+        back."""
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)
@@ -139,13 +138,8 @@ class OrphanEnding:
 
 
 def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool = False) -> OrphanEnding:
-    """Return why the last job of an unsealed run ended.
-
-    Args:
-        began: whether a supervisor of the run ever wrote an entry.
-        log_tail: the end of the job's log; None if there is no log.
-        shared: the job's memory was shared with a grader.
-    """
+    """Return why the last job of an unsealed run ended. `began`: a supervisor of the run wrote an entry; `log_tail`:
+    the end of the job's log; None if there is none; `shared`: it shared its memory with a grader."""
     seen = task.seen
     if seen is None or task.state is JobState.GONE:
         number = task.submitted.job_id or "that was never numbered"

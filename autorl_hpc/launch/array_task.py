@@ -1,8 +1,6 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
-
-USR2 or TERM stops the agent cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the
-next link may start; before a preemption it waits to be killed, because only a killed job is requeued; else it goes on.
-"""
+USR2 or TERM stops the agent: at the time limit the task ends with success, for the next link to start; before a
+preemption it waits to be killed, since only a killed job is requeued; else it goes on."""
 
 from __future__ import annotations
 
@@ -129,8 +127,7 @@ class ArrayTask:
         self._grader = self.stopping.start("grader", str(self.experiment.path), KEPT, env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
-        """End the grader and return the code; after success let it clear the queue first, which it does after closing a run. The
-        last grader of an experiment ends by itself."""
+        """End the grader and return the code; after success it clears the queue first."""
         deadline = time.monotonic() + FINISH_S
         while code == 0 and self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
             over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
@@ -177,8 +174,7 @@ class ArrayTask:
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
-    """Work on this array task's run (`job task`) and return the exit code. Raises AutorlError: this is not a job of that
-    array."""
+    """Work on this array task's run and return the exit code. Raises AutorlError: this is no job of that array."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
     record = read_experiment(experiment)
