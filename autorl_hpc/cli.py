@@ -468,23 +468,19 @@ def add_extensions() -> None:
 
 # --- what queued jobs run, not people; each can be restarted at any time
 
-Pids = Annotated[list[int] | None, Option()]
-
 
 @app.command(hidden=True)
 def job(
     what: str,
     experiment: Path,
     name: Annotated[str, Argument()] = "",
-    while_alive: Pids = None,
-    after: Pids = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a queued job. `name`: a run for `agent`, a driver for `driver` and `drive`, the sbatch call's number for `task`."""
-    raise typer.Exit(_job(what, ExperimentDir(experiment), name, while_alive or [], after or []))
+    raise typer.Exit(_job(what, ExperimentDir(experiment), name))
 
 
-def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int], after: list[int]) -> int:
+def _job(what: str, experiment: ExperimentDir, name: str) -> int:
     if what in ("submit-local", "array", "chain", "drive", "report"):
         from autorl_hpc.launch import local
     match what:  # each imports only what it needs: they start often
@@ -513,6 +509,10 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
             from autorl_hpc.supervise.supervisor import seal_orphans
 
             return Exit.FAILED if seal_orphans(experiment, sys.stdin.read()) else Exit.OK
+        case "again":
+            from autorl_hpc.launch.sbatch import submit_again
+
+            submit_again(experiment, json.loads(sys.stdin.read()))
         case "finish":
             from autorl_hpc.grading.lost_runs import seal_what_is_lost
 
@@ -523,11 +523,11 @@ def _job(what: str, experiment: ExperimentDir, name: str, while_alive: list[int]
         case "array":
             return local.run_array(experiment)
         case "chain":
-            return local.run_chain(experiment, while_alive)
+            return local.run_chain(experiment)
         case "drive":
-            return local.keep_driver(experiment, name, while_alive)
+            return local.keep_driver(experiment, name)
         case "report":
-            local.wait_for_end(experiment, after)
+            local.wait_for_end(experiment)
             _finish(experiment)
         case _:
             raise typer.BadParameter(f"there is no job `{what}`")

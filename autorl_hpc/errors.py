@@ -30,7 +30,8 @@ def visible(text: str) -> str:
 
 class AutorlError(Exception):
     """An error with a message for people: what went wrong, where, who has to act, what to do next. Terminal escapes are made
-    visible. `final`: a job that fails with it isn't started again, because that can't help."""
+    visible. `passes`: a later try may work, so a job that fails
+    with it is started again."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class AutorlError(Exception):
         fault: Fault | None = None,
         next_step: str | None = None,
         exit_code: Exit = Exit.USAGE,
-        final: bool = False,
+        passes: bool = False,
     ) -> None:
-        self.final = final
+        self.passes = passes
         self.what = visible(what)
         super().__init__(self.what)
         self.where = None if where is None else visible(os.fspath(where))
@@ -111,6 +112,6 @@ def from_os_error(error: OSError, doing: str, where: str | os.PathLike[str]) -> 
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), other),
         errno.ENOTDIR: "a part of this path is a file: remove it or choose another folder (--root)",
     }.get(error.errno or 0, "see the message; nothing written before is lost")
-    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    full = room_at(where) if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS) else ""
     what, code = f"{doing} failed: {error.strerror or error}{full}", Exit.ENVIRONMENT
     return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code)

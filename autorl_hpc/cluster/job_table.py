@@ -1,5 +1,5 @@
-"""The table of an experiment's Slurm jobs: which job is for which run or grader, whether it is alive, why it ended; and the
-files slurm.json (submitted jobs) and seen.json (what the watcher saw)."""
+"""The table of an experiment's Slurm jobs, why one ended, and the files slurm.json (submitted) and seen.json
+(watched)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ SEEN_NAME = "seen.json"
 
 
 def read_submitted(experiment: ExperimentDir) -> SlurmJobs | None:
-    """Read slurm.json, the jobs that launches submitted; None before the first. Raises AutorlError if the file is damaged;
-    OSError: it can't be read."""
+    """Read slurm.json; None before the first launch. Raises AutorlError: it is damaged; OSError: it can't be read."""
     # Not in jobs/, which users may delete: the watcher must still know its jobs.
     path = experiment.path / SUBMITTED_NAME
     if SUBMITTED_NAME not in reading.list_names(experiment.path):
@@ -63,8 +62,8 @@ class JobTable:
 
     @classmethod
     def of(cls, jobs: SlurmJobs, seen: Iterable[SeenJob], *, asked_back: bool = False) -> JobTable:
-        """Match the submitted jobs with the scheduler's, by name and not only by job id, which Slurm may reuse; with `asked_back` also
-        those that a failed launch is taking back, for clean-up."""
+        """Match jobs by name, since Slurm may reuse ids; with `asked_back` also those that a failed launch takes
+        back."""
         by_name: dict[str, list[SeenJob]] = {}
         for job in seen:
             by_name.setdefault(job.name, []).append(job)
@@ -130,25 +129,23 @@ CLUSTER_WORDS = {
 
 @dataclass(frozen=True)
 class OrphanEnding:
-    """Why an orphaned run ended, for its seal."""
+    """Why an orphaned run ended, for its seal. `again`: another job may get further."""
 
     ended_by: EndedBy
     fault: Fault | None
     reason: str
+    again: bool = False
 
 
 def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool = False) -> OrphanEnding:
-    """Return why the last job of an unsealed run ended.
-
-    Args:
-        began: whether a supervisor of the run ever wrote an entry.
-        log_tail: the end of the job's log; None if there is no log.
-        shared: the job's memory was shared with a grader.
-    """
+    """Return why the last job of an unsealed run ended. `began`: a supervisor of the run wrote an entry; `log_tail`:
+    the end of the job's log; None if there is none; `shared`: it shared its memory with a grader."""
     seen = task.seen
     if seen is None or task.state is JobState.GONE:
         number = task.submitted.job_id or "that was never numbered"
-        return _cluster(f"the scheduler doesn't know job {number} any more: it lost it, or it ended long ago unseen")
+        return _cluster(
+            f"the scheduler doesn't know job {number} any more: it lost it, or it ended long ago unseen", True
+        )
     word = (seen.state.replace("+", " ").replace(",", " ").split() or [""])[0].upper()
     code, _, by_signal = (seen.exit_code or "").partition(":")
     log = (log_tail or "").lower()
@@ -170,22 +167,22 @@ def explain(task: ListedJob, *, began: bool, log_tail: str | None, shared: bool 
             return _cluster(f"{reason} before the agent began")
         return OrphanEnding(EndedBy.OUT_OF_MEMORY, Fault.AGENT, reason)
     if CREDENTIAL in log or CREDENTIAL in (seen.reason or "").lower():
-        return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)")
+        return _cluster(f"{what}: the node was still ending an earlier attempt (job credential revoked)", True)
     if word in CLUSTER_WORDS:
-        return _cluster(f"{what}: {CLUSTER_WORDS[word]}")
+        return _cluster(f"{what}: {CLUSTER_WORDS[word]}", word != "DEADLINE")
     if task.state is JobState.DONE:
-        return _cluster(f"{what}, and no job is left that could go on with the run")
+        return _cluster(f"{what}, and no job is left that could go on with the run", True)
     if by_signal == "53" or (log_tail is None and not began):
-        return _cluster(f"{what}: it never ran; its folder or its log could not be opened on the node")
+        return _cluster(f"{what}: it never ran; its folder or its log could not be opened on the node", True)
     if code == str(EXIT_RESUME):
-        return _cluster(f"{what}: the time limit came before the budget was used, and it was the last link")
+        return _cluster(f"{what}: the time limit came before the budget was used, and it was the last link", True)
     if code in ("126", "127"):
         return _cluster(f"{what}: a command of the job was not found; see its log and the profile's set-up lines")
     if by_signal == "9":
-        return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand")
+        return _cluster(f"{what}: everything in it was killed, by the node's kernel or by hand", True)
     node = f" on {seen.nodes}" if seen.nodes else ""
     return _cluster(f"{what}{node}{'' if began else ' before the agent began'}; see its log")
 
 
-def _cluster(reason: str) -> OrphanEnding:
-    return OrphanEnding(EndedBy.CRASHED, Fault.CLUSTER, reason)
+def _cluster(reason: str, again: bool = False) -> OrphanEnding:
+    return OrphanEnding(EndedBy.CRASHED, Fault.CLUSTER, reason, again)

@@ -1,5 +1,5 @@
-"""Slurm's clients (sbatch, squeue, scancel, scontrol, sacct): run with a time limit and without a surrounding job's variables;
-find, cancel and describe our jobs; keep an experiment's head in a job comment."""
+"""Slurm's clients (sbatch, squeue, scancel, scontrol, sacct), our jobs in them, and an experiment's head in a job
+comment."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def run(argv: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> str:
 
 
 def sbatch(script: str, options: Sequence[str]) -> str:
-    """Submit a script from standard input, and return what sbatch says beside the job's number. Raises SchedulerError if it
-    refused, is not here, or did not answer."""
+    """Submit a script, and return what sbatch says beside the job's number. Raises SchedulerError: refused, or no
+    answer."""
     env = without_secrets(without_scheduler(os.environ))
     env.pop("PYTHONPATH", None)
     answer = ask(["sbatch", "--parsable", *options], env={**env, "LC_ALL": "C"}, limit_s=SUBMIT_LIMIT_S, given=script)
@@ -117,8 +117,7 @@ def comment(uid: str, number: int) -> str:
 
 
 def jobs(names: Iterable[str]) -> list[SeenJob]:
-    """Return our jobs with these names, arrays task by task, the newest sbatch call last. Raises SchedulerError if the scheduler
-    does not answer."""
+    """Return our jobs with these names, arrays task by task, the newest sbatch call last. Raises SchedulerError."""
     wanted, found = sorted(set(names)), []
     argv = ["squeue", "--noheader", "--array", "--states=all", f"--user={os.geteuid()}"]
     argv += [f"--name={','.join(wanted)}", f"--format={SEPARATOR.join(FIELDS)}"]
@@ -173,8 +172,8 @@ def _by_scontrol(job_id: str) -> dict[str, dict[str, str]]:
 
 
 def lives(job_id: str, name: str) -> bool:
-    """Return whether scontrol shows this task of an array, or the tasks that wait with it, under this name and not over. Raises
-    SchedulerError if it gives no answer; that it knows no such job is one."""
+    """Return whether scontrol shows this task, or those that wait with it, under this name and not over. Raises
+    SchedulerError."""
     try:
         known = _by_scontrol(job_id)
     except SchedulerError as error:
@@ -196,8 +195,8 @@ def key_values(line: str) -> dict[str, str]:
 
 
 def accounting(names: Iterable[str]) -> list[SeenJob] | None:
-    """Return our jobs by sacct, the last record of each; None without accounting or if its database can't be reached. Raises
-    SchedulerError if sacct failed for another reason."""
+    """Return our jobs by sacct, the last record of each; None without accounting or its database. Raises
+    SchedulerError."""
     argv = [
         *("sacct", "--noheader", "--allocations", "--parsable2", f"--delimiter={SEPARATOR}", f"--uid={os.geteuid()}"),
         *("--starttime=now-60days", f"--name={','.join(sorted(set(names)))}"),
@@ -223,8 +222,7 @@ def alive(seen: Iterable[SeenJob]) -> list[SeenJob]:
 
 
 def cancel(job_ids: Sequence[str]) -> None:
-    """Cancel these jobs by scancel; jobs that have ended already are no error. Raises SchedulerError if the scheduler does not
-    answer."""
+    """Cancel these jobs; those that have ended are no error. Raises SchedulerError: no answer."""
     try:
         if job_ids:
             run(["scancel", *job_ids])
@@ -240,8 +238,8 @@ def own_id() -> str | None:
 
 
 def own_job() -> tuple[str, float | None] | None:
-    """Return the Slurm state of this process's job and the seconds until its time limit; None if unknown. If squeue can't be
-    used (in a container), newer versions of Slurm have the end time in a variable."""
+    """Return state and seconds left of this process's job; None if unknown. Without squeue, by the end time in a
+    variable."""
     job_id, me = os.environ.get("SLURM_JOB_ID"), own_id()
     if job_id is None:
         return None
@@ -287,8 +285,7 @@ class JobComment:
 
 
 def tell(short: str) -> bool:
-    """Write the short head into the comment of the job that this process runs in; False if that fails. A site may forbid it and
-    a container may lack the clients; nothing depends on it."""
+    """Write the short head into the comment of this process's job; False if that fails, on which nothing depends."""
     job_id = os.environ.get("SLURM_JOB_ID")
     if not job_id:
         return False
@@ -303,8 +300,7 @@ def tell(short: str) -> bool:
 
 
 def told(jobs: SlurmJobs) -> list[JobComment]:
-    """Return the heads in the comments of an experiment's report jobs, the newest job last. Raises SchedulerError if the
-    scheduler does not answer."""
+    """Return the heads in the comments of an experiment's report jobs, the newest last. Raises SchedulerError."""
     names = ",".join(sorted({submitted.name for submitted in jobs.submitted if submitted.role == "report"}))
     if not names:
         return []

@@ -79,8 +79,8 @@ def python_beside(program: str) -> str | None:
 
 
 def look_for_engine(profile: ClusterProfile | None, environ: Mapping[str, str], doubt: str = "") -> VllmOnHost:
-    """Return whether graders would find a Python with vLLM, by the rules of grading/engines/worker_process.py. `environ` is that of
-    jobs, after the profile's modules and setup; `doubt` says what could not be found out about it."""
+    """Return whether graders would find a Python with vLLM. `environ`: of jobs, after modules and setup; `doubt`: what
+    is unknown of it."""
     if profile is not None and profile.container is not None:
         return VllmOnHost("note", "vLLM must be in the image that jobs run in, which is not looked into")
     named = environ.get(PROGRAM_VARIABLE) or (profile.vllm if profile is not None else None)

@@ -60,8 +60,11 @@ def wait_ready(
 def _not_there(name: str, why: str, last: DriverEndpoint | None, experiment: ExperimentDir) -> AutorlError:
     told = f" ({last.problem})" if last is not None and last.problem else ""
     what, where = f"the driver {name} doesn't answer: {why}{told}", experiment.driver_log(name)
-    advice = f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`"
-    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    advice, code = (
+        f"see the log of its server, then launch again: `autorl-hpc launch {experiment.given}`",
+        Exit.ENVIRONMENT,
+    )
+    return AutorlError(what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True)
 
 
 # --- the key of a driver behind an API, proven before a clock starts: one request for one token, by the first run of the experiment.
@@ -104,8 +107,8 @@ def wait_key(
                 asked, mine, pause_s = None, True, PASSING_PAUSE_S
         if time.monotonic() - began > KEY_PATIENCE_S:
             what = f"the driver {name} {problem or 'was not asked'}"
-            advice = f"correct it, then launch again: `autorl-hpc launch {experiment.given}`"
-            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+            advice, code = f"correct it, then launch again: `autorl-hpc launch {experiment.given}`", Exit.ENVIRONMENT
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True)
         time.sleep(pause_s)
     return path is None
 

@@ -52,7 +52,7 @@ def main() -> int:
     deny_inspection()
     for number in DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
     if os.getppid() != parent:
         return int(Exit.OK)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s gateway %(levelname)s %(message)s")

@@ -1,4 +1,5 @@
-"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and seals runs whose jobs are gone.
+"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and submits anew or seals runs whose jobs
+are gone.
 
 One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if its
 clock stood still for STANDS_STILL_S of the watcher's own time, squeue showed no job of it all that while, and scontrol agrees.
@@ -115,7 +116,7 @@ class Watcher(threading.Thread):
         self._note(None)
         if looks:  # never on what squeue said a while ago
             board = JobTable.of(jobs, self._seen.values())
-            self._seal_orphans(self._orphans(jobs, board), board)
+            self._end_orphans(jobs, self._orphans(jobs, board), board)
         return True
 
     def _hold_claim(self) -> bool:
@@ -241,19 +242,27 @@ class Watcher(threading.Thread):
                 runs |= set(submitted.runs)
         return runs
 
-    def _seal_orphans(self, runs: list[str], board: JobTable) -> None:
-        """Seal runs with the supervisors' own command in a process, because only supervisors write seals."""
-        rows = []
-        for run_id in runs:
-            ending = self._ending_of(run_id, board.of_run(run_id))
+    def _end_orphans(self, jobs: SlurmJobs, runs: list[str], board: JobTable) -> None:
+        """Submit anew those that the cluster lost and whose `attempts` allow it, as `launch` does; seal the others, as supervisors
+        do. Both by a command in a process: only these packages submit, and write seals."""
+        endings = {run_id: self._ending_of(run_id, board.of_run(run_id)) for run_id in runs}
+        most, cancelled = read_experiment(self.experiment).spec.attempts, reading.list_names(self.experiment.cancel)
+        again = []
+        for run_id, ending in endings.items():
             log.warning("%s has no job left: %s", run_id, ending.reason)
-            rows.append({"run_id": run_id, **asdict(ending)})
-        if not rows:
-            return
-        command = [sys.executable, "-m", "autorl_hpc", "job", "seal", str(self.experiment.path)]
-        subprocess.run(command, input=json.dumps(rows).encode(), timeout=SEAL_LIMIT_S, check=False)
+            launches = sum(run_id in each.runs and each.link == 1 and not each.asked_back for each in jobs.submitted)
+            if ending.again and launches < most and run_id not in cancelled:
+                again.append(run_id)
+        if again and self._job("again", again) == 0:
+            endings = {run_id: ending for run_id, ending in endings.items() if run_id not in again}
+        if endings:
+            self._job("seal", [{"run_id": run_id, **asdict(ending)} for run_id, ending in endings.items()])
         for run_id in runs:
             self._still.pop(run_id, None)  # a failed one is tried again later
+
+    def _job(self, what: str, given: object) -> int:
+        command = [sys.executable, "-m", "autorl_hpc", "job", what, str(self.experiment.path)]
+        return subprocess.run(command, input=json.dumps(given).encode(), timeout=SEAL_LIMIT_S, check=False).returncode
 
     def _ending_of(self, run_id: str, tasks: list[ListedJob]) -> OrphanEnding:
         known = [task for task in tasks if task.seen is not None]

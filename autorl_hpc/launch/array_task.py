@@ -1,8 +1,6 @@
 """One task of a Slurm array of agents: restarts its run's supervisor after a crash; in `placement: step` also a grader.
-
-USR2 or TERM stops the agent cleanly. What comes next depends on the cause: at the time limit the task ends successfully, so that the
-next link may start; before a preemption it waits to be killed, because only a killed job is requeued; else it goes on.
-"""
+USR2 or TERM stops the agent: at the time limit the task ends with success, for the next link to start; before a
+preemption it waits to be killed, since only a killed job is requeued; else it goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.launch.jobs import EARLY_S
-from autorl_hpc.launch.local import KEPT, Stopping
+from autorl_hpc.launch.local import BEAT_LOOK_S, KEPT, GraderKeeper, Stopping
 from autorl_hpc.records.cluster import ClusterProfile, Submitted
 from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EXIT_RESUME, Fault, JobState, job_state
@@ -55,6 +53,9 @@ class ArrayTask:
     run_id: str
     stopping: Stopping
     _grader: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self._keeper = GraderKeeper(self.experiment, self.stopping)
 
     def work(self) -> int:
         """Work until the run no longer needs this job or the job ends; return the exit code."""
@@ -101,7 +102,7 @@ class ArrayTask:
         """Wait for the supervisor, restarting a grader that ended, and return the exit code."""
         while True:
             try:
-                code = child.wait(timeout=LOOK_S)
+                code = child.wait(timeout=BEAT_LOOK_S)
             except subprocess.TimeoutExpired:
                 self._keep_grader()
                 continue
@@ -115,18 +116,18 @@ class ArrayTask:
             self.stopping.sleep(CRASH_PAUSE_S)
 
     def _keep_grader(self) -> None:
-        """In `placement: step`, start the grader, or restart it if it ended."""
+        """In `placement: step`, start the grader, or restart it if it ended or hangs."""
         if not self._step or self.stopping.asked:
             return
         if self._grader is not None:
-            if self._grader.poll() is None:
+            if self._grader.poll() is None and not self._keeper.end_if_hung(self._grader):
                 return
+            self._grader.wait()
             self.stopping.children.remove(self._grader)
         self._grader = self.stopping.start("grader", str(self.experiment.path), KEPT, env=self._gpus()[1])
 
     def _end(self, code: int) -> int:
-        """End the grader and return the code; after success let it clear the queue first, which it does after closing a run. The
-        last grader of an experiment ends by itself."""
+        """End the grader and return the code; after success it clears the queue first."""
         deadline = time.monotonic() + FINISH_S
         while code == 0 and self._grader is not None and self._grader.poll() is None and not self.stopping.asked:
             over = set(self.record.runs) <= set(reading.list_names(self.experiment.finished))
@@ -173,8 +174,7 @@ class ArrayTask:
 
 
 def run_task(experiment: ExperimentDir, number: int) -> int:
-    """Work on this array task's run (`job task`) and return the exit code. Raises AutorlError: this is not a job of that
-    array."""
+    """Work on this array task's run and return the exit code. Raises AutorlError: this is no job of that array."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
     record = read_experiment(experiment)

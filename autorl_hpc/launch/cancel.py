@@ -1,5 +1,5 @@
-"""`cancel`: mark runs in the cancel folder, which supervisors see within a second, and end the jobs if all are cancelled.
-Accepted submissions are still scored and the runs are closed, so a cancelled run has a report too."""
+"""`cancel`: mark runs, which their supervisors see within a second, and end the jobs if all are cancelled. What was
+accepted is still scored."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ WAIT_WORDS = f"sealed; waiting at most {CLOSE_WAIT_S:.0f} s for a grader to scor
 def cancel_runs(
     experiment: ExperimentDir, runs: list[str], say: Callable[[str], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Cancel the given runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError:
-    the experiment has no run with that id."""
+    """Cancel these runs, or all, and wait until they are sealed. Return the facts for `--json`. Raises AutorlError: no
+    such run."""
     record = read_experiment(experiment)
     unknown = [run for run in runs if run not in record.runs]
     if unknown:
@@ -96,8 +96,8 @@ def cancel_runs(
 def _cancel(
     experiment: ExperimentDir, record: ExperimentRecord, wanted: list[str], say: Callable[[str], None], everything: bool
 ) -> tuple[list[str], list[str]]:
-    """Running supervisors seal their runs; those that wait for a job or lost it are sealed here, on Slurm after their job is cancelled.
-    Return the runs that are not sealed and the jobs that are left."""
+    """Seal runs that wait for a job or lost it; running supervisors seal theirs. Return the unsealed runs, and jobs
+    that are left."""
     local, running = record.cluster is None, set[str | None]()
     # In `placement: step` graders are in the agents' jobs.
     role, poll_s = "agents" if record.grader.placement == "step" else "grader-", POLL_S if local else CLUSTER_POLL_S

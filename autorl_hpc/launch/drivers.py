@@ -30,7 +30,7 @@ def served(spec: ExperimentSpec) -> Sequence[str]:
 
 
 def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience]:
-    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model to serve is not staged, or was
+    """Return the pinned facts of each driver of the matrix. Raises AutorlError: a model is not staged, or was
     changed."""
     return {
         name: driver.science(model_hash(root, driver.model, f"drivers.{name}.model") if driver.kind == "vllm" else None)
@@ -39,8 +39,8 @@ def driver_sciences(root: Root, spec: ExperimentSpec) -> dict[str, DriverScience
 
 
 def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
-    """Return the content hash of a staged model after checking its files. Raises AutorlError: it is not staged or was
-    changed; the error names the experiment's field."""
+    """Return the content hash of a staged model, whose files are checked. Raises AutorlError: not staged, or
+    changed."""
     try:
         manifest = verify_model(root, name)
     except AutorlError as error:
@@ -52,8 +52,8 @@ def model_hash(root: Root, name: str, field: str, kind: str = "model") -> str:
 
 
 def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: ClusterProfile | None, where: Path) -> None:
-    """Check before anything is queued that keys exist and are private, and that GPUs suffice. No error shows part of a
-    key. `profile`: None for this machine. Raises AutorlError: names the field."""
+    """Check that keys exist and are private, and that GPUs suffice. No error shows a key. `profile`: None here. Raises
+    AutorlError."""
     for name, driver in used(spec).items():
         if driver.kind == "vllm":
             _check_gpus(name, driver, profile, where)
@@ -74,8 +74,8 @@ def check_drivers(spec: ExperimentSpec, experiment: ExperimentDir, profile: Clus
 
 
 def check_agents_secrets(spec: ExperimentSpec, frozen: Path | None, where: Path) -> None:
-    """Check that no agent's `secrets` name a driver's key variable. `frozen`: the code whose agents run; None for the
-    agents as they are now. Raises AutorlError: names the agent."""
+    """Raise AutorlError if an agent's `secrets` name a driver's key. `frozen`: the code whose agents run; None: as they
+    are now."""
     variables = {driver.key_variable: name for name, driver in spec.drivers.items() if driver.key_variable is not None}
     folders = None if frozen is None else [frozen / "templates" / "agents"]
     for loaded in (load_agent(agent, folders) for agent in spec.matrix.agent):
@@ -113,8 +113,8 @@ def _check_gpus(name: str, driver: DriverSpec, profile: ClusterProfile | None, w
 
 
 def lay_keys(spec: ExperimentSpec, experiment: ExperimentDir, where: Path) -> None:
-    """Write `drivers/<name>.key`: a random key for each server of ours, and keys from variables, which jobs do not get.
-    Raises AutorlError: see `check_drivers`; OSError: it can't be written."""
+    """Write `drivers/<name>.key`: random for servers of ours, from variables that jobs don't get. Raises AutorlError,
+    OSError."""
     for name, driver in used(spec).items():
         path = experiment.driver_key(name)
         if driver.kind == "vllm":
@@ -135,8 +135,7 @@ def drop_keys(experiment: ExperimentDir) -> None:
 def facts(
     spec: ExperimentSpec, profile: ClusterProfile | None, runs: Mapping[str, int], hours: float
 ) -> list[dict[str, Any]]:
-    """Return what the drivers may cost, for a dry run. `runs`: number of runs by driver; `hours`: from the first agent's
-    start to the last one's end, during which a driver is served."""
+    """Return what drivers may cost, for a dry run. `runs`: by driver; `hours`: for which one is served."""
     found, tokens = [], spec.budget.tokens
     for name, driver in used(spec).items():
         count, gpus = runs.get(name, 0), gpus_of(driver, profile) if driver.kind == "vllm" else None

@@ -37,8 +37,8 @@ from autorl_hpc.tasks.loader import Task, load_task, with_environment_hash
 
 
 def check_search(recipe: Recipe, task: str, where: Path) -> None:
-    """Check that the recipe fully names its search engine and that its key can be read. Raises AutorlError: it does not.
-    No connection is tried, because this machine may have no network."""
+    """Raise AutorlError if the recipe doesn't name its search engine in full, or its key can't be read. Nothing is
+    connected."""
     kind = recipe.options.get("search")
     try:
         if kind in ("online", "replay"):
@@ -101,9 +101,9 @@ def read_spec(path: Path) -> ExperimentSpec:
 def expand(
     spec: ExperimentSpec, root: Root, where: Path, frozen: Path | None = None, *, prompting: bool = True
 ) -> list[Cell]:
-    """Return the runs of an experiment, in the order of the matrix. `frozen`: look for tasks and agents only in this
-    frozen code; `prompting`: run ids hold the hash of what decides prompts, as in every new experiment. Raises AutorlError: a task or agent is unknown, a model or task is not staged or was changed, a run is
-    listed twice, or no run is left."""
+    """Return the runs in the order of the matrix. `frozen`: only with its tasks and agents; `prompting`: run ids hold
+    the hash of what decides prompts. Raises AutorlError: something is unknown, not staged, changed or listed twice, or
+    no run is left."""
     task_places = None if frozen is None else [frozen / "tasks"]
     agent_places = None if frozen is None else [frozen / "templates" / "agents"]
     tasks = {name: _located(load_task, name, task_places, where, "matrix.task") for name in spec.matrix.task}
@@ -186,8 +186,8 @@ def _in_field(check: Callable[[], Checked], field: str, where: Path | None = Non
 
 
 def _combinations(spec: ExperimentSpec, where: Path) -> list[dict[str, Any]]:
-    """Return the value of each axis for each run. Raises AutorlError: a value stands twice, a rule of `exclude` is wrong,
-    or nothing is left."""
+    """Return the value of each axis for each run. Raises AutorlError: a value twice, a wrong rule of `exclude`, or no
+    run."""
     axes: dict[str, Sequence[Any]] = {axis: getattr(spec.matrix, axis) for axis in AXES}
     for axis, values in axes.items():
         if twice := [value for value, count in Counter(values).items() if count > 1]:

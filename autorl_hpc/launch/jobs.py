@@ -1,6 +1,5 @@
-"""Plan which Slurm jobs an experiment needs and what each depends on: chains of graders and of drivers served here, arrays of agents
-that wait for both to start (each link's task for the same task of the link before), and the report, which waits for the graders.
-"""
+"""Plan an experiment's Slurm jobs and what each depends on: chains of graders and served drivers, arrays of agents that
+wait for both, the report."""
 
 from __future__ import annotations
 
@@ -65,9 +64,8 @@ def _impossible(what: str, where: str, next_step: str) -> AutorlError:
 def agent_links(
     budget: Budget, profile: ClusterProfile, limit_s: float | None, where: str, *, closing_s: float = 0.0
 ) -> Links:
-    """Return the jobs of one run: one if the limit allows it, else a chain with one spare link. Raises AutorlError: a job
-    is too short to be useful, or too many are needed. `limit_s`: the longest possible job; None for no limit; `closing_s`:
-    what the job does after the agent's end if its grader is in it."""
+    """Return the jobs of one run: one, or a chain with one to spare. `limit_s`: the longest job; None for any;
+    `closing_s`: what it does after the agent's end. Raises AutorlError: jobs are too short, or too many are needed."""
     work_s = budget.wall_clock_s + budget.given_back_at_most_s + END_S + closing_s
     around_s = START_S + profile.signal_before_end_s + EARLY_S
     minutes = _minutes(work_s + around_s + min(SPARE_S, budget.wall_clock_s * SPARE_SHARE))
@@ -98,9 +96,8 @@ def chain_links(
     where: str = "",
     what: str = "grader.time",
 ) -> Links:
-    """Return the jobs of a grader or driver: enough to last from the first agent to the last, without queueing, but at
-    least `least`. `limit_s`: the longest possible job; `asked_s`: job length from the field `what` of experiment or profile; None if
-    unset; `least_s`: the shortest useful job."""
+    """Return the jobs of a grader or driver: enough from the first agent to the last, `least` at least. `asked_s`: a
+    job's length from field `what`; None if unset; `least_s`: the shortest useful job."""
     long_s = math.ceil(runs / spec.parallel) * agent.count * agent.minutes * 60 + CLOSING_S
     minutes = _minutes(min(GRADER_S, 2 * long_s)) if asked_s is None else _floor_minutes(asked_s)
     if limit_s is not None:
@@ -135,12 +132,8 @@ class JobPlan:
 
 @dataclass(frozen=True)
 class Needs:
-    """The jobs that an experiment lacks.
-
-    Attributes:
-        drivers: by name of a served driver, 1 if its chain must be submitted, 0 if it exists.
-        driving: by name of a served driver, the id of its job that runs or will run.
-    """
+    """The jobs that an experiment lacks. `drivers`: by name, 1 if a chain is missing, else 0; `driving`: by name, the
+    id of its job."""
 
     runs: Sequence[str]  # runs without a job
     graders: Sequence[int]  # by grader number, 1 if its chain must be submitted, 0 if it exists
@@ -165,8 +158,8 @@ class Planner:
         self.grader = profile.grader.resources(self.spec.resources.grader)
 
     def plan(self, needs: Needs) -> list[JobPlan]:
-        """Return the sbatch calls in the order in which they must be made. Raises AutorlError: the site's limits make the
-        budget impossible."""
+        """Return the sbatch calls in the order to make them. Raises AutorlError: the site's limits make the budget
+        impossible."""
         closing_s = CLOSING_S if self.step else 0.0  # with its grader in it, a job lasts until the run is closed
         limit_s = self._limit_s(self.agent)
         links = agent_links(self.spec.budget, self.profile, limit_s, self.profile.name, closing_s=closing_s)
@@ -209,8 +202,8 @@ class Planner:
         ]
 
     def _arrays(self, needs: Needs, links: Links, start: str) -> list[JobPlan]:
-        """Return the arrays, each with all of its links. If there are more arrays than may run at once, the next array waits for
-        the last link of the one before it in its lane."""
+        """Return the arrays, each with all links. Of more than may run at once, the next waits for the last link of its
+        lane's."""
         parallel = max(1, self.spec.parallel - needs.busy)
         parts = split(needs.runs, self.site.max_array_size, parallel)
         lanes = min(len(parts), parallel)
@@ -234,8 +227,8 @@ class Planner:
 
     @staticmethod
     def _start(starters: Sequence[str], needs: Needs, driving: Sequence[JobPlan]) -> str:
-        """Return what agents wait for: any grader, and every driver. Slurm allows only one kind of separator, so with drivers it
-        is the first grader. An existing driver job comes before a planned one, which would wait for its end."""
+        """Return what agents wait for: any grader, and every driver. Slurm allows one kind of separator: with drivers
+        the first grader. A driver's existing job comes before a planned one, which would wait for its end."""
         planned = {job.submitted.role.removeprefix(DRIVER_ROLE): f"{{{job.key}}}" for job in driving}
         drivers = [job for name in needs.drivers if (job := needs.driving.get(name) or planned.get(name))]
         if not drivers:
@@ -287,8 +280,8 @@ OF_A_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"
 
 
 def job_environment(experiment: ExperimentDir, record: ExperimentRecord) -> dict[str, str]:
-    """Return this environment with the frozen code, without a surrounding job's variables, and with only those secrets that the
-    experiment's agents name."""
+    """Return this environment with the frozen code, without a surrounding job's variables, and with the agents' secrets
+    alone."""
     outer = without_scheduler(os.environ)
     env = without_secrets(outer)  # other processes of the user can read a job's environment
     frozen = experiment.code / record.code_hash / "templates" / "agents"

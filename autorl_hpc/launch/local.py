@@ -1,8 +1,5 @@
-"""Jobs on this machine: submit them through submitit's local executor, run arrays, grader chains and drivers, stop them.
-
-The payload is always `python -m autorl_hpc job ...`, so nothing is pickled. The jobs have a session of their own: closing the terminal
-or ctrl-C does not end them.
-"""
+"""Jobs on this machine: submit them through submitit's local executor, run arrays, grader chains and drivers, stop them. They have a
+session of their own: closing the terminal or ctrl-C does not end them."""
 
 from __future__ import annotations
 
@@ -14,8 +11,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,19 +77,17 @@ CRASH_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 10.0
 MAX_CRASH_PAUSE_S = 60.0
 IDLE_PAUSE_S = 5.0  # seconds between two checks whether a driver is needed again
+HUNG_S, START_S = 60.0, 600.0  # a grader without a sign of life for so long hangs; from its start to its first one
+BEAT_LOOK_S = 5.0
 STEADY_S = 600.0  # a grader that lived this long is started again without counting its earlier deaths
-ENDED_ITSELF = (
-    0,
-    130,
-    EXIT_TROUBLE,
-)  # exit codes of a grader that has nothing to do, was told to end, or can't score here
-CRASHES_BEFORE_LEAVING = 10
-"""Supervisors of one run that may fail before an array gives up on it; with the pauses, five minutes."""
+ENDED_ITSELF = (0, 130, EXIT_TROUBLE)  # of a grader that has nothing to do, was told to end, or can't score here
+CRASHES_BEFORE_LEAVING = (
+    10  # supervisors of a run that may fail before an array leaves it; with the pauses, five minutes
+)
 
 
 def run_array(experiment: ExperimentDir) -> int:
-    """Run every run's supervisor, at most `parallel` at once, and restart those that did not seal. Return the exit code. One that
-    fails before it begins an attempt (a full disk) is retried with growing pauses, then left for the next launch."""
+    """Run every run's supervisor, at most `parallel` at once; restart those that did not seal. Return the exit code."""
     stopping = Stopping()
     running: dict[str, subprocess.Popen[bytes]] = {}
     done: set[str] = set()
@@ -138,10 +133,7 @@ MAX_COMMAND_BYTES = 1 << 20
 
 
 def processes(experiment: ExperimentDir) -> dict[int, list[str]]:
-    """Return, by pid, the arguments after `job` of every process on this host that works on this experiment.
-
-    They are found by command line, so even if the process that started them was killed.
-    """
+    """Return, by pid, the arguments after `job` of every process on this host that works on this experiment, orphans too."""
     path, found = str(experiment.path.resolve()), {}
     for folder in Path("/proc").glob("[0-9]*"):
         words = (reading.tail(folder / "cmdline", MAX_COMMAND_BYTES) or "").split("\0")
@@ -160,66 +152,92 @@ KEPT = "kept"  # the argument of a grader that another process of its job starts
 
 
 class GraderKeeper:
-    """Runs graders one after another in one job; one that died is started again after a growing pause."""
+    """Runs graders one after another in one job; one that died or hangs is started again after a growing pause."""
 
-    def __init__(self, experiment: ExperimentDir, stopping: Stopping) -> None:
+    def __init__(self, experiment: ExperimentDir, stopping: Stopping, hung_s: float = HUNG_S) -> None:
         self.experiment, self.stopping, self.deaths = experiment, stopping, 0
+        self.hung_s = max(hung_s, 2 * read_experiment(experiment).grader.stale_after_s)
         host, pid = host_name(), os.getpid()
         self._beat = Heartbeat(
             grader=f"{host}-{pid}-job", host=host, pid=pid, counter=0, state="ended", job_id=job_id()
         )
+        self._seen: tuple[object, ...] = ()  # the grader's pid, counter and state
+        self._since = self._looked = time.monotonic()  # of what was seen; of the last look
 
     def once(self) -> int:
         """Run one grader to its end, and return its exit code; after a death, when the pause is over."""
-        began_s = time.monotonic()
+        began_s, why = time.monotonic(), "died ({})"
         child = self.stopping.start("grader", str(self.experiment.path), KEPT)
-        code = child.wait()
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(BEAT_LOOK_S)
+                break
+            if self.end_if_hung(child):
+                why = "gave no sign of life and was killed"
         self.stopping.children.remove(child)
         if self.stopping.asked or code in ENDED_ITSELF:
             return code
         self.deaths = 1 if time.monotonic() - began_s > STEADY_S else self.deaths + 1
         pause_s = min(MAX_CRASH_PAUSE_S, CRASH_PAUSE_S * 2 ** min(self.deaths - 1, 10))
-        problem = f"the grader died ({code}), {self.deaths} in a row; started again in {pause_s:.0f} s"
+        problem = f"the grader {why.format(code)}, {self.deaths} in a row; started again in {pause_s:.0f} s"
         log.warning(problem)
         self._tell(state="restarting", problem=problem)
         self.stopping.sleep(pause_s)
         self._tell(state="ended")
         return code
 
-    def _tell(self, **changes: Any) -> None:
+    def end_if_hung(self, child: subprocess.Popen[bytes]) -> bool:
+        """Kill a grader whose heartbeat has stood still for `hung_s` while this process ran and could write one itself. Before its
+        first beat and after its last one it may take longer."""
+        now, start = time.monotonic(), f"{self._beat.host}-{child.pid}-"
+        names = [name for name in reading.list_names(self.experiment.graders) if name.startswith(start)]
+        beat = reading.read_json_or_none(self.experiment.graders / names[-1]) if names else None
+        seen = (child.pid, beat.get("counter"), beat.get("state")) if isinstance(beat, dict) else (child.pid,)
+        if seen != self._seen or now - self._looked > 2 * BEAT_LOOK_S:  # this process was suspended, too
+            self._seen, self._since = seen, now
+        self._looked = now
+        works = len(seen) == 3 and seen[2] != "ended"
+        if now - self._since <= (self.hung_s if works else START_S) or not self._tell():
+            return False
+        log.error("the grader %d gave no sign of life for %.0f s: killing it", child.pid, now - self._since)
+        child.kill()
+        return True
+
+    def _tell(self, **changes: Any) -> bool:
         self._beat = self._beat.model_copy(update={"counter": self._beat.counter + 1, **changes})
         with contextlib.suppress(OSError):
             queues.write_heartbeat(self.experiment.graders, self._beat)
+            return True
+        return False
 
 
-def run_graders(experiment: ExperimentDir) -> int:
-    """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told to: the chain's
-    next link takes over."""
+def run_graders(experiment: ExperimentDir, hung_s: float = HUNG_S) -> int:
+    """Run a Slurm job's graders while its time lasts. Return the exit code of one that ended by itself or was told
+    to."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     stopping = Stopping(usr2=True)
-    keeper = GraderKeeper(experiment, stopping)
+    keeper = GraderKeeper(experiment, stopping, hung_s)
     while True:
         code = keeper.once()
         if stopping.asked or code in ENDED_ITSELF:
             return code if code >= 0 else 128 - code
 
 
-def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
-    """Run graders one after another while agents work, then until the experiment is over: start the next if one died, or ended
-    idle and there is new work. Return the exit code."""
+def run_chain(experiment: ExperimentDir) -> int:
+    """Run graders while agents work, then until the experiment is over; the next if one died, or there is new work.
+    Return the code."""
     stopping = Stopping()
     keeper, left = GraderKeeper(experiment, stopping), read_experiment(experiment).grader.chain
-    alive = still_alive(experiment, while_alive)
     while not stopping.asked and left > 0:
         if _over(experiment):
             return 0
         if not queues.waiting(experiment.queue):
-            if not alive():
+            if not agents_alive(experiment):
                 return 0
             time.sleep(POLL_S)
             continue
         code = keeper.once()
-        if code and not alive():  # nobody waits for a score any more: no reason to try for ever
+        if code and not agents_alive(experiment):  # nobody waits for a score any more: no reason to try for ever
             left -= 1
         elif code == EXIT_TROUBLE:  # agents run: later staging or a repair may help
             log.warning("grader can't score anything here; the next one in %.0f s", TROUBLE_PAUSE_S)
@@ -227,12 +245,10 @@ def run_chain(experiment: ExperimentDir, while_alive: Sequence[int]) -> int:
     return 130 if stopping.asked else 1
 
 
-def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]) -> int:
+def keep_driver(experiment: ExperimentDir, name: str) -> int:
     """Run a driver's job while agents may call it, and restart it if it ends. Return the exit code."""
-    stopping = Stopping()
-    alive, failures = still_alive(experiment, while_alive), 0
-    users = Users(experiment, name)
-    while not stopping.asked and alive() and not _over(experiment):
+    stopping, users, failures = Stopping(), Users(experiment, name), 0
+    while not stopping.asked and agents_alive(experiment) and not _over(experiment):
         if not users.open():  # a later launch may add runs
             stopping.sleep(IDLE_PAUSE_S)
             continue
@@ -245,27 +261,14 @@ def keep_driver(experiment: ExperimentDir, name: str, while_alive: Sequence[int]
     return 130 if stopping.asked else 0
 
 
-def still_alive(
-    experiment: ExperimentDir,
-    pids: Sequence[int],
-    counts: Callable[[LocalJob], bool] = lambda job: job.role == "agents",
-) -> Callable[[], bool]:
-    """Return a function that says whether any of these processes, identified now, is still alive, or any job that `counts`, such as
-    an array that a later launch started."""
-    starts = {pid: process_start(pid) for pid in pids}
-
-    def alive() -> bool:
-        if any(start is not None and process_start(pid) == start for pid, start in starts.items()):
-            return True
-        return any(map(counts, alive_jobs(experiment)))
-
-    return alive
+def agents_alive(experiment: ExperimentDir) -> bool:
+    """Return whether an array of agents lives, this launch's or a later one's."""
+    return any(job.role == "agents" for job in alive_jobs(experiment))
 
 
-def wait_for_end(experiment: ExperimentDir, after: Sequence[int]) -> None:
+def wait_for_end(experiment: ExperimentDir) -> None:
     """Wait until the experiment is over or all jobs that work on it have ended, those of a later launch too."""
-    alive = still_alive(experiment, after, lambda job: job.role != "report")
-    while not _over(experiment) and alive():
+    while not _over(experiment) and any(job.role != "report" for job in alive_jobs(experiment)):
         time.sleep(POLL_S)
 
 
@@ -278,27 +281,15 @@ CANCEL_WAIT_S = 30.0
 
 
 def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[LocalJob]:
-    """Submit the jobs that do not run yet: the array of agents, grader chains, drivers, the report. Return the live jobs.
-
-    A process in its own session submits them, so that the jobs outlive this one; one launch at a time, for two would each see
-    no job and start all twice. Raises AutorlError if they can't be started.
-    """
+    """Submit the jobs that don't run, by a process in its own session. Return the live jobs. Raises AutorlError."""
     command = [sys.executable, "-m", "autorl_hpc", "job", "submit-local", str(experiment.path.resolve())]
     # A file and not a pipe: the jobs inherit it, and reading a pipe would last until the last job ends. In the folder jobs/, because
     # `python -m` searches the current one first; in a checkout it would find the wrong code.
     said, place = experiment.jobs / "submit.log", experiment.jobs
     env = job_environment(experiment, record)
     with only_one(experiment, say), open(said, "wb") as log:
-        done = subprocess.run(
-            command,
-            env=env,
-            cwd=place,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            check=False,
-        )
+        where: dict[str, Any] = {"env": env, "cwd": place, "stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        done = subprocess.run(command, start_new_session=True, check=False, **where)
     if done.returncode:
         last = (said.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no message"])[-1]
         what, advice = f"the jobs could not be started: {last}", "launching again submits what is missing"
@@ -312,37 +303,25 @@ def submit_here(experiment: ExperimentDir) -> None:
     alive = {job.role: job for job in alive_jobs(experiment)}
     path = str(experiment.path.resolve())
 
-    def job(role: str, *arguments: str) -> LocalJob:
-        if role not in alive:
-            pid = _submitit(experiment, ["job", *arguments])
-            alive[role] = LocalJob(role, pid, process_start(pid) or "gone")
-            rows = [{"role": job.role, "pid": job.pid, "started": job.started} for job in alive.values()]
-            atomic.write_json(experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": rows})
-        return alive[role]
-
-    array = job("agents", "array", path)
-    watch = ("--while-alive", str(array.pid))
-    chains = [job(f"grader-{i}", "chain", *watch, path) for i in range(record.spec.grader.count)]
-    for name in served(record.spec):
-        job(f"driver-{name}", "drive", *watch, path, name)
-    job("report", "report", *[part for each in (array, *chains) for part in ("--after", str(each.pid))], path)
-
-
-def _submitit(experiment: ExperimentDir, arguments: list[str]) -> int:
-    """Start one command as a submitit job; return the controller's pid, which is the job id."""
     import submitit
 
     executor = submitit.LocalExecutor(folder=experiment.jobs)
     executor.update_parameters(timeout_min=NO_LIMIT_MIN, stderr_to_stdout=True)
-    command = shlex.join([sys.executable, "-m", "autorl_hpc", *arguments])
-    return int(executor._submit_command(command).job_id)
+    rows = [("agents", "array"), *((f"grader-{i}", "chain") for i in range(record.spec.grader.count))]
+    rows += [(f"driver-{name}", "drive") for name in served(record.spec)]
+    for role, what in [*rows, ("report", "report")]:
+        if role not in alive:
+            name = [role.removeprefix("driver-")] if what == "drive" else []
+            command = shlex.join([sys.executable, "-m", "autorl_hpc", "job", what, path, *name])
+            pid = int(executor._submit_command(command).job_id)  # its controller's
+            alive[role] = LocalJob(role, pid, process_start(pid) or "gone")
+            atomic.write_json(
+                experiment.jobs / JOBS_NAME, {"schema_version": 1, "jobs": [*map(asdict, alive.values())]}
+            )
 
 
 def stop_all(experiment: ExperimentDir) -> list[LocalJob]:
-    """End the jobs: TERM, a wait in which supervisors and graders clean up, then KILL. Return the jobs that are left.
-
-    Supervisors and graders whose array or chain was killed are ended too.
-    """
+    """End the jobs, and supervisors and graders that were left: TERM, a wait, KILL. Return the jobs that are left."""
     _signal_all(experiment, signal.SIGTERM)
     deadline = time.monotonic() + CANCEL_WAIT_S
     while (alive_jobs(experiment) or processes(experiment)) and time.monotonic() < deadline:

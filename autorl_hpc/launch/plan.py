@@ -1,5 +1,5 @@
-"""`launch`: freeze the code, check agents and engine, make or resume an experiment's folder, queue the baselines; and the lock
-that lets one launch or cancel work at a time."""
+"""`launch`: freeze the code, check agents and engine, make or resume an experiment's folder, queue baselines; the lock
+of launches."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ NOT_FROZEN = ("_share/", "models/")
 
 
 def parts(own: Mapping[str, Path]) -> Parts:
-    """Return what to freeze: the package, built-in tasks and templates, and the user's own task and agent folders. `own`:
-    outside folders by their frozen place, such as `templates/agents/mine`."""
+    """Return what to freeze: package, tasks, templates. `own`: the user's folders by frozen place, such as
+    `templates/agents/mine`."""
     found = {"autorl_hpc": PACKAGE, **{name: share(name) for name in SHARED_PARTS}}
     replaced = tuple(f"{place}/" for place in own)
     frozen = {
@@ -171,9 +171,8 @@ class Plan:
 
 
 def plan(path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None) -> Plan:
-    """Read and check everything; write nothing. Raises AutorlError: anything that would make a job fail later. `cluster`:
-    a profile that replaces the experiment's own; `keep_frozen`: an existing experiment continues with its frozen tasks and
-    agents, even if they changed since."""
+    """Read and check everything; write nothing. `cluster`: a profile in place of the experiment's; `keep_frozen`: go on
+    with its frozen tasks and agents. Raises AutorlError: anything that would make a job fail later."""
     spec = read_spec(path)
     profile, scratch = _cluster(spec, path, cluster)
     experiment = root.experiment(spec.name)
@@ -240,9 +239,8 @@ def _refuse_vault(root: Root, spec: ExperimentSpec) -> None:
 def prepare(
     path: Path, root: Root, *, keep_frozen: bool = False, cluster: str | None = None, checked: bool = True
 ) -> tuple[Plan, ExperimentRecord]:
-    """Make the experiment's folder, or complete an existing one; return the plan and the record. `checked`: first look for
-    the agents' programs here, and for vLLM if graders need it. Raises AutorlError: see `plan`; or an agent's program or
-    vLLM is missing, the code or a task changed since the first launch, or the folder can't be written."""
+    """Make or complete the experiment's folder; return plan and record. `checked`: look for agents' programs and vLLM
+    first. Raises AutorlError: see `plan`; one of them is missing, the code changed, or the folder can't be written."""
     planned = plan(path, root, keep_frozen=keep_frozen, cluster=cluster)
     if checked:
         agents = look_at_agents(root, planned.spec, planned.cells, planned.cluster)
@@ -374,8 +372,8 @@ SAY_AFTER_S = 2.0
 
 @contextmanager
 def only_one(experiment: ExperimentDir, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock during the block: a claim in jobs/ with a heartbeat, like a grader's claim on an entry. Raises
-    AutorlError: another owner is still alive after WAIT_S."""
+    """Hold the lock during the block: a claim in jobs/, as on a queue's entry. Raises AutorlError: another lives after
+    WAIT_S."""
     folder = experiment.jobs
     folder.mkdir(exist_ok=True)
     me = f"{LOCK}-{host_name()}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -28,8 +28,8 @@ TOY: Final = f"; to try things out without one: `judge: {{url: {JudgeSpec.BUILTI
 
 
 def with_judge(recipe: Recipe, task: str, spec: ExperimentSpec, where: Path) -> Recipe:
-    """Return the recipe with its judge: the experiment's, else the one that the task names. Raises AutorlError: it needs a
-    judge and there is none, or the judge's key can't be read."""
+    """Return the recipe with its judge: the experiment's, else the task's. Raises AutorlError: none, or its key can't
+    be read."""
     judge = spec.judge
     if recipe.judge == "none":
         return recipe
@@ -61,9 +61,8 @@ LOOK_TIMEOUT_S = 120.0  # starting a Python from a cold shared file system takes
 
 
 def run_environment(root: Root, name: str | None, where: Path, level: str = "auto") -> RunEnvironment | None:
-    """Return run.json's facts on the experiment's environment, after checking every file of it; None if it names none.
-    `level`: the sandbox level that the experiment requires. Raises AutorlError: it is not staged, was changed, or is an
-    image although another level than apptainer is required."""
+    """Return run.json's facts on the environment, whose files are checked; None if none is named. `level`: the
+    sandbox's. Raises AutorlError: not staged, changed, or an image where the level isn't apptainer."""
     if name is None:
         return None
     try:

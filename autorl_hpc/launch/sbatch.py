@@ -9,7 +9,7 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from autorl_hpc.cluster.profile import gpu_options, habit, module_lines, python_
 from autorl_hpc.cluster.slurm import SchedulerError, comment
 from autorl_hpc.errors import AutorlError, Exit
 from autorl_hpc.files import reading
+from autorl_hpc.files.frozen_records import read_experiment
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.ledger import Ledger, now_text
 from autorl_hpc.files.run_view import RunView
@@ -47,8 +48,8 @@ class Scripts:
         return str(self._executor(job, numbers)._make_submission_file_text(self.command(job), ""))
 
     def submit(self, job: JobPlan, numbers: Mapping[str, str]) -> str:
-        """Submit the script by sbatch and return the job id. Raises submitit's FailedJobError or FailedSubmissionError:
-        with sbatch's message."""
+        """Submit the script by sbatch and return the job id. Raises submitit's FailedJobError or
+        FailedSubmissionError."""
         return str(self._executor(job, numbers)._submit_command(self.command(job)).job_id)
 
     def command(self, job: JobPlan) -> str:
@@ -131,8 +132,8 @@ LOOK_S = 1.0
 
 
 def finish_taking_back(experiment: ExperimentDir, jobs: SlurmJobs) -> SlurmJobs:
-    """Cancel the jobs that are marked but not gone yet, and record that they are gone. Raises SchedulerError: the
-    scheduler does not answer, or a job does not end."""
+    """Cancel the jobs that are marked, and record that they are gone. Raises SchedulerError: no answer, or one doesn't
+    end."""
     if not any(submitted.asked_back and not submitted.taken_back for submitted in jobs.submitted):
         return jobs
     deadline = time.monotonic() + GONE_WAIT_S
@@ -157,8 +158,8 @@ NO_UID = "0" * 12  # for the scripts of a dry run, when the experiment has no jo
 
 
 def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: ClusterProfile) -> list[dict[str, str]]:
-    """Return role, name and script of each sbatch call of a launch of every run, with placeholders for job ids. Raises
-    AutorlError: the budget is impossible on this cluster."""
+    """Return role, name and script of each sbatch call of a launch of all runs. Raises AutorlError: the budget is
+    impossible."""
     site = sites.ask(profile) if slurm.available() else sites.Site()
     closed = set(reading.list_names(experiment.finished))
     runs = [run for run in record.runs if run not in closed]
@@ -173,9 +174,19 @@ def dry_scripts(experiment: ExperimentDir, record: ExperimentRecord, profile: Cl
     ]
 
 
-def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[str], None]) -> list[Submitted]:
-    """Submit what is missing and return every job of this launch. Raises AutorlError: the scheduler refused, in its words; the
-    jobs of this launch were taken back; KeyboardInterrupt (also at TERM and HUP): the same."""
+def submit_again(experiment: ExperimentDir, runs: Collection[str]) -> None:
+    """Submit these runs anew, which the cluster lost, with graders for them. Raises as `submit`."""
+    submit(experiment, read_experiment(experiment), print, runs)
+
+
+def submit(
+    experiment: ExperimentDir,
+    record: ExperimentRecord,
+    say: Callable[[str], None],
+    only: Collection[str] | None = None,
+) -> list[Submitted]:
+    """Submit what is missing (of runs: of these `only`) and return every job of this launch. Raises AutorlError: the scheduler
+    refused, in its words; the jobs of this launch were taken back; KeyboardInterrupt (also at TERM and HUP): the same."""
     assert record.cluster is not None
     experiment = ExperimentDir(experiment.path.resolve())
     if re.search(r"[%\\\n]", str(experiment.path)):  # Slurm would change the path of the log, and the job would fail
@@ -195,7 +206,7 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
         jobs = finish_taking_back(experiment, jobs.model_copy(update={"cluster": record.cluster.name}))
         first = 1 + max((submitted.number for submitted in jobs.submitted), default=0)
         planner = Planner(record, record.cluster, sites.ask(record.cluster), jobs.uid, first)
-        planned = planner.plan(_missing(experiment, record, jobs))
+        planned = planner.plan(_missing(experiment, record, jobs, only))
         scripts = Scripts(experiment, record, record.cluster, jobs.uid)
         done = _submit_all(experiment, jobs, planned, scripts)
         for words in never_start(planned, scripts):
@@ -204,8 +215,8 @@ def submit(experiment: ExperimentDir, record: ExperimentRecord, say: Callable[[s
 
 
 def never_start(planned: list[JobPlan], scripts: Scripts) -> list[str]:
-    """Return in words which of the planned jobs Slurm would not start on the cluster as it is now, one of each kind. Slurm accepts
-    some of them all the same, and they wait for ever."""
+    """Return in words which planned jobs, one of each kind, Slurm would not start now. It accepts some, which wait for
+    ever."""
     found, seen = [], set()
     for job in planned:
         asked = (job.kind.model_dump_json(), job.minutes)
@@ -223,8 +234,8 @@ def never_start(planned: list[JobPlan], scripts: Scripts) -> list[str]:
 
 @contextmanager
 def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Iterator[None]:
-    """Give this process the environment and the working folder of the jobs, which sbatch passes on; and end it by
-    KeyboardInterrupt at TERM and HUP, too."""
+    """Give this process the jobs' environment and folder, which sbatch passes on; TERM and HUP raise
+    KeyboardInterrupt."""
     outer, folder = dict(os.environ), os.getcwd()
     env = job_environment(experiment, record)
     before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGTERM, signal.SIGHUP)}
@@ -243,12 +254,14 @@ def _as_jobs_start(experiment: ExperimentDir, record: ExperimentRecord) -> Itera
             left.unlink(missing_ok=True)
 
 
-def _missing(experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs) -> Needs:
+def _missing(
+    experiment: ExperimentDir, record: ExperimentRecord, jobs: SlurmJobs, only: Collection[str] | None
+) -> Needs:
     """Return what has no job that is alive or waiting."""
     table = JobTable.of(jobs, slurm.jobs(names_of(jobs)) if jobs.submitted else [])
     closed, has_job = set(reading.list_names(experiment.finished)), table.alive_runs()
     over, step = set(record.runs) <= closed, record.grader.placement == "step"
-    runs = [run for run in record.runs if run not in closed | has_job]
+    runs = [run for run in record.runs if run not in closed | has_job and (only is None or run in only)]
     if not step:  # sealed runs need only a grader
         runs = [run for run in runs if RunView.of(Ledger(experiment.run(run)).read()).sealed is None]
 

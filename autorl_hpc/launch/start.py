@@ -18,8 +18,7 @@ from autorl_hpc.records.run import ExperimentRecord
 
 
 def start(planned: Plan, record: ExperimentRecord, say: Callable[[str], None]) -> dict[str, Any]:
-    """Submit what is missing and return the facts of this launch. Raises AutorlError: the jobs could not be started, or
-    jobs on another cluster still work on the experiment."""
+    """Submit what is missing and return the facts. Raises AutorlError: jobs can't be started, or work elsewhere."""
     _refuse_two_places(planned)
     if record.cluster is None:
         jobs = [f"{job.role}:{job.pid}" for job in local.submit(planned.experiment, record, say)]

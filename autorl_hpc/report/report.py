@@ -342,7 +342,7 @@ def _begin(work: Work) -> None:
     """Set up a worker: it ends with its parent, and ignores ctrl-C, which the parent handles."""
     _held.append(work)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
 
 
 def _answer(number: int) -> Any:

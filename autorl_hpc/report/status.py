@@ -91,6 +91,7 @@ Row = dict[str, Any]
 Facts = dict[str, Any]
 
 NO_GRADER = "no grader is left: `autorl-hpc launch` with the same file starts one"
+SILENT_S = 300.0  # many times the period of a heartbeat, and more than two clocks differ by
 BASELINE = "b"  # first letter of the names of base models' queue entries
 
 
@@ -236,7 +237,7 @@ class StatusWatch:
             "runs": rows,
             "troubles": [trouble.model_dump(mode="json") for trouble in troubles],
             "graders": graders,
-            "nobody_grades": None if over or damage else _nobody_grades(jobs, graders, len(waiting)),
+            "nobody_grades": None if over or damage else _nobody_grades(experiment, jobs, graders, len(waiting)),
             "graders_in_agents_jobs": jobs.step,
             "drivers": [each.model_dump(mode="json") for each in endpoints if each is not None],
             "queue": waiting,
@@ -248,16 +249,29 @@ class StatusWatch:
         }
 
 
-def _nobody_grades(jobs: JobsNow, graders: Sequence[Mapping[str, Any]], waiting: int) -> str | None:
+def _nobody_grades(
+    experiment: ExperimentDir, jobs: JobsNow, graders: Sequence[Mapping[str, Any]], waiting: int
+) -> str | None:
     """Return in words that nobody scores what waits, and why; None if somebody does, or nothing waits or will."""
     works = [grader for grader in graders if grader.get("state") != "restarting"]
+    silent_s = [_silent_s(experiment, grader) for grader in works]
     if not jobs.step and not any(role.startswith("grader-") for role in jobs.roles):
         why = f"{NO_GRADER} (entries that wait: {waiting})" if jobs.roles or waiting else None
     elif waiting and jobs.graders_wait:
         why = f"{waiting} entries wait for graders whose jobs have not started"
+    elif waiting and silent_s and min(silent_s) > SILENT_S:
+        why = f"no grader gave a sign of life for {min(silent_s) / 60:.0f} min; its job kills and starts it again if it runs itself"
     else:
         why = str(graders[0].get("problem")) if waiting and graders and not works else None
     return None if why is None else f"NOBODY GRADES: {why}"
+
+
+def _silent_s(experiment: ExperimentDir, grader: Mapping[str, Any]) -> float:
+    """Return the age of a heartbeat by the file server's time and ours, which is good enough for a warning."""
+    try:
+        return time.time() - (experiment.graders / f"{grader.get('grader')}.json").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def nobody_grades(experiment: ExperimentDir) -> str | None:
@@ -266,7 +280,7 @@ def nobody_grades(experiment: ExperimentDir) -> str | None:
     if not waiting or set(runs_of(experiment)[0]) <= set(reading.list_names(experiment.finished)):
         return None
     jobs = StatusWatch().jobs(experiment, ask=False)
-    return _nobody_grades(jobs, _graders(experiment, jobs), waiting)
+    return _nobody_grades(experiment, jobs, _graders(experiment, jobs), waiting)
 
 
 def _graders(experiment: ExperimentDir, jobs: JobsNow) -> list[dict[str, Any]]:

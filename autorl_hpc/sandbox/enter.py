@@ -68,10 +68,6 @@ def _namespaces(job: dict[str, Any]) -> None:
         _loopback()
     _mount(job)
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    second = os.fork()
-    if second:
-        linux.drop_capabilities()
-        _first_process(second)
     os.setsid()
     linux.drop_capabilities()
 
@@ -82,21 +78,8 @@ def _outside(child: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.closerange(0, 256)
     _, status = os.waitpid(child, 0)
-    os._exit(_code(status))
-
-
-def _first_process(agent: int) -> None:
-    """Run as first process inside: reap orphans. When it ends, everything inside ends."""
-    os.closerange(0, 256)
-    while True:
-        pid, status = os.wait()
-        if pid == agent:
-            os._exit(_code(status))
-
-
-def _code(status: int) -> int:
     code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    os._exit(code if code >= 0 else 128 - code)
 
 
 def _loopback() -> None:

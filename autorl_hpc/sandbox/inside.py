@@ -1,10 +1,12 @@
 """First program inside a sandbox: closes kernel keyrings and file leases, forwards TCP ports to Unix sockets that lead out, then executes
 the agent. `python -I inside.py JSON` with `command`, `guard` (seccomp.guard_job) and `ways`, pairs of port and socket; standard library
-only. The forwarder has a neutral name, so that no `pkill -f` of the agent finds it; if it dies, it is started again."""
+only. The forwarder has a neutral name, so that no `pkill -f` of the agent finds it; if it dies, its parent tells the bridge and starts it
+again. The parent is the sandbox's first process where there are process namespaces of our making: no signal from inside ends that one."""
 
 import ctypes
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -14,7 +16,8 @@ import time
 CHUNK_BYTES = 65536
 BACKLOG = 128
 PAUSE_S = 0.2  # before the forwarder is started again
-PR_SET_NAME = 15
+TELL_S = 2.0
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, FILTER = 22, 38, 2
 JOIN_SESSION_KEYRING = 1
 
@@ -23,16 +26,21 @@ def main() -> None:
     job = json.loads(sys.argv[1])
     guard(job["guard"])
     listeners = [(socket.create_server(("127.0.0.1", port), backlog=BACKLOG), path) for port, path in job["ways"]]
-    if listeners:
+    if os.getpid() == 1:
+        child = os.fork()
+        if child:
+            _keep(listeners, child)
+        os.setsid()
+    elif listeners:
         # Fork twice: this process becomes the command, which must not have an unknown child.
         child = os.fork()
         if child == 0:
             if os.fork():
                 os._exit(0)
-            _keep_forwarding(listeners)
+            _keep(listeners)
         os.waitpid(child, 0)
-        for listener, _ in listeners:
-            listener.close()
+    for listener, _ in listeners:
+        listener.close()
     command = job["command"]
     try:
         os.execvpe(command[0], command, os.environ)
@@ -53,18 +61,32 @@ def guard(given: "dict | None") -> None:  # type: ignore[type-arg]
             libc.prctl(PR_SET_SECCOMP, FILTER, program)
 
 
-def _keep_forwarding(listeners: "list[tuple[socket.socket, str]]") -> None:
+def _keep(listeners: "list[tuple[socket.socket, str]]", agent: int = 0) -> None:
+    """Keep a forwarder running, and collect orphans. Exit as the agent does, if it is a child; then the kernel ends all inside."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which the kernel keeps from a first process, as all others
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL if agent else 0, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
     _rename(b"relay")
+    forwarder = 0
     while True:
-        forwarder = os.fork()
-        if forwarder == 0:
-            _forward(listeners)
-        os.waitpid(forwarder, 0)
-        _tell(listeners[0][1])
-        time.sleep(PAUSE_S)
+        if listeners and not forwarder:
+            try:
+                forwarder = os.fork()
+            except OSError:  # the agent has used up the processes
+                time.sleep(PAUSE_S)
+            else:
+                if forwarder == 0:
+                    _forward(listeners)
+        pid, status = os.waitpid(-1, 0 if forwarder or not listeners else os.WNOHANG)
+        if agent and pid == agent:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+        if forwarder and pid == forwarder:
+            forwarder = 0
+            _tell(listeners[0][1])
+            time.sleep(PAUSE_S)
 
 
 def _rename(name: bytes) -> None:
@@ -82,6 +104,7 @@ def _tell(bridge: str) -> None:
     token = os.environ.get("GRADING_SERVER_URL", "").rpartition("/")[2]
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as out:
+            out.settimeout(TELL_S)
             out.connect(bridge)
             out.sendall(b"POST /%s/forwarder_died HTTP/1.0\r\n\r\n" % token.encode())
             out.recv(CHUNK_BYTES)

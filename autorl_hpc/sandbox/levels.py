@@ -90,7 +90,7 @@ class Bwrap(Level):
     def argv(self, plan: SandboxPlan, command: Sequence[str]) -> list[str]:
         made = [
             shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-            "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--hostname", HOST,
+            "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--hostname", HOST,
         ]  # fmt: skip
         if plan.network is not Network.OPEN:
             made.append("--unshare-net")

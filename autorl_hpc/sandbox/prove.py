@@ -290,4 +290,4 @@ def choose(
     demanded = "an image" if plan.image else level_or_network
     what = f"{demanded} can't be had on this node: " + "; ".join(f"{name}: {why}" for name, why in refused.items())
     advice = "see what this node can do: autorl-hpc doctor; or demand less in the experiment's `sandbox`"
-    raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT)
+    raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.ENVIRONMENT, passes=True)

@@ -251,7 +251,7 @@ class GatewayProcess(OwnChild):
                 self.end()
                 what = "the gateway to the driver does not start"
                 advice = "see what it said there"
-                raise AutorlError(what, where=self.run.gateway_log, fault=Fault.CLUSTER, next_step=advice)
+                raise AutorlError(what, where=self.run.gateway_log, fault=Fault.CLUSTER, next_step=advice, passes=True)
 
     @property
     def url(self) -> str:

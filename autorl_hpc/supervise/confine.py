@@ -137,8 +137,9 @@ class Confinement:
             advice = (
                 "give these jobs nodes like the first one's (`constraint` in the profile), or launch a new experiment"
             )
+            where, code = self._first, error.exit_code
             raise AutorlError(
-                what, where=self._first, fault=Fault.CLUSTER, next_step=advice, exit_code=error.exit_code
+                what, where=where, fault=Fault.CLUSTER, next_step=advice, exit_code=code, passes=True
             ) from None
 
     @property
@@ -178,7 +179,7 @@ def _named(readable: Sequence[str], private: set[str]) -> list[str]:
         if any(below(real, folder) or below(folder, real) for folder in private):
             what = f"field `sandbox.readable`: {path} is inside a folder that agents must not see, or contains one"
             advice = "name a folder outside store, vault, runs and scratch, and none above them"
-            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice, final=True)
+            raise AutorlError(what, where=path, fault=Fault.CLUSTER, next_step=advice)
     return list(readable)
 
 

@@ -7,6 +7,7 @@ watches it and decides what ends it. `seal_orphans` stands in for the supervisor
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -55,6 +56,9 @@ LOOK_S = 0.5  # how often the ledger and the cancel folder are read
 TELL_TIME_S = 5.0
 STOP_GRACE_S = 5.0
 BY_SIGNAL = "signal "
+LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""What doesn't pass when it has lasted for as long as `Stops.patiently` waits: an attempt that ends so is the last one."""
+
 MOST_NOTED = 20  # deaths of an attempt's forwarder that are written as events
 START = 's=$AUTORL_SCRIPT; unset AUTORL_SCRIPT; BASH_ARGV0=$s; [ "$0" = "$s" ] || exec bash "$s"; . "$s"'
 """Runs the agent's script with its own path as $0, and a command line without agent, task and path: an agent's `pkill -f sft` or
@@ -68,7 +72,7 @@ class WorkEnd:
     ended_by: EndedBy | None  # None for a signal or a newer attempt
     agent: AgentEnd  # how its last start ended
     excess: str | None = None  # which limit it exceeded at one moment (memory, disk, processes); None if none
-    trouble: str | None = None  # of gateway or driver, in which it ended; None if none
+    trouble: str | None = None  # of workspace, gateway or driver, in which it ended; None if none
 
 
 @dataclass
@@ -178,10 +182,17 @@ class AgentRun:
         clock.note(exit_codes=(*clock.progress.exit_codes[:-1], agent.exit_code))
         end = {"exit_code": agent.exit_code, "elapsed_s": clock.elapsed_s, "left": agent.left, "start": number}
         append_event(events, "agent_ended", ended_by=ended_by, **end)
-        trouble = self._trouble(ended_by is EndedBy.AGENT_EXIT)
-        return WorkEnd(ended_by, agent, None if usage.excess is None else usage.excess.reason, trouble)
+        excess = None if usage.excess is None else usage.excess.reason
+        trouble = self._trouble(agent.exit_code, ended_by is EndedBy.AGENT_EXIT)
+        return WorkEnd(ended_by, agent, excess, trouble)
 
-    def _trouble(self, exited: bool) -> str | None:
+    def _trouble(self, exit_code: int | None, exited: bool) -> str | None:
+        """Return what of workspace, gateway or driver didn't work at the agent's end; None if all did."""
+        try:
+            laying.try_writing(self._folder)
+        except OSError as error:  # an agent that ended well with a submission was not in its way
+            if is_cluster_error(error) and (exit_code != 0 or not self.intake.chain.view.accepted()):
+                return from_os_error(error, "writing into the workspace", self.workspace).what
         if self.gateway is None or self.gateway.deaf:
             return None if self.gateway is None else "the gateway was dead"
         calls, clock = read_calls(self.run.driver_log), self.clock
@@ -330,11 +341,17 @@ class Supervisor:
         except (AutorlError, OSError) as error:
             log.error("attempt %d failed: %s", attempt, error)
             if isinstance(error, OSError):
-                error = from_os_error(error, "this attempt", error.filename or self.workspace)
-            if error.final:
-                reason = f"{error.what} ({error.where}); {error.next_step}"
-                return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason[:500])
-            return self._interrupt(clock, error.what[:500])
+                passes = is_cluster_error(error) and error.errno not in LASTING
+                where = self.workspace / (
+                    error.filename if isinstance(error.filename, str) else ""
+                )  # names by descriptor are below it
+                error = from_os_error(error, "this attempt", where)
+            else:
+                passes = error.passes
+            if passes:
+                return self._interrupt(clock, error.what[:500])
+            reason = f"{error.what} ({error.where}); {error.next_step}"
+            return self.seals.without_agent(EndedBy.CRASHED, Fault.CLUSTER, reason[:500])
 
     def _attempt(self, clock: BudgetClock) -> int:
         if self.chain.look().sealed is not None:  # an older attempt sealed it, but can't queue what comes next
@@ -344,7 +361,7 @@ class Supervisor:
         if (task.hash(), agent.hash()) != (self.record.task_hash, self.record.agent_hash):
             what = "the task or the agent that this job found is not the one that run.json names"
             advice = "launch again: jobs run the frozen code of the experiment"
-            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice, final=True)
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, next_step=advice)
         if self.seals.had_begun(clock.attempt) and not self.workspace.is_dir():
             raise _deleted(self.workspace)
         path, patiently = self.workspace, functools.partial(self.stops.patiently, may_pass=is_cluster_error)
@@ -375,7 +392,8 @@ class Supervisor:
                 return self._interrupt(clock, why)
         end = self._run_agent(task, agent, clock, intake)
         if not end.agent.started:
-            raise AutorlError("the agent's process could not be started", where=agent.folder, fault=Fault.CLUSTER)
+            what = "the agent's process could not be started"
+            raise AutorlError(what, where=agent.folder, fault=Fault.CLUSTER, passes=True)
         if self.stops.superseded.is_set():
             raise Superseded
         if end.ended_by is None:
@@ -460,7 +478,7 @@ class Supervisor:
         trouble: str | None = None,
     ) -> int:
         """Take in the last manifests and seal the run; return the job's exit code. After a signal, the rest is left to the next
-        attempt. `excess`: which limit the agent exceeded at one moment; `trouble`: of gateway or driver, in which it ended."""
+        attempt. `excess`, `trouble`: see `WorkEnd`."""
         stops, seals = self.stops, self.seals
         stops.patiently(lambda: intake.poll(patient=False, stop=lambda: stops.signal is not None or stops.cancelled()))
         if stops.signal is not None and intake.left():
@@ -518,7 +536,7 @@ class Supervisor:
 def _deleted(workspace: Path) -> AutorlError:
     what = "the run's workspace was deleted, with what the agent had made and not submitted"
     advice = "keep scratch until a run is closed: look for a purge of old files there, and name another `scratch` in the cluster's profile; then launch the run as another seed"
-    return AutorlError(what, where=workspace, fault=Fault.CLUSTER, next_step=advice, final=True)
+    return AutorlError(what, where=workspace, fault=Fault.CLUSTER, next_step=advice)
 
 
 def run_agent_job(experiment: ExperimentDir, run_id: str) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import stat
 import sys
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.layout import PACKAGE, Root, share
 from autorl_hpc.files.processes import ALLOWED, MARK_VARIABLE
 from autorl_hpc.files.run_view import RunView
-from autorl_hpc.files.safe_open import OWNERS, Folder
+from autorl_hpc.files.safe_open import OWNERS, WRITE_FLAGS, Folder
 from autorl_hpc.files.store import IMAGE, MANIFEST_NAME, VENV, find_environment
 from autorl_hpc.recorder.observed import OBSERVED
 from autorl_hpc.records.driver import NO_DRIVER, DriverSpec
@@ -150,6 +151,7 @@ LAID = frozenset(
 """Names at the top of a workspace that the suite creates, not the agent."""
 
 NOT_LAID = frozenset({MANIFEST_NAME})
+PROBE_BYTES = 1 << 16
 
 ROLLOUTS, ROLLOUTS_COPY = "autorl_hpc.rollouts", "autorl_rollouts"
 """Agents play episodes with a copy of the rollouts package under another name, which doesn't hide an installed `autorl_hpc`."""
@@ -164,6 +166,19 @@ def lay_folders(path: Path, root: Root, record: RunRecord) -> None:
     with Folder.open(path) as top:
         for name in (*FOLDERS, *PRIVATE_FOLDERS, *(where for _, where in placed(root, record))):
             _place(top, path, name, "mounted")
+        try_writing(top)
+
+
+def try_writing(workspace: Folder) -> None:
+    """Write a file and remove it. Raises OSError: this file system takes none (full, over quota, out of inodes, read-only)."""
+    name = f".{secrets.token_hex(8)}"
+    fd = os.open(name, WRITE_FLAGS, 0o600, dir_fd=workspace.fd)
+    try:
+        os.write(fd, os.urandom(PROBE_BYTES))
+        os.fsync(fd)  # quotas of some file systems are told here
+    finally:
+        os.close(fd)
+        os.unlink(name, dir_fd=workspace.fd)
 
 
 def placed(root: Root, record: RunRecord) -> list[tuple[Path, str]]:
@@ -377,5 +392,6 @@ def environment_of(root: Root, record: RunRecord) -> tuple[Path | None, Path | N
             fault=Fault.CLUSTER,
             next_step="it is a link to the Python that made it, which must be on every node: stage the environment anew with a "
             "Python on the shared file system",
+            passes=True,
         )
     return folder / VENV, None

@@ -18,6 +18,7 @@ import yaml
 from helpers import PATIENCE_S, Cluster, alive, command_of, wait_for
 from vllm_stand_in import make_program
 
+from autorl_hpc.files.frozen_records import JOBS_NAME, process_start
 from autorl_hpc.files.layout import ExperimentDir
 from autorl_hpc.files.store import EndpointWatch, newest_generation, read_endpoint, read_key
 from autorl_hpc.launch.local import processes
@@ -120,7 +121,9 @@ def test_a_driver_answers_comes_back_from_each_death_and_ends_with_its_runs(worl
     assert key_file.stat().st_mode & 0o777 == 0o600
     key = read_key(key_file)
     stands_for_agents = world.supervisor(run_id)  # it waits for the driver: no attempt's clock runs
-    keeper = world.start("job", "drive", "--while-alive", str(os.getpid()), str(here.path), "local")
+    agents = {"role": "agents", "pid": os.getpid(), "started": process_start(os.getpid())}
+    (here.jobs / JOBS_NAME).write_text(json.dumps({"schema_version": 1, "jobs": [agents]}))
+    keeper = world.start("job", "drive", str(here.path), "local")
 
     first = world.ready(here)
     assert ask(first, key) == "stand-in"

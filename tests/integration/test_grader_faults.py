@@ -70,22 +70,36 @@ def test_a_stopped_grader_gives_its_claim_back_and_that_of_a_killed_one_is_taken
     assert_nothing_waits(cluster)
 
 
+JOB = """
+import sys
+from pathlib import Path
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.launch.local import run_graders
+sys.exit(run_graders(ExperimentDir(Path(sys.argv[1])), 20.0))
+"""
+"""What a Slurm job of graders runs, with little patience with one that hangs."""
+
+
 def test_a_job_starts_its_grader_again_more_often_than_the_chain_has_links(cluster: Cluster) -> None:
-    """Three kills used up the chain, and submissions waited until a person launched again."""
+    """Three kills used up the chain, and submissions waited until a person launched again; and so they did for a grader that was
+    stopped."""
     cluster.mini_task()
     run_id = cluster.sealed_run(**MINI, grader={"device": "cpu", "stale_after_s": 3, "chain": 3})
-    command = [sys.executable, "-m", "autorl_hpc", "job", "grader", str(cluster.experiment.path)]
+    command = [sys.executable, "-c", JOB, str(cluster.experiment.path)]
     job = subprocess.Popen(command, env={**cluster.env, "SLURM_JOB_ID": "1"}, cwd=cluster.root.path)
     cluster.processes.append(job)
 
     def grader() -> int | None:
-        """The pid of the grader behind the job's first process."""
-        found = [pid for pid, words in processes(cluster.experiment).items() if words[0] == "grader" and pid != job.pid]
-        return found[0] if found else None
+        """The pid of the grader behind the job's first process, once it gives signs of life."""
+        found = {pid for pid, words in processes(cluster.experiment).items() if words[0] == "grader"}
+        return next((beat["pid"] for beat in cluster.heartbeats() if beat["pid"] in found), None)
 
     for deaths in range(1, 5):
-        os.kill(int(wait_for(grader, what="a grader")), signal.SIGKILL)
-        word = f"the grader died (-9), {deaths} in a row"
+        sent, how = (
+            (signal.SIGKILL, "died (-9)") if deaths < 4 else (signal.SIGSTOP, "gave no sign of life and was killed")
+        )
+        os.kill(int(wait_for(grader, what="a grader")), sent)
+        word = f"the grader {how}, {deaths} in a row"
         wait_for(lambda: any(word in (beat.get("problem") or "") for beat in cluster.heartbeats()), what=word)  # noqa: B023
         if deaths == 4:
             facts = json.loads(cluster.run("status", str(cluster.experiment.path), "--json").stdout)

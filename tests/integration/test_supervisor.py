@@ -231,6 +231,45 @@ def test_a_deleted_workspace_is_told_and_not_tried_again(cluster: Cluster) -> No
     assert "workspace was deleted" in (sealed.reason or "") and "purge" in (sealed.reason or "")
 
 
+FULL = {
+    "read-only": ("mount -o remount,ro $SCRATCH", "Read-only file system; file system {}: "),
+    "no space": ("cat /dev/zero > code/zeros", "No space left on device; file system {}: 0.0 of 0.0 GiB free"),
+    "no inodes": (
+        "for i in $(seq 9000); do : > code/$i; done",
+        "No space left on device; file system {}: 0.0 of 0.0 GiB",
+    ),
+}
+IMPATIENT = """
+import sys
+from pathlib import Path
+from autorl_hpc.files.layout import ExperimentDir
+from autorl_hpc.supervise import attempt_ledger, supervisor
+attempt_ledger.END_PATIENCE_S = 1.0
+sys.exit(supervisor.run_agent_job(ExperimentDir(Path(sys.argv[1])), sys.argv[2]))
+"""
+"""A supervisor that waits a second for a file system that fails."""
+
+
+@pytest.mark.parametrize("how", FULL)
+def test_a_workspace_that_takes_no_file_is_the_clusters_fault_and_no_agent_is_started_in_it(
+    cluster: Cluster, how: str
+) -> None:
+    """Catches a file system that is full, has no inodes left or turned read-only: agents failed in it by their own fault."""
+    (fills, words), scratch = FULL[how], cluster.root.path / "scratch"
+    run_id = one(cluster, BASH + f"SCRATCH={scratch}\n{fills} 2> /dev/null\nexit 1\n", budget=HOUR)
+    scratch.mkdir()
+    twice = f'mount -t tmpfs -o size=40m,nr_inodes=4000 none {scratch} || exit 9; "$@"; echo $?; "$@"; exit $?'
+    given = [sys.executable, "-c", IMPATIENT, str(cluster.experiment.path), run_id]
+    command = [*namespace("--user", "--map-root-user", "--mount"), "bash", "-c", twice, "twice", *given]
+    done = subprocess.run(command, env=cluster.env, cwd=cluster.root.path, capture_output=True, text=True, check=False)
+    assert (done.stdout.split()[0], done.returncode) == ("75", 0), done.stderr
+    view = cluster.view(run_id)
+    assert f"writing into the workspace failed: {words.format(scratch)}" in view.ended[0].reason
+    assert view.sealed is not None and (view.sealed.ended_by, view.sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER)
+    assert words.format(scratch) in str(view.sealed.reason), "told at once, and not tried a third time"
+    assert (view.attempt, view.sealed.starts) == (2, 1)
+
+
 def test_a_preemption_ends_the_attempt_and_not_the_run(cluster: Cluster) -> None:
     """More often than `attempts`: it is no crash. The second one comes as from a scheduler, to supervisor, keeper and agent at
     once: the agent's death is not its end of work. The agent goes on by its own script."""
@@ -475,9 +514,9 @@ def test_stopped_supervisor_is_not_charged(cluster: Cluster) -> None:
     assert clock is not None and STOPPED_S <= clock.suspended_s <= supervisor.age_s - active + NOT_SEEN_S
 
 
-def namespace() -> list[str]:
+def namespace(*more: str) -> list[str]:
     """The command that runs another in process and mount namespaces of its own; the test skips where that is forbidden."""
-    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *more]
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True, check=False).returncode:
         needs.skip("namespaces", "unshare --pid is not permitted here")
     return [*command, "bash", "-c", '"$@"; exit $?', "init"]  # the first process of a namespace can't be killed in it

@@ -111,7 +111,7 @@ def test_a_node_that_is_lost_where_nothing_is_requeued(world: MakeWorld, new_san
         sandbox, requeue=False, agent={"sbatch": {"nodelist": "gpu02"}}, grader={"sbatch": {"nodelist": "gpu01"}}
     )
     here.agent("beats", BEATS)
-    here.launch(["beats"], budget={"wall_clock": LONG})
+    here.launch(["beats"], budget={"wall_clock": LONG}, attempts=1)
     (run,) = here.runs
     here.wait_agent(run)
     with here.recovery("slurmd killed, no requeue: the run is closed as the cluster's fault"):
@@ -180,7 +180,7 @@ def test_memory_used_up_in_a_cgroup(world: MakeWorld, new_sandbox: Callable[...,
     here.assert_whole()
     sealed = here.view(run).sealed
     assert sealed is not None and sealed.fault is Fault.AGENT, sealed
-    assert sealed.reason == "the agent exited with code -9", "the kernel ends the largest process: the supervisor lives"
+    assert str(sealed.reason).startswith("the agent exited with code -9"), "the kernel ends the largest process: the supervisor lives"
     assert sandbox.state(here.job_of("agents", 0)) == "OUT_OF_MEMORY"
 
 
@@ -229,7 +229,7 @@ def test_the_jobs_folder_is_deleted_while_jobs_wait(world: MakeWorld, new_sandbo
     here = world(sandbox)
     hog = sandbox.sbatch("sleep 600", "--gres=gpu:1", "--output=/dev/null")
     sandbox.wait(hog, "RUNNING")
-    here.launch(["null"], matrix={"seed": [0, 1]})
+    here.launch(["null"], matrix={"seed": [0, 1]}, attempts=1)
     here.until(lambda: sandbox.state(here.job_of("grader-0")) == "RUNNING", "a grader")
     here.until(here.heartbeats, "the grader's first beat")
     shutil.rmtree(here.experiment.jobs)
@@ -277,15 +277,14 @@ def test_everything_in_a_job_is_killed_at_once(world: MakeWorld, slurm: Sandbox)
     shown = slurm.client("pgrep", "-f", f"job task {here.experiment.path.resolve()}").stdout.split()
     assert len(shown) == 1, shown
     task = int(shown[0])
-    with here.recovery("everything in a job killed: the run is closed as the cluster's fault"):
+    with here.recovery("everything in a job killed: the agent works again, in a job that the grader's watcher submitted"):
         kill(task, *descendants(task))
-        here.wait_over()
+        here.wait_agent(run, attempt=2)
+    here.over(run)
+    here.wait_over()
     here.assert_whole()
     here.assert_budget(run)
-    sealed = here.view(run).sealed
-    assert sealed is not None
-    assert (sealed.ended_by, sealed.fault) == (EndedBy.CRASHED, Fault.CLUSTER), sealed
-    assert "everything in it was killed" in (sealed.reason or "")
+    assert here.view(run).sealed.ended_by is EndedBy.AGENT_EXIT  # type: ignore[union-attr]
 
 
 @pytest.mark.soak

@@ -3,6 +3,7 @@ claims nothing any more."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from checkpoints import Desk
 from fakes import Clients, lines, squeue_line
 from plans import UID, experiment, profile
 
-from autorl_hpc.cluster.job_table import write_submitted
+from autorl_hpc.cluster.job_table import read_submitted, write_submitted
 from autorl_hpc.cluster.slurm import SchedulerError
 from autorl_hpc.files import atomic
 from autorl_hpc.files.ledger import Ledger
@@ -18,8 +19,10 @@ from autorl_hpc.files.queue import Claims, HeartbeatWatch, claimed_entries, writ
 from autorl_hpc.files.run_view import RunView
 from autorl_hpc.grading import lost_runs
 from autorl_hpc.grading.lost_runs import ENTRY, Watcher, seal_what_is_lost
+from autorl_hpc.records.base import parse_record
 from autorl_hpc.records.cluster import SlurmJobs, Submitted
 from autorl_hpc.records.exchange import Heartbeat
+from autorl_hpc.records.run import ExperimentRecord
 from autorl_hpc.states import EndedBy
 
 AGENTS = f"exp.agents-1.{UID}"
@@ -97,6 +100,46 @@ def test_a_run_is_sealed_once_its_clock_stood_still_for_a_minute_of_the_watchers
             now[0] += 9.9
     now[0] += 61.0
     assert watcher.step() and watcher.step() and sealed_by(desk) is EndedBy.CANCELLED
+
+
+SCONTROL = """case "$*" in
+*config*) echo "MaxArraySize = 1001" ;;
+*partition*) echo "PartitionName=p Default=YES MaxTime=UNLIMITED" ;;
+*) echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1 ;;
+esac"""
+
+
+@pytest.mark.parametrize(
+    ("state", "attempts", "sbatch", "ended_by"),
+    [
+        ("NODE_FAIL", 3, "echo Submitted batch job 9", None),
+        ("COMPLETED", 3, "echo Submitted batch job 9", None),
+        ("NODE_FAIL", 1, "echo Submitted batch job 9", EndedBy.CRASHED),
+        ("NODE_FAIL", 3, "exit 1", EndedBy.CRASHED),  # nodes that may not submit
+        ("DEADLINE", 3, "echo Submitted batch job 9", EndedBy.CRASHED),  # would fail the same way
+        ("CANCELLED", 3, "echo Submitted batch job 9", EndedBy.CANCELLED),
+    ],
+)
+def test_what_the_cluster_lost_is_submitted_again_as_often_as_attempts_allows(
+    desk: Desk, clients: Clients, state: str, attempts: int, sbatch: str, ended_by: EndedBy | None
+) -> None:
+    record = parse_record(ExperimentRecord, json.loads(desk.experiment.resolved.read_bytes()), "")
+    spec = record.spec.model_copy(update={"attempts": attempts})
+    atomic.write_bytes(desk.experiment.resolved, record.model_copy(update={"spec": spec}).canonical())
+    clients.script("scontrol", SCONTROL)
+    clients.script("sbatch", sbatch)
+    clients.says("scancel")
+    clients.says("squeue", lines([squeue_line("7_0", AGENTS, state, 1)]))
+    now = [0.0]
+    watcher = watcher_of(desk, now)
+    for _ in range(6):
+        assert watcher.step()
+        now[0] += 61.0
+    assert sealed_by(desk) is ended_by
+    jobs = read_submitted(desk.experiment)
+    assert jobs is not None
+    launches = [job for job in jobs.submitted if desk.record.run_id in job.runs and not job.asked_back]
+    assert len(launches) == (2 if ended_by is None else 1)
 
 
 def scontrol_line(state: str, task: str = "0") -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,8 @@ def beats(tree: Tree, state: str, pid: int | None = None) -> None:
         (("agents", "grader-0"), "restarting", False, None),
         ((), None, False, None),  # nothing waits
         ((), None, True, "no grader is left"),
+        (("agents", "grader-0"), "silent", True, "no grader gave a sign of life for 10 min"),
+        (("agents", "grader-0"), "silent", False, None),
     ],
 )
 def test_nobody_grades_is_said_first(
@@ -132,7 +135,9 @@ def test_nobody_grades_is_said_first(
     tree.run().start().clock(1.0)
     jobs(tree, *roles)
     if state is not None:
-        beats(tree, state)
+        beats(tree, "idle" if state == "silent" else state)
+    if state == "silent":
+        os.utime(tree.experiment.graders / "g.json", (time.time() - 600,) * 2)
     if waits:
         put(
             tree.experiment.queue,
