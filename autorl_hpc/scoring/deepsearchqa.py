@@ -298,7 +298,7 @@ def _from_parts(text: str) -> ParsedVerdict:
 
 
 VERSION = "2"
-EXACT_VERSION = "3"  # From 3 on: Unicode minus and spaces, lists joined by "and" or numbered
+EXACT_VERSION = "4"
 
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""

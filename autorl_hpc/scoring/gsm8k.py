@@ -30,7 +30,7 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "2"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+VERSION: Final = "3"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
@@ -42,7 +42,9 @@ MAX_MARKS: Final = 50  # Marks of one kind to read: the first ones of `####`, th
 # In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
 # its sign. A NUL in the model's text becomes a space first.
 _FRACTION_MARK: Final = "\x00"
-_CHARS: Final = str.maketrans({**dict.fromkeys("\x00_\u2014", " "), **dict.fromkeys("\u20ac\xa3\xa5\u20b9", "$")})
+_CHARS: Final = str.maketrans(
+    {**dict.fromkeys("\x00_\u2014", " "), **dict.fromkeys("\u20ac\xa3\xa5\u20a9\u20b9\u20bd\u20bf\u20ba\u20a6", "$")}
+)
 """In addition to `plain_characters`; a long dash that is no sign is punctuation."""
 _FRACTION = re.compile(r"[\xbc-\xbe\u2150-\u215e\u2189]")
 
@@ -60,10 +62,17 @@ _LATEX: Final = (
     (re.compile(r"\\(?:approx|equiv)\b"), "="),
 )
 
+# `_CHARS` has made spaces of underscores.
+_NEXT_TURN = re.compile(r"<\|[\w ]{1,30}\|>|<(?:start|end) of turn>|\[/?INST\]|</?s>|<eos>")
 _NEXT_QUESTION = re.compile(
-    r"Question:|^[ \t#*>]*(?:Q|Question|Human|User|Instruction)[ \t]?\d{0,3}[ \t]?\**:"
-    r"|<\|im_start\|>|\[INST\]",
+    r"Question:|^[ \t#*>]*(?i:(?:(?:next|new|another|follow-?up)[ \t])?"
+    r"(?:Q|Question|Problem|Exercise|Prompt|Instruction|Human|User)[ \t]?\d{0,3}[ \t]?\**:|(?:human|user)[ \t]*$)"
+    r"|(?<=[.!?)] )(?:Human|User):",
     re.MULTILINE,
+)
+_ANSWERED = re.compile(
+    r"####[^\n\d]{0,20}\d|\\boxed|\banswers?\b[^\n.:=\d]{0,40}(?:\b(?:is|are|was|be)\b|[:=])[^\w\n]{0,10}\d",
+    re.IGNORECASE,
 )
 
 _TOKEN = r"(?:(?<![\w.])\.)?\d+(?:[,.'\xa0]\d+)*"
@@ -112,13 +121,13 @@ class _Found(NamedTuple):
 
 
 def read_answer(text: str) -> Fraction | None:
-    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 2).
+    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 3).
 
     A `Fraction` is exact for decimals and for `1/3`, compares with ints and never rounds.
 
     First, `<think>...</think>` is removed, with everything before a lone `</think>` and after an unclosed `<think>` (no answer
-    was given). The rest is cut where another question follows (`Question:`, or `Q:`, `Human:`, `User:`, `Instruction:` at the
-    beginning of a line). Characters become plain (`plain_characters`), LaTeX numbers too.
+    was given). Characters become plain (`plain_characters`), LaTeX numbers too. The rest is cut where the model adds another turn
+    or question (`<|user|>`, `Question:`, or `Q:`, `Problem:`, `User:` and the like at the beginning of a line).
 
     The first of these that exists decides:
 
@@ -140,7 +149,7 @@ def read_answer(text: str) -> Fraction | None:
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
-    text = _plain(_cut_run_on(without_thinking(text)))
+    text = _cut_run_on(_plain(without_thinking(text)))
     last_digit = _last_digit(text)
     if last_digit < 0:
         return None
@@ -201,10 +210,19 @@ def without_thinking(text: str) -> str:
 
 
 def _cut_run_on(text: str) -> str:
-    """Return the text before a question that the model added; one before any number is only a repetition."""
+    """Return the text before a turn or question that the model added; one before any number is only a repetition.
+
+    A question before the first marked answer is part of the reasoning if that answer is `#### N`.
+    """
     text = text.strip()
     number = re.search(r"\d", text)
-    added = _NEXT_QUESTION.search(text, number.end()) if number else None
+    if not number:
+        return text
+    turn = _NEXT_TURN.search(text, number.end())
+    text = text[: turn.start()] if turn else text
+    added, answer = _NEXT_QUESTION.search(text, number.end()), _ANSWERED.search(text)
+    if added and answer and added.start() < answer.start() and answer[0].startswith("#"):
+        added = _NEXT_QUESTION.search(text, answer.end())
     return text[: added.start()] if added else text
 
 
@@ -400,7 +418,7 @@ def _read_last_number(text: str) -> Fraction | None:
 # Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
 # takes the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
 
-MARKED_VERSION: Final = "2"
+MARKED_VERSION: Final = "3"
 
 _MARKED = re.compile(r"####[ \t]*(-?[0-9.,\xa0]+)")
 

@@ -20,8 +20,10 @@ from autorl_hpc.states import Fault
 # --- extraction of code: pure functions, standard library only; nothing here runs the model's code
 
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
-MAX_PARSED_CHARS: Final = 1 << 14  # Longer code is not cut to its whole statements: parsing must stay quick and shallow
-MAX_CUT_LINES: Final = 60
+MAX_PARSED_CHARS: Final = (
+    1 << 14
+)  # Code that can't be parsed is cut below this first: parsing must stay quick and shallow
+MAX_CUTS: Final = 60  # Each takes away at least one line, usually all from the first wrong one on
 MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
 INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
@@ -29,10 +31,8 @@ FENCE: Final = "```"
 _INDENT = re.compile(r"^[^\S\n]+|[\u200b\u2060\ufeff]+", re.MULTILINE)
 _TILDES = re.compile(r"^[ \t]*~~~+", re.MULTILINE)
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[\s{:,]|\Z)", re.IGNORECASE)
-_ATTRIBUTES = re.compile(
-    r"(?:[ \t,:]*(?:\{[^{}\n]{0,200}\}|[\w.:-]+=(?:\"[^\"\n]{0,200}\"|'[^'\n]{0,200}'|[^\s\"'=]+)|[\w.+#/-]+(?![\w.(=:]))){0,20}[ \t]*\n"
-)
-_INFO = re.compile(r"[ \t]*(?:\{[.\w][^{}:\n]{0,200}\}|[\w.+#/:-]+)[ \t]*(?=\n)")
+_BRACES = re.compile(r"\{[^}]*\}\s*(?:$|[\w{])")
+_ATTRIBUTE = re.compile(r"[\[({]|[\w.:-]+=\S")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _TOP_RETURN = re.compile(r"^return\b", re.MULTILINE)
 _STARTS_MODULE = re.compile(r"(?:from\s+[\w.]+\s+import\s|import\s+\w[\w., ]*$|(?:async\s+)?def\s+\w|class\s+\w|@\w)")
@@ -76,43 +76,50 @@ def completion(answer: str, entry_point: str) -> str:
 
 def _whole_statements(code: str, head: str) -> str:
     """Return the code without the lines at its end that keep it from being parsed behind `head`; unchanged if nothing helps."""
-    if len(code) > MAX_PARSED_CHARS:
-        return code
-    lines = code.split("\n")
-    for kept in range(len(lines), max(0, len(lines) - MAX_CUT_LINES), -1):
-        if (kept == len(lines) or lines[kept - 1].strip()) and _parses(head + "\n".join(lines[:kept])):
-            return "\n".join(lines[:kept])
-    return code
+    lines = code[:MAX_PARSED_CHARS].split("\n")[: None if len(code) <= MAX_PARSED_CHARS else -1]
+    wrong: int | None = None
+    for _ in range(MAX_CUTS):
+        wrong = _wrong_line(head + "\n".join(lines)) if lines else None
+        if wrong is None:
+            break
+        lines = lines[: max(0, min(len(lines), wrong - head.count("\n")) - 1)]
+    return "\n".join(lines) if any(map(str.strip, lines)) and wrong is None else code
 
 
-def _parses(code: str) -> bool:
+def _wrong_line(code: str) -> int | None:
+    """Return the number of the line, from 1, at which the code can't be parsed; None if it can."""
     try:
         ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    except SyntaxError as error:
+        return max(1, error.lineno or 1)
+    except (ValueError, RecursionError, MemoryError):
+        return 1
+    return None
 
 
 def _is_stub(block: str, name: str) -> bool:
-    """Return whether a block defines the function without doing anything in it: a head, a docstring, `pass`, `...`."""
+    """Return whether a block does nothing, or defines the function without doing anything in it: a head, a docstring, comments,
+    `pass`, `...`, a refusal."""
     code = textwrap.dedent(block)
-    if len(code) > MAX_PARSED_CHARS or not _defines(code, name):
+    if len(code) > MAX_PARSED_CHARS:
         return False
     try:
-        found = [node for node in ast.parse(code).body if getattr(node, "name", "") == name]
+        body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         head = re.search(rf"def\s+{re.escape(name)}\b.*", code, re.DOTALL)
-        return head is not None and not _parses(code) and _parses(code.rstrip() + "\n    pass\n")
-    return bool(found) and all(
-        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _does_nothing(node.body) for node in found
-    )
+        return head is not None and _wrong_line(code.rstrip() + "\n    pass\n") is None
+    return _does_nothing([node for node in body if getattr(node, "name", "") == name] or body)
 
 
 def _does_nothing(body: Sequence[ast.stmt]) -> bool:
     def idle(node: ast.stmt) -> bool:
         if isinstance(node, ast.Raise):
             return "NotImplemented" in ast.dump(node)
-        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return _does_nothing(node.body)
+        return isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
 
     return all(map(idle, body))
 
@@ -153,12 +160,11 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 
 def _without_info(block: str) -> str:
     """Return the block without the info string of its fence: a language, a file's name, attributes. Code on that line stays."""
-    if named := _LANGUAGE.match(block):
-        rest = _ATTRIBUTES.match(block, named.end())
-        return block[rest.end() if rest else named.end() :].removeprefix(" ")
-    info = _INFO.match(block)
-    word = info[0].strip() if info else ""
-    return block[info.end() + 1 :] if info and (word.startswith("{") or not _CODE.match(word)) else block
+    line, newline, rest = block.partition("\n")
+    language = _LANGUAGE.match(line)
+    code = line[language.end() :].removeprefix(" ") if language else line
+    stays = _CODE.match(code.strip()[:MAX_LINE_CHARS]) and not (_ATTRIBUTE if language else _BRACES).match(code.strip())
+    return code + newline + rest if stays or not (line.strip() and newline) else rest
 
 
 def _without_prose(code: str) -> str:
@@ -227,9 +233,7 @@ def _moved(line: str, by: int) -> str:
     return " " * by + line if by > 0 else line[-by:]
 
 
-VERSION: Final = "3"
-"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds; from 3 on stubs are passed over, any info string
-is dropped, and cut-off code is kept to its last whole statement."""
+VERSION: Final = "4"  # Version of the scorer `humaneval`
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)

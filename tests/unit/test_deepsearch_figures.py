@@ -98,6 +98,49 @@ EXACT = [
 ]  # fmt: skip
 
 
+# What differs by its sign alone, wherever the sign stands; and what is the same number or name.
+DIFFERENT = [
+    *[("-$5", "$5"), ("$-5", "$5"), ("-.5", ".5"), ("-5%", "5%"), ("-5kg", "5kg"), ("-5°C", "5°C"), ("-US$5", "US$5")],
+    *[("-USD 5", "USD 5"), ("-Rs. 5", "Rs. 5"), ("minus ₹5", "₹5"), ("\u2212€5", "€5"), ("\u2013$5", "$5"), ("-½", "½")],
+    *[("-\uff045", "$5"), ("-5$", "5$"), ("(-5)", "5"), ("-1,000", "1,000"), ("fell by -$5", "fell by $5")],
+    *[("10²", "102"), ("3½", "31/2"), ("Python 3.10", "Python 3.1"), ("1.2.3", "1.23")],
+]  # fmt: skip
+SAME = [
+    *[("-$5", "$-5"), ("-$5", "minus $5"), (".5", "0.5"), ("-.5", "-0.50"), ("5.0", "5"), ("$5.00", "$5"), ("2.50", "2.5")],
+    *[("-5kg", "-5 kg"), ("+5%", "5%"), ("½", "1/2"), ("B-52", "B 52"), ("$5 - $10", "$5-$10"), ("5%-10%", "5% - 10%")],
+    *[("Simon & Garfunkel", "Simon and Garfunkel"), ("Simon\uff06Garfunkel", "Simon and Garfunkel"), ("C++11", "C++ 11")],
+    *[("\uff15\uff0e\uff10", "5"), ("1,000.0", "1000"), ("-1 000", "-1000"), ("\u2212US$5", "-US$5")],
+]  # fmt: skip
+
+
+def test_a_sign_is_kept_wherever_it_stands_and_one_number_is_one_answer() -> None:
+    told = [(pair, Counts(0, 1, 1)) for pair in DIFFERENT] + [(pair, Counts(1, 0, 0)) for pair in SAME]
+    wrong = [pair for (a, b), counts in told for pair in ((a, b), (b, a)) if compare(*pair, SINGLE) != counts]
+    assert not wrong
+
+
+LISTS = """• A • B • C|•A•B•C|- A - B - C|* A * B * C|+ A\n+ B\n+ C|\u2014 A\n\u2014 B\n\u2014 C|\u2013 A\n\u2013 B\n\u2013 C
+|\u25e6 A\n\u25e6 B\n\u25e6 C|▪ A ▪ B ▪ C|→ A\n→ B\n→ C|・ A\n・ B\n・ C|# A\n# B\n# C|A \u00b7 B \u00b7 C|A • B • C|- **A**\n- **B**\n- **C**
+|① A ② B ③ C|①A②B③C|❶ A\n❷ B\n❸ C|⑴A ⑵B ⑶C|⒈A ⒉B ⒊C|⒜ A ⒝ B ⒞ C|1\ufe0f\u20e3 A 2\ufe0f\u20e3 B 3\ufe0f\u20e3 C|① A, ② B and ③ C
+|a) A b) B c) C|(i) A (ii) B (iii) C|i. A ii. B iii. C|[1] A [2] B [3] C|**1.** A\n**2.** B\n**3.** C|\uff11\uff0eA \uff12\uff0eB \uff13\uff0eC
+|A\uff06B\uff06C|A \uff06 B, C|A, B, & C|A、B、C|A\uff1bB\uff1bC|A and B & C"""
+OTHERS = [
+    *[("5, .5, -5", "-5, 0.5, 5.0", (3, 0, 0)), ("1. -5\n2. .5", "-5, 0.5", (2, 0, 0)), ("-5\n-.5", "-5, -0.5", (2, 0, 0))],
+    *[("5、7", "5, 7", (2, 0, 0)), ("① 5 ② 7", "5, 7", (2, 0, 0)), ("- 5\n- 7", "5, 7", (2, 0, 0)), ("5 and -5", "-5, 5", (2, 0, 0))],
+    *[("AT&T and Verizon", "AT&T, Verizon", (2, 0, 0)), ("J. Smith", "Smith", (0, 1, 1)), ("Jean-Luc - Marie", "Marie", (0, 1, 1))],
+    ("レオナルド・ダ・ヴィンチ", "レオナルド・ダ・ヴィンチ", (1, 0, 0)),
+]  # fmt: skip
+
+
+def test_lists_are_read_with_any_bullet_number_and_joint() -> None:
+    names = {"A": "Austria", "B": "Switzerland", "C": "Italy"}
+    for text in LISTS.replace("\n|", "|").split("|"):
+        answer = "".join(names.get(char, char) for char in text)
+        assert compare(answer, "Italy, Austria, Switzerland", SET) == Counts(3, 0, 0), answer
+    for answer, expected, counts in OTHERS:
+        assert compare(answer, expected, SET) == Counts(*counts), answer
+
+
 @pytest.mark.parametrize(("answer", "expected", "kind", "counts"), EXACT)
 def test_answers_are_compared_without_a_judge(answer: str, expected: str, kind: str, counts: tuple[int, ...]) -> None:
     assert compare(answer, expected, kind) == Counts(*counts)
