@@ -1,9 +1,5 @@
-"""The grader daemon: main loop (list, choose, claim, score, commit), heartbeat, idle exit, artifact cleanup.
-
-`python -m autorl_hpc job grader EXPERIMENT` runs one; any number may run. A grader ends when the experiment is over or after
-`idle_exit_s` without work. It may be killed at any moment: another grader takes its claims over, and each score is
-committed once.
-"""
+"""The grader daemon: main loop (list, choose, claim, score, commit), heartbeat, idle exit, artifact cleanup. Any number may
+run, and may be killed at any moment: another one takes its claims over, and each score is committed once."""
 
 from __future__ import annotations
 
@@ -179,10 +175,8 @@ IDLE_AFTER_S = 60.0
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """SIGUSR2 is the scheduler's warning before the end of the job."""
-
 FINISH_AT_END_S = 10.0
 """On a stop signal, time to rate and commit answers that exist already. Shorter than any scheduler's grace period."""
-
 MAX_TROUBLES = 5  # Consecutive cluster troubles after which the grader exits so that the next of the chain starts
 
 

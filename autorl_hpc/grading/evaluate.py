@@ -1,7 +1,5 @@
-"""Evaluation of one checkpoint on one split: prompts, answers by the engine, outcomes by the scorer, items files.
-
-Also the judges of a grader (`Judging`) and the environments of interactive tasks (`Playground`).
-"""
+"""Evaluation of one checkpoint on one split: prompts, answers by the engine, outcomes by the scorer, items files. Also the
+judges of a grader (`Judging`) and the environments of interactive tasks (`Playground`)."""
 
 from __future__ import annotations
 
@@ -104,10 +102,8 @@ class Judging:
 # --- interactive tasks: items are goals, and the model's answer is an episode
 
 BY_REWARD = "episodes"  # The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode
-
 MAX_WORKERS = 64
 """Environment processes at most, one per core. A split has about 140 goals; each process takes a second to start and 100 MB."""
-
 GATHER_S = 30.0
 """How long a batch waits for slow environments if the engine answers in batches. Long enough to collect all running episodes
 normally: the batch composition can change an answer, and one checkpoint should always get the same score."""
@@ -327,12 +323,8 @@ class Bench:
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> SplitAnswers:
-        """Let the engine answer a split's questions with the weights in `weights`.
-
-        Args:
-            order: prompt in this order, for another batch composition; answers return in the split's order.
-            limit: use only the first items, to check that the engine works.
-        """
+        """Let the engine answer a split's questions with the weights in `weights`. `order`: prompt in this order, for another
+        batch composition. `limit`: use only the first items, to check that the engine works."""
         recipe = science.recipe
         items = self.items(science, split)[:limit]
         scorer(recipe.scorer, recipe.scorer_version, science.task)

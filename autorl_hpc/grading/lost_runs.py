@@ -1,8 +1,7 @@
-"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and seals runs whose jobs are gone.
-
-One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only if its
-clock stood still for STANDS_STILL_S of the watcher's own time, squeue showed no job of it all that while, and scontrol agrees.
-"""
+"""The watcher: polls the scheduler for the experiment's jobs, writes seen.json for `status`, and seals runs whose jobs are
+gone. One grader at a time runs it, in a thread beside the grading, with at most one question per period. A run is sealed only
+if its clock stood still for STANDS_STILL_S of the watcher's own time, squeue showed no job of it all that while, and scontrol
+agrees."""
 
 from __future__ import annotations
 
@@ -43,7 +42,6 @@ from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs
 from autorl_hpc.states import Fault, JobState, job_state
 
 log = logging.getLogger("autorl_hpc.watcher")
-
 ENTRY = "watcher"
 STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 LOST_LOOKS = 2
@@ -54,7 +52,8 @@ JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in
 
 
 class Watcher(threading.Thread):
-    """The watcher of one grader; works while it holds the claim. `clock`: returns seconds of this process."""
+    """The watcher, in one grader at a time: polls the scheduler, writes seen.json for `status`, and seals runs whose jobs are
+    gone: clock still for STANDS_STILL_S of the watcher's own time, no job in squeue all that while, and scontrol agrees."""
 
     def __init__(
         self,

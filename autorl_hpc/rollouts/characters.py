@@ -7,9 +7,7 @@ import unicodedata
 from functools import cache
 from typing import Final
 
-CURRENCIES: Final = r"$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf"
-"""Of a regular expression's class."""
-
+CURRENCIES: Final = r"$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf"  # Of a regular expression's class
 _MINUS: Final = "\u2212"
 _CHARS: Final[dict[str, str]] = {
     **dict.fromkeys("\u2796\u207b\u208b\ufe63\uff0d", _MINUS),
@@ -25,7 +23,6 @@ _CHARS: Final[dict[str, str]] = {
     **dict.fromkeys("\u066c\u060c", ","),
     **{"\u2248": "=", "\u2795": "+", "\u061b": ";", "\u3001": ", "},
 }
-
 _BEFORE_VALUE = r"(?:####|[=:(\[{]|\b(?:is|are|was|were|be|equals)\b)[ \xa0$*]*"
 _WORD_BEFORE = (
     r"\b(?:at|by|to|of|about|only|exactly|gives?|makes?|gets?|got|becomes|reaches|so|thus|therefore)[ \xa0$*]+"
@@ -61,12 +58,9 @@ def _table() -> dict[int, str]:
 
 
 def plain_characters(text: str) -> str:
-    """Return the text with ASCII digits, signs, quotes and punctuation, for comparing what numbers and names it holds.
-
-    A minus is a `-` at its number, whichever dash it is and also before a unit (`-$5` is `$-5`), also `minus 5` and `- 5` where
-    a value begins (not between two operands). Thin and no-break spaces become U+00A0, as do plain ones between groups of three
-    digits where a value begins or the last group is 000 (`1 000`). Invisible characters go. Takes linear time.
-    """
+    """Return the text with ASCII digits, signs and punctuation, for comparing what it says. A minus is a `-` at its number,
+    also before a unit (`-$5` is `$-5`), `minus 5`, and `- 5` where a value begins. Separators of thousands become U+00A0. Takes
+    linear time."""
     text = _SIGN.sub(lambda sign: f"{sign[1] or sign[2] or ''}-", text.translate(_table()))
     text = _FIRST_SIGN.sub(r"\1-", text).replace(_MINUS, "-")
     return _GROUPED_BY_SPACES.sub(_grouped, _SIGN_OF_UNIT.sub(r"\1-", text))

@@ -1,7 +1,5 @@
-"""Child processes that answer each JSON line with one line, seen from both sides; no pickle.
-
-They host environments (worker.py) and tasks' own scorers (scoring/own_child.py), whose code must not harm the parent.
-"""
+"""Child processes that answer each JSON line with one line, seen from both sides; no pickle. They host environments (worker.py)
+and tasks' own scorers (scoring/own_child.py), whose code must not harm the parent."""
 
 from __future__ import annotations
 
@@ -34,10 +32,8 @@ class BadAnswer(Exception):
 
 
 def start(module: str, inherited: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `python -m module` as a group of its own.
-
-    It ends when the calling thread ends (PR_SET_PDEATHSIG refers to the thread), so call this in a thread that lives as long.
-    """
+    """Start `python -m module` as a group of its own. It ends when the calling thread ends (PR_SET_PDEATHSIG refers to the
+    thread), so call this in a thread that lives as long."""
     path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
     fixed = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", STARTER_VARIABLE: str(os.getpid())}
     return subprocess.Popen(
@@ -127,9 +123,7 @@ class ChildFailed(Exception):
 
 class Child:
     """One process at a time, which the first call starts, in a thread that must live as long. Another thread may call `kill`.
-
-    `first` is the first line that it gets, to which it answers `{"error": words}` if it can't be used.
-    """
+    `first` is the first line that it gets, to which it answers `{"error": words}` if it can't be used."""
 
     def __init__(
         self, module: str, env: Mapping[str, str], first: Mapping[str, Any], start_limit_s: float, call_limit_s: float

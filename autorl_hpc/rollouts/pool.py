@@ -1,8 +1,5 @@
-"""A pool of worker processes that host environments: one thread per process, one queue of events.
-
-The caller's engine may post its answers into the same queue (`post`), so that one thread waits for both. An episode stays on its
-worker. A new one goes where its goal was played before and has its data parsed, or to the worker that hosts the fewest.
-"""
+"""A pool of worker processes that host environments: one thread per process, one queue of events, in which the caller's engine
+may put its answers too (`post`). A new episode goes where its goal was played before, or to the idlest worker."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 LEAD = 4
 """Episodes that the worker which knows a goal may have more than another one. Beginning without its cache costs about ten steps;
 waiting in a line of five costs more."""
-
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 """Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
@@ -59,10 +55,8 @@ class Note(NamedTuple):
 
 
 Event = Reply | Lost | Note | EnvironmentBroken
-
 CALL_LIMIT_S = 120.0
 """Limit of one call. A step takes milliseconds, the slowest known reset (translating a game) seconds, on an idle machine."""
-
 START_LIMIT_S = 300.0  # Limit until a new worker is ready, with Python and libraries cold on a busy shared file system
 CLOSING_S = 10.0  # Time for all threads together to end after their processes are killed
 
@@ -85,11 +79,8 @@ class _Call(NamedTuple):
 
 
 class EnvironmentProcess(threading.Thread):
-    """Owns one process at a time, with JSON lines over pipes; replaces a process that dies or exceeds the time limit.
-
-    Each process is a process group, so an environment's children end with it. It ends with its starter, by PR_SET_PDEATHSIG and
-    by the end of its stdin.
-    """
+    """Owns one process at a time, with JSON lines over pipes; replaces a process that dies or exceeds the time limit. It ends
+    with its children, and with its starter."""
 
     def __init__(self, number: int, pool: Pool) -> None:
         super().__init__(name=f"environments-{number}", daemon=True)

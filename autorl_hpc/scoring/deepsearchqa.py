@@ -1,10 +1,6 @@
-"""Scorers of DeepSearchQA: which expected items an answer gives, and what it gives in addition.
-
-`deepsearchqa` asks a judge, as the benchmark does, and parses its verdict; `deepsearchqa-exact` compares normalised texts
-without a judge. Scores of the two don't compare. An item's outcome is 1 if everything expected and nothing else is given, so
-that outcomes are binary, as the exact paired test needs. The benchmark reports F1 first; all its figures are metrics here.
-Source: the starter code of google/deepsearchqa (arXiv 2601.20975, section 3).
-"""
+"""Scorers of DeepSearchQA: `deepsearchqa` asks a judge and parses its verdict; `deepsearchqa-exact` compares normalised texts.
+An item's outcome is 1 if everything expected and nothing else is given, as the exact paired test needs. Source: the starter
+code of google/deepsearchqa (arXiv 2601.20975, section 3)."""
 
 from __future__ import annotations
 
@@ -21,11 +17,9 @@ from autorl_hpc.scoring.gsm8k import without_closed_thinking
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict, mean
 
 # --- parsing of verdicts: JSON with a truth value per expected item, and a list of excessive answers
-# `read` repairs common damage: code fences, surrounding prose, trailing commas, single quotes, unescaped quotes in the
-# explanation, letter case of keys. It never guesses: a verdict is unreadable if it is cut off, has values that are not truth
-# values, or occurs twice with different content. `read_official` is the benchmark's own rule.
-# A judge quotes the answer, and the answer may hold a verdict. So `read` does not search inside unreadable objects, and
-# refuses a text that has a verdict's key outside of the parsed part.
+# `read` repairs common damage (fences, prose, trailing commas, quotes) and never guesses: a verdict is unreadable if it is cut off, has
+# other values, or occurs twice with different content. A judge quotes the answer, which may hold a verdict: `read` does not search
+# inside unreadable objects, and refuses a text that has a verdict's key outside of the parsed part.
 
 DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
 MAX_CHARS: Final = 100_000  # A verdict takes some hundred characters per item
@@ -35,7 +29,6 @@ QUOTINGS: Final = ('"', "\"'", "")
 """Quote characters to respect, in this order of tries, because quotes may be the broken part."""
 NO_ITEM: Final = frozenset({"none", "null", "n/a", "na"})
 """Ambiguous words: they may mean "nothing excessive" or be an item."""
-
 _KEY = "[\"'\u201c\u2018]?\\s*{}\\s*[\"'\u201d\u2019]?\\s*:\\s*"
 _DETAILS_KEY = re.compile(_KEY.format(r"correctness[ _]?details"), re.IGNORECASE)
 _EXCESSIVE_KEY = re.compile(_KEY.format(r"excessive[ _]?answers"), re.IGNORECASE)
@@ -299,7 +292,6 @@ def _from_parts(text: str) -> ParsedVerdict:
 
 VERSION = "2"
 EXACT_VERSION = "4"
-
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
 ROUNDS: Final = 3  # Requests to a judge until its reply is readable; after three failures more won't help
@@ -312,8 +304,6 @@ REMINDERS: Final = (
     "string escaped.",
 )
 _FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
-
-
 OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect")
 
 
@@ -341,12 +331,9 @@ class DeepSearchQA:
     version = VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Return outcomes from the judge's verdicts; of several samples the mean.
-
-        Raises:
-            JudgeFailed: there is no judge, it can't be reached, or more than `UNREAD_SHARE` of its replies stay unreadable. Fewer
-                score 0 each, reported as `judge_unread`. With `judge_rule: official` any number does, as in the benchmark's code.
-        """
+        """Return outcomes from the judge's verdicts; of several samples the mean. Raises JudgeFailed: it can't be reached, or
+        more than `UNREAD_SHARE` of its replies stay unreadable; fewer score 0 each. With `judge_rule: official` any number
+        does."""
         if context.judge is None:
             raise JudgeFailed("no judge was given")
         given = [[answered(text) for text in drawn] for drawn in answers]
@@ -393,10 +380,8 @@ class Exact:
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the benchmark's figures: means over items, in percent except `mean_steps`.
-
-    `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
-    """
+    """Return the benchmark's figures: means over items, in percent except `mean_steps`. `fully_correct`,
+    `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct."""
     found = {name: 100.0 * mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
     return {**found, "mean_steps": mean([float(each["steps"]) for each in facts])}
 

@@ -27,7 +27,6 @@ MAX_CUTS: Final = 60  # Each takes away at least one line, usually all from the 
 MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
 INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
-
 _INDENT = re.compile(r"^[^\S\n]+|[\u200b\u2060\ufeff]+", re.MULTILINE)
 _TILDES = re.compile(r"^[ \t]*~~~+", re.MULTILINE)
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[\s{:,]|\Z)", re.IGNORECASE)
@@ -54,13 +53,10 @@ def completion(answer: str, entry_point: str) -> str:
     """Return what follows the prompt: a function body, or a full definition of `entry_point`.
 
     1. Thinking is removed, as for GSM8K.
-    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one; only a head, a
-       stub or the prompt again is passed over. A fence may have any info string, be the only one (then the text before or after
-       it counts), or have code on its own line. Without a fence,
-       prose is cut off: text before the first import or definition, and from the first unindented line that is not code.
+    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one; skeletons are passed
+       over. Without a fence, prose is cut off before the first import or definition and from the first line that is not code.
     3. An unindented definition of the function is used unchanged.
-    4. Anything else is a body. It is indented if it starts unindented; the indent is restored if only the first line has lost
-       it; another indent is changed to the prompt's four.
+    4. Anything else is a body, moved to the prompt's indent; one that only the first line has lost is restored.
     5. What can't be parsed is kept to its last whole statement, because a token limit cuts answers off.
     """
     if len(answer) > MAX_TEXT_CHARS:
@@ -241,15 +237,12 @@ OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
 KS: Final = (1, 10)
 UNCONFINED: Final = "unconfined"
 """Option of a recipe: run programs even where they can't be kept from writing to their user's files."""
-
 _BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of `k` samples passes, from `n` samples of which `passed` pass.
-
-    Computes 1 - C(n - passed, k) / C(n, k) as a product without over- or underflow: Chen et al. 2021 (arXiv 2107.03374), 2.1.
-    """
+    """Return the unbiased estimate of the chance that one of `k` samples passes: 1 - C(n - passed, k) / C(n, k), as a product
+    without over- or underflow (Chen et al. 2021, arXiv 2107.03374, 2.1)."""
     if not 0 <= passed <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {passed} in {n} samples")
     missed = 1.0
@@ -259,13 +252,8 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def opencompass_completion(answer: str) -> str:
-    """Extract the code as OpenCompass does, including its faults.
-
-    Source: open-compass/opencompass @ a5acc4bb, `humaneval_postprocess_v2` of opencompass/datasets/humaneval.py, after the
-    model-level `extract-non-reasoning-content`. The first fenced block whose fence ends its line, otherwise the whole text,
-    without leading space. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
-    off keeps its fence.
-    """
+    """Extract the code as OpenCompass does, including its faults (a bare body loses its first indent, prose without a fence
+    stays). Source: open-compass/opencompass @ a5acc4bb, `humaneval_postprocess_v2` of opencompass/datasets/humaneval.py."""
     text = opencompass_text(answer)
     block = _BLOCK.search(text)
     return (block[1] if block else text).lstrip()
@@ -273,11 +261,8 @@ def opencompass_completion(answer: str) -> str:
 
 @dataclass(frozen=True)
 class HumanEval:
-    """The scorer. A sample counts if its program passes the problem's `check`; of several samples the passing share counts.
-
-    An item's question is the prompt; its data hold `test` and `entry_point`. A program is the prompt and the result of `extract`
-    for answer and entry point; a test may also use the prompt's own definitions.
-    """
+    """The scorer. A sample counts if its program (prompt and extracted answer) passes the problem's `check`; of several samples
+    the passing share counts. An item's question is the prompt; its data hold `test` and `entry_point`."""
 
     version: str
     extract: Callable[[str, str], str]

@@ -80,10 +80,8 @@ class Context:
 
 
 class Scorer(Protocol):
-    """Scores all answers of one split at once, so that programs and judge requests run in parallel.
-
-    `version`: any change that can change a verdict needs a new version.
-    """
+    """Scores all answers of one split at once, so that programs and judge requests run in parallel. `version`: any change that
+    can change a verdict needs a new version."""
 
     @property
     def version(self) -> str: ...

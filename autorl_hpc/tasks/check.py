@@ -18,8 +18,6 @@ ENVIRONMENT_TIMEOUT = "environment_timeout_s"  # Recipe option: limit in seconds
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
-
-
 Problem = tuple[Path | str, str, str]  # Where it is, what is wrong, and what to do about it
 
 

@@ -1,7 +1,5 @@
-"""Held-out items of staged tasks: verify, load from the vault, and draw a part of the feedback split.
-
-Used by graders, and by the scanner that searches workspaces for held-out items.
-"""
+"""Held-out items of staged tasks: verify, load from the vault, and draw a part of the feedback split. Used by graders, and by
+the scanner that searches workspaces for held-out items."""
 
 from __future__ import annotations
 
@@ -70,9 +68,8 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
 
 
 def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
-    """Check each held-out item below `folder`, before anything is queued. `made_by`: the program to name in an error if the
-    files are in a temporary folder. Raises AutorlError: the first row that is not an item or repeats an id, with file and
-    line; or the number of items differs from the pin."""
+    """Check each held-out item below `folder`, before anything is queued. Raises AutorlError: the first row that is not an item
+    or repeats an id, with file (`made_by`, if given) and line; or the number of items differs from the pin."""
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
     own = task.folder / "task.yaml"

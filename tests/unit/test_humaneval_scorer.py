@@ -101,20 +101,12 @@ RIGHT = {
         f"the fence's info string {info}": f"```{info}\n{DEF}```"
         for info in (
             *(
-                "{.python}",
-                '{.python .numberLines startFrom="1"}',
-                "{python, echo=FALSE}",
-                "{code-cell} ipython3",
-                "py3",
-                "python3.11",
+                "{.python}", '{.python .numberLines startFrom="1"}', "{python, echo=FALSE}", "{code-cell} ipython3",
+                "py3", "python3.11",
             ),
             *(
-                "Python 3",
-                "python {1,3-4}",
-                "python showLineNumbers",
-                'python filename="a b.py"',
-                "python:line-numbers {1,3}",
-                "python-repl",
+                "Python 3", "python {1,3-4}", "python showLineNumbers", 'python filename="a b.py"',
+                "python:line-numbers {1,3}", "python-repl",
             ),
             *("python copy", "python (solution)", "python, ignore", "Solution in Python", "solution.py:1-3"),
         )
@@ -139,11 +131,11 @@ RIGHT = {
     "no-break spaces for an indent": "\xa0\xa0\xa0\xa0return a + b",
     "a byte order mark": f"\ufeff{DEF}",
     "annotations from the prompt's imports": "def add(a: List[int], b) -> int:\n    return a + b",
-}
+}  # fmt: skip
 
 
 def solved(answers: list[str], name: str = "humaneval", version: str = "4") -> list[bool]:
-    test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"
+    test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"  # fmt: skip
     item = Item("add", PROMPT, "    return a + b\n", {"test": test, "entry_point": "add"})
     outcomes = scorer(name, version).score([item] * len(answers), [[text] for text in answers], Context())
     return [outcome.value == 1.0 for outcome in outcomes]
@@ -169,16 +161,12 @@ def test_no_answer_takes_long(text: str) -> None:
 
 OPENCOMPASS = [
     ("    return a + b\n", "return a + b"),  # the lost indent
-    (LOOP, LOOP.strip()),
-    (f"```python\n{DEF}```", DEF),
-    (f"Sure:\n```\n{DEF}```\nand\n```python\nx\n```", DEF),
+    (LOOP, LOOP.strip()), (f"```python\n{DEF}```", DEF), (f"Sure:\n```\n{DEF}```\nand\n```python\nx\n```", DEF),
     (f"```python\n{DEF}", f"```python\n{DEF}".strip()),  # an unclosed fence stays
     (f"``` python\n{DEF}```", f"``` python\n{DEF}```"),  # so does one with a space
     ("```def add(a, b):\n    return a + b\n```", "```def add(a, b):\n    return a + b\n```"),
-    (f"<think>x</think>{DEF}", DEF.strip()),
-    (f"x</think>{DEF}", DEF.strip()),
-    ("", ""),
-]
+    (f"<think>x</think>{DEF}", DEF.strip()), (f"x</think>{DEF}", DEF.strip()), ("", ""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "expected"), OPENCOMPASS)

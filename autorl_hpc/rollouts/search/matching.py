@@ -1,7 +1,5 @@
-"""Comparison of answers without a judge: sets of items, equal after removing case, punctuation and articles.
-
-Not comparable with a judge model: it knows no synonyms and no rounding. Suited to answers that occur literally in the corpus.
-"""
+"""Comparison of answers without a judge: sets of items, equal after removing case, punctuation and articles. Not comparable
+with a judge model: it knows no synonyms and no rounding. Suited to answers that occur literally in the corpus."""
 
 from __future__ import annotations
 
