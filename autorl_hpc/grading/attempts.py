@@ -78,8 +78,6 @@ def _hidden(path: Path, mark: str) -> Path:
     return path.with_name(f"{atomic.TEMPORARY_PREFIX}{path.name}.{mark}")
 
 
-# --- attempts
-
 DEATHS_BEFORE_BLAME = 3
 """Graders that die while they hold an entry before the artifact is blamed. Nodes fail too; the design requires at least two."""
 CHECK_ITEMS = 4
@@ -223,9 +221,6 @@ def _node_troubles() -> Iterator[None]:
         raise ClusterTrouble(str(error), error.fault) from error
     except OSError as error:
         raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
-
-
-# --- baselines
 
 
 @dataclass

@@ -140,9 +140,6 @@ class Activity:
         return any(self._counters[run_id] != counter for run_id, counter in before.items())
 
 
-# --- artifacts of open runs
-
-
 def kept_while_open(view: RunView) -> set[str]:
     """Return content hashes that an open run needs: best, last, marked final, or waiting for a score or fingerprint."""
     accepted = view.accepted()
@@ -166,8 +163,6 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
     held = [(content, reference) for content in sorted(spare & here) if (reference := seen[content]) is not None]
     return sum(artifacts.release_if_same(experiment.artifacts, content, run_id, held_as) for content, held_as in held)
 
-
-# --- the daemon
 
 POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
 POLL_IDLE_S = 1.0  # Poll interval when idle, so that 100 idle graders don't load a file server

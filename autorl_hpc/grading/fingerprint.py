@@ -361,8 +361,6 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
     return StagedSketch(sketcher.finished(), profile)
 
 
-# --- the rules
-
 FEW_VALUES: Final = 16
 FEW_SHARE: Final = 1e-5
 """Share of changed values in moved tensors up to which nothing was trained. One layer norm of a 7B model is half of this share;

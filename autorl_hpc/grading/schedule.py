@@ -250,9 +250,6 @@ class Backoff:
         self._owed.discard(name)
 
 
-# --- catalog of runs
-
-
 @dataclass
 class RunCatalog:
     """Frozen records and ledgers of an experiment's runs; records are read once, ledgers incrementally. `runs` returns the run ids;

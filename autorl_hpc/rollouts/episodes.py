@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,14 +65,9 @@ def run_episodes(
     """
     if max_steps > CONVERSATION:
         raise ValueError(f"max_steps is {max_steps}: {CONVERSATION} at most")
-    own = Pool(source, workers) if pool is None else None
-    try:
-        where = pool or own or Pool(source)
+    with Pool(source, workers) if pool is None else nullcontext(pool) as where:
         run = _Run(engine, goals, where, sampling, max_steps, seed, gather_s, max_prompt_tokens, all_or_none)
         return run.play(in_flight)
-    finally:
-        if own is not None:
-            own.close()
 
 
 @dataclass
@@ -109,8 +105,6 @@ class _Run:
             for slot in self._live:  # after an exception
                 self.pool.release(slot)
 
-    # --- waiting ---
-
     def _stream(self, engine: Streaming) -> None:
         stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
         try:
@@ -144,8 +138,6 @@ class _Run:
         elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:
             self._take(live, event)
         return event is not None
-
-    # --- the environments' side ---
 
     def _begin_next(self, slot: int) -> None:
         if self._next < len(self.goals):
@@ -203,8 +195,6 @@ class _Run:
         else:
             live.beginnings += 1
             self._begin(live)
-
-    # --- the engine's side ---
 
     def _ask(self) -> None:
         asked = self._prompts()

@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ class EnvironmentProcess(threading.Thread):
                 event = Lost(self.number, call.ticket, f"the environment {error}"[:500], slots)
                 if isinstance(error, ChildFailed) and error.starting:
                     event = EnvironmentBroken(f"{self._pool.source.file} can't be used: {error}")
-            self._pool.tell(event)
+            self._pool.post(event)
         self.child.end()
 
     def end(self) -> None:
@@ -141,10 +141,8 @@ def _inherited(held_out: bool) -> dict[str, str]:
     """Return our environment; for a grader without secrets and without GPUs, which belong to the engine."""
     if not held_out:
         return dict(os.environ)
-    return {
-        **{name: value for name, value in os.environ.items() if not SECRET.search(name)},
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    kept = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Pool:
@@ -154,7 +152,6 @@ class Pool:
     def __init__(self, source: Source, workers: int = 2, *, call_limit_s: float = CALL_LIMIT_S) -> None:
         self.source, self.size, self.call_limit_s = source, max(1, workers), call_limit_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.tell: Callable[[Event], None] = self._events.put
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}  # by slot
         self._knows: dict[str, EnvironmentProcess] = {}  # by goal
@@ -195,9 +192,9 @@ class Pool:
             self._knows = {goal: knows for goal, knows in self._knows.items() if knows is not worker}
             return slots
 
-    def post(self, note: Note) -> None:
-        """Put a note into the event queue, from any thread."""
-        self._events.put(note)
+    def post(self, event: Event) -> None:
+        """Put an event into the queue, from any thread."""
+        self._events.put(event)
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
         """Return the next event of a worker, skipping notes; None if there was none in time. Raises EnvironmentBroken: a worker

@@ -303,26 +303,20 @@ REMINDERS: Final = (
     "\n\nYour last reply could not be read. Reply with the JSON object alone: no text around it, every quotation mark inside a "
     "string escaped.",
 )
-_FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
+_FIELDS: Final = ("question", "prompt_type", "correct_answer", "response")
+_FIELD = re.compile(rf"\{{\{{|\}}\}}|\{{({'|'.join(_FIELDS)}|mark)\}}")
 OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect")
 
 
-class EpisodeAnswer(NamedTuple):
-    """The end of an episode: its answer, or "", and the number of actions, which is 1 without an episode."""
-
-    text: str
-    steps: int
-
-
-def answered(text: str) -> EpisodeAnswer:
-    """Return the answer in an episode's outcome (registry.py, `encode`); a plain text is the answer itself."""
+def answered(text: str) -> tuple[str, int]:
+    """Return the answer in an episode's outcome (registry.py, `encode`) and the number of its actions; a plain text is the answer."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and isinstance(value.get("answer"), str) and "transcript_sha256" in value:
-        return EpisodeAnswer(value["answer"].strip(), int(value.get("steps", 0)))
-    return EpisodeAnswer(without_closed_thinking(text).strip(), 1)
+        return value["answer"].strip(), int(value.get("steps", 0))
+    return without_closed_thinking(text).strip(), 1
 
 
 class DeepSearchQA:
@@ -337,8 +331,7 @@ class DeepSearchQA:
         if context.judge is None:
             raise JudgeFailed("no judge was given")
         given = [[answered(text) for text in drawn] for drawn in answers]
-        answers_given = ((place, answer.text) for place, drawn in enumerate(given) for answer in drawn)
-        wanted = list(dict.fromkeys((place, text) for place, text in answers_given if text))  # each request once
+        wanted = list(dict.fromkeys((place, text) for place, drawn in enumerate(given) for text, _ in drawn if text))
         questions = [_values(items[place], text) for place, text in wanted]
         found = dict(zip(wanted, _judged(questions, context), strict=True))
 
@@ -348,7 +341,7 @@ class DeepSearchQA:
 
         outcomes = _outcomes(given, rate)
         for place, (outcome, drawn) in enumerate(zip(outcomes, given, strict=True)):
-            readings = [found[place, answer.text] for answer in drawn if answer.text]
+            readings = [found[place, text] for text, _ in drawn if text]
             sizes = [len(reading.details) for reading in readings if reading]
             facts = {
                 "judge_unread": mean([reading is None for reading in readings]),
@@ -427,9 +420,9 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Pa
 def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
     if verdict.refused:  # also under the official rule, because a refusal holds no verdict
         raise Unreadable(f"it would not answer: {verdict.refused}")
-    if verdict.cut_off and not official:
-        raise Unreadable("it is cut off by the limit of tokens")
     if not official:
+        if verdict.cut_off:
+            raise Unreadable("it is cut off by the limit of tokens")
         return read(verdict.text)
     try:
         return read_official(verdict.text)
@@ -438,13 +431,8 @@ def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
 
 
 def _values(item: ItemLike, answer: str) -> dict[str, str]:
-    texts = {
-        "question": item.question,
-        "prompt_type": _type(item),
-        "correct_answer": item.answer,
-        "response": answer,
-    }
-    clean = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    names, texts = _FIELDS, (item.question, _type(item), item.answer, answer)
+    clean = {name: text.encode("utf-8", "replace").decode() for name, text in zip(names, texts, strict=True)}
     # The hash depends on the answer, so no answer can hold the line that ends it.
     mark = hashlib.sha256("\0".join(clean.values()).encode()).hexdigest()[:16]
     return {**clean, "mark": mark}
@@ -458,12 +446,12 @@ def _expected(item: ItemLike) -> int:
     return compare("", item.answer, _type(item)).missed
 
 
-def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str], Counts]) -> list[Outcome]:
+def _outcomes(given: Sequence[Sequence[tuple[str, int]]], rate: Callable[[int, str], Counts]) -> list[Outcome]:
     outcomes = []
     for place, drawn in enumerate(given):
-        counts = [rate(place, answer.text) for answer in drawn]
+        counts = [rate(place, text) for text, _ in drawn]
         facts: dict[str, Fact] = {name: mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
-        facts["answered"] = mean([bool(answer.text) for answer in drawn])
-        facts["steps"] = mean([answer.steps for answer in drawn])
+        facts["answered"] = mean([bool(text) for text, _ in drawn])
+        facts["steps"] = mean([steps for _, steps in drawn])
         outcomes.append(Outcome(float(facts["fully_correct"]), facts))
     return outcomes

@@ -13,8 +13,6 @@ from typing import Final, NamedTuple
 from autorl_hpc.rollouts.characters import plain_characters
 from autorl_hpc.scoring.outcome import ByItem
 
-# --- removal of thinking
-
 
 def without_closed_thinking(text: str) -> str:
     """Return the same as `re.sub("<think>.*?</think>", "", text)`, which is quadratic if many are opened and none closed."""

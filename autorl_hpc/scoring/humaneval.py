@@ -20,9 +20,7 @@ from autorl_hpc.states import Fault
 # --- extraction of code: pure functions, standard library only; nothing here runs the model's code
 
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
-MAX_PARSED_CHARS: Final = (
-    1 << 14
-)  # Code that can't be parsed is cut below this first: parsing must stay quick and shallow
+MAX_PARSED_CHARS: Final = 1 << 14  # Longer code is cut to this: parsing must stay quick and shallow
 MAX_CUTS: Final = 60  # Each takes away at least one line, usually all from the first wrong one on
 MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
 INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
@@ -66,7 +64,11 @@ def completion(answer: str, entry_point: str) -> str:
     code, fenced = _code(text, entry_point)
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point) and not _TOP_RETURN.search(whole):
-        return "\n" + _whole_statements(_FUTURE.sub("", whole if fenced else _without_prose(whole)), "") + "\n"
+        if not fenced:
+            lines = whole.split("\n")
+            start = next((n for n, line in enumerate(lines) if _STARTS_MODULE.match(line[:MAX_LINE_CHARS])), 0)
+            whole = "\n".join(_until_prose(lines[start:]))
+        return "\n" + _whole_statements(_FUTURE.sub("", whole), "") + "\n"
     return _whole_statements(_as_body(code, fenced), "def f():\n") + "\n"
 
 
@@ -136,9 +138,8 @@ def _code(text: str, entry_point: str) -> tuple[str, bool]:
     blocks = [block for part in parts[1::2] if (block := _without_info(part)).strip()]
     done = [block for block in blocks if not _is_stub(block, entry_point)]
     defining = [block for block in done if _defines(textwrap.dedent(block), entry_point)]
-    around = [
-        _without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)
-    ]  # a fence inside a fence
+    # a fence inside a fence
+    around = [_without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)]
     return (defining or around or done or blocks or [""])[0], True
 
 
@@ -161,12 +162,6 @@ def _without_info(block: str) -> str:
     code = line[language.end() :].removeprefix(" ") if language else line
     stays = _CODE.match(code.strip()[:MAX_LINE_CHARS]) and not (_ATTRIBUTE if language else _BRACES).match(code.strip())
     return code + newline + rest if stays or not (line.strip() and newline) else rest
-
-
-def _without_prose(code: str) -> str:
-    lines = code.split("\n")
-    start = next((n for n, line in enumerate(lines) if _STARTS_MODULE.match(line[:MAX_LINE_CHARS])), 0)
-    return "\n".join(_until_prose(lines[start:]))
 
 
 def _until_prose(lines: list[str]) -> list[str]:
@@ -195,15 +190,12 @@ def _as_body(code: str, fenced: bool) -> str:
         lines[0] = " " * own + lines[0]
     if own == INDENT:
         return "\n".join(lines)
-    return "\n".join(_moved(line, INDENT - own) if _depth(line) >= own else line for line in lines)
+    return "\n".join(" " * INDENT + line[own:] if line and _depth(line) >= own else line for line in lines)
 
 
 def _lost(lines: list[str]) -> int:
     """Return the indent that a body's first line has lost; 0 if the whole body is unindented."""
-    rest: list[int] = []
-    for line in lines[1:]:
-        if line.strip():
-            rest.append(_depth(line))
+    rest = [_depth(line) for line in lines[1:] if line]
     if not rest or rest[0] == 0:
         return 0
     inside = rest[: rest.index(0)] if 0 in rest else rest
@@ -221,12 +213,6 @@ def _spaces(line: str) -> str:
 
 def _depth(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
-
-
-def _moved(line: str, by: int) -> str:
-    if not line.strip():
-        return line
-    return " " * by + line if by > 0 else line[-by:]
 
 
 VERSION: Final = "4"  # Version of the scorer `humaneval`
@@ -293,12 +279,9 @@ class HumanEval:
     def _program(self, item: ItemLike, answer: str) -> Program:
         test, entry_point = item.data.get("test"), item.data.get("entry_point")
         if not isinstance(test, str) or not isinstance(entry_point, str):
-            raise AutorlError(
-                f"item {item.id} has no test and entry point",
-                fault=Fault.GRADER,
-                next_step="a task with this scorer needs both in each held-out item: see tasks/humaneval/prepare.py",
-                exit_code=Exit.FAILED,
-            )
+            what = f"item {item.id} has no test and entry point"
+            advice = "a task with this scorer needs both in each held-out item: see tasks/humaneval/prepare.py"
+            raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED)
         prompt = item.question if item.question.endswith("\n") else f"{item.question}\n"
         return Program(prompt + self.extract(answer, entry_point), test, entry_point, helpers=prompt)
 

@@ -89,11 +89,9 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | N
     if name == JudgeSpec.BUILTIN:
         return LengthAndWords()
     if spec is None or spec.name != name:
-        raise AutorlError(
-            f"field `judge`: this run's recipe asks the judge {name}, the experiment's is {spec.name if spec else 'none'}",
-            fault=Fault.CLUSTER,
-            next_step=f"launch again with `judge.model: {name}`",
-        )
+        what = f"field `judge`: this run's recipe asks the judge {name}, the experiment's is {spec.name if spec else 'none'}"
+        advice = f"launch again with `judge.model: {name}`"
+        raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice)
     if spec.revision != revision:
         raise AutorlError(
             f"field `judge.revision`: this run's recipe asks the judge {name} at revision {revision or 'unsaid'}, the "

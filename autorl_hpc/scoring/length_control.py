@@ -52,7 +52,6 @@ class LengthControlledRate(NamedTuple):
 
     score: float
     c: float
-    weights: tuple[float, float, float]
 
 
 class _Rows(NamedTuple):
@@ -77,11 +76,10 @@ def length_controlled(pairs: Sequence[JudgedPair], c: float | None = None) -> Le
 
     rows = _rows(pairs)
     if _are_alike(rows.y[: len(pairs)]):
-        return LengthControlledRate(100.0 * float(rows.y[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
+        return LengthControlledRate(100.0 * float(rows.y[0]), FALLBACK_C if c is None else c)
     strength = _cross_validated(rows) if c is None else c
     weights = _liblinear(rows.x, rows.y, rows.weight, strength)
-    score = 100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean())
-    return LengthControlledRate(score, strength, (float(weights[0]), float(weights[1]), float(weights[2])))
+    return LengthControlledRate(100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean()), strength)
 
 
 def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:

@@ -64,13 +64,9 @@ class OwnScorer:
         something other than a number from 0 to 1; AutorlError: the file is not the one pinned in the recipe."""
         file, pinned = scorer_file(self.folder, context.options), context.options.get(SCORER_SHA256)
         if pinned is not None and scorer_sha256(self.folder) != pinned:
-            raise AutorlError(
-                f"the scorer of task {self.task} is not the one that this run was launched with",
-                where=self.folder,
-                fault=Fault.CLUSTER,
-                next_step="put the task's folder back as it was, or launch under another name",
-                exit_code=Exit.FAILED,
-            )
+            what = f"the scorer of task {self.task} is not the one that this run was launched with"
+            advice = "put the task's folder back as it was, or launch under another name"
+            raise AutorlError(what, where=self.folder, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
         calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
@@ -110,13 +106,12 @@ class OwnScorer:
             finally:
                 lane.end()
 
-        # A child dies with the thread that started it, so each thread starts its own.
-        threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
-
         def kill() -> None:
             for lane in lanes:
                 lane.kill()
 
+        # A child dies with the thread that started it, so each thread starts its own.
+        threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
         try:
             with ended_by(kill):
                 for thread in threads:

@@ -83,15 +83,11 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "judge_rule": Literal["official"],
         "judge_max_tokens": Annotated[int, Field(gt=0, le=32768)],
     },
-    "deepsearchqa-exact": {},
     "episodes": {"threshold": Annotated[float, Field(gt=0, le=1)]},
-    "gsm8k": {},
-    "gsm8k-marked": {},
-    "gsm8k-opencompass": {},
     "humaneval": {"unconfined": bool},
     "humaneval-opencompass": {"unconfined": bool},
 }
-"""The type of each option, by scorer."""
+"""The type of each option, by scorer; others have none."""
 
 
 def wrong_option(recipe: Recipe) -> tuple[str, str] | None:

@@ -139,11 +139,9 @@ def _parsed(path: Path, why: str) -> ast.Module:
         raise AutorlError(f"{path.name} is missing: {why}", where=path, next_step=PAGE) from None
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise AutorlError(
-            f"{path.name} is no Python: {getattr(error, 'msg', error)}",
-            where=f"{path}:{line}" if line else path,
-            next_step="correct that line",
-        ) from None
+        what = f"{path.name} is no Python: {getattr(error, 'msg', error)}"
+        advice = "correct that line"
+        raise AutorlError(what, where=f"{path}:{line}" if line else path, next_step=advice) from None
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[str]:

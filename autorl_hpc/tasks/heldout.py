@@ -25,8 +25,6 @@ from autorl_hpc.tasks.folders import BadRow, read_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import staged_pins
 
-# --- verification of a staged task
-
 ITEMS_NAME = "items.jsonl"
 MAX_ITEMS_BYTES = 1024 * 1024 * 1024
 JUDGE_PROMPT, JUDGE_PROMPT_SHA256 = "judge_prompt", "judge_prompt_sha256"
@@ -144,13 +142,9 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     try:
         return [_item(row) for row in read_items(data)]
     except BadRow as error:
-        raise AutorlError(
-            f"held-out items of task {task}, {split} split: {error}",
-            where=path,
-            fault=Fault.GRADER,
-            next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",
-            exit_code=Exit.FAILED,
-        ) from None
+        what = f"held-out items of task {task}, {split} split: {error}"
+        advice = "correct the task, stage it again and launch under another name; no checkpoint is to blame"
+        raise AutorlError(what, where=path, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED) from None
 
 
 def _item(row: dict[str, Any]) -> Item:
@@ -265,10 +259,7 @@ def asked_items(root: Root, science: Science, split: Split, task: TaskFile) -> l
         return items
     drawn = draw(items, part.items, part.seed, task)
     if ids_sha256(item.id for item in drawn) != part.sha256:
-        raise AutorlError(
-            f"of the {split} split of task {science.task} another part is drawn here than the run's record names",
-            fault=Fault.GRADER,
-            next_step="grade with the code of the launch",
-            exit_code=Exit.FAILED,
-        )
+        what = f"of the {split} split of task {science.task} another part is drawn here than the run's record names"
+        advice = "grade with the code of the launch"
+        raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED)
     return drawn

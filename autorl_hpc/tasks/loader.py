@@ -129,8 +129,6 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
     return AutorlError(what, where=share("tasks"), next_step=advice)
 
 
-# --- the option `search`
-
 ROOM = "autorl_hpc.rollouts.search"
 
 

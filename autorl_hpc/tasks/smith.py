@@ -37,8 +37,6 @@ from autorl_hpc.tasks.folders import (
     json_rows,
 )
 
-# --- rows and splits
-
 SALT = "autorl-hpc rl-smith split 2"
 """Another salt gives other splits. Version 1 hashed the exact text, so that spellings of one question were separated."""
 Split = Literal["train", "feedback", "report"]
