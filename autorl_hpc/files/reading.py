@@ -138,12 +138,14 @@ def read_json_or_none(path: Path) -> Any | None:
 # --- users' YAML files: errors name the file and the line
 
 MAX_YAML_BYTES = 1024 * 1024
-_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+_PLAIN_SCALAR = re.compile(
+    r"[-+]?(?:(?:0|[1-9][0-9_]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?\.inf|\.nan|true|false", re.IGNORECASE
+)
 
 
 def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
     """Return the value of a YAML text, read by the safe loader (no objects). Raises AutorlError: it is not YAML, not
-    UTF-8, has a duplicate key or, if `strict`, a number that YAML reads unlike a person (`1:30`, `010`)."""
+    UTF-8, has a duplicate key or, if `strict`, a value that YAML reads unlike a person (`1:30`, `010`, `0x10`, `on`)."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -161,17 +163,20 @@ def parse_yaml(data: bytes, where: str | Path, *, strict: bool = True) -> Any:
         loader.flatten_mapping(node)
         return dict(loader.construct_pairs(node, deep=True))
 
-    def number(loader: Any, node: Any) -> Any:
-        text, is_int = node.value, node.tag.endswith(":int")
-        value = loader.construct_yaml_int(node) if is_int else loader.construct_yaml_float(node)
-        if strict and (":" in text or (is_int and _OCTAL.fullmatch(text))):
-            meant = "1m30s or 1h30m for a duration" if ":" in text else f"{text.replace('0', '', 1)} or {value}"
-            raise wrong(f"`{text}` is {value} in YAML; write what is meant: {meant}, or a text in quotes", node)
+    def scalar(loader: Any, node: Any) -> Any:
+        text, kind = node.value, node.tag.rpartition(":")[2]
+        value = getattr(loader, f"construct_yaml_{kind}")(node)
+        if not _PLAIN_SCALAR.fullmatch(text):
+            digits = re.sub(r"^([-+]?)0[0_]*(?=[0-9])", r"\1", text)
+            plain = f"{digits} or {value}" if _PLAIN_SCALAR.fullmatch(digits) and digits != str(value) else value
+            meant = "1m30s or 1h30m for a duration" if ":" in text else str(plain).lower()
+            what = f"`{text}` is {str(value).lower()} in YAML; write what is meant: {meant}, or a text in quotes"
+            raise wrong(what, node)
         return value
 
     Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    for kind in ("int", "float"):
-        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", number)
+    for kind in ("int", "float", "bool") if strict else ():
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", scalar)
     try:
         return yaml.load(data.decode("utf-8"), Loader=Loader)
     except UnicodeDecodeError as error:

@@ -1,8 +1,5 @@
-"""Evaluation attempts: decide whose fault it is when an evaluation fails, write items files, measure baselines.
-
-An artifact is blamed only if it broke the engine twice and a fresh engine on the same node can score the base model. If the
-base model fails too, the cluster is at fault and the entry goes back to the queue.
-"""
+"""Evaluation attempts: whose fault a failure is, items files, baselines. An artifact is blamed only if it broke the engine
+twice and a fresh engine on the same node can score the base model; else the cluster is at fault."""
 
 from __future__ import annotations
 
@@ -31,13 +28,11 @@ from autorl_hpc.rollouts.engine import WeightsChanged
 from autorl_hpc.states import Fault, Split
 
 log = logging.getLogger("autorl_hpc.grader")
-
 T = TypeVar("T")
 
 # --- items files
-# Another grader may take the entry over, so the score in hand may never be committed. The file is therefore written under a
-# hidden name that holds its hash and linked to its own name only if that name is free. After the commit, the committed
-# score's file replaces any other; the committing grader does this, or any grader that finds the entry later.
+# Another grader may take the entry over. So the file is written under a hidden name with its hash, and linked to its own name if
+# that is free; after the commit, any grader puts the committed score's file in the place of another.
 
 
 def items_file(run: RunDir, number: int, split: Split) -> Path:
@@ -59,9 +54,8 @@ def offer(path: Path, outcomes: Sequence[ItemOutcome]) -> str:
 
 
 def settle(path: Path, committed: str | None, own: str | None = None) -> bool:
-    """Put the items file of the score in the ledger (`committed`: its items_sha256) in place, and drop the one that the caller
-    offered (`own`). Return whether it is there: after a rename that failed, a client may not see the file for a while.
-    Idempotent; any grader may call it."""
+    """Put the items file of the committed score (its `items_sha256`) in place, and drop the one that the caller offered
+    (`own`). Return whether it is there: a client may not see it for a while. Idempotent; any grader may call it."""
     if own is not None and own != committed:
         atomic.unlink_quietly(_hidden(path, own))
     if committed is None:
@@ -84,14 +78,10 @@ def _hidden(path: Path, mark: str) -> Path:
     return path.with_name(f"{atomic.TEMPORARY_PREFIX}{path.name}.{mark}")
 
 
-# --- attempts
-
 DEATHS_BEFORE_BLAME = 3
 """Graders that die while they hold an entry before the artifact is blamed. Nodes fail too; the design requires at least two."""
-
 CHECK_ITEMS = 4
 """Items on which the base model is checked: enough to detect a broken engine, and about a second of work."""
-
 MISSING_PATIENCE_S = 90.0
 """An NFS client may serve a stale listing for a minute, in which a folder made by another node is missing."""
 
@@ -131,11 +121,9 @@ class Attempts:
     _missing_since: dict[str, float] = field(default_factory=dict)
 
     def evaluate(self, request: EvaluationRequest, overdue: bool = False) -> Evaluation:
-        """Evaluate an artifact and return either a score, with its items file written, or a null score with a fault.
-
-        ClusterTrouble if this node can't do it, which says nothing about the artifact; NotReady if it is not visible yet.
-        `overdue`: `finish` has just failed to rate the answers in time, which counts as the first try.
-        """
+        """Evaluate an artifact; return a score with its items file written, or a null score with a fault. Raises
+        ClusterTrouble: this node can't do it; NotReady: it is not visible yet. `overdue`: `finish` failed in time, which counts
+        as a try."""
         rate = self.bench.rate
         return self._tried(request, lambda w: self._offer_items(request, rate(self._answers(request, w))), overdue)
 
@@ -233,9 +221,6 @@ def _node_troubles() -> Iterator[None]:
         raise ClusterTrouble(str(error), error.fault) from error
     except OSError as error:
         raise ClusterTrouble(f"{type(error).__name__}: {error}") from error
-
-
-# --- baselines
 
 
 @dataclass

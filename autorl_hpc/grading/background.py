@@ -15,7 +15,6 @@ from autorl_hpc.errors import AutorlError
 from autorl_hpc.files.processes import Cancellable
 
 log = logging.getLogger("autorl_hpc.grader")
-
 T = TypeVar("T")
 
 
@@ -105,9 +104,8 @@ class Background:
 
 
 # --- time limit of a rating
-# Programs, judge requests and single calls of a task's `evaluate` have their own limits. If one of these fails to act, all runs
-# would wait behind one submission while the heartbeat goes on, so each rating has a limit as a whole too. An overdue rating is
-# abandoned: its processes are ended (`Cancellable`), and if its thread goes on, its result is ignored.
+# The limits of single calls may fail to act, so each rating has a limit as a whole too. An overdue rating is abandoned: its processes
+# are ended (`Cancellable`), and if its thread goes on, its result is ignored.
 
 TICK_S = 1.0  # The wait is counted in ticks of this length, so that the time of a suspended job does not count
 END_S = 5.0  # Seconds for an abandoned rating to end its processes and remove its files
@@ -156,11 +154,8 @@ class _Rating(threading.Thread, Generic[T]):
 
 
 def within(limit_s: float, work: Callable[[], T], end_s: float = END_S) -> T:
-    """Run `work` in a thread and return its result or raise its error. Abandons it at the limit or if the caller is interrupted.
-
-    Raises:
-        RatingOverdue: it exceeds the limit.
-    """
+    """Run `work` in a thread and return its result or raise its error. Abandons it at the limit or if the caller is
+    interrupted. Raises RatingOverdue: it exceeds the limit."""
     rating = _Rating(work, end_s)
     try:
         rating.start()

@@ -1,9 +1,5 @@
-"""The grader daemon: main loop (list, choose, claim, score, commit), heartbeat, idle exit, artifact cleanup.
-
-`python -m autorl_hpc job grader EXPERIMENT` runs one; any number may run. A grader ends when the experiment is over or after
-`idle_exit_s` without work. It may be killed at any moment: another grader takes its claims over, and each score is
-committed once.
-"""
+"""The grader daemon: main loop (list, choose, claim, score, commit), heartbeat, idle exit, artifact cleanup. Any number may
+run, and may be killed at any moment: another one takes its claims over, and each score is committed once."""
 
 from __future__ import annotations
 
@@ -144,9 +140,6 @@ class Activity:
         return any(self._counters[run_id] != counter for run_id, counter in before.items())
 
 
-# --- artifacts of open runs
-
-
 def kept_while_open(view: RunView) -> set[str]:
     """Return content hashes that an open run needs: best, last, marked final, or waiting for a score or fingerprint."""
     accepted = view.accepted()
@@ -171,18 +164,14 @@ def release_spare(experiment: ExperimentDir, run_id: str, ledger: Ledger) -> int
     return sum(artifacts.release_if_same(experiment.artifacts, content, run_id, held_as) for content, held_as in held)
 
 
-# --- the daemon
-
 POLL_BUSY_S = 0.25  # Poll interval with work: the median wait is an eighth of a second, for one listing each
 POLL_IDLE_S = 1.0  # Poll interval when idle, so that 100 idle graders don't load a file server
 IDLE_AFTER_S = 60.0
 OVER_CHECK_S = 2.0
 STOPPED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 """SIGUSR2 is the scheduler's warning before the end of the job."""
-
 FINISH_AT_END_S = 10.0
 """On a stop signal, time to rate and commit answers that exist already. Shorter than any scheduler's grace period."""
-
 MAX_TROUBLES = 5  # Consecutive cluster troubles after which the grader exits so that the next of the chain starts
 
 

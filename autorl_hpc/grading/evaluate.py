@@ -1,7 +1,5 @@
-"""Evaluation of one checkpoint on one split: prompts, answers by the engine, outcomes by the scorer, items files.
-
-Also the judges of a grader (`Judging`) and the environments of interactive tasks (`Playground`).
-"""
+"""Evaluation of one checkpoint on one split: prompts, answers by the engine, outcomes by the scorer, items files. Also the
+judges of a grader (`Judging`) and the environments of interactive tasks (`Playground`)."""
 
 from __future__ import annotations
 
@@ -104,10 +102,8 @@ class Judging:
 # --- interactive tasks: items are goals, and the model's answer is an episode
 
 BY_REWARD = "episodes"  # The scorer that uses episodes' rewards; other scorers rate the answer that ended an episode
-
 MAX_WORKERS = 64
 """Environment processes at most, one per core. A split has about 140 goals; each process takes a second to start and 100 MB."""
-
 GATHER_S = 30.0
 """How long a batch waits for slow environments if the engine answers in batches. Long enough to collect all running episodes
 normally: the batch composition can change an answer, and one checkpoint should always get the same score."""
@@ -152,12 +148,9 @@ class Playground:
                 )
             except EnvironmentBroken as error:
                 self.close()
-                raise AutorlError(
-                    f"the environment of task {science.task} failed: {error}",
-                    fault=Fault.GRADER,
-                    next_step="the submission waits and is scored again; see the grader's log, and the task's `needs`",
-                    exit_code=Exit.ENVIRONMENT,
-                ) from error
+                what = f"the environment of task {science.task} failed: {error}"
+                advice = "the submission waits and is scored again; see the grader's log, and the task's `needs`"
+                raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT) from error
             rated = recipe.scorer != BY_REWARD
             drawn.append({place: _answer(episode, rated) for place, episode in zip(places, episodes, strict=True)})
             begun.append({place: episode.first_prompt for place, episode in zip(places, episodes, strict=True)})
@@ -184,11 +177,9 @@ class Playground:
 def source_of(root: Root, task: Task, science: Science) -> Source:
     """Return a task's environment with its vault. Raises AutorlError: the task has no environment."""
     if task.file.environment is None:
-        raise AutorlError(
-            f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment",
-            where=task.folder / "task.yaml",
-            next_step="set `environment`, or leave `max_steps` out of the recipe",
-        )
+        what = f"recipe {science.recipe.name} of task {task.name} asks for episodes, and the task has no environment"
+        advice = "set `environment`, or leave `max_steps` out of the recipe"
+        raise AutorlError(what, where=task.folder / "task.yaml", next_step=advice)
     file, _, name = task.file.environment.partition(":")
     return Source(
         file=task.folder / file,
@@ -327,12 +318,8 @@ class Bench:
         order: Sequence[int] | None = None,
         limit: int | None = None,
     ) -> SplitAnswers:
-        """Let the engine answer a split's questions with the weights in `weights`.
-
-        Args:
-            order: prompt in this order, for another batch composition; answers return in the split's order.
-            limit: use only the first items, to check that the engine works.
-        """
+        """Let the engine answer a split's questions with the weights in `weights`. `order`: prompt in this order, for another
+        batch composition. `limit`: use only the first items, to check that the engine works."""
         recipe = science.recipe
         items = self.items(science, split)[:limit]
         scorer(recipe.scorer, recipe.scorer_version, science.task)
@@ -384,13 +371,9 @@ class Bench:
             who = "rating of the base model's answers"
         else:
             return error
-        return GraderOverdue(
-            f"{error}: the {who} of task {science.task} is too slow, or hangs",
-            where=host_name(),
-            fault=Fault.GRADER,
-            next_step="a grader tries it again by itself, after as long a wait; where so much time is needed, raise `grader.rating_limit_s`",
-            exit_code=Exit.ENVIRONMENT,
-        )
+        what = f"{error}: the {who} of task {science.task} is too slow, or hangs"
+        advice = "a grader tries it again by itself, after as long a wait; where so much time is needed, raise `grader.rating_limit_s`"
+        return GraderOverdue(what, where=host_name(), fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
     def _rate(self, answered: SplitAnswers) -> Scored:
         started = time.monotonic()
@@ -401,12 +384,9 @@ class Bench:
             rated = rater.score(items, [[answer.text for answer in drawn] for drawn in answered.answers], context)
         except JudgeFailed as error:
             self._judging.keep(answered)
-            raise AutorlError(
-                f"the judge failed, nothing was scored: {error}",
-                fault=Fault.GRADER,
-                next_step="check the endpoint that the experiment's field `judge` names; the same is tried again by itself",
-                exit_code=Exit.ENVIRONMENT,
-            ) from error
+            what = f"the judge failed, nothing was scored: {error}"
+            advice = "check the endpoint that the experiment's field `judge` names; the same is tried again by itself"
+            raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.ENVIRONMENT) from error
         cluster_field = load_task(science.task).file.cluster_field
         outcomes = tuple(
             _outcome(item, drawn, outcome, cluster_field)

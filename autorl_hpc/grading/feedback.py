@@ -1,9 +1,5 @@
-"""Scoring of submissions: the engine answers in the main thread; other threads rate earlier answers and commit them.
-
-Hanging programs and judges take seconds in which the GPU would idle. The claim is held until the score is in the ledger. If the
-grader dies before, the claim is taken over and the submission is scored again. Closings and baselines run without this, because
-nothing in their run waits behind them.
-"""
+"""Scoring of submissions: the engine answers in the main thread; other threads rate earlier answers and commit them. The claim
+is held until the score is in the ledger. Closings and baselines run without this."""
 
 from __future__ import annotations
 

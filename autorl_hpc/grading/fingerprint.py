@@ -1,7 +1,5 @@
-"""Fingerprint of a submission: where its weights and outputs come from, and the rules behind the flags.
-
-A flag is not a verdict; a person judges.
-"""
+"""Fingerprint of a submission: where its weights and outputs come from, and the rules behind the flags. A flag is not a
+verdict; a person judges."""
 
 from __future__ import annotations
 
@@ -36,7 +34,6 @@ permutation has at least 0.64; with less, a plain distance still finds it."""
 AS_NEAR: Final = 0.5
 """A tensor's lengths match another model if they are at most this far from it, relative to the base's distance. Stricter than
 for plain distances, because the lengths of two trained models may grow alike."""
-
 ROUNDING: Final = 1e-6  # Relative error of a length, from the order of summation and from float32
 
 
@@ -78,17 +75,13 @@ Profile = dict[str, "NDArray[Any]"]  # `Energies.lengths` of each tensor of a mo
 
 
 # --- seeded sketches: distances between models whose weights may be deleted
-# A sketch is a CountSketch (Charikar, Chen, Farach-Colton 2002) of the difference to the base model: value i of a tensor is
-# added, with a hashed sign, to bucket i mod WIDTH. It is linear, so the difference of two sketches is the sketch of the
-# difference, and its squared length has the right mean. The relative standard deviation is sqrt(2/WIDTH) if the energy is
-# spread over the buckets: 2.2 % of the square, 1.1 % of the distance.
+# A CountSketch (Charikar, Chen, Farach-Colton 2002) of the difference to the base model: value i of a tensor is added, with a hashed
+# sign, to bucket i mod WIDTH. Linear, so distances between sketches estimate distances between models, to about 1.1 %.
 
 WIDTH: Final = 4093
 """A prime, so that no layer width divides a multiple of it and a column of large values is spread over all buckets."""
-
 SLICE: Final = 64 * WIDTH
 """Values handled at once. Signs are drawn by slice, so this is part of the sketch's definition."""
-
 VERSION: Final = "s1"  # Version of the sketch; sketches of different versions don't compare
 
 
@@ -122,11 +115,8 @@ class Sketcher:
 
 
 def distance(a: bytes, b: bytes) -> float:
-    """Estimate the distance of two models from their sketches, in units of the weights; infinite if it overflows.
-
-    Raises:
-        ValueError: one of them is not a sketch.
-    """
+    """Estimate the distance of two models from their sketches, in units of the weights; infinite if it overflows. Raises
+    ValueError: one of them is not a sketch."""
     import numpy as np
 
     if not len(a) == len(b) == 4 * WIDTH:
@@ -140,12 +130,8 @@ def distance(a: bytes, b: bytes) -> float:
 
 
 class FolderWeights:
-    """The tensors of a folder of safetensors files, by name, without those in `but`.
-
-    Raises:
-        Refused: a file is not a safetensors file.
-        ValueError: two files hold the same tensor.
-    """
+    """The tensors of a folder of safetensors files, by name, without those in `but`. Raises Refused: a file is not a
+    safetensors file; ValueError: two files hold the same tensor."""
 
     def __init__(self, folder: Path, but: frozenset[str] = frozenset()) -> None:
         self.folder = folder
@@ -204,26 +190,18 @@ def precision(values: NDArray[Any], dtype: str) -> str:
 # file whose values are all bf16 counts as bf16.
 
 NOISE: Final = 1.5e-6
-"""1.5 times what one step of Adam moves a value at 1e-6, the lowest learning rate in use. Training adds up: ten steps move by
-3e-6 even as a random walk, thirty by 5e-6. Absolute, because Adam's steps don't scale with the weights: 2e-5 of weights of
-size 0.1, 1e-4 of weights of size 0.02."""
-
+"""1.5 times what one step of Adam moves a value at 1e-6, the lowest learning rate in use; ten steps move by 3e-6 even as a
+random walk. Absolute, because Adam's steps don't scale with the weights."""
 CLIP: Final = 4 * NOISE
 """Limit of one value's difference, because one changed byte may make a weight 1e38 without moving the tensor."""
-
 RESOLVES: Final = {"BF16": NOISE * 2**9, "F16": NOISE * 2**12}
 """Values above this absorb a change of NOISE: it is less than half of the step between two numbers of the type."""
 
 
 class TensorSums:
-    """Sums over one tensor of a submission (`mine`) and its base model (`theirs`), and over their difference.
-
-    Attributes:
-        raw_delta: sum of squared differences without rounding to the submission's precision, as in sketches.
-        moved: the same, rounded, with each difference clipped; `noise` what a change of NOISE on every value would leave of it.
-        tipped: like `noise`, unclipped: a full step where rounding changes a value.
-        changed: number of changed values.
-    """
+    """Sums over one tensor of a submission (`mine`), its base model (`theirs`), and their difference. `raw_delta`: squared
+    differences without rounding. `moved`: rounded and clipped; `noise`: what a change of NOISE on every value would leave of
+    it; `tipped`: unclipped."""
 
     def __init__(self, name: str, shape: tuple[int, ...]) -> None:
         self.name, self.values = name, math.prod(shape)
@@ -332,11 +310,8 @@ class WeightComparison:
 
 
 def compare(new: FolderWeights, base: FolderWeights, content_hash: str, seed: str) -> WeightComparison:
-    """Compare a submission with its base model.
-
-    Raises:
-        ValueError: names or shapes differ, the base is zero, or the content of `new` is not the accepted one.
-    """
+    """Compare a submission with its base model. Raises ValueError: names or shapes differ, the base is zero, or the content of
+    `new` is not the accepted one."""
     found, sketcher, parts = WeightComparison(), Sketcher(seed), []
     for spec in new.specs.values():
         other = base.specs.get(spec.name)
@@ -386,26 +361,18 @@ def sketch_of(other: FolderWeights, base: FolderWeights, seed: str) -> StagedSke
     return StagedSketch(sketcher.finished(), profile)
 
 
-# --- the rules
-
 FEW_VALUES: Final = 16
 FEW_SHARE: Final = 1e-5
 """Share of changed values in moved tensors up to which nothing was trained. One layer norm of a 7B model is half of this share;
 training usually moves whole tensors, and all of them."""
-
 NEARER: Final = 0.8
-"""A model is foreign if its distance to another staged model is at most this, relative to the base. Training from the base leads
-away from every other model: random directions don't agree in so many dimensions, so both distances grow alike. Training on
-the other model's own data, with half of its direction, gives 1.0; two thirds 0.8. A copy with added noise as large as the
-models' difference has 0.7; a mixture 0.8 from 5/9 on."""
-
+"""A model is foreign if its distance to another staged model is at most this, relative to the base. Training on the other
+model's own data, with half of its direction, gives 1.0; two thirds 0.8; a copy with as much noise 0.7; a mixture 0.8 from 5/9
+on."""
 TOLD: Final = 0.5  # More than this share of a model must have another model's lengths
-
 PARENT_NEARER: Final = 0.95
 """An earlier submission is the parent if it is nearer than the base by more than four standard deviations of the sketch."""
-
 REPEATS: Final = 0.5  # If more than this share of answers are the same long text, the model does not read its questions
-
 REPEATS_SHORT: Final = 0.9
 SHORT_TOKENS: Final = 16
 """A short answer (`yes`, an action, a class) may be right for most items; above nine tenths it is a constant."""
@@ -432,11 +399,8 @@ def outputs_of(path: Path, evaluation: Evaluation) -> Outputs | None:
 
 
 def is_degenerate(outputs: Outputs, base: Outputs | None) -> bool:
-    """Return whether one output is so common that it can't answer the questions.
-
-    If the base model repeats itself (games with a constant first action), honest answers repeat too. The limit then rises so
-    that half of the base's remaining variety must be gone.
-    """
+    """Return whether one output is so common that it can't answer the questions. If the base model repeats itself (a constant
+    first action), half of its remaining variety must be gone."""
     limit = REPEATS_SHORT if outputs.tokens <= SHORT_TOKENS else REPEATS
     if base is not None:
         limit = max(limit, (1 + base.share) / 2)
@@ -461,10 +425,8 @@ def exchanged_of(found: WeightComparison, base_model: str, profiles: Mapping[str
 
 
 def _share_told(tensors: Iterable[TensorSums], other: Profile) -> float:
-    """Return the share of the model whose sorted lengths are another model's rather than the base's.
-
-    Counted by number of values, over tensors in which the two models differ, so that a few huge values don't dominate.
-    """
+    """Return the share of the model whose sorted lengths are another model's rather than the base's. Counted by number of
+    values, over tensors in which the two models differ, so that a few huge values don't dominate."""
     told = seen = 0
     for tensor in tensors:
         theirs, base, mine = (

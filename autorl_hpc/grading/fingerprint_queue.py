@@ -1,8 +1,5 @@
-"""Fingerprints as queue work: computed at least once and committed once.
-
-No agent waits for a fingerprint, so a thread computes it beside the scoring. If it can't be computed, a fingerprint with a reason
-is committed, so that no closing waits for ever.
-"""
+"""Fingerprints as queue work: computed at least once and committed once. No agent waits for a fingerprint, so a thread computes
+it beside the scoring. If it can't be computed, a fingerprint with a reason is committed, so that no closing waits for ever."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ from autorl_hpc.records.run import RunRecord, Science
 from autorl_hpc.states import EntryKind, QueueKind
 
 log = logging.getLogger("autorl_hpc.grader")
-
 TRIES: Final = 2  # A second try avoids a stale read; a failure without a file system error is permanent after that
 
 

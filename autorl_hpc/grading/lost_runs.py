@@ -44,7 +44,6 @@ from autorl_hpc.records.cluster import SeenJob, SeenJobs, SlurmJobs
 from autorl_hpc.states import Fault, JobState, job_state
 
 log = logging.getLogger("autorl_hpc.watcher")
-
 ENTRY = "watcher"
 STANDS_STILL_S = 60.0  # A clock that has not moved for this long has stopped; a supervisor writes its clock every 10 s
 LOST_LOOKS = 2
@@ -55,7 +54,8 @@ JUST_SUBMITTED_S = 60.0  # A job that sbatch has just accepted may be missing in
 
 
 class Watcher(threading.Thread):
-    """The watcher of one grader; works while it holds the claim. `clock`: returns seconds of this process."""
+    """The watcher, in one grader at a time: polls the scheduler, writes seen.json for `status`, and seals runs whose jobs are
+    gone: clock still for STANDS_STILL_S of the watcher's own time, no job in squeue all that while, and scontrol agrees."""
 
     def __init__(
         self,

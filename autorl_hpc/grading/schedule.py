@@ -1,8 +1,5 @@
-"""Scheduling of a grader: order of queue entries, retry with backoff, catalog of runs and their ledgers.
-
-There is no leader; each grader sorts its listing by the same rules (docs/file-protocol.md). Waits are measured by this process's
-clock from when it first listed an entry.
-"""
+"""Scheduling of a grader: order of queue entries, retry with backoff, catalog of runs. Each grader sorts its listing by the
+same rules (docs/file-protocol.md), and measures waits by its own clock."""
 
 from __future__ import annotations
 
@@ -35,17 +32,13 @@ from autorl_hpc.states import Fault
 CLOSINGS_FIRST_S: Final = 30.0
 """Closings come first while no submission has waited longer. Half of the minute after which waiting is credited to an
 agent's budget, so that work in progress can end before that."""
-
 CLOSING_EVERY: Final = 4
 """While submissions wait longer, every fourth turn goes to a closing. A busy grader then usually closes runs as fast as they
 end, and submissions wait a third longer."""
-
 BACKGROUND_EVERY: Final = 16  # Every 16th turn goes to a baseline on the report split, for which nobody waits yet
-
 ENGINE_PATIENCE_S: Final = 120.0
 """A grader changes its engine only after an entry for another one has waited this long. An engine takes up to a minute to
 start, so at most a third of the time goes into changes."""
-
 ATTENDED_FACTOR: Final = 3
 """Patience is longer by this factor if another grader works on such entries. Not unlimited, because it may have died."""
 
@@ -60,11 +53,8 @@ class _Seen(NamedTuple):
 
 @dataclass
 class Order:
-    """The order of one grader's entries. Thread-safe, because the heartbeat thread lists the queue too.
-
-    `group_of` returns the engine group of an entry, None if it needs none or it is unknown; `salt` differs between graders, so
-    that they begin with different groups.
-    """
+    """The order of one grader's entries. Thread-safe, because the heartbeat thread lists the queue too. `group_of` returns an
+    entry's engine group or None; `salt` lets graders begin with different groups."""
 
     group_of: Callable[[str], str | None] = lambda name: None
     salt: str = ""
@@ -186,7 +176,6 @@ class Order:
 RETRY_AFTER_TROUBLE_S = 5.0
 MAX_RETRY_S = 120.0
 """Maximum wait. Repeated failures are retried more and more rarely, so that one bad cell does not block the others."""
-
 DEATHS_BEFORE_LAST = 2  # Graders that died on an entry before it waits behind all others. One may have been preempted.
 
 
@@ -259,9 +248,6 @@ class Backoff:
         self._failures.pop(name, None)
         self._not_before.pop(name, None)
         self._owed.discard(name)
-
-
-# --- catalog of runs
 
 
 @dataclass

@@ -1,7 +1,5 @@
-"""Child processes that answer each JSON line with one line, seen from both sides; no pickle.
-
-They host environments (worker.py) and tasks' own scorers (scoring/own_child.py), whose code must not harm the parent.
-"""
+"""Child processes that answer each JSON line with one line, seen from both sides; no pickle. They host environments (worker.py)
+and tasks' own scorers (scoring/own_child.py), whose code must not harm the parent."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,98 +24,6 @@ STARTER_VARIABLE = "AUTORL_STARTER_PID"
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
-class ChildClosed(Exception):
-    """The child closed its pipe; most likely it ended."""
-
-
-class BadAnswer(Exception):
-    """The child wrote something that is no answer."""
-
-
-def start(module: str, inherited: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `python -m module` as a group of its own.
-
-    It ends when the calling thread ends (PR_SET_PDEATHSIG refers to the thread), so call this in a thread that lives as long.
-    """
-    path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
-    fixed = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", STARTER_VARIABLE: str(os.getpid())}
-    return subprocess.Popen(
-        [sys.executable, "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        env={"OMP_NUM_THREADS": "1", **inherited, **fixed},
-        start_new_session=True,
-    )
-
-
-def exchange(process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Write one line and read one. The child can't delay this beyond `limit_s` (TimeoutError) by not reading or writing. Raises
-    ChildClosed or OSError: it is gone; BadAnswer: the answer is no JSON object, or too long."""
-    assert process.stdin is not None and process.stdout is not None
-    out, into = process.stdin.fileno(), process.stdout.fileno()
-    os.set_blocking(out, False)
-    os.set_blocking(into, False)
-    left = memoryview(json.dumps(request).encode("ascii") + b"\n")
-    answer = bytearray()
-    poll = select.poll()
-    poll.register(out, select.POLLOUT)
-    poll.register(into, select.POLLIN)
-    deadline = time.monotonic() + limit_s
-    while not answer.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
-            raise TimeoutError
-        for fd, _ in poll.poll(remaining * 1000):
-            if fd == into:
-                data = os.read(into, 1 << 20)
-                if not data:
-                    raise ChildClosed("it closed its pipe")
-                answer += data
-                if len(answer) > MAX_ANSWER_BYTES:
-                    raise BadAnswer(f"gave an answer of more than {MAX_ANSWER_BYTES} bytes")
-            elif left:
-                left = left[os.write(out, left[: 1 << 16]) :]
-                if not left:
-                    poll.unregister(out)
-    try:
-        value = json.loads(answer)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise BadAnswer("wrote something that is no answer")
-    return value
-
-
-def ending(process: subprocess.Popen[bytes], wait_s: float) -> str | None:
-    """Return how a process ended (`exit code 3`, `signal SIGKILL`), waiting at most `wait_s`; None if it still runs."""
-    try:
-        code = process.wait(wait_s)
-    except subprocess.TimeoutExpired:
-        return None
-    try:
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    except ValueError:  # a real-time signal has no name
-        return f"signal {-code}"
-
-
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its children, also if it has ended itself."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass
-
-
-def dispose(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with its children, wait for it, and close its pipes."""
-    kill_group(process)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
 class ChildFailed(Exception):
     """A child gave no answer, and is gone; the words follow its name. `starting`: it did not come up."""
 
@@ -126,10 +33,8 @@ class ChildFailed(Exception):
 
 
 class Child:
-    """One process at a time, which the first call starts, in a thread that must live as long. Another thread may call `kill`.
-
-    `first` is the first line that it gets, to which it answers `{"error": words}` if it can't be used.
-    """
+    """One process at a time, which the first call starts, in a thread that must live as long (PR_SET_PDEATHSIG refers to the thread).
+    Another thread may call `kill`. `first` is the first line that it gets; it answers `{"error": words}` if it can't be used."""
 
     def __init__(
         self, module: str, env: Mapping[str, str], first: Mapping[str, Any], start_limit_s: float, call_limit_s: float
@@ -142,26 +47,44 @@ class Child:
     def call(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one call. Raises ChildFailed: there is none."""
         if self.process is None:
-            self.process = start(self._module, self._env)
+            self.process = self._started()
             if self._over:  # `kill` was called before the start
                 self.kill()
-            answer = self._exchange(self._first, self._start_limit_s, starting=True)
+            answer = self._answer(self.process, self._first, self._start_limit_s, starting=True)
             if "error" in answer:
                 self.end()
                 raise ChildFailed(answer["error"], starting=True)
-        return self._exchange(request, self._call_limit_s)
+        return self._answer(self.process, request, self._call_limit_s)
 
-    def _exchange(self, request: Mapping[str, Any], limit_s: float, starting: bool = False) -> dict[str, Any]:
-        assert self.process is not None
+    def _started(self) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join(part for part in (str(HOME), os.environ.get("PYTHONPATH", "")) if part)
+        fixed = {"PYTHONPATH": path, "PYTHONHASHSEED": "0", STARTER_VARIABLE: str(os.getpid())}
+        return subprocess.Popen(
+            [sys.executable, "-m", self._module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            env={"OMP_NUM_THREADS": "1", **self._env, **fixed},
+            start_new_session=True,
+        )
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], request: Mapping[str, Any], limit_s: float, starting: bool = False
+    ) -> dict[str, Any]:
         try:
-            return exchange(self.process, request, limit_s)
+            answer = _exchange(process, json.dumps(request).encode("ascii") + b"\n", limit_s)
+            words = f"gave an answer of more than {MAX_ANSWER_BYTES} bytes"
+            if len(answer) <= MAX_ANSWER_BYTES:
+                words = "wrote something that is no answer"
+                value = json.loads(answer)
+                if isinstance(value, dict):
+                    return value
+        except (ValueError, RecursionError):
+            pass
         except TimeoutError:
             words = f"gave no answer within {limit_s:g} s"
-        except BadAnswer as error:
-            words = str(error)
-        except (OSError, ChildClosed):
-            how = ending(self.process, EPITAPH_S)
-            words = "closed its pipe" if how is None else f"ended its process ({how})"
+        except OSError:
+            words = _ending(process)
         self.end()
         raise ChildFailed("was stopped" if self._over else words, starting)
 
@@ -169,13 +92,63 @@ class Child:
         """Kill the process with its children for good, even during a call."""
         self._over = True
         if (process := self.process) is not None:  # its own thread may end it meanwhile
-            kill_group(process)
+            _kill_group(process)
 
     def end(self) -> None:
-        """Kill the process with its children, and close its pipes; the next call starts another."""
+        """Kill the process with its children, wait for it, and close its pipes; the next call starts another."""
         process, self.process = self.process, None
         if process is not None:
-            dispose(process)
+            _kill_group(process)
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _exchange(process: subprocess.Popen[bytes], line: bytes, limit_s: float) -> bytearray:
+    """Write one line and read one, which may be cut off beyond MAX_ANSWER_BYTES. The child can't delay this beyond `limit_s`
+    (TimeoutError) by not reading or writing. Raises OSError: it is gone."""
+    assert process.stdin is not None and process.stdout is not None
+    out, into = process.stdin.fileno(), process.stdout.fileno()
+    os.set_blocking(out, False)
+    os.set_blocking(into, False)
+    left, answer = memoryview(line), bytearray()
+    poll = select.poll()
+    poll.register(out, select.POLLOUT)
+    poll.register(into, select.POLLIN)
+    deadline = time.monotonic() + limit_s
+    while not answer.endswith(b"\n") and len(answer) <= MAX_ANSWER_BYTES:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError
+        for fd, _ in poll.poll(remaining * 1000):
+            if fd == into:
+                data = os.read(into, 1 << 20)
+                if not data:
+                    raise ConnectionResetError
+                answer += data
+            elif left:
+                left = left[os.write(out, left[: 1 << 16]) :]
+                if not left:
+                    poll.unregister(out)
+    return answer
+
+
+def _ending(process: subprocess.Popen[bytes]) -> str:
+    try:
+        code = process.wait(EPITAPH_S)
+    except subprocess.TimeoutExpired:
+        return "closed its pipe"
+    try:
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    except ValueError:  # a real-time signal has no name
+        how = f"signal {-code}"
+    return f"ended its process ({how})"
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):  # it may have ended itself; its children live
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 # --- inside the child
@@ -205,10 +178,8 @@ def hide_memory() -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    try:
+    with suppress(OSError, AttributeError):  # not Linux: it ends with stdin, perhaps later
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-    except (OSError, AttributeError):
-        pass  # not Linux: it ends with stdin, perhaps later
 
 
 def is_bool(value: Any) -> bool:

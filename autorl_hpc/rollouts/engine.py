@@ -53,13 +53,8 @@ class ServingEngine(Protocol):
         appear at `load`. Does nothing for more than the cache holds."""
 
     def load(self, weights: Path, content_hash: str) -> Loaded:
-        """Load the weights in a folder of safetensors; names and shapes must equal the base model's.
-
-        Raises:
-            WeightsChanged: the data don't have `content_hash`.
-            OSError: they can't be read.
-            EngineFailed: loading into the model failed; the engine can't be used any more.
-        """
+        """Load the weights in a folder of safetensors, named and shaped like the base model's. Raises WeightsChanged: they
+        don't have `content_hash`; OSError: they can't be read; EngineFailed: the engine can't be used any more."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a plain prompt, begun as the base model's tokenizer begins a text (BOS, if it has one)."""
@@ -79,8 +74,7 @@ class Stream(Protocol):
 
     def ask(self, prompts: Sequence[tuple[int, Sequence[int]]]) -> None:
         """Add prompts, each with a key that is unique in the stream. Sampling depends only on the stream's seed and the key, as
-        far as the engine can. Prompts of one conversation use keys of one block of CONVERSATION; this affects speed, not
-        answers."""
+        far as the engine can. Prompts of one conversation use keys of one block of CONVERSATION."""
 
     def close(self) -> None:
         """Drop unanswered prompts; nothing is delivered after it returns. It waits for a delivery in progress, so don't call it
@@ -92,9 +86,5 @@ class Streaming(Protocol):
     """Optional for engines that need no batches: episodes then ask as soon as they can."""
 
     def stream(self, sampling: Sampling, seed: int, deliver: Callable[[int, Answer | Exception], None]) -> Stream:
-        """Open the engine's one stream.
-
-        Args:
-            deliver: called by an engine thread with each key and its answer, in any order; if the engine fails, once with -1 and
-                an exception.
-        """
+        """Open the engine's one stream. `deliver`: called by an engine thread with each key and its answer, in any order; if
+        the engine fails, once with -1 and an exception."""

@@ -1,10 +1,6 @@
-"""The environment and dialogue Protocols of interactive tasks, and the state and result of one episode.
-
-A task's class is in its folder (`environment: environment.py:Environment` in task.yaml); graders use it, and agents for
-training. It must import nothing of the suite but `autorl_hpc.rollouts`. Both classes are created with those of these keyword
-arguments that they accept: `data` (Path: training data, or the vault for graders), `held_out` (bool: which of the two),
-`options` (dict: the recipe's).
-"""
+"""The environment and dialogue Protocols of interactive tasks, and the result of one episode. A task's classes are in its
+folder, import nothing of the suite but `autorl_hpc.rollouts`, and are created with those keyword arguments that they accept:
+`data` (Path: training data or vault), `held_out` (bool), `options` (dict: the recipe's)."""
 
 from __future__ import annotations
 
@@ -78,16 +74,9 @@ MAX_ATTEMPTS = 64
 
 @dataclass(frozen=True)
 class Episode:
-    """The result of one goal.
-
-    Attributes:
-        reward: at the end, 0 to 1; None if the environment failed, which is the grader's fault and gives no score.
-        done: the environment ended it; otherwise steps or context were used up.
-        steps, tokens, truncated: the model's actions, tokens, and completions that the token limit cut off.
-        completions: the model's texts for each turn of the transcript.
-        first_prompt: token ids of the prompt that it began with.
-        problem: why there is no reward, or what ended the episode early.
-    """
+    """The result of one goal. `reward`: 0 to 1; None if the environment failed, which gives no score. `done`: the environment
+    ended it, not steps or context. `steps`, `tokens`, `truncated`: the model's actions, tokens, and cut-off completions.
+    `first_prompt`: token ids. `problem`: why there is no reward, or what ended it early."""
 
     goal: str
     reward: float | None

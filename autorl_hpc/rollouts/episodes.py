@@ -1,10 +1,6 @@
-"""The episode scheduler (`run_episodes`), and an encoder that tokenizes growing texts incrementally (`Encoder`).
-
-A `Streaming` engine gets a prompt as soon as an environment is ready, and each answer goes to its environment at once; any
-other engine gets batches of all ready prompts. Prompts depend on their own transcript alone, so with a greedy engine and
-deterministic environments, results don't depend on timing, workers or other episodes. With sampling, a stream's draws depend
-on goal, attempt and turn; a batch's also on the batch.
-"""
+"""The episode scheduler (`run_episodes`), and an encoder that tokenizes growing texts incrementally (`Encoder`). A `Streaming`
+engine gets each prompt at once, any other engine batches. With a greedy engine and deterministic environments, results don't
+depend on timing, workers or other episodes."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,10 +23,8 @@ if TYPE_CHECKING:
 
 GATHER_S = 1.0
 """How long a batch waits for slow environments after the first is ready: about a batch's duration, so at most half is lost."""
-
 IN_FLIGHT = 256  # Parallel episodes: enough to fill a GPU; each has an environment in some worker's memory
 MAX_BEGINNINGS = 3  # Attempts at one episode. If it killed a worker three times, this is no accident.
-
 MAX_LOSSES = 12
 """Lost workers and failed calls in one run. An environment that always fails should end the run soon, not after hours of
 retries."""
@@ -64,29 +59,15 @@ def run_episodes(
     all_or_none: bool = False,
 ) -> list[Episode]:
     """Play one episode per goal and return the results in the goals' order. A goal is a JSON object with an `id`.
-
-    Args:
-        pool: a running pool of the same source; otherwise one with `workers` processes is created for this run.
-        in_flight: parallel episodes; a finished one makes room for the next goal at once.
-        gather_s: maximum time that ready episodes wait for slow ones. Not used for a `Streaming` engine.
-        max_prompt_tokens: an episode with a longer prompt ends with its current reward.
-        all_or_none: stop at the first episode that can have no reward.
-
-    Raises:
-        EnvironmentBroken: environment or dialogue can't be created or fail repeatedly; with `all_or_none`, they failed in one
-            episode.
-        Exception: the engine's own.
+    `pool`: a running pool of the same source, else one with `workers` processes is created. `gather_s`: how long ready episodes
+    wait for slow ones, if the engine is not `Streaming`. `max_prompt_tokens`: an episode with a longer prompt ends with its current
+    reward. `all_or_none`: stop at the first episode that can have no reward. Raises EnvironmentBroken, and the engine's own errors.
     """
     if max_steps > CONVERSATION:
         raise ValueError(f"max_steps is {max_steps}: {CONVERSATION} at most")
-    own = Pool(source, workers) if pool is None else None
-    try:
-        where = pool or own or Pool(source)
+    with Pool(source, workers) if pool is None else nullcontext(pool) as where:
         run = _Run(engine, goals, where, sampling, max_steps, seed, gather_s, max_prompt_tokens, all_or_none)
         return run.play(in_flight)
-    finally:
-        if own is not None:
-            own.close()
 
 
 @dataclass
@@ -124,8 +105,6 @@ class _Run:
             for slot in self._live:  # after an exception
                 self.pool.release(slot)
 
-    # --- waiting ---
-
     def _stream(self, engine: Streaming) -> None:
         stream = engine.stream(self.sampling, self.seed, lambda key, answer: self.pool.post(Note(self, key, answer)))
         try:
@@ -159,8 +138,6 @@ class _Run:
         elif event is not None and (live := self._waiting.pop(event.ticket, None)) is not None:
             self._take(live, event)
         return event is not None
-
-    # --- the environments' side ---
 
     def _begin_next(self, slot: int) -> None:
         if self._next < len(self.goals):
@@ -218,8 +195,6 @@ class _Run:
         else:
             live.beginnings += 1
             self._begin(live)
-
-    # --- the engine's side ---
 
     def _ask(self) -> None:
         asked = self._prompts()
@@ -285,18 +260,12 @@ class _Run:
 
 
 # --- incremental tokenizing: growing texts are not tokenized as a whole at each turn
-# A text is cut before each line feed that follows an ASCII letter or digit; the pieces are encoded separately and their ids
-# cached. This equals encoding the whole text if the tokenizer splits there before it forms tokens, as its definition shows:
-# normal forms or no normalization, the splitting rules listed below, byte-level BPE without dropout, and no added token across
-# such a place. None of these rules joins a letter or digit with a line feed or looks beyond that place. With other tokenizers
-# (such as SentencePiece) whole texts are encoded.
-
+# A text is cut before each line feed that follows an ASCII letter or digit, and the pieces' ids are cached. This equals encoding
+# the whole text if the tokenizer's definition splits there before it forms tokens; with other tokenizers whole texts are encoded.
 KEPT_CHARS = 8_000_000
 """Characters of cached pieces (about 100 MB with ids) after which the cache is cleared. A split's episodes use a tenth of it."""
-
 _LINE_END = re.compile(r"\n(?<=[0-9A-Za-z]\n)")
 NORMAL_FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
-
 SPLITS = {
     # cl100k and Llama 3; Qwen 2; DeepSeek (three rules); the tiny model
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",

@@ -1,8 +1,5 @@
-"""A pool of worker processes that host environments: one thread per process, one queue of events.
-
-The caller's engine may post its answers into the same queue (`post`), so that one thread waits for both. An episode stays on its
-worker. A new one goes where its goal was played before and has its data parsed, or to the worker that hosts the fewest.
-"""
+"""A pool of worker processes that host environments: one thread per process, one queue of events, in which the caller's engine
+may put its answers too (`post`). A new episode goes where its goal was played before, or to the idlest worker."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +19,6 @@ from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 LEAD = 4
 """Episodes that the worker which knows a goal may have more than another one. Beginning without its cache costs about ten steps;
 waiting in a line of five costs more."""
-
 SECRET = re.compile(r"TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|KEY|JWT", re.IGNORECASE)
 """Variables with such names are not passed to a worker with access to a vault. Agents don't have files/redact.py."""
 
@@ -59,10 +55,8 @@ class Note(NamedTuple):
 
 
 Event = Reply | Lost | Note | EnvironmentBroken
-
 CALL_LIMIT_S = 120.0
 """Limit of one call. A step takes milliseconds, the slowest known reset (translating a game) seconds, on an idle machine."""
-
 START_LIMIT_S = 300.0  # Limit until a new worker is ready, with Python and libraries cold on a busy shared file system
 CLOSING_S = 10.0  # Time for all threads together to end after their processes are killed
 
@@ -85,11 +79,8 @@ class _Call(NamedTuple):
 
 
 class EnvironmentProcess(threading.Thread):
-    """Owns one process at a time, with JSON lines over pipes; replaces a process that dies or exceeds the time limit.
-
-    Each process is a process group, so an environment's children end with it. It ends with its starter, by PR_SET_PDEATHSIG and
-    by the end of its stdin.
-    """
+    """Owns one process at a time, with JSON lines over pipes; replaces a process that dies or exceeds the time limit. It ends
+    with its children, and with its starter."""
 
     def __init__(self, number: int, pool: Pool) -> None:
         super().__init__(name=f"environments-{number}", daemon=True)
@@ -136,7 +127,7 @@ class EnvironmentProcess(threading.Thread):
                 event = Lost(self.number, call.ticket, f"the environment {error}"[:500], slots)
                 if isinstance(error, ChildFailed) and error.starting:
                     event = EnvironmentBroken(f"{self._pool.source.file} can't be used: {error}")
-            self._pool.tell(event)
+            self._pool.post(event)
         self.child.end()
 
     def end(self) -> None:
@@ -150,10 +141,8 @@ def _inherited(held_out: bool) -> dict[str, str]:
     """Return our environment; for a grader without secrets and without GPUs, which belong to the engine."""
     if not held_out:
         return dict(os.environ)
-    return {
-        **{name: value for name, value in os.environ.items() if not SECRET.search(name)},
-        "CUDA_VISIBLE_DEVICES": "",
-    }
+    kept = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
+    return {**kept, "CUDA_VISIBLE_DEVICES": ""}
 
 
 class Pool:
@@ -163,7 +152,6 @@ class Pool:
     def __init__(self, source: Source, workers: int = 2, *, call_limit_s: float = CALL_LIMIT_S) -> None:
         self.source, self.size, self.call_limit_s = source, max(1, workers), call_limit_s
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.tell: Callable[[Event], None] = self._events.put
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}  # by slot
         self._knows: dict[str, EnvironmentProcess] = {}  # by goal
@@ -204,9 +192,9 @@ class Pool:
             self._knows = {goal: knows for goal, knows in self._knows.items() if knows is not worker}
             return slots
 
-    def post(self, note: Note) -> None:
-        """Put a note into the event queue, from any thread."""
-        self._events.put(note)
+    def post(self, event: Event) -> None:
+        """Put an event into the queue, from any thread."""
+        self._events.put(event)
 
     def next(self, timeout_s: float | None = None) -> Reply | Lost | None:
         """Return the next event of a worker, skipping notes; None if there was none in time. Raises EnvironmentBroken: a worker

@@ -1,9 +1,6 @@
-"""Worker process: hosts environments and their dialogue and answers calls, one JSON object per line, no pickle.
-
-The first line in holds the source. Then `{"slot": 3, "goal": {...}, "seed": 0}` begins an episode in the slot, and `{"slot": 3,
-"completion": "...", "last": false}` continues it. Each line is answered by `{"observation", "done", "reward", "action",
-"prompt"}` or `{"error"}`. A task's code runs only here. The worker ends with stdin or with its parent.
-"""
+"""Worker process: hosts environments and their dialogue, one JSON object per line. The first line in holds the source.
+`{"slot": 3, "goal": {...}, "seed": 0}` begins an episode, `{"slot": 3, "completion": "...", "last": false}` continues it. A
+task's code runs only here."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from autorl_hpc.rollouts.environment import Dialogue, Environment, Transcript, T
 from autorl_hpc.rollouts.source import EnvironmentBroken, Source
 
 MAX_PROMPT_CHARS = 8_000_000  # No model reads more; a longer prompt would be sent and tokenized for nothing
-
 MAX_OBSERVATION_CHARS = 200_000
 """Longer observations are cut, so that a faulty environment does not fill the memory. No context window holds more."""
 

@@ -1,8 +1,5 @@
 """Scorer `alpacaeval` (AlpacaEval 2.0): a judge compares answers with references; the score is the length-controlled win rate.
-
-A hash of the instruction decides the order of the pair. An unreadable reply is requested again, first in the other order, then
-with a reminder. Items that stay unread count nowhere; more than 1 % of them is the judge's failure. Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py.
-"""
+Source: tatsu-lab/alpaca_eval @ cd543a14 (Apache-2.0): annotators/pairwise_evaluator.py, metrics/winrate.py, glm_winrate.py."""
 
 from __future__ import annotations
 
@@ -36,12 +33,8 @@ class AlpacaEval:
     version = "1"
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Return the preferences for the answers over the references.
-
-        Raises:
-            JudgeFailed: the judge can't be reached, or too many replies are unreadable.
-            ValueError: the recipe draws several answers per item.
-        """
+        """Return the preferences for the answers over the references. Raises JudgeFailed: the judge can't be reached, or too
+        many replies are unreadable; ValueError: the recipe draws several answers per item."""
         if context.judge is None:
             raise JudgeFailed("no judge was given")
         if any(len(drawn) != 1 for drawn in answers):
@@ -114,10 +107,8 @@ def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def standard_error(facts: Sequence[Mapping[str, Any]], c: float) -> float:
-    """Return the standard error of the length-controlled win rate, in points, at the penalty `c`.
-
-    See `length_control.influences`. If all preferences are equal it would be 0; then the mean's error is returned.
-    """
+    """Return the standard error of the length-controlled win rate, in points, at the penalty `c`. See
+    `length_control.influences`. If all preferences are equal it would be 0; then the mean's error is returned."""
     pairs = pairs_of(facts)
     error = math.sqrt(float((length_control.influences(pairs, c) ** 2).sum()))
     return error or 100.0 * (stats.standard_error([pair.y for pair in pairs]) or 0.0)

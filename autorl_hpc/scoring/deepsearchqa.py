@@ -1,10 +1,6 @@
-"""Scorers of DeepSearchQA: which expected items an answer gives, and what it gives in addition.
-
-`deepsearchqa` asks a judge, as the benchmark does, and parses its verdict; `deepsearchqa-exact` compares normalised texts
-without a judge. Scores of the two don't compare. An item's outcome is 1 if everything expected and nothing else is given, so
-that outcomes are binary, as the exact paired test needs. The benchmark reports F1 first; all its figures are metrics here.
-Source: the starter code of google/deepsearchqa (arXiv 2601.20975, section 3).
-"""
+"""Scorers of DeepSearchQA: `deepsearchqa` asks a judge and parses its verdict; `deepsearchqa-exact` compares normalised texts.
+An item's outcome is 1 if everything expected and nothing else is given, as the exact paired test needs. Source: the starter
+code of google/deepsearchqa (arXiv 2601.20975, section 3)."""
 
 from __future__ import annotations
 
@@ -21,11 +17,9 @@ from autorl_hpc.scoring.gsm8k import without_closed_thinking
 from autorl_hpc.scoring.outcome import UNREAD_SHARE, Context, Fact, ItemLike, JudgeFailed, Outcome, Verdict, mean
 
 # --- parsing of verdicts: JSON with a truth value per expected item, and a list of excessive answers
-# `read` repairs common damage: code fences, surrounding prose, trailing commas, single quotes, unescaped quotes in the
-# explanation, letter case of keys. It never guesses: a verdict is unreadable if it is cut off, has values that are not truth
-# values, or occurs twice with different content. `read_official` is the benchmark's own rule.
-# A judge quotes the answer, and the answer may hold a verdict. So `read` does not search inside unreadable objects, and
-# refuses a text that has a verdict's key outside of the parsed part.
+# `read` repairs common damage (fences, prose, trailing commas, quotes) and never guesses: a verdict is unreadable if it is cut off, has
+# other values, or occurs twice with different content. A judge quotes the answer, which may hold a verdict: `read` does not search
+# inside unreadable objects, and refuses a text that has a verdict's key outside of the parsed part.
 
 DETAILS, EXCESSIVE = "Correctness Details", "Excessive Answers"
 MAX_CHARS: Final = 100_000  # A verdict takes some hundred characters per item
@@ -35,7 +29,6 @@ QUOTINGS: Final = ('"', "\"'", "")
 """Quote characters to respect, in this order of tries, because quotes may be the broken part."""
 NO_ITEM: Final = frozenset({"none", "null", "n/a", "na"})
 """Ambiguous words: they may mean "nothing excessive" or be an item."""
-
 _KEY = "[\"'\u201c\u2018]?\\s*{}\\s*[\"'\u201d\u2019]?\\s*:\\s*"
 _DETAILS_KEY = re.compile(_KEY.format(r"correctness[ _]?details"), re.IGNORECASE)
 _EXCESSIVE_KEY = re.compile(_KEY.format(r"excessive[ _]?answers"), re.IGNORECASE)
@@ -298,8 +291,7 @@ def _from_parts(text: str) -> ParsedVerdict:
 
 
 VERSION = "2"
-EXACT_VERSION = "3"  # From 3 on: Unicode minus and spaces, lists joined by "and" or numbered
-
+EXACT_VERSION = "4"
 OFFICIAL = "official"
 """Value of the option `judge_rule`: one request, read by the official rule; an unreadable reply counts as nothing found."""
 ROUNDS: Final = 3  # Requests to a judge until its reply is readable; after three failures more won't help
@@ -311,28 +303,20 @@ REMINDERS: Final = (
     "\n\nYour last reply could not be read. Reply with the JSON object alone: no text around it, every quotation mark inside a "
     "string escaped.",
 )
-_FIELD = re.compile(r"\{\{|\}\}|\{(question|prompt_type|correct_answer|response|mark)\}")
-
-
+_FIELDS: Final = ("question", "prompt_type", "correct_answer", "response")
+_FIELD = re.compile(rf"\{{\{{|\}}\}}|\{{({'|'.join(_FIELDS)}|mark)\}}")
 OF_COUNTS: Final = ("precision", "recall", "f1", "fully_correct", "correct_with_excessive", "fully_incorrect")
 
 
-class EpisodeAnswer(NamedTuple):
-    """The end of an episode: its answer, or "", and the number of actions, which is 1 without an episode."""
-
-    text: str
-    steps: int
-
-
-def answered(text: str) -> EpisodeAnswer:
-    """Return the answer in an episode's outcome (registry.py, `encode`); a plain text is the answer itself."""
+def answered(text: str) -> tuple[str, int]:
+    """Return the answer in an episode's outcome (registry.py, `encode`) and the number of its actions; a plain text is the answer."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict) and isinstance(value.get("answer"), str) and "transcript_sha256" in value:
-        return EpisodeAnswer(value["answer"].strip(), int(value.get("steps", 0)))
-    return EpisodeAnswer(without_closed_thinking(text).strip(), 1)
+        return value["answer"].strip(), int(value.get("steps", 0))
+    return without_closed_thinking(text).strip(), 1
 
 
 class DeepSearchQA:
@@ -341,17 +325,13 @@ class DeepSearchQA:
     version = VERSION
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Return outcomes from the judge's verdicts; of several samples the mean.
-
-        Raises:
-            JudgeFailed: there is no judge, it can't be reached, or more than `UNREAD_SHARE` of its replies stay unreadable. Fewer
-                score 0 each, reported as `judge_unread`. With `judge_rule: official` any number does, as in the benchmark's code.
-        """
+        """Return outcomes from the judge's verdicts; of several samples the mean. Raises JudgeFailed: it can't be reached, or
+        more than `UNREAD_SHARE` of its replies stay unreadable; fewer score 0 each. With `judge_rule: official` any number
+        does."""
         if context.judge is None:
             raise JudgeFailed("no judge was given")
         given = [[answered(text) for text in drawn] for drawn in answers]
-        answers_given = ((place, answer.text) for place, drawn in enumerate(given) for answer in drawn)
-        wanted = list(dict.fromkeys((place, text) for place, text in answers_given if text))  # each request once
+        wanted = list(dict.fromkeys((place, text) for place, drawn in enumerate(given) for text, _ in drawn if text))
         questions = [_values(items[place], text) for place, text in wanted]
         found = dict(zip(wanted, _judged(questions, context), strict=True))
 
@@ -361,7 +341,7 @@ class DeepSearchQA:
 
         outcomes = _outcomes(given, rate)
         for place, (outcome, drawn) in enumerate(zip(outcomes, given, strict=True)):
-            readings = [found[place, answer.text] for answer in drawn if answer.text]
+            readings = [found[place, text] for text, _ in drawn if text]
             sizes = [len(reading.details) for reading in readings if reading]
             facts = {
                 "judge_unread": mean([reading is None for reading in readings]),
@@ -393,10 +373,8 @@ class Exact:
 
 
 def figures(facts: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the benchmark's figures: means over items, in percent except `mean_steps`.
-
-    `fully_correct`, `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct.
-    """
+    """Return the benchmark's figures: means over items, in percent except `mean_steps`. `fully_correct`,
+    `correct_with_excessive` and `fully_incorrect` are disjoint; the rest is partially correct."""
     found = {name: 100.0 * mean([float(each[name]) for each in facts]) for name in (*OF_COUNTS, "answered")}
     return {**found, "mean_steps": mean([float(each["steps"]) for each in facts])}
 
@@ -442,9 +420,9 @@ def _judged(questions: Sequence[Mapping[str, str]], context: Context) -> list[Pa
 def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
     if verdict.refused:  # also under the official rule, because a refusal holds no verdict
         raise Unreadable(f"it would not answer: {verdict.refused}")
-    if verdict.cut_off and not official:
-        raise Unreadable("it is cut off by the limit of tokens")
     if not official:
+        if verdict.cut_off:
+            raise Unreadable("it is cut off by the limit of tokens")
         return read(verdict.text)
     try:
         return read_official(verdict.text)
@@ -453,13 +431,8 @@ def _read(verdict: Verdict, official: bool) -> ParsedVerdict | None:
 
 
 def _values(item: ItemLike, answer: str) -> dict[str, str]:
-    texts = {
-        "question": item.question,
-        "prompt_type": _type(item),
-        "correct_answer": item.answer,
-        "response": answer,
-    }
-    clean = {name: text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    names, texts = _FIELDS, (item.question, _type(item), item.answer, answer)
+    clean = {name: text.encode("utf-8", "replace").decode() for name, text in zip(names, texts, strict=True)}
     # The hash depends on the answer, so no answer can hold the line that ends it.
     mark = hashlib.sha256("\0".join(clean.values()).encode()).hexdigest()[:16]
     return {**clean, "mark": mark}
@@ -473,12 +446,12 @@ def _expected(item: ItemLike) -> int:
     return compare("", item.answer, _type(item)).missed
 
 
-def _outcomes(given: Sequence[Sequence[EpisodeAnswer]], rate: Callable[[int, str], Counts]) -> list[Outcome]:
+def _outcomes(given: Sequence[Sequence[tuple[str, int]]], rate: Callable[[int, str], Counts]) -> list[Outcome]:
     outcomes = []
     for place, drawn in enumerate(given):
-        counts = [rate(place, answer.text) for answer in drawn]
+        counts = [rate(place, text) for text, _ in drawn]
         facts: dict[str, Fact] = {name: mean([getattr(each, name) for each in counts]) for name in OF_COUNTS}
-        facts["answered"] = mean([bool(answer.text) for answer in drawn])
-        facts["steps"] = mean([answer.steps for answer in drawn])
+        facts["answered"] = mean([bool(text) for text, _ in drawn])
+        facts["steps"] = mean([steps for _, steps in drawn])
         outcomes.append(Outcome(float(facts["fully_correct"]), facts))
     return outcomes

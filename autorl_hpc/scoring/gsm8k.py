@@ -1,7 +1,5 @@
-"""Scorers of GSM8K: `gsm8k` (the default, reads answers as a person would), `gsm8k-marked`, `gsm8k-opencompass`.
-
-Pure functions, standard library only. No function raises on a model's text, evaluates it, or takes more than linear time.
-"""
+"""Scorers of GSM8K: `gsm8k` (the default, reads answers as a person would), `gsm8k-marked`, `gsm8k-opencompass`. Pure
+functions, standard library only. No function raises on a model's text, evaluates it, or takes more than linear time."""
 
 from __future__ import annotations
 
@@ -14,8 +12,6 @@ from typing import Final, NamedTuple
 
 from autorl_hpc.rollouts.characters import plain_characters
 from autorl_hpc.scoring.outcome import ByItem
-
-# --- removal of thinking
 
 
 def without_closed_thinking(text: str) -> str:
@@ -30,7 +26,7 @@ def without_closed_thinking(text: str) -> str:
     return "".join(kept) + text[start:]
 
 
-VERSION: Final = "2"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
+VERSION: Final = "3"  # Version of the scorer `gsm8k`; any change that can change a verdict needs a new version
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer; a recipe of 8,192 tokens stays below a tenth of it
 MAX_NUMBER_CHARS: Final = 64
 """Longer numbers are unreadable. Gold answers have less than a quarter of these digits, and int() of long ones is slow."""
@@ -42,7 +38,9 @@ MAX_MARKS: Final = 50  # Marks of one kind to read: the first ones of `####`, th
 # In this module a NUL precedes a fraction that was one character or a LaTeX command, so that `3½` is not 31/2 and `-½` keeps
 # its sign. A NUL in the model's text becomes a space first.
 _FRACTION_MARK: Final = "\x00"
-_CHARS: Final = str.maketrans({**dict.fromkeys("\x00_\u2014", " "), **dict.fromkeys("\u20ac\xa3\xa5\u20b9", "$")})
+_CHARS: Final = str.maketrans(
+    {**dict.fromkeys("\x00_\u2014", " "), **dict.fromkeys("\u20ac\xa3\xa5\u20a9\u20b9\u20bd\u20bf\u20ba\u20a6", "$")}
+)
 """In addition to `plain_characters`; a long dash that is no sign is punctuation."""
 _FRACTION = re.compile(r"[\xbc-\xbe\u2150-\u215e\u2189]")
 
@@ -60,12 +58,18 @@ _LATEX: Final = (
     (re.compile(r"\\(?:approx|equiv)\b"), "="),
 )
 
+# `_CHARS` has made spaces of underscores.
+_NEXT_TURN = re.compile(r"<\|[\w ]{1,30}\|>|<(?:start|end) of turn>|\[/?INST\]|</?s>|<eos>")
 _NEXT_QUESTION = re.compile(
-    r"Question:|^[ \t#*>]*(?:Q|Question|Human|User|Instruction)[ \t]?\d{0,3}[ \t]?\**:"
-    r"|<\|im_start\|>|\[INST\]",
+    r"Question:|^[ \t#*>]*(?i:(?:(?:next|new|another|follow-?up)[ \t])?"
+    r"(?:Q|Question|Problem|Exercise|Prompt|Instruction|Human|User)[ \t]?\d{0,3}[ \t]?\**:|(?:human|user)[ \t]*$)"
+    r"|(?<=[.!?)] )(?:Human|User):",
     re.MULTILINE,
 )
-
+_ANSWERED = re.compile(
+    r"####[^\n\d]{0,20}\d|\\boxed|\banswers?\b[^\n.:=\d]{0,40}(?:\b(?:is|are|was|be)\b|[:=])[^\w\n]{0,10}\d",
+    re.IGNORECASE,
+)
 _TOKEN = r"(?:(?<![\w.])\.)?\d+(?:[,.'\xa0]\d+)*"
 _NUMBER = re.compile(
     rf"""
@@ -82,7 +86,6 @@ _GROUPED = re.compile(r"\d{1,3}([,'\xa0])\d{3}(?:\1\d{3})*(?:\.\d+)?")
 _GROUPED_INDIAN = re.compile(r"\d{1,2}(?:,\d{2})+,\d{3}(?:\.\d+)?")
 _DECIMAL_COMMA = re.compile(r"\d{1,3}([.'\xa0])\d{3}(?:\1\d{3})*,\d+")
 _GROUPED_BY_POINTS = re.compile(r"\d{1,3}(?:\.\d{3}){2,}")
-
 _HASHES = re.compile(r"(?<!#)####(?!#)")
 _BOX = re.compile(r"\\(?:boxed|fbox)\s?\{")
 _ANSWER = re.compile(r"(?<!to )\banswers?\b", re.IGNORECASE)
@@ -112,35 +115,26 @@ class _Found(NamedTuple):
 
 
 def read_answer(text: str) -> Fraction | None:
-    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 2).
+    """Return the number that a solution gives as its answer, or None (scorer `gsm8k`, version 3).
 
-    A `Fraction` is exact for decimals and for `1/3`, compares with ints and never rounds.
+    Thinking is removed, and what stands behind an unclosed `<think>`. Characters become plain (`plain_characters`), LaTeX numbers too.
+    The rest is cut where the model adds another turn or question (`<|user|>`, `Question:`, or `Q:`, `Problem:`, `User:` and the
+    like at the beginning of a line). The first of these that exists decides:
 
-    First, `<think>...</think>` is removed, with everything before a lone `</think>` and after an unclosed `<think>` (no answer
-    was given). The rest is cut where another question follows (`Question:`, or `Q:`, `Human:`, `User:`, `Instruction:` at the
-    beginning of a line). Characters become plain (`plain_characters`), LaTeX numbers too.
-
-    The first of these that exists decides:
-
-    1. the first `#### N`, as in the official extraction `#### (\\-?[0-9\\.\\,]+)` (openai/grade-school-math,
-       grade_school_math/dataset.py), but also with `$`, bold, units, a period, an equation;
+    1. the first `#### N`, as in the official extraction (openai/grade-school-math, grade_school_math/dataset.py), but also with
+       `$`, bold, units, a period, an equation;
     2. the last `\\boxed{N}`;
     3. the last "answer is N" or "answer: N" ("Answer:" before further reasoning doesn't count);
     4. a single `#### 3. Some words`; several of them are headings of an outline;
-    5. the last number, without a comment in parentheses at the end. After a mark without an answer ("#### ,", "the answer
-       is unknown"), only the text after that mark counts.
+    5. the last number, without a comment in parentheses at the end; behind a mark without an answer ("the answer is unknown").
 
     In a marked answer the first number counts if no words precede it, otherwise the last; in an equation, the right side. Two
-    different numbers side by side, or joined by "or", "and", "to", are no answer.
-
-    Numbers: `8,000`, `1,23,456`, `1.234,5`, `1.234.567`, `1'234`, spaces as separators; `minus 5`; `.5`; `1/2`,
-    `3 1/2`, `½`, `3½`; `1e3`; `5%` is 5. A unit never scales (`5 million` is 5). `1,5`, `1.2.3`, `1/0`, dates, and numbers
-    beyond `MAX_NUMBER_CHARS` or `MAX_EXPONENT` are unreadable and no answer. A text beyond `MAX_TEXT_CHARS` is no answer.
-    Never raises on a `str`; takes linear time.
+    different numbers side by side, or joined by "or", "and", "to", are no answer. A unit never scales (`5 million` is 5); `1,5`,
+    `1.2.3`, `1/0` and dates are unreadable. Never raises on a `str`; takes linear time.
     """
     if len(text) > MAX_TEXT_CHARS:
         return None
-    text = _plain(_cut_run_on(without_thinking(text)))
+    text = _cut_run_on(_plain(without_thinking(text)))
     last_digit = _last_digit(text)
     if last_digit < 0:
         return None
@@ -201,10 +195,17 @@ def without_thinking(text: str) -> str:
 
 
 def _cut_run_on(text: str) -> str:
-    """Return the text before a question that the model added; one before any number is only a repetition."""
+    """Return the text before a turn or question that the model added; one before any number is only a repetition. A question
+    before the first marked answer is part of the reasoning if that answer is `#### N`."""
     text = text.strip()
     number = re.search(r"\d", text)
-    added = _NEXT_QUESTION.search(text, number.end()) if number else None
+    if not number:
+        return text
+    turn = _NEXT_TURN.search(text, number.end())
+    text = text[: turn.start()] if turn else text
+    added, answer = _NEXT_QUESTION.search(text, number.end()), _ANSWERED.search(text)
+    if added and answer and added.start() < answer.start() and answer[0].startswith("#"):
+        added = _NEXT_QUESTION.search(text, answer.end())
     return text[: added.start()] if added else text
 
 
@@ -400,8 +401,7 @@ def _read_last_number(text: str) -> Fraction | None:
 # Source: openai/grade-school-math, grade_school_math/dataset.py, `ANS_RE = #### (\\-?[0-9\\.\\,]+)` and `extract_answer`, which
 # takes the first match, drops commas and compares strings. Here values are compared, so that `16.0` is 16.
 
-MARKED_VERSION: Final = "2"
-
+MARKED_VERSION: Final = "3"
 _MARKED = re.compile(r"####[ \t]*(-?[0-9.,\xa0]+)")
 
 
@@ -437,24 +437,17 @@ def opencompass_text(text: str) -> str:
 
 
 def opencompass_extract(text: str) -> str:
-    """Extract the answer as OpenCompass does, including its faults.
-
-    Source: open-compass/opencompass @ a5acc4bb, opencompass/datasets/gsm8k.py (`gsm8k_postprocess`), after the model-level
-    `extract-non-reasoning-content` of opencompass/utils/text_postprocessors.py. The last match of `\\-?\\d+\\.\\d+|\\-?\\d+`
-    before the first `Question:`, else `NULL`. Known faults: `8,000` gives `000`, "18. (9 - 3 = 6 left)" gives `6`, "10-3"
-    gives `-3`, a text that begins with `Question:` gives `NULL`.
-    """
+    """Extract the answer as OpenCompass does, including its faults: the last number before the first `Question:`, else `NULL`
+    (`8,000` gives `000`, "10-3" gives `-3`). Source: open-compass/opencompass @ a5acc4bb, datasets/gsm8k.py
+    (`gsm8k_postprocess`), utils/text_postprocessors.py."""
     text = opencompass_text(text)
     last = deque(re.finditer(r"\-?\d+\.\d+|\-?\d+", text.split("Question:")[0]), maxlen=1)
     return last[0].group() if last else "NULL"
 
 
 def opencompass_correct(pred: str, gold_answer: str) -> bool:
-    """Return whether OpenCompass counts an extracted answer as right; `gold_answer` is the row's `answer`.
-
-    Equal strings, or floats within 1e-6 of the integer; ValueError without a `#### `. Source: as for `opencompass_extract`
-    (`gsm8k_dataset_postprocess` and `Gsm8kEvaluator.is_equal`).
-    """
+    """Return whether OpenCompass counts an extracted answer as right: equal strings, or floats within 1e-6 of the integer;
+    ValueError without a `#### ` in the row's `answer` (`gsm8k_dataset_postprocess`, `Gsm8kEvaluator.is_equal`)."""
     parts = gold_answer.split("#### ")
     if len(parts) < 2:
         raise ValueError(f"gold answer has no '#### ': {gold_answer[-80:]!r}; check the task's data")

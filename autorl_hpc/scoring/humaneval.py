@@ -20,19 +20,16 @@ from autorl_hpc.states import Fault
 # --- extraction of code: pure functions, standard library only; nothing here runs the model's code
 
 MAX_TEXT_CHARS: Final = 1 << 20  # Longer texts count as no answer
-MAX_PARSED_CHARS: Final = 1 << 14  # Longer code is not cut to its whole statements: parsing must stay quick and shallow
-MAX_CUT_LINES: Final = 60
+MAX_PARSED_CHARS: Final = 1 << 14  # Longer code is cut to this: parsing must stay quick and shallow
+MAX_CUTS: Final = 60  # Each takes away at least one line, usually all from the first wrong one on
 MAX_LINE_CHARS: Final = 400  # Characters of a line that decide whether it is code or prose
 INDENT: Final = 4  # Indent of function bodies in all HumanEval prompts
 FENCE: Final = "```"
-
 _INDENT = re.compile(r"^[^\S\n]+|[\u200b\u2060\ufeff]+", re.MULTILINE)
 _TILDES = re.compile(r"^[ \t]*~~~+", re.MULTILINE)
 _LANGUAGE = re.compile(r"[ \t]*(?:python|python3|py|py3|pycon|ipython)(?=[\s{:,]|\Z)", re.IGNORECASE)
-_ATTRIBUTES = re.compile(
-    r"(?:[ \t,:]*(?:\{[^{}\n]{0,200}\}|[\w.:-]+=(?:\"[^\"\n]{0,200}\"|'[^'\n]{0,200}'|[^\s\"'=]+)|[\w.+#/-]+(?![\w.(=:]))){0,20}[ \t]*\n"
-)
-_INFO = re.compile(r"[ \t]*(?:\{[.\w][^{}:\n]{0,200}\}|[\w.+#/:-]+)[ \t]*(?=\n)")
+_BRACES = re.compile(r"\{[^}]*\}\s*(?:$|[\w{])")
+_ATTRIBUTE = re.compile(r"[\[({]|[\w.:-]+=\S")
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)
 _TOP_RETURN = re.compile(r"^return\b", re.MULTILINE)
 _STARTS_MODULE = re.compile(r"(?:from\s+[\w.]+\s+import\s|import\s+\w[\w., ]*$|(?:async\s+)?def\s+\w|class\s+\w|@\w)")
@@ -54,13 +51,10 @@ def completion(answer: str, entry_point: str) -> str:
     """Return what follows the prompt: a function body, or a full definition of `entry_point`.
 
     1. Thinking is removed, as for GSM8K.
-    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one; only a head, a
-       stub or the prompt again is passed over. A fence may have any info string, be the only one (then the text before or after
-       it counts), or have code on its own line. Without a fence,
-       prose is cut off: text before the first import or definition, and from the first unindented line that is not code.
+    2. Of several fenced blocks, the first that defines the function counts, otherwise the first non-empty one; skeletons are passed
+       over. Without a fence, prose is cut off before the first import or definition and from the first line that is not code.
     3. An unindented definition of the function is used unchanged.
-    4. Anything else is a body. It is indented if it starts unindented; the indent is restored if only the first line has lost
-       it; another indent is changed to the prompt's four.
+    4. Anything else is a body, moved to the prompt's indent; one that only the first line has lost is restored.
     5. What can't be parsed is kept to its last whole statement, because a token limit cuts answers off.
     """
     if len(answer) > MAX_TEXT_CHARS:
@@ -70,49 +64,60 @@ def completion(answer: str, entry_point: str) -> str:
     code, fenced = _code(text, entry_point)
     whole = textwrap.dedent(code)
     if _defines(whole, entry_point) and not _TOP_RETURN.search(whole):
-        return "\n" + _whole_statements(_FUTURE.sub("", whole if fenced else _without_prose(whole)), "") + "\n"
+        if not fenced:
+            lines = whole.split("\n")
+            start = next((n for n, line in enumerate(lines) if _STARTS_MODULE.match(line[:MAX_LINE_CHARS])), 0)
+            whole = "\n".join(_until_prose(lines[start:]))
+        return "\n" + _whole_statements(_FUTURE.sub("", whole), "") + "\n"
     return _whole_statements(_as_body(code, fenced), "def f():\n") + "\n"
 
 
 def _whole_statements(code: str, head: str) -> str:
     """Return the code without the lines at its end that keep it from being parsed behind `head`; unchanged if nothing helps."""
-    if len(code) > MAX_PARSED_CHARS:
-        return code
-    lines = code.split("\n")
-    for kept in range(len(lines), max(0, len(lines) - MAX_CUT_LINES), -1):
-        if (kept == len(lines) or lines[kept - 1].strip()) and _parses(head + "\n".join(lines[:kept])):
-            return "\n".join(lines[:kept])
-    return code
+    lines = code[:MAX_PARSED_CHARS].split("\n")[: None if len(code) <= MAX_PARSED_CHARS else -1]
+    wrong: int | None = None
+    for _ in range(MAX_CUTS):
+        wrong = _wrong_line(head + "\n".join(lines)) if lines else None
+        if wrong is None:
+            break
+        lines = lines[: max(0, min(len(lines), wrong - head.count("\n")) - 1)]
+    return "\n".join(lines) if any(map(str.strip, lines)) and wrong is None else code
 
 
-def _parses(code: str) -> bool:
+def _wrong_line(code: str) -> int | None:
+    """Return the number of the line, from 1, at which the code can't be parsed; None if it can."""
     try:
         ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+    except SyntaxError as error:
+        return max(1, error.lineno or 1)
+    except (ValueError, RecursionError, MemoryError):
+        return 1
+    return None
 
 
 def _is_stub(block: str, name: str) -> bool:
-    """Return whether a block defines the function without doing anything in it: a head, a docstring, `pass`, `...`."""
+    """Return whether a block does nothing, or defines the function without doing anything in it: a head, a docstring, comments,
+    `pass`, `...`, a refusal."""
     code = textwrap.dedent(block)
-    if len(code) > MAX_PARSED_CHARS or not _defines(code, name):
+    if len(code) > MAX_PARSED_CHARS:
         return False
     try:
-        found = [node for node in ast.parse(code).body if getattr(node, "name", "") == name]
+        body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         head = re.search(rf"def\s+{re.escape(name)}\b.*", code, re.DOTALL)
-        return head is not None and not _parses(code) and _parses(code.rstrip() + "\n    pass\n")
-    return bool(found) and all(
-        isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and _does_nothing(node.body) for node in found
-    )
+        return head is not None and _wrong_line(code.rstrip() + "\n    pass\n") is None
+    return _does_nothing([node for node in body if getattr(node, "name", "") == name] or body)
 
 
 def _does_nothing(body: Sequence[ast.stmt]) -> bool:
     def idle(node: ast.stmt) -> bool:
         if isinstance(node, ast.Raise):
             return "NotImplemented" in ast.dump(node)
-        return isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            return _does_nothing(node.body)
+        return isinstance(node, (ast.Pass, ast.Import, ast.ImportFrom)) or (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        )
 
     return all(map(idle, body))
 
@@ -133,9 +138,8 @@ def _code(text: str, entry_point: str) -> tuple[str, bool]:
     blocks = [block for part in parts[1::2] if (block := _without_info(part)).strip()]
     done = [block for block in blocks if not _is_stub(block, entry_point)]
     defining = [block for block in done if _defines(textwrap.dedent(block), entry_point)]
-    around = [
-        _without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)
-    ]  # a fence inside a fence
+    # a fence inside a fence
+    around = [_without_info(part) for part in parts[::2] if _defines(textwrap.dedent(part), entry_point)]
     return (defining or around or done or blocks or [""])[0], True
 
 
@@ -153,18 +157,11 @@ def _beside_one_fence(before: str, after: str, entry_point: str) -> tuple[str, b
 
 def _without_info(block: str) -> str:
     """Return the block without the info string of its fence: a language, a file's name, attributes. Code on that line stays."""
-    if named := _LANGUAGE.match(block):
-        rest = _ATTRIBUTES.match(block, named.end())
-        return block[rest.end() if rest else named.end() :].removeprefix(" ")
-    info = _INFO.match(block)
-    word = info[0].strip() if info else ""
-    return block[info.end() + 1 :] if info and (word.startswith("{") or not _CODE.match(word)) else block
-
-
-def _without_prose(code: str) -> str:
-    lines = code.split("\n")
-    start = next((n for n, line in enumerate(lines) if _STARTS_MODULE.match(line[:MAX_LINE_CHARS])), 0)
-    return "\n".join(_until_prose(lines[start:]))
+    line, newline, rest = block.partition("\n")
+    language = _LANGUAGE.match(line)
+    code = line[language.end() :].removeprefix(" ") if language else line
+    stays = _CODE.match(code.strip()[:MAX_LINE_CHARS]) and not (_ATTRIBUTE if language else _BRACES).match(code.strip())
+    return code + newline + rest if stays or not (line.strip() and newline) else rest
 
 
 def _until_prose(lines: list[str]) -> list[str]:
@@ -193,15 +190,12 @@ def _as_body(code: str, fenced: bool) -> str:
         lines[0] = " " * own + lines[0]
     if own == INDENT:
         return "\n".join(lines)
-    return "\n".join(_moved(line, INDENT - own) if _depth(line) >= own else line for line in lines)
+    return "\n".join(" " * INDENT + line[own:] if line and _depth(line) >= own else line for line in lines)
 
 
 def _lost(lines: list[str]) -> int:
     """Return the indent that a body's first line has lost; 0 if the whole body is unindented."""
-    rest: list[int] = []
-    for line in lines[1:]:
-        if line.strip():
-            rest.append(_depth(line))
+    rest = [_depth(line) for line in lines[1:] if line]
     if not rest or rest[0] == 0:
         return 0
     inside = rest[: rest.index(0)] if 0 in rest else rest
@@ -221,15 +215,7 @@ def _depth(line: str) -> int:
     return len(line) - len(line.lstrip(" "))
 
 
-def _moved(line: str, by: int) -> str:
-    if not line.strip():
-        return line
-    return " " * by + line if by > 0 else line[-by:]
-
-
-VERSION: Final = "3"
-"""Version of the scorer `humaneval`. Version 1 gave programs that sleep 20 seconds; from 3 on stubs are passed over, any info string
-is dropped, and cut-off code is kept to its last whole statement."""
+VERSION: Final = "4"  # Version of the scorer `humaneval`
 OPENCOMPASS_VERSION: Final = "a5acc4bb-2"
 """Version of the scorer `humaneval-opencompass`: the commit whose extraction it reproduces, and how programs are run."""
 OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
@@ -237,15 +223,12 @@ OPENCOMPASS_LIMITS: Final = ProgramLimits(cpu_s=3)
 KS: Final = (1, 10)
 UNCONFINED: Final = "unconfined"
 """Option of a recipe: run programs even where they can't be kept from writing to their user's files."""
-
 _BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of the chance that one of `k` samples passes, from `n` samples of which `passed` pass.
-
-    Computes 1 - C(n - passed, k) / C(n, k) as a product without over- or underflow: Chen et al. 2021 (arXiv 2107.03374), 2.1.
-    """
+    """Return the unbiased estimate of the chance that one of `k` samples passes: 1 - C(n - passed, k) / C(n, k), as a product
+    without over- or underflow (Chen et al. 2021, arXiv 2107.03374, 2.1)."""
     if not 0 <= passed <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {passed} in {n} samples")
     missed = 1.0
@@ -255,13 +238,8 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
 
 
 def opencompass_completion(answer: str) -> str:
-    """Extract the code as OpenCompass does, including its faults.
-
-    Source: open-compass/opencompass @ a5acc4bb, `humaneval_postprocess_v2` of opencompass/datasets/humaneval.py, after the
-    model-level `extract-non-reasoning-content`. The first fenced block whose fence ends its line, otherwise the whole text,
-    without leading space. Known faults: a bare body loses its first indent, prose without a fence stays, a block that was cut
-    off keeps its fence.
-    """
+    """Extract the code as OpenCompass does, including its faults (a bare body loses its first indent, prose without a fence
+    stays). Source: open-compass/opencompass @ a5acc4bb, `humaneval_postprocess_v2` of opencompass/datasets/humaneval.py."""
     text = opencompass_text(answer)
     block = _BLOCK.search(text)
     return (block[1] if block else text).lstrip()
@@ -269,11 +247,8 @@ def opencompass_completion(answer: str) -> str:
 
 @dataclass(frozen=True)
 class HumanEval:
-    """The scorer. A sample counts if its program passes the problem's `check`; of several samples the passing share counts.
-
-    An item's question is the prompt; its data hold `test` and `entry_point`. A program is the prompt and the result of `extract`
-    for answer and entry point; a test may also use the prompt's own definitions.
-    """
+    """The scorer. A sample counts if its program (prompt and extracted answer) passes the problem's `check`; of several samples
+    the passing share counts. An item's question is the prompt; its data hold `test` and `entry_point`."""
 
     version: str
     extract: Callable[[str, str], str]
@@ -304,12 +279,9 @@ class HumanEval:
     def _program(self, item: ItemLike, answer: str) -> Program:
         test, entry_point = item.data.get("test"), item.data.get("entry_point")
         if not isinstance(test, str) or not isinstance(entry_point, str):
-            raise AutorlError(
-                f"item {item.id} has no test and entry point",
-                fault=Fault.GRADER,
-                next_step="a task with this scorer needs both in each held-out item: see tasks/humaneval/prepare.py",
-                exit_code=Exit.FAILED,
-            )
+            what = f"item {item.id} has no test and entry point"
+            advice = "a task with this scorer needs both in each held-out item: see tasks/humaneval/prepare.py"
+            raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED)
         prompt = item.question if item.question.endswith("\n") else f"{item.question}\n"
         return Program(prompt + self.extract(answer, entry_point), test, entry_point, helpers=prompt)
 

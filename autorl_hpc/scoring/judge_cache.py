@@ -1,8 +1,5 @@
-"""Cache of judge replies by request, so that no request is paid twice; and the prompts and parsing for pairwise judging.
-
-One small JSON file per reply, in a folder only its owner can read, by a hash of the request, the address and `judge.revision`.
-A reply that can't be a verdict is not stored, and one that a scorer could not read is removed.
-"""
+"""Cache of judge replies by a hash of request, address and `judge.revision`, so that no request is paid twice; and the prompts
+and parsing for pairwise judging. What can't be a verdict is not stored."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ from autorl_hpc.scoring.gsm8k import without_closed_thinking
 from autorl_hpc.scoring.outcome import Verdict
 
 log = logging.getLogger("autorl_hpc.judge")
-
 FORMAT: Final = 2  # Format version of the files; other versions are ignored
 
 
@@ -101,9 +97,7 @@ class JudgeCache:
 # no answer can hold the line that ends it.
 
 Conversation = list[dict[str, str]]
-
 FIRST, SECOND = ("1", "m"), ("2", "M")  # The judge's names for the first and the second answer
-
 REMINDER: Final = "\n\nReply with {first} or {second} alone, and nothing else."
 _TURN = re.compile(r"<\|im_start\|>(system|user|assistant)\n(.*?)\n?<\|im_end\|>", re.DOTALL)
 _FIELD = re.compile(r"\{(instruction|output_1|output_2|mark)\}")
@@ -146,11 +140,8 @@ def read_discrete(verdict: Verdict, *, swapped: bool) -> float | None:
 
 
 def read_logprobs(verdict: Verdict, *, swapped: bool) -> float | None:
-    """Return the preference for the model's answer, 0 to 1, from the first token's probabilities; None if neither is likely.
-
-    p(second) / (p(first) + p(second)); a name outside the likeliest tokens has probability 0. Spaces around names are ignored.
-    Source: tatsu-lab/alpaca_eval @ cd543a14, `logprob_parser`.
-    """
+    """Return the preference for the model's answer, 0 to 1: p(second) / (p(first) + p(second)) of the first token; None if
+    neither is likely. Source: tatsu-lab/alpaca_eval @ cd543a14, `logprob_parser`."""
     first, second = (
         math.fsum(math.exp(min(value, 0.0)) for token, value in verdict.logprobs.items() if token.strip() in names)
         for names in (FIRST, SECOND)

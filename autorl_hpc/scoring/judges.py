@@ -1,8 +1,5 @@
-"""Judge models: requests to an OpenAI-compatible endpoint with retries, the built-in judge, and `make_judge`.
-
-Temporary failures are retried with growing pauses, and replies are cached (judge_cache.py). If the endpoint fails, `JudgeFailed`
-says why; this is never a loss or a win. The API key is read from a file, sent in the header, and stored nowhere else.
-"""
+"""Judge models: requests to an OpenAI-compatible endpoint with retries and a cache, the built-in judge, and `make_judge`. If
+the endpoint fails, `JudgeFailed` says why; this is never a loss or a win."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 JUDGE_MODEL: Final = "judge_model"
 """Recipe option with the judge's name; filled in at launch, or set by a task that has its own judge."""
 JUDGE_REVISION: Final = "judge_revision"  # Recipe option with the experiment's `judge.revision`; filled in at launch
-
 MAX_ANSWER_BYTES: Final = 4 * 1024 * 1024  # Limit of one response; an answer of a few tokens has some hundred bytes
 MAX_QUOTE_CHARS: Final = 200  # Limit of an endpoint's text quoted in an error
 PASSING: Final = frozenset((408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529))
@@ -93,11 +89,9 @@ def make_judge(spec: JudgeSpec | None, name: str, cache: Path, revision: str | N
     if name == JudgeSpec.BUILTIN:
         return LengthAndWords()
     if spec is None or spec.name != name:
-        raise AutorlError(
-            f"field `judge`: this run's recipe asks the judge {name}, the experiment's is {spec.name if spec else 'none'}",
-            fault=Fault.CLUSTER,
-            next_step=f"launch again with `judge.model: {name}`",
-        )
+        what = f"field `judge`: this run's recipe asks the judge {name}, the experiment's is {spec.name if spec else 'none'}"
+        advice = f"launch again with `judge.model: {name}`"
+        raise AutorlError(what, fault=Fault.CLUSTER, next_step=advice)
     if spec.revision != revision:
         raise AutorlError(
             f"field `judge.revision`: this run's recipe asks the judge {name} at revision {revision or 'unsaid'}, the "
@@ -116,15 +110,8 @@ def read_key(spec: JudgeSpec) -> str | None:
 
 
 class HttpJudge:
-    """A judge behind an OpenAI-compatible endpoint.
-
-    The environment's proxies are used (`https_proxy`, `no_proxy`, ...), but not for localhost. Redirects are not followed, because
-    they would carry the key to another address.
-
-    Args:
-        cache: None to store nothing.
-        first_pause_s: see `FIRST_PAUSE_S`.
-    """
+    """A judge behind an OpenAI-compatible endpoint. The environment's proxies are used, but not for localhost. Redirects are
+    not followed, because they would carry the key to another address. `cache`: None to store nothing."""
 
     def __init__(self, spec: JudgeSpec, cache: JudgeCache | None, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self.spec = spec
@@ -357,7 +344,6 @@ def _retry_after_s(value: str | None) -> float | None:
 MAX_CHARS: Final = 600  # Length beyond this has no effect
 WORD_WORTH_CHARS: Final = 2 * MAX_CHARS  # One word of the instruction outweighs any length
 STEEPNESS: Final = 2.0 / WORD_WORTH_CHARS  # Slope of its log probabilities: one more word changes the odds by e^2
-
 _PART = re.compile(
     r"^\[(?P<mark>[0-9a-f]{16}) instruction\]\n(?P<instruction>.*)^\[(?P=mark) first answer\]\n(?P<first>.*)"
     r"^\[(?P=mark) second answer\]\n(?P<second>.*)^\[(?P=mark) end\]$",

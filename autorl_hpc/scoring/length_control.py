@@ -1,18 +1,13 @@
 """The win rate as it would be if both answers were equally long (Dubois et al., Length-Controlled AlpacaEval, arXiv 2404.04475,
 2024), and its refits for resampled items. Pure functions on numpy; scikit-learn fits the point estimate.
 
-The model, of an item's preference y for the answer over the reference:
-
     logit P(y) = b1 tanh(s) + b2 difficulty + b3 not_gamed,   s = (len_1 - len_2) / sd(len_1 - len_2)
 
-with lengths in characters, 1 the reference and 2 the model, the sample's standard deviation (n - 1), no intercept. Beside the
-items (weight 1, not_gamed 1) stand the gamed rows: the reference model itself, told to be verbose and to be concise, against the
-plain reference on the same instructions (weight 0.1 each, not_gamed 0). They tell what length alone does. Lasso penalty, its
-strength from five-fold cross validation over 10^-4 ... 10^4. The score is 100 times the mean of P over the items with s = 0.
-
-Source: tatsu-lab/alpaca_eval @ cd543a14, src/alpaca_eval/metrics/glm_winrate.py, `length_controlled_v1`. Two deliberate
-differences: a row's fold is its number modulo five (there, an unstable sort decides it), and preferences that are all 1 or all 0
-give exactly 100 or 0, the limit of the fit.
+for an item's preference y for the answer (2) over the reference (1); lengths in characters, no intercept. Beside the items stand
+gamed rows (weight 0.1, not_gamed 0): the reference model told to be verbose and to be concise, which tell what length alone does.
+Lasso, its strength from five-fold cross validation. The score is 100 times the mean of P over the items with s = 0.
+Source: tatsu-lab/alpaca_eval @ cd543a14, src/alpaca_eval/metrics/glm_winrate.py, `length_controlled_v1`. Two differences: a
+row's fold is its number modulo five, and preferences that are all 1 or all 0 give exactly 100 or 0, the limit of the fit.
 """
 
 from __future__ import annotations
@@ -57,7 +52,6 @@ class LengthControlledRate(NamedTuple):
 
     score: float
     c: float
-    weights: tuple[float, float, float]
 
 
 class _Rows(NamedTuple):
@@ -78,25 +72,20 @@ def win_rate(preferences: Sequence[float]) -> float:
 
 def length_controlled(pairs: Sequence[JudgedPair], c: float | None = None) -> LengthControlledRate:
     """Return the length-controlled win rate of n pairs; the penalty's inverse strength `c` is None for cross validation.
-
-    ValueError for no pairs, a preference outside 0 to 1, or a number that is not finite.
-    """
+    ValueError for no pairs, a preference outside 0 to 1, or a number that is not finite."""
 
     rows = _rows(pairs)
     if _are_alike(rows.y[: len(pairs)]):
-        return LengthControlledRate(100.0 * float(rows.y[0]), FALLBACK_C if c is None else c, (0.0, 0.0, 0.0))
+        return LengthControlledRate(100.0 * float(rows.y[0]), FALLBACK_C if c is None else c)
     strength = _cross_validated(rows) if c is None else c
     weights = _liblinear(rows.x, rows.y, rows.weight, strength)
-    score = 100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean())
-    return LengthControlledRate(score, strength, (float(weights[0]), float(weights[1]), float(weights[2])))
+    return LengthControlledRate(100.0 * float(_logistic(rows.x[: len(pairs), 1:] @ weights[1:]).mean()), strength)
 
 
 def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:
     """Return length-controlled win rates (0 to 100) of resampled items at a fixed penalty, by Newton's method for all at once.
-
-    An item's gamed rows go with it. The scale of the length difference stays that of all items: it is a unit, not an
-    estimate. `counts`, of shape (resamples, n), says how often each pair was drawn; each row has at least one.
-    """
+    The scale of the length difference stays that of all items. `counts`, shape (resamples, n): how often each pair was
+    drawn."""
     import numpy as np
 
     counts = np.asarray(counts, dtype=float)
@@ -119,12 +108,8 @@ def refits(pairs: Sequence[JudgedPair], c: float, counts: Array) -> Array:
 
 
 def influences(pairs: Sequence[JudgedPair], c: float) -> Array:
-    """Return by how many points each pair moves the win rate at a fixed penalty: the derivative to its weight, over n.
-
-    The root of the sum of their squares is the standard error (infinitesimal jackknife: L. B. Jaeckel, Bell Laboratories
-    memorandum 72-1215-11, 1972); for two models on the same items, that of the differences is the error of the difference.
-    All 0 where preferences are all alike.
-    """
+    """Return by how many points each pair moves the win rate at a fixed penalty. The root of the sum of their squares is the
+    standard error (infinitesimal jackknife: L. B. Jaeckel, Bell Laboratories memorandum 72-1215-11, 1972)."""
     import numpy as np
 
     rows = _rows(pairs)

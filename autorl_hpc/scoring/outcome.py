@@ -50,9 +50,7 @@ class Verdict:
     """A judge's reply."""
 
     text: str
-    logprobs: Mapping[str, float] = field(
-        default_factory=dict
-    )  # of the first token's likeliest candidates, if requested
+    logprobs: Mapping[str, float] = field(default_factory=dict)  # of the first token's likeliest candidates
     refused: str = ""  # why this conversation was refused (too long, filtered); then there is no text
     cut_off: bool = False  # by the token limit
     key: str = field(default="", compare=False)  # in the judge's cache
@@ -80,10 +78,8 @@ class Context:
 
 
 class Scorer(Protocol):
-    """Scores all answers of one split at once, so that programs and judge requests run in parallel.
-
-    `version`: any change that can change a verdict needs a new version.
-    """
+    """Scores all answers of one split at once, so that programs and judge requests run in parallel. `version`: any change that
+    can change a verdict needs a new version."""
 
     @property
     def version(self) -> str: ...

@@ -1,10 +1,6 @@
-"""Scorer `task`: the task folder's own `evaluate(question, model_answer, reference, **kw) -> float`, from 0 to 1.
-
-It runs in child processes, so that code that hangs, fills memory or ends its interpreter harms nothing else. Its errors are the
-task's: reported as the grader's fault with the item's id, never as a score or the artifact's fault; the entry returns to the
-queue. Recipe options: `evaluate_timeout_s` (default 10, per call), `evaluate_memory_gib` (default 8, address space of a
-process), `evaluate_file` (default `evaluate.py`), `evaluate_sha256` (filled in at launch).
-"""
+"""Scorer `task`: the task folder's own `evaluate(question, model_answer, reference, **kw) -> float`, in child processes that
+can't harm the grader. Its errors are the task's: the grader's fault with the item's id, never a score or the artifact's
+fault."""
 
 from __future__ import annotations
 
@@ -28,7 +24,6 @@ from autorl_hpc.tasks.folders import SCORER_SHA256, scorer_file, scorer_sha256
 TIMEOUT_S = 10.0  # Limit of one call. Comparing texts takes microseconds, a parser or proof checker seconds.
 START_LIMIT_S = 120.0  # Limit for importing the file, with Python and libraries cold on a busy shared file system
 MEMORY_GIB = 8.0  # Address space, not memory in use: numpy's threads reserve a gigabyte and use a tenth of it
-
 MAX_CHILDREN = 8
 CALLS_A_CHILD = 32  # With fewer calls another process costs more than it saves; a start takes a tenth of a second
 
@@ -54,8 +49,7 @@ class ChildLimits:
         )
 
 
-_Call = tuple[str, Mapping[str, Any]]
-"""An item's id, and the request."""
+_Call = tuple[str, Mapping[str, Any]]  # An item's id, and the request
 
 
 class OwnScorer:
@@ -66,21 +60,13 @@ class OwnScorer:
         self.task, self.folder, self.version = task, folder, version
 
     def score(self, items: Sequence[ItemLike], answers: Sequence[Sequence[str]], context: Context) -> list[Outcome]:
-        """Return one outcome per item; of several samples the mean.
-
-        Raises:
-            EvaluateFailed: a call raised, hung, or returned something other than a number from 0 to 1.
-            AutorlError: the file is not the one pinned in the recipe.
-        """
+        """Return one outcome per item; of several samples the mean. Raises EvaluateFailed: a call raised, hung, or returned
+        something other than a number from 0 to 1; AutorlError: the file is not the one pinned in the recipe."""
         file, pinned = scorer_file(self.folder, context.options), context.options.get(SCORER_SHA256)
         if pinned is not None and scorer_sha256(self.folder) != pinned:
-            raise AutorlError(
-                f"the scorer of task {self.task} is not the one that this run was launched with",
-                where=self.folder,
-                fault=Fault.CLUSTER,
-                next_step="put the task's folder back as it was, or launch under another name",
-                exit_code=Exit.FAILED,
-            )
+            what = f"the scorer of task {self.task} is not the one that this run was launched with"
+            advice = "put the task's folder back as it was, or launch under another name"
+            raise AutorlError(what, where=self.folder, fault=Fault.CLUSTER, next_step=advice, exit_code=Exit.FAILED)
         calls = [_call(item, text) for item, texts in zip(items, answers, strict=True) for text in texts]
         values = iter(self._run(file, calls, ChildLimits.of(context.options), _children(len(calls), context)))
         return [Outcome(sum(next(values) for _ in texts) / len(texts)) for texts in answers]
@@ -120,13 +106,12 @@ class OwnScorer:
             finally:
                 lane.end()
 
-        # A child dies with the thread that started it, so each thread starts its own.
-        threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
-
         def kill() -> None:
             for lane in lanes:
                 lane.kill()
 
+        # A child dies with the thread that started it, so each thread starts its own.
+        threads = [threading.Thread(target=work, args=(lane,), name="evaluate", daemon=True) for lane in lanes]
         try:
             with ended_by(kill):
                 for thread in threads:

@@ -1,9 +1,6 @@
-"""Child process that runs a task's own `evaluate`: one JSON object per line, no pickle.
-
-The first line in holds the file, the task's folder and the memory limit. Each further line is one call, `{"arguments":
-[question, answer, reference], "named": {...}}`, answered by `{"value": 0.5}` or `{"error": "returned nan"}`. It ends with
-stdin or with its parent. Whatever the task's code raises, prints or does to the interpreter stays in this process.
-"""
+"""Child process that runs a task's own `evaluate`: one JSON object per line, no pickle. The first line in holds file, folder
+and memory limit; each further one `{"arguments": [question, answer, reference], "named": {...}}`, answered by `{"value"}` or
+`{"error"}`."""
 
 from __future__ import annotations
 
@@ -26,7 +23,6 @@ from autorl_hpc.rollouts.child import die_with_starter, hide_memory, is_bool, pr
 FUNCTION = "evaluate"
 POSITIONAL = ("question", "model_answer", "reference")
 """The first three arguments, passed by position, so that a task may name them as it likes."""
-
 MAX_WORDS = 300
 TOLERANCE = 1e-9  # Tolerance for means of shares slightly above 1
 

@@ -27,25 +27,17 @@ SCORERS: dict[str, str] = {
     "humaneval-opencompass": "humaneval:HUMANEVAL_OPENCOMPASS",
 }
 """By name: the module of this package, and the scorer or its class."""
-
 READ_ANSWER = frozenset(
     ("alpacaeval", "deepsearchqa", "deepsearchqa-exact", "gsm8k", "gsm8k-marked", "gsm8k-opencompass")
 )
 """Scorers that compare with an item's `answer`; others read other fields, or none."""
-
 OF_EPISODES = frozenset(("episodes", "deepsearchqa", "deepsearchqa-exact"))
 """Scorers that read the end of an episode (`encode`). `episodes` reads nothing else."""
 
 
 def scorer(name: str, version: str, task: str = "") -> Scorer:
-    """Return the scorer `name` in the recipe's version.
-
-    Args:
-        task: name of the recipe's task; the scorer `task` is in its folder.
-
-    Raises:
-        AutorlError: this package has no such name and version.
-    """
+    """Return the scorer `name` in the recipe's version. `task`: name of the recipe's task; the scorer `task` is in its folder.
+    Raises AutorlError: this package has no such name and version."""
     if name == OWN_SCORER:
         from autorl_hpc.scoring import own
         from autorl_hpc.tasks.loader import load_task
@@ -69,7 +61,6 @@ def scorer(name: str, version: str, task: str = "") -> Scorer:
 
 MISSPELT_LIKENESS = 0.85
 """Options that look more like a scorer's option than this count as misspelt rather than as the environment's."""
-
 JUDGED: Mapping[str, Any] = {
     "judge_model": str,
     "judge_revision": str,
@@ -79,7 +70,6 @@ JUDGED: Mapping[str, Any] = {
 }
 PLAYED: Mapping[str, Any] = {"max_prompt_tokens": Annotated[int, Field(gt=0)]}
 """Options of any recipe with `max_steps`, in addition to its environment's."""
-
 KNOWN: Mapping[str, Mapping[str, Any]] = {
     OWN_SCORER: {
         "evaluate_timeout_s": Annotated[float, Field(gt=0, le=3600)],
@@ -93,22 +83,16 @@ KNOWN: Mapping[str, Mapping[str, Any]] = {
         "judge_rule": Literal["official"],
         "judge_max_tokens": Annotated[int, Field(gt=0, le=32768)],
     },
-    "deepsearchqa-exact": {},
     "episodes": {"threshold": Annotated[float, Field(gt=0, le=1)]},
-    "gsm8k": {},
-    "gsm8k-marked": {},
-    "gsm8k-opencompass": {},
     "humaneval": {"unconfined": bool},
     "humaneval-opencompass": {"unconfined": bool},
 }
-"""The type of each option, by scorer."""
+"""The type of each option, by scorer; others have none."""
 
 
 def wrong_option(recipe: Recipe) -> tuple[str, str] | None:
-    """Return the first option that the recipe's scorer doesn't accept, with the reason; None if all are valid.
-
-    With `max_steps`, options that no scorer knows are the environment's, unless they look misspelt.
-    """
+    """Return the first option that the recipe's scorer doesn't accept, with the reason; None if all are valid. With
+    `max_steps`, options that no scorer knows are the environment's, unless they look misspelt."""
     played = recipe.max_steps is not None
     known = {**KNOWN.get(recipe.scorer, {}), **(PLAYED if played else {})}
     for name, value in recipe.options.items():
@@ -133,10 +117,7 @@ TOLERANCE = 1e-9  # Rewards are sums of fractions; 0.9999999999 means 1
 
 def encode(reward: float, steps: int, done: bool, transcript_sha256: str, answer: str | None = None) -> str:
     """Encode an episode as an answer. Through the transcript's hash, the items file's output hash covers every word of it.
-
-    Args:
-        answer: the episode's final answer, for scorers that rate it instead of the reward.
-    """
+    `answer`: the episode's final answer, for scorers that rate it instead of the reward."""
     value = {"reward": reward, "steps": steps, "done": done, "transcript_sha256": transcript_sha256}
     return json.dumps(value if answer is None else {**value, "answer": answer}, sort_keys=True)
 

@@ -1,7 +1,5 @@
-"""The noise of one score and of one comparison: intervals, tests, and what a split is able to show.
-
-Proportions and differences are fractions of 1, except where points are said.
-"""
+"""The noise of one score and of one comparison: intervals, tests, and what a split is able to show. Proportions and differences
+are fractions of 1, except where points are said."""
 
 from __future__ import annotations
 
@@ -17,12 +15,9 @@ ALPHA: Final = 0.05
 VISIBLE_POWER: Final = 0.80  # A gain counts as visible if the test finds it four times in five, the usual convention
 LOST_SHARE: Final = 0.10
 """Share of the base model's solved items that a better model loses; see `smallest_visible_gain`."""
-
 INTRACLASS: Final = 0.5
 """Correlation of two items of one cluster that is assumed before anything is measured: half-way between items that are
 independent and clusters that are won or lost as one."""
-
-
 NO_SPREAD: Final = 1e-9  # Values nearer to each other are equal but for rounding
 
 
@@ -56,10 +51,8 @@ class MeanInterval(NamedTuple):
 
 
 def wilson(k: int, n: int, level: float = LEVEL) -> Interval:
-    """Return Wilson's score interval for k of n (E. B. Wilson, JASA 22, 1927), without continuity correction.
-
-    Within [0, 1]; exactly 0 at k = 0 and 1 at k = n; (0, 1) with no item. ValueError unless 0 <= k <= n.
-    """
+    """Return Wilson's score interval for k of n (E. B. Wilson, JASA 22, 1927), without continuity correction. Within [0, 1];
+    exactly 0 at k = 0 and 1 at k = n; (0, 1) with no item. ValueError unless 0 <= k <= n."""
     if not 0 <= k <= n:
         raise ValueError(f"{k} of {n} is no count of successes")
     return wilson_share(k / n, n, level) if n else Interval(0.0, 1.0)
@@ -77,11 +70,8 @@ def wilson_share(share: float, n: float, level: float = LEVEL) -> Interval:
 
 
 def mcnemar_midp(b: int, c: int) -> float:
-    """Return the two-sided McNemar mid-p value for b items won and c lost.
-
-    Twice the smaller tail of a fair coin, in which the observed count weighs half (Fagerland, Lydersen, Laake, BMC Med. Res.
-    Methodol. 13:91, 2013); 1 for equal counts. Exact integers until the last division.
-    """
+    """Return the two-sided McNemar mid-p value for b items won and c lost (Fagerland, Lydersen, Laake, BMC Med. Res. Methodol.
+    13:91, 2013); 1 for equal counts. Exact integers until the last division."""
     if b < 0 or c < 0:
         raise ValueError(f"{b} won and {c} lost are no counts")
     ways, twice_tail = 1, 0
@@ -92,12 +82,9 @@ def mcnemar_midp(b: int, c: int) -> float:
 
 
 def tango(b: float, c: float, n: float, level: float = LEVEL) -> Interval:
-    """Return Tango's score interval for a difference of paired proportions, (b - c) / n with b won and c lost of n.
-
-    The differences d at which the score statistic of H0: p_won - p_lost = d lies within the normal quantile (T. Tango, Statistics
-    in Medicine 17:891-908, 1998, equations 12-14), by bisection to the last bit. Counts need not be whole. (-1, 1) with no item.
-    ValueError unless b, c >= 0 and b + c <= n.
-    """
+    """Return Tango's score interval for a difference of paired proportions, (b - c) / n, by bisection to the last bit (T.
+    Tango, Statistics in Medicine 17:891-908, 1998, equations 12-14). Counts need not be whole. ValueError unless b, c >= 0 and
+    b + c <= n."""
     if b < 0 or c < 0 or b + c > n:
         raise ValueError(f"{b} won and {c} lost of {n} are no counts of pairs")
     if n == 0:
@@ -107,10 +94,8 @@ def tango(b: float, c: float, n: float, level: float = LEVEL) -> Interval:
 
 
 def paired(base: Sequence[float], new: Sequence[float], level: float = LEVEL) -> PairedResult:
-    """Compare outcomes of 0 or 1 of the same items, new against base: test and interval.
-
-    ValueError for unequal lengths, no items, or another outcome: a missing one must be settled by the caller.
-    """
+    """Compare outcomes of 0 or 1 of the same items, new against base: test and interval. ValueError for unequal lengths, no
+    items, or another outcome: a missing one must be settled by the caller."""
     if len(base) != len(new) or not base:
         raise ValueError(f"a paired comparison needs the same items twice, got {len(base)} and {len(new)}")
     if not {*base, *new} <= {0, 1}:
@@ -121,11 +106,8 @@ def paired(base: Sequence[float], new: Sequence[float], level: float = LEVEL) ->
 
 
 def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) -> int:
-    """Return how many independent items show as much as clusters of these sizes: items over 1 + (m - 1) rho, rounded down.
-
-    m is the size of the cluster of an average item, sum(sizes^2) / items; rho is `intraclass`. Source: L. Kish, Survey Sampling,
-    1965, 5.4. ValueError for no items or a correlation outside 0 to 1.
-    """
+    """Return how many independent items show as much as clusters of these sizes: items over 1 + (m - 1) rho, rounded down; m is
+    the size of an average item's cluster, rho `intraclass` (L. Kish, Survey Sampling, 1965, 5.4)."""
     items = sum(sizes)
     if items <= 0 or not 0 <= intraclass <= 1:
         raise ValueError(f"{items} items in clusters with a correlation of {intraclass}")
@@ -135,12 +117,8 @@ def visible_of_clusters(sizes: Sequence[int], intraclass: float = INTRACLASS) ->
 
 @cache
 def smallest_visible_gain(n: int, p_base: float = 0.5) -> float | None:
-    """Return the smallest true gain, in points, that n items show; None if they can't show any that is possible.
-
-    Shown means: with a probability of at least `VISIBLE_POWER`, the McNemar mid-p test of new against base gives p < 0.05 with
-    more items won than lost. Assumed: the new model loses `LOST_SHARE` of the items that the base model solved (`p_base` of all)
-    and wins these plus the gain; more reshuffled answers hide larger gains. Rounded up to a tenth of a point.
-    """
+    """Return the smallest true gain, in points, that McNemar's mid-p test (p < 0.05) finds with `VISIBLE_POWER`; None if none.
+    Assumed: the new model loses `LOST_SHARE` of what the base model solved (`p_base` of all). Rounded up to a tenth."""
     if n < 0 or not 0 <= p_base <= 1:
         raise ValueError(f"{n} items with {p_base} solved make no split")
     lost = LOST_SHARE * p_base
@@ -158,10 +136,8 @@ def smallest_visible_gain(n: int, p_base: float = 0.5) -> float | None:
 
 
 def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterval:
-    """Return the mean over runs with what its number allows: a t interval from three on, the range of two, else nothing.
-
-    Equal runs have no interval: one without width would say that the next run is known. ValueError for NaN or infinite values.
-    """
+    """Return the mean over runs with what its number allows: a t interval from three on, the range of two, else nothing. Equal
+    runs have no interval: one without width would say that the next run is known. ValueError for NaN or infinite values."""
     if not all(map(math.isfinite, values)):
         raise ValueError("a value is not finite")
     n = len(values)
@@ -177,11 +153,8 @@ def mean_t_interval(values: Sequence[float], level: float = LEVEL) -> MeanInterv
 
 
 def standard_error(outcomes: Sequence[float], clusters: Sequence[str] | None = None) -> float | None:
-    """Return the standard error of the mean of outcomes from 0 to 1; None for none.
-
-    With clusters: that of a ratio of sums over clusters (Cochran, Sampling Techniques, 6.3). Where outcomes are all alike, what
-    Wilson's interval gives, so that it is not 0.
-    """
+    """Return the standard error of the mean of outcomes from 0 to 1; None for none. With clusters: that of a ratio of sums over
+    clusters (Cochran, Sampling Techniques, 6.3). Of outcomes all alike: from Wilson's interval."""
     n = len(outcomes)
     if n == 0:
         return None
@@ -199,10 +172,8 @@ def standard_error(outcomes: Sequence[float], clusters: Sequence[str] | None = N
 
 @cache
 def expected_max_noise(n_queries: int, se: float) -> float:
-    """Return the expected maximum of n independent N(0, se^2): an upper bound on what the best of n owes to luck.
-
-    A bound, since submissions of one run resemble one another and are scored on the same items. 0 for no query or one.
-    """
+    """Return the expected maximum of n independent N(0, se^2): an upper bound on what the best of n owes to luck. A bound,
+    since submissions of one run resemble one another and are scored on the same items. 0 for no query or one."""
     if n_queries < 0 or not 0 <= se < math.inf:
         raise ValueError(f"{n_queries} queries with standard error {se} have no noise")
     if n_queries < 2:

@@ -339,31 +339,50 @@ def _compare_index(names: dict[str, str], tensors: list[TensorSpec]) -> None:
             raise Refused("index_broken", what, EMPTY_FOLDER)
 
 
+MAX_EXPLAINED, MAX_PARTS = 50, 40  # Names that are looked at, and parts of a name; the longest ones have twelve
 UNWRAPPED = "save the inner model: `accelerator.unwrap_model(model).save_pretrained(DIR)`"
 MERGED = "merge the adapter first: `model.merge_and_unload().save_pretrained(DIR)`"
-PREFIXES = {
+WRAPPERS = {
     "base_model.model.": MERGED,
     "_orig_mod.": f"{UNWRAPPED}, or `model._orig_mod` (torch.compile)",
+    "_fsdp_wrapped_module.": f"{UNWRAPPED}, or gather it with FSDP's full state dict",
+    "_checkpoint_wrapped_module.": UNWRAPPED,
     "actor.": "save the actor alone: `model.actor.save_pretrained(DIR)`",
     "module.": UNWRAPPED,
 }
-"""What to do about a prefix of tensor names that a wrapper around the model, or a trainer, adds."""
+"""What to do about a part of tensor names that a wrapper around the model or a layer, or a trainer, adds."""
 
 
 def explain_names(unknown: Iterable[str], known: Collection[str]) -> tuple[str, str] | None:
-    """Return what explains names that a model doesn't have (a prefix more or less) and what to do; None: nothing known."""
-    for name in unknown:
+    """Return what explains names that a model doesn't have (a part more, wherever it stands, or a prefix less) and what to do;
+    None: nothing known."""
+    for name in itertools.islice(unknown, MAX_EXPLAINED):
         plain = name.replace(".base_layer.", ".")
-        places = [at + 1 for at, char in enumerate(plain) if char == "." and plain[at + 1 :] in known]
-        if places:
-            prefix = plain[: places[0]]
-            advice = next((told for part, told in PREFIXES.items() if part in prefix), UNWRAPPED)
-            return f"names have the prefix {prefix[:100]!r}", MERGED if plain != name else advice
-        if ".lora_" in name:
+        if wrapper := _wrapper(plain, known):
+            advice = next((told for part, told in WRAPPERS.items() if part in wrapper), UNWRAPPED)
+            what = "have the prefix" if plain.startswith(wrapper) else "hold"
+            return f"names {what} {wrapper[:100]!r}", MERGED if plain != name else advice
+        if ".lora_" in name or (plain != name and plain in known):
             return f"{name[:120]!r} is a part of an adapter", MERGED
         if longer := next((one for one in known if one.endswith(f".{name}")), None):
             lacks = longer.removesuffix(name)
             return f"names lack the prefix {lacks!r}", "save the whole model (AutoModelForCausalLM), not its inner part"
+    return None
+
+
+def _wrapper(name: str, known: Collection[str]) -> str | None:
+    """Return the part without which a name is known, in one place; else the first of several known wrappers."""
+    inner = [wrapper for wrapper in WRAPPERS if f".{wrapper}" in f".{name}"]
+    bare = f".{name}"
+    for wrapper in inner:
+        bare = bare.replace(f".{wrapper}", ".")
+    for text, first in ((f".{name}", ""), (bare, next(iter(inner), ""))):
+        parts = text[1:].split(".")[:MAX_PARTS]
+        for begin, end in itertools.combinations(range(len(parts)), 2):
+            if ".".join(parts[:begin] + parts[end:]) in known:
+                return first or ".".join(parts[begin:end]) + "."
+        if first and text[1:] in known:
+            return first
     return None
 
 

@@ -18,8 +18,6 @@ ENVIRONMENT_TIMEOUT = "environment_timeout_s"  # Recipe option: limit in seconds
 EVALUATE, DIALOGUE = "evaluate", "Dialogue"
 ARGUMENTS = "(question, model_answer, reference, **kw)"
 PAGE = "docs/adding-a-task.md shows one"
-
-
 Problem = tuple[Path | str, str, str]  # Where it is, what is wrong, and what to do about it
 
 
@@ -141,11 +139,9 @@ def _parsed(path: Path, why: str) -> ast.Module:
         raise AutorlError(f"{path.name} is missing: {why}", where=path, next_step=PAGE) from None
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
-        raise AutorlError(
-            f"{path.name} is no Python: {getattr(error, 'msg', error)}",
-            where=f"{path}:{line}" if line else path,
-            next_step="correct that line",
-        ) from None
+        what = f"{path.name} is no Python: {getattr(error, 'msg', error)}"
+        advice = "correct that line"
+        raise AutorlError(what, where=f"{path}:{line}" if line else path, next_step=advice) from None
 
 
 def _bound(body: list[ast.stmt]) -> Iterator[str]:

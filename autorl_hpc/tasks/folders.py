@@ -28,10 +28,8 @@ def code_files(folder: Path) -> list[str]:
 # --- files that decide a score by the task's own scorer (`scorer: task`)
 
 OWN_SCORER = "task"  # Name of the scorer in the task's folder
-
 EVALUATE_FILE, SCORER_SHA256 = "evaluate_file", "evaluate_sha256"
 """Recipe options: the file with `evaluate`, and the hash that `launch` fills in."""
-
 DECIDES_NO_SCORE = frozenset({"task.yaml", "description.md"})
 """Files that can't change a score: the recipe holds the first, agents read the second. `evaluate` may read or import all others,
 including the modules that make the data and the environment."""

@@ -1,7 +1,5 @@
-"""Held-out items of staged tasks: verify, load from the vault, and draw a part of the feedback split.
-
-Used by graders, and by the scanner that searches workspaces for held-out items.
-"""
+"""Held-out items of staged tasks: verify, load from the vault, and draw a part of the feedback split. Used by graders, and by
+the scanner that searches workspaces for held-out items."""
 
 from __future__ import annotations
 
@@ -26,8 +24,6 @@ from autorl_hpc.states import Fault, Split
 from autorl_hpc.tasks.folders import BadRow, read_items
 from autorl_hpc.tasks.loader import Task
 from autorl_hpc.tasks.smith import staged_pins
-
-# --- verification of a staged task
 
 ITEMS_NAME = "items.jsonl"
 MAX_ITEMS_BYTES = 1024 * 1024 * 1024
@@ -70,9 +66,8 @@ def verify_staged_task(root: Root, task: Task) -> StagedTask:
 
 
 def check_items(task: Task, folder: Path, made_by: Path | None = None) -> None:
-    """Check each held-out item below `folder`, before anything is queued. `made_by`: the program to name in an error if the
-    files are in a temporary folder. Raises AutorlError: the first row that is not an item or repeats an id, with file and
-    line; or the number of items differs from the pin."""
+    """Check each held-out item below `folder`, before anything is queued. Raises AutorlError: the first row that is not an item
+    or repeats an id, with file (`made_by`, if given) and line; or the number of items differs from the pin."""
     question = any(recipe.max_steps is None for recipe in task.file.recipes)
     answer = any(recipe.scorer in READ_ANSWER for recipe in task.file.recipes)
     own = task.folder / "task.yaml"
@@ -147,13 +142,9 @@ def load_items(root: Root, task: str, split: str, pin: SplitPin) -> list[Item]:
     try:
         return [_item(row) for row in read_items(data)]
     except BadRow as error:
-        raise AutorlError(
-            f"held-out items of task {task}, {split} split: {error}",
-            where=path,
-            fault=Fault.GRADER,
-            next_step="correct the task, stage it again and launch under another name; no checkpoint is to blame",
-            exit_code=Exit.FAILED,
-        ) from None
+        what = f"held-out items of task {task}, {split} split: {error}"
+        advice = "correct the task, stage it again and launch under another name; no checkpoint is to blame"
+        raise AutorlError(what, where=path, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED) from None
 
 
 def _item(row: dict[str, Any]) -> Item:
@@ -268,10 +259,7 @@ def asked_items(root: Root, science: Science, split: Split, task: TaskFile) -> l
         return items
     drawn = draw(items, part.items, part.seed, task)
     if ids_sha256(item.id for item in drawn) != part.sha256:
-        raise AutorlError(
-            f"of the {split} split of task {science.task} another part is drawn here than the run's record names",
-            fault=Fault.GRADER,
-            next_step="grade with the code of the launch",
-            exit_code=Exit.FAILED,
-        )
+        what = f"of the {split} split of task {science.task} another part is drawn here than the run's record names"
+        advice = "grade with the code of the launch"
+        raise AutorlError(what, fault=Fault.GRADER, next_step=advice, exit_code=Exit.FAILED)
     return drawn

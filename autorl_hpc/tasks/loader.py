@@ -1,7 +1,5 @@
 """Loads task folders: task.yaml, description.md, prepare.py; or rl-smith's form. Only the requested task's folder is read.
-
-Also: check of the option `search`, and the hashes of what decides an episode.
-"""
+Also: check of the option `search`, and the hashes of what decides an episode."""
 
 from __future__ import annotations
 
@@ -131,8 +129,6 @@ def _no_task(name: str, places: Sequence[Path]) -> AutorlError:
     return AutorlError(what, where=share("tasks"), next_step=advice)
 
 
-# --- the option `search`
-
 ROOM = "autorl_hpc.rollouts.search"
 
 
@@ -151,7 +147,6 @@ def check_search_name(recipe: Recipe, code: str, where: Path) -> None:
 # Pinned in the recipe at launch or in task.yaml; graders check them before environments start.
 
 ENVIRONMENT_SHA256, ROLLOUTS_SHA256 = "environment_sha256", "rollouts_sha256"  # Recipe options, filled in by `launch`
-
 NOT_PLAYED = DECIDES_NO_SCORE | {"task.template.yaml", "complete.py"}
 """Files of a task folder that can't change an episode."""
 

@@ -1,10 +1,5 @@
-"""rl-smith folders: custom benchmarks of RD-Agent (benchmarks/smith), loaded unchanged as tasks `smith-NAME`.
-
-config.yaml (name, description, eval_mode: per_sample, expose_files), eval.py (`evaluate(question, model_answer, reference,
-**row) -> float`), data/train.jsonl (rows with `question` and `answer`) or download_data.py, and optionally description.md.
-RD-Agent shows agents all rows and scores on them. Here `stage` splits them by the question's hash, 60 % training, 20 %
-feedback, 20 % report, and pins the result (`staged_pins`). Recipe as there: the bare question, greedy, 2,048 tokens.
-"""
+"""rl-smith folders: custom benchmarks of RD-Agent (benchmarks/smith), loaded unchanged as tasks `smith-NAME`. RD-Agent scores
+on the rows that agents see; here `stage` splits them by the question's hash, 60 % training, 20 % feedback, 20 % report."""
 
 from __future__ import annotations
 
@@ -42,18 +37,12 @@ from autorl_hpc.tasks.folders import (
     json_rows,
 )
 
-# --- rows and splits
-
 SALT = "autorl-hpc rl-smith split 2"
 """Another salt gives other splits. Version 1 hashed the exact text, so that spellings of one question were separated."""
-
 Split = Literal["train", "feedback", "report"]
 SHARES: dict[Split, int] = {"train": 60, "feedback": 20, "report": 20}  # percent of the distinct questions
-
 MIN_QUESTIONS = 5  # With fewer questions a split would be empty
-
 MAX_DATA_BYTES = 1024 * 1024 * 1024
-
 Row = dict[str, Any]
 
 
@@ -163,9 +152,8 @@ def _not_exposed(folder: Path, name: str) -> str | None:
 
 
 def refuse_held_out(folder: Path, held_out: Iterable[Any]) -> None:
-    """Search for held-out rows in all files of the folder that are frozen or given to agents. Only JSON and JSON lines
-    files are searched, plain or gzipped. Rows in other forms (archives, spreadsheets) are not found. `held_out`: the
-    questions. Raises AutorlError: names the file."""
+    """Search for held-out rows in all files of the folder that are frozen or given to agents: JSON and JSON lines, plain or
+    gzipped. Raises AutorlError: names the file."""
     wanted = {question_key(question) for question in held_out}
     for name in code_files(folder):
         if _holds(folder / name, wanted):

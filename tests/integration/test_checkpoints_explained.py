@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,10 @@ def test_an_adapter_that_names_another_base_model_is_told_so(tmp_path: Path, bas
     assert ("was added to the base model of this run, autorl/tiny" in (answer["advice"] or "")) is told
 
 
+def inside(wrapper: str) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {re.sub(r"(layers\.\d+\.)", rf"\1{wrapper}", n): v for n, v in tensors.items()}
+
+
 def prefixed(prefix: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {prefix + name: value for name, value in tensors.items()}
 
@@ -106,6 +111,11 @@ FULL: list[tuple[Callable[[Tensors], Tensors], str, str]] = [
     (prefixed("module."), "'module.'", "unwrap_model"),
     (prefixed("actor."), "'actor.'", "model.actor"),
     (prefixed("base_model.model."), "'base_model.model.'", "merge_and_unload()"),
+    (prefixed("model.base_model."), "the prefix 'model.base_model.'", "unwrap_model"),
+    (inside("base_model.model."), "names hold 'base_model.model.'", "merge_and_unload()"),
+    (inside("_fsdp_wrapped_module."), "names hold '_fsdp_wrapped_module.'", "unwrap_model"),
+    (inside("_checkpoint_wrapped_module."), "'_checkpoint_wrapped_module.'", "unwrap_model"),
+    (lambda t: prefixed("_orig_mod.")(inside("_fsdp_wrapped_module.")(t)), "'_orig_mod.'", "_orig_mod"),
     (prefixed("actor.module._orig_mod."), "'actor.module._orig_mod.'", "_orig_mod"),
     (unmerged, "'base_model.model.'", "merge_and_unload()"),
     (lambda t: {n.removeprefix("model."): v for n, v in t.items()}, "lack the prefix 'model.'", "AutoModelForCausalLM"),

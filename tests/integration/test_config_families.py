@@ -21,16 +21,26 @@ SMALL: dict[str, Any] = {
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64},
     **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
 }
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
 MORE: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "bloom": {"n_layer": 2, "n_head": 4},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": MOE,
+    "qwen3_moe": MOE,
+    "deepseek_v3": {
+        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16},
+        **{"first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "num_key_value_heads": 4, "v_head_dim": 8},
+        **{"qk_nope_head_dim": 8, "qk_rope_head_dim": 8},
+    },
 }
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "ministral", "gemma", "gemma2", "gemma3_text", "cohere", "cohere2"),
     *("olmo", "olmo2", "olmo3", "phi", "phi3", "granite", "smollm3", "starcoder2", "stablelm", "glm", "glm4"),
     *("nemotron", "helium", "exaone4", "ernie4_5", "arcee", "seed_oss", "apertus", "hunyuan_v1_dense"),
     *("gpt2", "gpt_neox", "opt", "bloom"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3"),
 )
 
 

@@ -102,7 +102,7 @@ def test_right_solutions_pass_in_any_dress(
     root: Root, humaneval: Task, official: Path, answer: Callable[[Item], str]
 ) -> None:
     items = problems(root, humaneval, official)
-    outcomes = scorer("humaneval", "3").score(items, [[answer(item)] for item in items], Context(workers=2))
+    outcomes = scorer("humaneval", "4").score(items, [[answer(item)] for item in items], Context(workers=2))
     assert not [item.id for item, outcome in zip(items, outcomes, strict=True) if outcome.value != 1.0]
 
 

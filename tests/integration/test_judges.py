@@ -93,15 +93,12 @@ TROUBLES: list[tuple[str, Reply]] = [
     ("busy", Reply({"error": {"message": "slow down"}}, 429)),
     ("busy, come in a moment", Reply({}, 429, {"Retry-After": "0.1"})),
     *((f"busy until {when!r}", Reply({}, 429, {"Retry-After": when})) for when in ("inf", "soon")),
-    ("not up yet", Reply(b"", 503)),
-    ("cut off in the middle", Reply(cut=20)),
-    ("no JSON", Reply(b"\xff\xfe garbage {")),
-    ("choices of another kind", Reply({"choices": "1"})),
+    ("not up yet", Reply(b"", 503)), ("cut off in the middle", Reply(cut=20)),
+    ("no JSON", Reply(b"\xff\xfe garbage {")), ("choices of another kind", Reply({"choices": "1"})),
     ("an error as a success", Reply({"error": "overloaded"})),
     ("a list for a text", Reply({"choices": [{"message": {"content": ["1"]}}]})),
-    ("nested for ever", Reply(b"[" * 100_000)),
-    ("far too long", Reply(b" " * (5 * 1024 * 1024))),
-]
+    ("nested for ever", Reply(b"[" * 100_000)), ("far too long", Reply(b" " * (5 * 1024 * 1024))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("reply", [row[1] for row in TROUBLES], ids=[row[0] for row in TROUBLES])

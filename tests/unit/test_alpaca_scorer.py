@@ -99,16 +99,12 @@ def test_a_discrete_word(text: str, preference: float | None) -> None:
     ("logprobs", "preference"),
     [
         ({"m": math.log(0.25), "M": math.log(0.75)}, 0.75),
-        ({"m": math.log(0.1), "M": math.log(0.3), "x": math.log(0.6)}, 0.75),
-        ({"M": -0.001, "x": -7.0}, 1.0),
-        ({"m": -9.0}, 0.0),
-        ({" m": math.log(0.2), "m": math.log(0.2), "M": math.log(0.4)}, 0.5),
-        ({"m": 0.0, "M": -9999.0}, 0.0),
-        ({"x": -0.1, "Model": -2.0}, None),
-        ({}, None),
+        ({"m": math.log(0.1), "M": math.log(0.3), "x": math.log(0.6)}, 0.75), ({"M": -0.001, "x": -7.0}, 1.0),
+        ({"m": -9.0}, 0.0), ({" m": math.log(0.2), "m": math.log(0.2), "M": math.log(0.4)}, 0.5),
+        ({"m": 0.0, "M": -9999.0}, 0.0), ({"x": -0.1, "Model": -2.0}, None), ({}, None),
         ({"m": -1e9, "M": -1e9}, None),
     ],
-)
+)  # fmt: skip
 def test_a_weighted_word(logprobs: dict[str, float], preference: float | None) -> None:
     found = read_logprobs(Verdict("m", logprobs), swapped=False)
     assert found == (None if preference is None else pytest.approx(preference))

@@ -29,28 +29,17 @@ from autorl_hpc.tasks.loader import Task, load_task
 
 
 ACTIONS = [
-    ("x\nAction: search[a b]", "search", "a b"),
-    ("x Action: search[a b] more", "search", "a b"),
-    ("Action:search[a]", "search", "a"),
-    ("action: Search [a]", "search", "a"),
-    ("**Action:** answer[Paris]", "answer", "Paris"),
-    ("search[a]", "search", "a"),
-    ("answer[Paris]\n", "answer", "Paris"),
-    ("Action: answer[a [b] c]", "answer", "a [b] c"),
-    ("Action: answer[[a]]", "answer", "[a]"),
-    ("Action: answer[a] because of [1]", "answer", "a"),
-    ("Action: answer[a [b]\nnext line", "answer", "a [b"),
-    ("Action: answer[a,\n b,\n c]", "answer", "a, b, c"),
+    ("x\nAction: search[a b]", "search", "a b"), ("x Action: search[a b] more", "search", "a b"),
+    ("Action:search[a]", "search", "a"), ("action: Search [a]", "search", "a"),
+    ("**Action:** answer[Paris]", "answer", "Paris"), ("search[a]", "search", "a"),
+    ("answer[Paris]\n", "answer", "Paris"), ("Action: answer[a [b] c]", "answer", "a [b] c"),
+    ("Action: answer[[a]]", "answer", "[a]"), ("Action: answer[a] because of [1]", "answer", "a"),
+    ("Action: answer[a [b]\nnext line", "answer", "a [b"), ("Action: answer[a,\n b,\n c]", "answer", "a, b, c"),
     ("Action: search[first]\nAction: answer[second]", "search", "first"),
-    ("Action: search[a\u2028b]", "search", "a b"),
-    ("Action: search[]", "", ""),
-    ("Action: answer[  ]", "", ""),
-    ("Action: answer[cut off", "", ""),
-    ("Action: answer Paris", "", ""),
-    ("Action: open[a]", "", ""),
-    ("I would search[a]", "", ""),
-    ("", "", ""),
-]
+    ("Action: search[a\u2028b]", "search", "a b"), ("Action: search[]", "", ""), ("Action: answer[  ]", "", ""),
+    ("Action: answer[cut off", "", ""), ("Action: answer Paris", "", ""), ("Action: open[a]", "", ""),
+    ("I would search[a]", "", ""), ("", "", ""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "name", "argument"), ACTIONS)
@@ -131,7 +120,7 @@ def test_who_searches_and_reads_gets_100(mini: tuple[Root, Task], split: str) ->
         answers, _ = play.play(science(task), items, follows(items))
     finally:
         play.close()
-    rater = scorer(task.recipe(None).scorer, "3")
+    rater = scorer(task.recipe(None).scorer, task.recipe(None).scorer_version)
     outcomes = rater.score(items, [[answer.text for answer in drawn] for drawn in answers], Context())
     metrics = rater.metrics(items, outcomes)
     assert [outcome.value for outcome in outcomes] == [1.0] * len(items) == [1.0] * 10

@@ -131,14 +131,11 @@ def test_of_several_samples_the_mean_counts() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (episode("Paris", 2), ("Paris", 2)),
-        ("Paris", ("Paris", 1)),
-        ("<think>hm</think> Paris", ("Paris", 1)),
+        (episode("Paris", 2), ("Paris", 2)), ("Paris", ("Paris", 1)), ("<think>hm</think> Paris", ("Paris", 1)),
         ('{"answer": "Paris"}', ('{"answer": "Paris"}', 1)),
-        (encode(1.0, 3, True, "0" * 64), (encode(1.0, 3, True, "0" * 64), 1)),
-        ("[" * 9000, ("[" * 9000, 1)),
+        (encode(1.0, 3, True, "0" * 64), (encode(1.0, 3, True, "0" * 64), 1)), ("[" * 9000, ("[" * 9000, 1)),
     ],
-)
+)  # fmt: skip
 def test_an_answer_is_an_episodes_or_a_plain_text(text: str, expected: tuple[str, int]) -> None:
     assert answered(text) == expected
 

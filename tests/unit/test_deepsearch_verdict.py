@@ -186,23 +186,16 @@ def test_what_is_no_verdict_for_certain_is_unreadable_and_soon(name: str) -> Non
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (JSON, WHOLE),
-        (f"```json\n{JSON}\n```", WHOLE),
-        (f"Well:\n```json\n{JSON}\n```\nDone.", WHOLE),
-        (f"```\n{JSON}\n```", None),
-        (f"Well: {JSON}", None),
-        (wrapped('{"a": true,}'), None),
+        (JSON, WHOLE), (f"```json\n{JSON}\n```", WHOLE), (f"Well:\n```json\n{JSON}\n```\nDone.", WHOLE),
+        (f"```\n{JSON}\n```", None), (f"Well: {JSON}", None), (wrapped('{"a": true,}'), None),
         (wrapped('{"a": "true"}'), None),
         (wrapped("{}"), ParsedVerdict({}, ())),  # the official rule's own hole: nothing expected, all correct
         (wrapped('{"a": true}', "null"), ParsedVerdict({"a": True}, ())),
         (wrapped('{"a": true}', "[1]"), ParsedVerdict({"a": True}, ())),
         ('{"Answer Correctness": {"Correctness Details": {"a": true}}}', ParsedVerdict({"a": True}, ())),
-        (f"{{{INNER}}}", None),
-        ("[]", None),
-        ("NULL", None),
-        ("", None),
+        (f"{{{INNER}}}", None), ("[]", None), ("NULL", None), ("", None),
     ],
-)
+)  # fmt: skip
 def test_the_official_rule_reads_as_the_starter_code(text: str, expected: ParsedVerdict | None) -> None:
     if expected is None:
         with pytest.raises(Unreadable):

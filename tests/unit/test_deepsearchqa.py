@@ -46,15 +46,10 @@ def prepare() -> ModuleType:
 
 COLUMNS = ["problem", "problem_category", "answer", "answer_type"]
 AWKWARD = [
-    'Which film is called "Heat, again"?',
-    "First line\nsecond line\r\nthird",
-    "{braces} and \u2028 a line separator",
-    "東京, Potosí and \u2019quotes\u2019",
-    "  spaces around  ",
-    "a;b\tc|d",
-    "=1+1",
-    "'single'",
-]
+    'Which film is called "Heat, again"?', "First line\nsecond line\r\nthird",
+    "{braces} and \u2028 a line separator", "東京, Potosí and \u2019quotes\u2019", "  spaces around  ", "a;b\tc|d",
+    "=1+1", "'single'",
+]  # fmt: skip
 
 
 def rows(count: int = 900) -> list[dict[str, str]]:

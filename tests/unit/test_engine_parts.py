@@ -171,23 +171,57 @@ def test_plain_prompts_begin_as_the_tokenizer_begins_a_text(tmp_path: Path) -> N
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
 
 
+ENDINGS = {
+    "chatml": (CHATML, {"<|im_end|>"}),
+    "last turn open": (
+        CHATML.replace("<|im_end|>\n{% endfor %}", "{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"),
+        {"<|im_end|>"},
+    ),
+    "last turn ends otherwise": (
+        CHATML.replace("<|im_end|>\n", "{{ '<|eot|>' if loop.last else '<|im_end|>' }}\n"),
+        {"<|im_end|>", "<|eot|>"},
+    ),
+    "assistant's ends otherwise": (
+        CHATML.replace("<|im_end|>\n", "{{ '<|eot|>' if m['role'] == 'assistant' else '<|im_end|>' }}\n"),
+        {"<|im_end|>", "<|eot|>"},
+    ),
+    "system's ends otherwise": (
+        CHATML.replace("<|im_end|>\n", "{{ '<|eot|>' if m['role'] == 'system' else '<|im_end|>' }}\n"),
+        {"<|im_end|>", "<|eot|>"},
+    ),
+    "no conversation without a system turn": (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML,
+        {"<|im_end|>"},
+    ),
+    "system turn refused": (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML,
+        {"<|im_end|>"},
+    ),
+    "system turn dropped": (
+        CHATML.replace("{{ m['content'] }}", "{{ m['content'] if m['role'] != 'system' else '' }}"),
+        {"<|im_end|>"},
+    ),
+    "words and a thought before the answer": (
+        "{% for m in messages %}{{ m['role'] }}: {{ '<|eot|>' if m['role'] == 'assistant' }}{{ m['content'] }}"
+        "{{ '<|im_end|>' if m['role'] == 'assistant' }}\n{% endfor %}",
+        {"<|im_end|>"},
+    ),
+    "refuses everything": ("{{ raise_exception('no') }}", set()),
+    "ends nothing": ("{% for m in messages %}{{ m['content'] }}{% endfor %}", set()),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("template", "found"),
-    [
-        (CHATML, True),
-        (CHATML.replace("<|im_end|>\n{% endfor %}", "{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"), True),
-        ("{{ raise_exception('no') }}", False),
-        ("{% for m in messages %}{{ m['content'] }}{% endfor %}", False),
-    ],
-)
-def test_a_turn_ends_at_the_template_s_own_token(tmp_path: Path, template: str, found: bool) -> None:
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_turn_ends_at_every_token_by_which_the_template_ends_one(tmp_path: Path, name: str) -> None:
     """Else the next turns that a model writes by itself are scored as a part of its answer."""
-    words = tokenizer_with(tmp_path / "a", template, extra_special_tokens=["<|im_start|>", "<|im_end|>"])
-    end = words.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert end != words.tokenizer.eos_token_id and (end in words.ends) is found
-    told = [*words.encode("#### 4"), end, *words.encode("no #### 5")]
-    assert ("5" in words.answer(told, FEW).text) is not found
+    template, wanted = ENDINGS[name]
+    marks = ["<|im_start|>", "<|im_end|>", "<|eot|>"]
+    words = tokenizer_with(tmp_path / "a", template, extra_special_tokens=marks)
+    ids = {mark: words.tokenizer.convert_tokens_to_ids(mark) for mark in marks}
+    assert {mark for mark in marks if ids[mark] in words.ends} == wanted
+    for mark in wanted:
+        assert "5" not in words.answer([*words.encode("#### 4"), ids[mark], *words.encode("no #### 5")], FEW).text
 
 
 @pytest.mark.slow

@@ -72,17 +72,10 @@ def test_the_seed_and_cut_off_completions_are_told(source: Source) -> None:
 @pytest.mark.parametrize(
     ("reward", "threshold", "won"),
     [
-        (1.0, None, 1),
-        (1.0 - 1e-10, None, 1),
-        (0.999999, None, 0),
-        (0.5, None, 0),
-        (0.5, 0.5, 1),
-        (0.5 - 1e-10, 0.5, 1),
-        (0.49, 0.5, 0),
-        (0.0, None, 0),
-        (0.0, 0.5, 0),
+        (1.0, None, 1), (1.0 - 1e-10, None, 1), (0.999999, None, 0), (0.5, None, 0), (0.5, 0.5, 1),
+        (0.5 - 1e-10, 0.5, 1), (0.49, 0.5, 0), (0.0, None, 0), (0.0, 0.5, 0),
     ],
-)
+)  # fmt: skip
 def test_won_is_what_reaches_the_threshold(reward: float, threshold: float | None, won: int) -> None:
     context = Context() if threshold is None else Context(options={"threshold": threshold})
     items = [Item("a", "", "")]

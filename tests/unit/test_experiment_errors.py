@@ -75,11 +75,19 @@ def test_the_experiment_that_the_others_are_made_from_is_right(root: Root) -> No
         ("wall_clock: 1h", "wall_clock: 1:30.5", "`1:30.5` is 90.5 in YAML"),
         ("seed: [0, 1]", "seed: 010", "`010` is 8 in YAML; write what is meant: 10 or 8"),
         ("seed: [0, 1]", "seed: [-010]", "`-010` is -8 in YAML"),
-        ("wall_clock: 1h", "wall_clock: 1h, max_submissions: 010", "`010` is 8 in YAML"),
+        ("wall_clock: 1h", "wall_clock: 1h, max_submissions: 0_10", "`0_10` is 8 in YAML; write what is meant: 10 or 8"),
+        ("wall_clock: 1h", "wall_clock: 1h, max_submissions: 0x10", "`0x10` is 16 in YAML; write what is meant: 16"),
+        ("wall_clock: 1h", "wall_clock: 1h, max_submissions: 0b11", "`0b11` is 3 in YAML"),
+        ("wall_clock: 1h", "wall_clock: 01.5", "`01.5` is 1.5 in YAML; write what is meant: 1.5, or a text in quotes"),
+        ("wall_clock: 1h", "wall_clock: -1:30:00", "`-1:30:00` is -5400 in YAML"),
+        ("seed: [0, 1]", "seed: yes", "`yes` is true in YAML; write what is meant: true, or a text in quotes"),
+        ("name: exp", "name: no", "`no` is false in YAML; write what is meant: false, or a text in quotes"),
+        ("name: exp", "name: On", "`On` is true in YAML"),
+        ("name: exp", "name: exp\noff: 1", "`off` is false in YAML"),
     ],
 )  # fmt: skip
-def test_a_number_that_yaml_reads_unlike_a_person_is_asked_about(root: Root, old: str, new: str, words: str) -> None:
-    """`1:30` was 90 seconds and `010` was 8, without a word."""
+def test_a_value_that_yaml_reads_unlike_a_person_is_asked_about(root: Root, old: str, new: str, words: str) -> None:
+    """`1:30` was 90 seconds, `010` was 8 and a name `no` was false, without a word."""
     text = yaml.safe_dump(spec(), default_flow_style=None)
     assert old in text
     assert words in refused(root, text.replace(old, new).encode()).what

@@ -153,19 +153,14 @@ def test_foreign_weights(tmp_path: Path, part: float, noise: float, foreign: boo
 @pytest.mark.parametrize(
     ("share", "tokens", "base", "degenerate"),
     [
-        (1.0, 200, 0.01, True),
-        (0.51, 200, 0.01, True),
-        (0.5, 200, 0.01, False),
+        (1.0, 200, 0.01, True), (0.51, 200, 0.01, True), (0.5, 200, 0.01, False),
         (0.6, 1, 0.01, False),  # a class that most items have
-        (0.9, 3, 0.01, False),
-        (0.95, 3, 0.01, True),
+        (0.9, 3, 0.01, False), (0.95, 3, 0.01, True),
         (1.0, 50, 1.0, False),  # so does the base model: a game's first action
-        (0.75, 50, 0.6, False),
-        (0.85, 50, 0.6, True),
-        (1.0, 0, None, True),  # nothing at all
+        (0.75, 50, 0.6, False), (0.85, 50, 0.6, True), (1.0, 0, None, True),  # nothing at all
         (0.4, 200, None, False),
     ],
-)
+)  # fmt: skip
 def test_degenerate_outputs(share: float, tokens: int, base: float | None, degenerate: bool) -> None:
     known = None if base is None else Outputs(base, tokens)
     assert is_degenerate(Outputs(share, tokens), known) is degenerate

@@ -97,6 +97,30 @@ RIGHT = {
     "a file's name in the fence": f"```add.py\n{DEF}```",
     "a language and a file's name in the fence": f"```python:src/add.py\n{DEF}```",
     "two words in the fence": f"```Python code\n{DEF}```",
+    **{
+        f"the fence's info string {info}": f"```{info}\n{DEF}```"
+        for info in (
+            *(
+                "{.python}", '{.python .numberLines startFrom="1"}', "{python, echo=FALSE}", "{code-cell} ipython3",
+                "py3", "python3.11",
+            ),
+            *(
+                "Python 3", "python {1,3-4}", "python showLineNumbers", 'python filename="a b.py"',
+                "python:line-numbers {1,3}", "python-repl",
+            ),
+            *("python copy", "python (solution)", "python, ignore", "Solution in Python", "solution.py:1-3"),
+        )
+    },
+    "a comment as a block first": f"```python\n# your code here\n```\n```python\n{DEF}```",
+    "pass as a block first": f"```python\npass\n```\n```python\n{DEF}```",
+    "an ellipsis as a block first": "```python\n...\n```\n```python\n    return a + b\n```",
+    "a refusal as a block first": f"```python\nraise NotImplementedError('x')\n```\n```python\n{DEF}```",
+    "an import as a block first": f"```python\nimport math\n```\n```python\n{DEF}```",
+    "a class and a stub first": f"```python\nclass A:\n    pass\n\ndef add(a, b):\n    ...\n```\n```python\n{DEF}```",
+    "a body and a long cut-off text": '    return a + b\n\ntext = """' + "The function\n" * 200,
+    "a function and long prose in a fence": f"```python\n{DEF}\n" + "This adds the two numbers.\n" * 200,
+    "a function and a long cut-off list": f"```python\n{DEF}\nTESTS = [\n" + "    (1, 2, 3),\n" * 100,
+    "a function and more than is parsed": f"```python\n{DEF}\n" + "assert add(1, 2) == 3\n" * 1000 + "assert add(",
     "a fence in a fence": f"````markdown\n```python\n{DEF}```\n````",
     "tildes": f"~~~python\n{DEF}~~~",
     "a body and a cut-off function": "    return a + b\n\ndef check_ad",
@@ -107,11 +131,11 @@ RIGHT = {
     "no-break spaces for an indent": "\xa0\xa0\xa0\xa0return a + b",
     "a byte order mark": f"\ufeff{DEF}",
     "annotations from the prompt's imports": "def add(a: List[int], b) -> int:\n    return a + b",
-}
+}  # fmt: skip
 
 
-def solved(answers: list[str], name: str = "humaneval", version: str = "3") -> list[bool]:
-    test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"
+def solved(answers: list[str], name: str = "humaneval", version: str = "4") -> list[bool]:
+    test = "def check(candidate):\n    assert candidate(17, 25) == 42\n    assert candidate(0, 0) == 0\n"  # fmt: skip
     item = Item("add", PROMPT, "    return a + b\n", {"test": test, "entry_point": "add"})
     outcomes = scorer(name, version).score([item] * len(answers), [[text] for text in answers], Context())
     return [outcome.value == 1.0 for outcome in outcomes]
@@ -137,16 +161,12 @@ def test_no_answer_takes_long(text: str) -> None:
 
 OPENCOMPASS = [
     ("    return a + b\n", "return a + b"),  # the lost indent
-    (LOOP, LOOP.strip()),
-    (f"```python\n{DEF}```", DEF),
-    (f"Sure:\n```\n{DEF}```\nand\n```python\nx\n```", DEF),
+    (LOOP, LOOP.strip()), (f"```python\n{DEF}```", DEF), (f"Sure:\n```\n{DEF}```\nand\n```python\nx\n```", DEF),
     (f"```python\n{DEF}", f"```python\n{DEF}".strip()),  # an unclosed fence stays
     (f"``` python\n{DEF}```", f"``` python\n{DEF}```"),  # so does one with a space
     ("```def add(a, b):\n    return a + b\n```", "```def add(a, b):\n    return a + b\n```"),
-    (f"<think>x</think>{DEF}", DEF.strip()),
-    (f"x</think>{DEF}", DEF.strip()),
-    ("", ""),
-]
+    (f"<think>x</think>{DEF}", DEF.strip()), (f"x</think>{DEF}", DEF.strip()), ("", ""),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("answer", "expected"), OPENCOMPASS)
@@ -165,7 +185,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_pass(n: int) -> None:
 
 
 def test_metrics_are_averages_over_problems() -> None:
-    made = scorer("humaneval", "3")
+    made = scorer("humaneval", "4")
     outcomes = [Outcome(p / 20, {"samples": 20, "passed": p}) for p in (0, 2, 20)]
     metrics = made.metrics([], outcomes)
     assert metrics["pass@1"] == pytest.approx(100 * (0 + 0.1 + 1) / 3)
@@ -186,7 +206,7 @@ def mini(tmp_path_factory: pytest.TempPathFactory) -> list[Item]:
 
 
 def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
-    made = scorer("humaneval", "3")
+    made = scorer("humaneval", "4")
     assert len(mini) == 16
     assert {o.value for o in made.score(mini, [[item.answer] for item in mini], Context())} == {1.0}
     assert {o.value for o in made.score(mini, [[""] for _ in mini], Context())} == {0.0}
@@ -196,7 +216,7 @@ def test_the_oracle_scores_100_and_null_answers_0(mini: list[Item]) -> None:
 
 
 def test_of_several_samples_the_share_counts(mini: list[Item]) -> None:
-    made = scorer("humaneval", "3")
+    made = scorer("humaneval", "4")
     answers = [[item.answer, "", item.answer, "    return (", item.answer] for item in mini]
     outcomes = made.score(mini, answers, Context())
     assert {o.value for o in outcomes} == {0.6}
@@ -272,4 +292,4 @@ def test_what_the_filter_lets_through(
 
 def test_an_item_without_a_test_is_the_task_s_fault() -> None:
     with pytest.raises(AutorlError, match="item x has no test and entry point"):
-        scorer("humaneval", "3").score([Item("x", PROMPT, "")], [["    return 1"]], Context())
+        scorer("humaneval", "4").score([Item("x", PROMPT, "")], [["    return 1"]], Context())

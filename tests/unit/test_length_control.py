@@ -59,16 +59,11 @@ def test_preferences_that_are_all_alike_need_no_fit(y: float, score: float, n: i
 @pytest.mark.parametrize(
     "pair",
     [
-        JudgedPair(math.nan, 1, 2),
-        JudgedPair(0.5, math.nan, 2),
-        JudgedPair(0.5, 1, math.inf),
-        JudgedPair(0.5, 1, 2, math.nan),
-        JudgedPair(0.5, 1, 2, 0.0, ((math.nan, 0.5),)),
-        JudgedPair(1.5, 1, 2),
-        JudgedPair(-0.1, 1, 2),
-        JudgedPair(0.5, 1, 2, 0.0, ((0.0, 2.0),)),
+        JudgedPair(math.nan, 1, 2), JudgedPair(0.5, math.nan, 2), JudgedPair(0.5, 1, math.inf),
+        JudgedPair(0.5, 1, 2, math.nan), JudgedPair(0.5, 1, 2, 0.0, ((math.nan, 0.5),)), JudgedPair(1.5, 1, 2),
+        JudgedPair(-0.1, 1, 2), JudgedPair(0.5, 1, 2, 0.0, ((0.0, 2.0),)),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_number_is_refused(pair: JudgedPair) -> None:
     with pytest.raises(ValueError, match=r"not finite|not from 0 to 1"):
         length_controlled([*some(40), pair])

@@ -152,14 +152,11 @@ WAITS = f"JobId=7 ArrayJobId=7 ArrayTaskId=0-3%2 JobName={AGENTS} JobState=PENDI
 @pytest.mark.parametrize(
     ("scontrol", "ended_by"),
     [
-        (scontrol_line("RUNNING"), None),
-        (WAITS, None),
-        (scontrol_line("RUNNING", "1"), EndedBy.CRASHED),
-        (WAITS.replace("0-3", "1-3,5"), EndedBy.CRASHED),
-        (scontrol_line("COMPLETED"), EndedBy.CRASHED),
+        (scontrol_line("RUNNING"), None), (WAITS, None), (scontrol_line("RUNNING", "1"), EndedBy.CRASHED),
+        (WAITS.replace("0-3", "1-3,5"), EndedBy.CRASHED), (scontrol_line("COMPLETED"), EndedBy.CRASHED),
         (scontrol_line("RUNNING").replace(AGENTS, "reused"), EndedBy.CRASHED),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_squeue_leaves_out_is_sealed_only_if_scontrol_agrees(
     desk: Desk, clients: Clients, scontrol: str, ended_by: EndedBy | None
 ) -> None:

@@ -296,17 +296,14 @@ def test_limits_of_files_bytes_and_seconds_are_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "share"),
     [
-        (b"plain text " * 1000, 0.0),
-        ("中文的句子没有空格".encode() * 1000, 0.0),
-        ("caf\u00e9 na\u00efve ".encode("utf-16-le") * 1000, 0.0),
-        (bytes(100_000), 0.0),
-        (base64.b64encode(os.urandom(30_000)), 0.0),
-        (os.urandom(40_960), 1.0),
+        (b"plain text " * 1000, 0.0), ("中文的句子没有空格".encode() * 1000, 0.0),
+        ("caf\u00e9 na\u00efve ".encode("utf-16-le") * 1000, 0.0), (bytes(100_000), 0.0),
+        (base64.b64encode(os.urandom(30_000)), 0.0), (os.urandom(40_960), 1.0),
         (zlib.compress(os.urandom(40_960)), 1.0),
         (b"plain text in rows of tables " * 1000 + os.urandom(29_000), 0.5),
     ],
     ids=["text", "chinese", "utf-16", "zeros", "base64", "random", "zlib", "half"],
-)
+)  # fmt: skip
 def test_what_is_not_text_is_told(data: bytes, share: float) -> None:
     assert readable(data)[1] == pytest.approx(share * len(data), abs=2 * 4096)
 

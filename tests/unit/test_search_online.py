@@ -105,10 +105,8 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
 @pytest.mark.parametrize(
     ("plan", "asked", "words"),
     [
-        ([(500, KEY.encode())], 3, "HTTP status 500"),
-        ([(401, KEY.encode())], 1, "HTTP status 401"),
-        ([(302, b"")], 1, "HTTP status 302"),
-        ([(200, b"<html>")], 3, "no JSON"),
+        ([(500, KEY.encode())], 3, "HTTP status 500"), ([(401, KEY.encode())], 1, "HTTP status 401"),
+        ([(302, b"")], 1, "HTTP status 302"), ([(200, b"<html>")], 3, "no JSON"),
         ([(200, b"[" * 100_000)], 3, "no JSON"),
         ([(200, b'{"error": "quota"}')], 1, "holds `error`; .*`search_empty`"),
         ([(200, b'{"organic": []}')], 1, "no list at `organic_results`"),
@@ -120,11 +118,10 @@ def test_how_an_engine_says_that_it_found_nothing_is_an_option(
         ),
         ([(200, b'{"organic_results": [{"heading": "t", "link": "l", "snippet": "s"}]}')], 1, r"\(search_title\)"),
         ([(200, b'{"organic_results": []}')], 1, None),
-        ([(200, b'{"error": null, "organic_results": []}')], 1, None),
-        ([(200, b"[]")], 1, "no list at"),
+        ([(200, b'{"error": null, "organic_results": []}')], 1, None), ([(200, b"[]")], 1, "no list at"),
         ([(200, b'"' + b"x" * 5_000_000 + b'"')], 1, "longer than"),
     ],
-)
+)  # fmt: skip
 def test_trouble_is_a_failure_that_shows_no_key(
     engine: tuple[type[Engine], str], plan: list[tuple[int, bytes]], asked: int, words: str | None
 ) -> None:

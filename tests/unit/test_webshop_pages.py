@@ -121,17 +121,13 @@ def test_the_prompt_repeats_five_exchanges(shop: Environment, wishes: list[Row])
 @pytest.mark.parametrize(
     ("completion", "action"),
     [
-        ("search[red shoes]", "search[red shoes]"),
-        (" click[Buy Now] ", "click[Buy Now]"),
+        ("search[red shoes]", "search[red shoes]"), (" click[Buy Now] ", "click[Buy Now]"),
         ("Action: click[buy now]", "click[buy now]"),
-        ("Action:click[buy now]\nObservation 2: ...", "click[buy now]"),
-        ("choose[b0]", "click[b0]"),
-        ("Action: choose[b0]", "click[b0]"),
-        ("", ""),
-        ("\n\nclick[a]", "click[a]"),
+        ("Action:click[buy now]\nObservation 2: ...", "click[buy now]"), ("choose[b0]", "click[b0]"),
+        ("Action: choose[b0]", "click[b0]"), ("", ""), ("\n\nclick[a]", "click[a]"),
         ("I would click[a]", "I would click[a]"),
     ],
-)
+)  # fmt: skip
 def test_actions_of_completions(completion: str, action: str) -> None:
     assert shop_environment.Dialogue().action(completion) == action
 

@@ -62,17 +62,11 @@ def test_rewards_of_hand_made_episodes(
 @pytest.mark.parametrize(
     ("query", "category", "title", "expected"),
     [
-        (True, True, 1.0, 1.0),
-        (True, False, 0.1, 1.0),
-        (False, True, 0.15, 1.0),
-        (False, False, 0.21, 1.0),
-        (False, False, 0.2, 0.5),
-        (False, False, 0.1, 0.5),
-        (True, True, 0.09, 0.1),
-        (False, False, 0.05, 0.1),
+        (True, True, 1.0, 1.0), (True, False, 0.1, 1.0), (False, True, 0.15, 1.0), (False, False, 0.21, 1.0),
+        (False, False, 0.2, 0.5), (False, False, 0.1, 0.5), (True, True, 0.09, 0.1), (False, False, 0.05, 0.1),
         (True, True, 0.0, 0.0),
     ],
-)
+)  # fmt: skip
 def test_the_type_of_a_product(query: bool, category: bool, title: float, expected: float) -> None:
     assert reward.type_score(query_match=query, category_match=category, title=title) == expected
 
@@ -94,25 +88,20 @@ def test_shared_nouns(bought: list[str], wanted: list[str], expected: float) -> 
 @pytest.mark.parametrize(
     ("chosen", "wanted", "found"),
     [
-        ([], {"color": "red"}, 0),
-        (["red"], {"color": "red"}, 1),
+        ([], {"color": "red"}, 0), (["red"], {"color": "red"}, 1),
         (["dark red"], {"color": "red"}, 0),  # the first colour's name in it is "dark"
         (["ruby red"], {"color": "red"}, 1),
         (["cool powder snow"], ["powder snow"], 1),  # values alone, as in goals that people wrote
         (["tan titanium"], {"color": "tan titanium"}, 1),
         (["titanium"], {"color": "titanium"}, 0),  # "tan" is in it: a perfect choice that isn't seen
-        (["titanium"], ["titanium"], 1),
-        (["8"], {"size": "8"}, 1),
+        (["titanium"], ["titanium"], 1), (["8"], {"size": "8"}, 1),
         (["8.5"], {"size": "8"}, 0),  # "8" and "8 5": 50 of 100
-        (["10"], {"size": "8"}, 0),
-        (["size 10"], {"size": "8"}, 0),  # "size 10" and "size 8": 77 of 100
+        (["10"], {"size": "8"}, 0), (["size 10"], {"size": "8"}, 0),  # "size 10" and "size 8": 77 of 100
         (["xx-large"], {"size": "x-large"}, 0),  # "large xx" and "large size x": 80 of 100
         (["café"], {"flavor": "caf"}, 1),  # é is dropped
-        (["---"], {"size": "---"}, 0),
-        ([""], {"size": ""}, 0),
-        (["x", "x"], {"size": "x", "color": "x"}, 2),
+        (["---"], {"size": "---"}, 0), ([""], {"size": ""}, 0), (["x", "x"], {"size": "x", "color": "x"}, 2),
     ],
-)
+)  # fmt: skip
 def test_options(chosen: list[str], wanted: dict[str, str] | list[str], found: int) -> None:
     assert reward.options_found(chosen, wanted) == found
 
@@ -120,20 +109,15 @@ def test_options(chosen: list[str], wanted: dict[str, str] | list[str], found: i
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
-        ("essential oils", "essential oil", True),
-        ("tea tree oil", "tea tree", True),
-        ("hand wash", "machine wash", False),
-        ("HAND-WASH", "hand wash", True),
+        ("essential oils", "essential oil", True), ("tea tree oil", "tea tree", True),
+        ("hand wash", "machine wash", False), ("HAND-WASH", "hand wash", True),
         ("a_b", "a b", False),  # an underscore is part of a word
-        ("", "", True),
-        ("!!!", "???", False),
-        ("\xa0", "x", False),
-        ("abcdefghijklmnopqrst", "abcdefghijklmnopqrsu", True),
-        ("abcdef", "abcdeg", False),  # 83
+        ("", "", True), ("!!!", "???", False), ("\xa0", "x", False),
+        ("abcdefghijklmnopqrst", "abcdefghijklmnopqrsu", True), ("abcdef", "abcdeg", False),  # 83
         ("abcdefg", "abcdefh", True),  # 85.7 is rounded to 86
         ("abcdefghijklm nopqrst", "vvv abcdefghijklm", True),
     ],
-)
+)  # fmt: skip
 def test_similar_strings(one: str, other: str, same: bool) -> None:
     assert reward.similar(one, other) == same
 

@@ -73,21 +73,27 @@ class BaseTokenizer:
         )
         return text
 
-    def _turn_end(self) -> set[int]:
-        """Return the token by which the template ends the assistant's turn: the first added token after its text. Looked for
-        where the conversation ends with it, else where the user goes on."""
-        said, added = "0xA5", set(self.tokenizer.get_added_vocab().values())
-        turns = [{"role": role, "content": text} for role, text in (("user", "1"), ("assistant", said), ("user", "2"))]
-        for messages in (turns[:2], turns) if self._template is not None else ():
+    def _turn_ends(self) -> set[int]:
+        """Return the tokens by which the template ends turns, in conversations with and without a system turn, that end with the
+        assistant's turn and that go on: the first added token after the assistant's text, and one directly after another's."""
+        if self._template is None:
+            return set()
+        added = {token: text for text, token in self.tokenizer.get_added_vocab().items() if text.strip()}
+        whole = [{"role": role, "content": f"0x{role[:2]}"} for role in ("system", "user", "assistant")]
+        more = {"role": "user", "content": "0xmore"}
+        ends: set[int] = set()
+        for turns in (whole[1:], whole, [*whole[1:], more], [*whole, more]):
             try:
-                text = self._rendered(messages, prompt=False)
+                rest = self._rendered(turns, prompt=False)
             except Exception:  # a template may refuse anything; then config and tokenizer name the ends
                 continue
-            _, found, rest = text.rpartition(said)
-            ends = [token for token in self._encoder.encode(rest) if token in added] if found else []
-            if ends:
-                return {ends[0]}
-        return set()
+            for turn in turns:
+                before, found, after = rest.partition(turn["content"])
+                rest = after if found else before
+                tokens = self._encoder.encode(after.partition("0x")[0].lstrip())
+                tokens = tokens if turn["role"] == "assistant" else tokens[:1]
+                ends.update([token for token in tokens if token in added][:1])
+        return ends
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> Answer:
         """Return the answer in the tokens after a prompt, cut at the first end token and then at the first stop string."""
@@ -101,7 +107,7 @@ class BaseTokenizer:
     def _end_tokens(self, base: Path) -> list[int]:
         from transformers import GenerationConfig
 
-        ends = self._turn_end()
+        ends = self._turn_ends()
         sources: list[Any] = [getattr(self.config, "eos_token_id", None), self.tokenizer.eos_token_id]
         if (base / "generation_config.json").is_file():
             sources.append(GenerationConfig.from_pretrained(base).eos_token_id)

@@ -1,8 +1,5 @@
-"""Search back ends behind one Protocol, chosen by a recipe's options: BM25 over a corpus, `online`, `replay`, and recording.
-
-A task adds its own back end by `BACKENDS["name"] = make` in its environment.py; the option `search` names it. Only `online`
-opens connections, and only if the recipe names it.
-"""
+"""Search back ends, chosen by the option `search`: BM25 over a corpus, `online`, `replay`. A task adds its own by
+`BACKENDS["name"] = make` in its environment.py. Only `online` opens connections."""
 
 from __future__ import annotations
 
@@ -75,14 +72,8 @@ K1, B = 0.9, 0.4  # Anserini's defaults for passages, and WebShop's settings
 
 
 class TermIndex:
-    """BM25 ranking with an inverted index in memory, for some hundred thousand short texts: about 1 kB for 100 words.
-
-    Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009, with Lucene's idf, which is never negative.
-
-    Args:
-        texts: the terms of each text.
-        length: the length that counts for a text of so many terms.
-    """
+    """BM25 ranking with an inverted index in memory, about 1 kB for 100 words (Robertson and Zaragoza, "The Probabilistic
+    Relevance Framework", 2009, with Lucene's idf). `length`: the length that counts for a text of so many terms."""
 
     def __init__(self, texts: Iterable[Iterable[str]], length: Callable[[int], int] = int) -> None:
         counts = [Counter(text) for text in texts]
@@ -250,12 +241,9 @@ def write_corpus(path: Path, documents: Iterator[Document] | Sequence[Document])
 
 # --- `online`: a search engine on the internet that answers in JSON
 # Options: `search_url`: an address with `{query}`, and optionally `{results}` and `{key}`; `search_list`: path of the results in
-# the answer (`organic_results`, or `web.results`); `search_title`, `search_link`, `search_snippet`: names of their fields;
-# `search_key_file`: a file with only the key; `search_key_header`: the header for the key, if it is not in the address;
-# `search_date`: a label for the time (`2026-11`), because results change and the recipe should say of when a score is;
-# `search_empty`: how the engine reports no results other than by an empty list: a field and its text, `error=No results.` or
-# `search.total=0`, or a field that is present only then. Any other form of answer is a failure, never "nothing found", because
-# results are recorded for good.
+# the answer; `search_title`, `search_link`, `search_snippet`: their fields; `search_key_file`, `search_key_header`: the key and its
+# header; `search_date`: a label for the time (`2026-11`); `search_empty`: how the engine says "nothing found" other than by an empty
+# list (`error=No results.`, or a field that is present only then). Any other form of answer is a failure, never "nothing found".
 # The model's query is sent to the engine; an address that a model writes is never opened.
 
 ONLINE_VERSION = "2"
@@ -385,10 +373,8 @@ def read_key(path: Path) -> str:
 
 
 # --- recorded results: each query is sent once, and every model gets the same results
-# One small JSON file per answer, named by the sha256 of back end, query and number of results, in `.search-cache` beside the
-# tasks' vaults, readable by the owner alone. `online` reads and writes it, so that all checkpoints of an experiment get the same
-# results. `replay` only reads: a query that was not recorded is the grader's error, never an empty result. It can repeat
-# scores without a network, but can't score a model that sends new queries.
+# One small JSON file per answer, by the sha256 of back end, query and number of results, in `.search-cache` beside the vaults.
+# `online` reads and writes it; `replay` only reads: a query that was not recorded is the grader's error, never an empty result.
 
 FORMAT = 1  # Format version of the files; other versions are ignored
 FOLDER = ".search-cache"

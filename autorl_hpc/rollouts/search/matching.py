@@ -1,7 +1,5 @@
-"""Comparison of answers without a judge: sets of items, equal after removing case, punctuation and articles.
-
-Not comparable with a judge model: it knows no synonyms and no rounding. Suited to answers that occur literally in the corpus.
-"""
+"""Comparison of answers without a judge: sets of items, equal after removing case, punctuation and articles. Not comparable
+with a judge model: it knows no synonyms and no rounding. Suited to answers that occur literally in the corpus."""
 
 from __future__ import annotations
 
@@ -10,18 +8,30 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from autorl_hpc.rollouts.characters import plain_characters
+from autorl_hpc.rollouts.characters import CURRENCIES, plain_characters
 
 SINGLE, SET = "Single Answer", "Set Answer"  # The two answer types in DeepSearchQA's files
 _ARTICLE = re.compile(r"^(?:the|a|an) ")
 _THOUSANDS = re.compile(r"(?<=\d)[,'\xa0](?=\d{3}(?!\d))")
-_WORD = re.compile(r"(?<!\w)[-+]?\d+(?:\.\d+)?(?!\w)|\w+|[%+#$\u00a2-\u00a5\u058f\u060b\u0e3f\u20a0-\u20cf]")
-"""Numbers, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5."""
-_SEPARATOR = re.compile(r"[;\n]|,(?!\d)|(?<!\d),")
-_OUTER_AND = re.compile(r"^\s*(?:and|&)\s+|\s+(?:and|&)\s*$", re.IGNORECASE)
-_AND = re.compile(r"\s+(?:and|&)\s+", re.IGNORECASE)
-_NUMBERED = re.compile(r"^\s*(?:\(?(?:\d{1,3}|[a-z])[.)]|[-*\u2022])(?:\s+|(?=[^\W\d_]{2}))", re.IGNORECASE)
-_NUMBERED_IN_LINE = re.compile(r"[ \xa0]+(?=\(?\d{1,3}[.)](?:\s|[^\W\d_]{2}))")
+_WORD = re.compile(
+    rf"(?<![\w)\]%+.])[-+]?(?P<number>\d+(?:\.\d+)*|\.\d+)|(?P<plain>\d+(?:\.\d+)*)|[^\W\d]\w*|[%+#{CURRENCIES}]"
+)
+"""Numbers with their sign, words, and the signs that distinguish answers: C++ and C#, $5 and \u20ac5."""
+_DECIMAL = re.compile(r"\d*\.\d+")
+_RAISED = re.compile("(?<=[0-9])(?=[\xb2\xb3\xb9\xbc-\xbe\u2070-\u2089\u2150-\u215e])")  # 10\xb2 is not 102
+_BULLETS = "\u2022\u2023\u2043\u2219\u25a0\u25a1\u25aa\u25ab\u25b6\u25b8\u25ba\u25c6\u25c7\u25cb\u25cf\u25e6\u2605\u2606\u2192\u2713\u2714\u2794\u27a4"
+_SEPARATOR = re.compile(rf"[;\n{_BULLETS}]|\s[\xb7\u30fb|]\s|,(?!\d)|(?<!\d),")
+_OUTER_AND = re.compile(r"^(?:and(?: |$)|& ?)|(?: and| ?&)$", re.IGNORECASE)
+_AND = re.compile(r" and | ?& ?", re.IGNORECASE)
+_MARK = r"[(\[]?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,5})[)\]]|(?:\d{1,3}|[a-z]|[ivx]{2,5})\."
+_MARKED = re.compile(rf"^\s*(?:(?:{_MARK})(?:\s+|(?=-?\d|[^\W\d_]{{2}}))|[-*+#>\u2014\xb7\u30fb]+\s+)")
+_MARKED_IN_LINE = re.compile(rf"[ \xa0](?=(?:{_MARK})(?:\s|[^\W\d_]{{2}}))")
+_ENCLOSED = {
+    code: f" ({int(unicodedata.numeric(chr(code)))}) "
+    for code in (*range(0x2460, 0x249C), *range(0x24EA, 0x2500), *range(0x2776, 0x2794))
+    if unicodedata.numeric(chr(code), None) is not None
+}
+_LIST_SIGNS = str.maketrans({**_ENCLOSED, **{chr(0x249C + n): f" ({chr(97 + n)}) " for n in range(26)}, "\u20e3": ")"})
 
 
 @dataclass(frozen=True)
@@ -77,11 +87,12 @@ def compare(answer: str, expected: str, answer_type: str) -> Counts:
 
 
 def _parts(text: str) -> list[str]:
-    """Split a list at semicolons, line ends, and commas outside numbers; a numbered one in a line at its numbers too."""
-    text = _THOUSANDS.sub("", plain_characters(text))
-    if _NUMBERED.match(text):
-        text = _NUMBERED_IN_LINE.sub("\n", text)
-    return [_OUTER_AND.sub("", part) for part in _SEPARATOR.split(text)]
+    """Split a list at semicolons, line ends, bullets, and commas outside numbers; one that begins with a mark at its marks too."""
+    text = _THOUSANDS.sub("", plain_characters(text).translate(_LIST_SIGNS).replace("**", ""))
+    if mark := _MARKED.match(text):
+        text = _MARKED_IN_LINE.sub("\n", text)
+        text = text.replace(f" {mark[0].strip()} ", "\n")  # "- Austria - Italy"
+    return [_OUTER_AND.sub("", " ".join(part.split())) for part in _SEPARATOR.split(text)]
 
 
 def _items(part: str, wanted: Collection[str]) -> list[str]:
@@ -89,20 +100,32 @@ def _items(part: str, wanted: Collection[str]) -> list[str]:
     and Tobago` may be one, `1. FC Union` may be a name or the first of a list."""
     if (found := _compared(part)) in wanted:
         return [found]
-    words = [_NUMBERED.sub("", word) for word in _AND.split(part)]
+    words = [_MARKED.sub("", word) for word in _AND.split(_MARKED.sub("", part))]
+    longest = 1 + max((item.count(" and ") for item in wanted), default=0)
     items = []
     while words:
-        length = next((n for n in range(len(words), 1, -1) if _compared(" and ".join(words[:n])) in wanted), 1)
+        length = next(
+            (n for n in range(min(len(words), longest), 1, -1) if _compared(" and ".join(words[:n])) in wanted), 1
+        )
         items.append(_compared(" and ".join(words[:length])))
         words = words[length:]
     return items
 
 
 def normalised(text: str) -> str:
-    """Return lower-case words with single spaces, without punctuation, leading article and commas in numbers. Signs that
-    distinguish answers stay: currencies, %, + and #."""
-    folded = unicodedata.normalize("NFKC", _THOUSANDS.sub("", plain_characters(text))).casefold()
-    return _ARTICLE.sub("", " ".join(_WORD.findall(folded)))
+    """Return lower-case words and numbers with single spaces, without punctuation, leading article and commas in numbers. Signs
+    that distinguish answers stay: a number's minus, currencies, %, + and #. `.5` and `0.50` are `0.5`, `&` is `and`."""
+    plain = _RAISED.sub(" ", _THOUSANDS.sub("", plain_characters(text))).replace("&", " and ")
+    words: list[str] = []
+    for found in _WORD.finditer(unicodedata.normalize("NFKC", plain).casefold()):
+        number = found["number"] or found["plain"]
+        if number and _DECIMAL.fullmatch(number):
+            after_name = bool(words) and words[-1][-1].isalpha()  # Python 3.10 is not 3.1
+            whole, _, rest = number.partition(".")
+            rest = rest.rstrip("0") if not after_name or not rest.strip("0") else rest
+            number = f"{whole or '0'}.{rest}".removesuffix(".")
+        words.append(("-" if found[0].startswith("-") else "") + number if number else found[0])
+    return _ARTICLE.sub("", " ".join(words))
 
 
 def _compared(text: str) -> str:

@@ -17,7 +17,6 @@ from autorl_hpc.rollouts.search.matching import SINGLE, compare
 # and such a model never searches. Here the only stop string is `\\nObservation:`, so that a completion ends after its action.
 
 STOP = ("\nObservation:",)  # The recipe's stop strings, so that the model does not invent observations
-
 SYSTEM = """Answer the question by searching. You take turns: you write a thought and one action, and then you are shown what was observed.
 
 Write exactly this form:
@@ -37,7 +36,6 @@ PROMPT = "Question: {question}\nAnswer type: {answer_type}\n\n"
 THOUGHT = "Thought:"
 LAST = "(This is your last action: answer now.)\n"
 STEPS = 6
-
 _ACTION = re.compile(r"Action[ \t*]*:[ \t*]*(search|answer)[ \t]*\[", re.IGNORECASE)
 _BARE = re.compile(r"\s*(search|answer)[ \t]*\[", re.IGNORECASE)
 
@@ -76,9 +74,7 @@ def asked(goal: Mapping[str, Any]) -> str:
 
 def parse(action: str) -> tuple[str, str]:
     """Return name and argument of the first action, `search` or `answer` and the text in brackets; ("", "") if there is none.
-
-    `search[...]` without `Action:` is accepted at the beginning of the text.
-    """
+    `search[...]` without `Action:` is accepted at the beginning of the text."""
     match = _ACTION.search(action) or _BARE.match(action)
     end = None if match is None else _closing(action, match.end())
     if match is None or end is None:
@@ -115,10 +111,8 @@ def goals(data: Path) -> Iterator[dict[str, Any]]:
 
 
 class Environment:
-    """Serves one question after another.
-
-    Options: `search` and those of the back end (see backends.py); `results`: results per search, default 3.
-    """
+    """Serves one question after another. Options: `search` and those of the back end (see backends.py); `results`: results per
+    search, default 3."""
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
         """Open the search. Raises OSError, ValueError: the back end can't be created; see `make_backend`."""
@@ -134,11 +128,8 @@ class Environment:
         return asked(goal).strip()
 
     def step(self, action: str) -> Step:
-        """Perform a search, or end the episode with the answer, which is then the last observation, for the scorer.
-
-        The reward is the F1 of exactly matching items if the goal holds its `answer`, as training goals do. Held-out goals don't;
-        the recipe's scorer rates their answers. SearchFailed if the search request failed.
-        """
+        """Perform a search, or end the episode with the answer, which is then the last observation, for the scorer. The reward
+        is the F1 of exactly matching items if the goal holds its `answer`, as training goals do. Raises SearchFailed."""
         name, argument = parse(action)
         if name == "answer":
             return Step(argument, True, self._reward(argument))

@@ -1,8 +1,5 @@
-"""WebShop products: reading, writing, prices, and the text that the search indexes.
-
-Fields follow WebShop's `load_products` (web_agent_site/engine/engine.py at 64fa2a5c), except that a price within a range follows
-from the product's number; WebShop draws it from an unseeded generator.
-"""
+"""WebShop products: reading, writing, prices, and the text that the search indexes. Fields follow `load_products`
+(web_agent_site/engine/engine.py at 64fa2a5c), but a price within a range follows from the product's number."""
 
 from __future__ import annotations
 
@@ -16,24 +13,15 @@ from typing import Any
 
 CATALOGUE_NAME = "catalogue.jsonl"
 CATEGORY_SEPARATOR = "\u203a"
-
 DEFAULT_PRICE = 100.0  # Dollars, for a product without a price
 PRICE_SALT = "webshop-price-1"  # Another salt gives other prices and changes every score
 
 
 @dataclass(frozen=True)
 class Product:
-    """One product.
-
-    Attributes:
-        price_text: as shown on pages, such as `$17.49 to $18.49`.
-        price: dollars to be paid.
-        options: values by the option's name, in the page's order, all in lower case.
-        nouns: of the title, in lower case with repetitions, from a part-of-speech tagger.
-        attributes: attributes beyond its texts; None if withheld.
-        instruction: the wish that goals for this product express; None if missing or withheld.
-        wanted: the attributes that `instruction` asks for.
-    """
+    """One product. `price`: dollars to be paid. `options`: values by the option's name, in the page's order. `nouns`: of the
+    title, with repetitions. `attributes`: beyond its texts; None if withheld. `instruction`: the wish of its goals, `wanted`:
+    the attributes that it asks for."""
 
     asin: str
     title: str

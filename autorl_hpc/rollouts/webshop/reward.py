@@ -107,13 +107,11 @@ tiger turquoise violet walnut wheat white wine yellow
 """
 COLOURS = tuple(_COLOURS.split())
 """Colour words in the order of the search (COLOR_SET of engine/normalize.py; MIT licence)."""
-
 SIMILAR = 85  # Of 100; strings with a higher ratio are the same attribute or option
 SAME_TITLE = 0.2  # Share of the wanted title's nouns above which a product has the wanted type whatever its categories
 OTHER_TITLE = 0.1  # Below this the product has another type even in the same category
 SHARED_CATEGORIES = 2
 NO_NOUNS_SCORE = 0.2
-
 _LATIN_1 = dict.fromkeys(range(128, 256))
 _NO_WORD = re.compile(r"\W")
 
@@ -149,10 +147,8 @@ def combine(kind: float, points: int, wanted: int) -> float:
 
 
 def title_score(bought: Iterable[str], wanted: Iterable[str]) -> float:
-    """Return the share of the wanted title's nouns in the bought product's title.
-
-    As in the original, the denominator counts repetitions and the numerator does not.
-    """
+    """Return the share of the wanted title's nouns in the bought product's title. As in the original, the denominator counts
+    repetitions and the numerator does not."""
     wanted = list(wanted)
     return len(set(bought) & set(wanted)) / len(wanted) if wanted else NO_NOUNS_SCORE
 
@@ -176,10 +172,8 @@ def attributes_found(bought: Product, wanted: Iterable[str]) -> int:
 
 
 def options_found(chosen: Iterable[str], wanted: Mapping[str, str] | Iterable[str]) -> int:
-    """Count the wanted options among the chosen values.
-
-    Wanted are pairs of name and value, or values alone as in goals written by people.
-    """
+    """Count the wanted options among the chosen values. Wanted are pairs of name and value, or values alone as in goals written
+    by people."""
     values = [colour_of(value) for value in chosen]
     pairs = wanted.items() if isinstance(wanted, Mapping) else wanted
     return sum(any(similar(value, want) for value in values) for want in map(_colour_of_wanted, pairs))
@@ -252,10 +246,8 @@ def write_task(
 
 
 def attainable(goal: Goal, product: Product) -> bool:
-    """Return whether buying the goal's own product with its own options gives reward 1.
-
-    Odd cases in the original's comparison of options keep some goals below 1 even for the perfect purchase.
-    """
+    """Return whether buying the goal's own product with its own options gives reward 1. Odd cases in the original's comparison
+    of options keep some goals below 1 even for the perfect purchase."""
     return reward(product, goal.options.values(), goal, product).value == 1.0
 
 

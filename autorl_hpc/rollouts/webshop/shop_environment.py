@@ -21,15 +21,12 @@ from autorl_hpc.rollouts.webshop.reward import Goal, Reward, from_row, reward
 
 SEPARATOR = " [SEP] "
 PRODUCTS_A_PAGE = 10
-
 BACK_TO_SEARCH = "Back to Search"
 NEXT, PREVIOUS = "Next >", "< Prev"
 BUY = "Buy Now"
 SUB_PAGES = ("Description", "Features", "Reviews")
 SEARCH_ACTION = "search[<your query>]"
-
 _SPACES = " \n\t\f\r"
-
 Kind = Literal["search", "results", "item", "sub", "done"]
 
 
@@ -119,10 +116,8 @@ def _visible(text: str) -> str | None:
 
 
 # --- search: BM25 as in Lucene and Anserini with WebShop's settings
-# Follows the original (pyserini 0.17, default analyzer and similarity): Lucene's 33 stop words, English possessives, Porter
-# stems, k1 = 0.9 and b = 0.4, lengths rounded to Lucene's one byte, ties in order of product numbers. The ranking was not
-# compared with a running Lucene: its tokenizer is approximated by a regular expression, and the stemmer is Snowball's
-# `porter`, without two of Lucene's departures from the published algorithm (`bli`, `logi`).
+# Follows pyserini 0.17's default analyzer: Lucene's 33 stop words, possessives, Porter stems, lengths rounded to Lucene's one byte,
+# ties by product number. Not compared with a running Lucene: the tokenizer is a regular expression, the stemmer Snowball's `porter`.
 
 RESULTS = 50  # Maximum number of products that a search returns
 _STOP_WORDS = """
@@ -204,11 +199,8 @@ open_shop = functools.lru_cache(maxsize=4)(Shop)
 
 
 class Environment:
-    """One customer in the shop.
-
-    An action is `search[words]` or `click[text]`; text is compared in lower case. Any other action, or a click on a missing item,
-    changes nothing. An observation is the page's text and the list of available actions.
-    """
+    """One customer in the shop. An action is `search[words]` or `click[text]`; any other action, or a click on a missing item,
+    changes nothing. An observation is the page's text and the available actions."""
 
     def __init__(self, data: Path, *, held_out: bool = False, options: Mapping[str, Any] | None = None) -> None:
         """Open the shop whose catalogue.jsonl is in `data`: an agent's training data, or the vault for graders. Held-out goals are
@@ -320,7 +312,6 @@ def parts(observation: str) -> tuple[str, list[str]]:
 # --- the dialogue; the recipe in task.yaml holds the same texts
 
 WINDOW = 5  # Exchanges that the prompt repeats
-
 SYSTEM = (
     "You are shopping in an online store for a customer. You see the customer's wish, the current page and the actions that are "
     "possible on it. Choose the one action that leads best to buying a product that fits the wish. Answer with that action "
@@ -341,7 +332,6 @@ Rules:
 {history}
 Observation {n}: {observation}
 Action {n}:"""
-
 _FIELD = re.compile(r"\{([a-z]+)\}")
 
 
@@ -349,10 +339,8 @@ class Dialogue:
     """A chat of one system and one user message, which repeats the last five exchanges."""
 
     def prompt(self, transcript: Transcript) -> Sequence[Mapping[str, str]]:
-        """Return the messages. Each action is listed under the page on which it was taken.
-
-        The reference (AutoRL-Bench) lists it under the following page and drops the first page.
-        """
+        """Return the messages. Each action is listed under the page on which it was taken. The reference (AutoRL-Bench) lists
+        it under the following page and drops the first page."""
         pages = [transcript.first, *(turn.observation for turn in transcript.turns)]
         first = max(0, len(transcript.turns) - WINDOW)
         history = "".join(
