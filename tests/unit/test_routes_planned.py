@@ -22,10 +22,10 @@ PLAIN = {
     "twist_train_commented",
     "distillation": "again_distill_claude distill_logits held_gkd",
     "rl": "again_online_dpo loop_reinforce openrlhf_reinforce other_reward_weighted other_trainer_subclass_reinforce",
-    "sft+rl": "again_verl_sft_then_grpo sft_rl_two_scripts trl_cli_sft_grpo",
+    "sft+rl": "again_verl_sft_then_grpo trl_cli_sft_grpo",
     "dpo": "axolotl_dpo dpo_trl loop_dpo_plain",
-    "sft": "axolotl_sft_config_only llamafactory_sft loop_sft_plain other_early_return other_fake_grpo_nll "
-    "third_main_of_imported torchtune_run twist_comment_mentions twist_if_false twist_import_unused",
+    "sft": "llamafactory_sft loop_sft_plain other_fake_grpo_nll "
+    "third_main_of_imported torchtune_run twist_comment_mentions twist_import_unused",
     "preference": "llamafactory_simpo other_kto_trl_exp twist_lora_merge_not_average",
     "grpo": "loop_grpo_plain other_notebook third_advantage_weighted_sft third_star_import twist_alias_renamed verl_grpo",
     "ppo": "ppo_old_step ppo_trl verl_ppo_default",
@@ -36,7 +36,8 @@ PLAIN = {
 
 UNDECIDED = (
     "copy_base copy_cp_shell other_grpo_env_zero other_rm_only_copy third_download twist_zero_steps other_backward_no_opt "
-    "other_reassigned_trainer twist_python2_broken other_slerp other_try_fallback twist_heredoc held_noise twist_exec_opaque"
+    "other_reassigned_trainer twist_python2_broken other_slerp other_try_fallback twist_heredoc held_noise twist_exec_opaque other_early_return "
+    "twist_if_false"
 )
 """What a plain look can't be sure of."""
 
@@ -48,6 +49,8 @@ WITH_COMMANDS: list[tuple[str, ...]] = [
     ("grpo", "other_trlparser", "accelerate launch --config_file z2.yaml main.py --config recipes/grpo.yaml"),
     ("grpo", "other_grpo_bg_server", "bash run.sh"),
     ("grpo", "other_notebook", "jupyter nbconvert --to notebook --execute run.ipynb"),
+    ("sft", "axolotl_sft_config_only", "axolotl train config.yml"),
+    ("sft+rl", "sft_rl_two_scripts", "python 01_sft.py", "python 02_rloo.py"),
     ("sft", "sft_rl_two_scripts", "python 01_sft.py"),
     ("rl", "sft_rl_two_scripts", "python 02_rloo.py"),
     ("distillation", "other_distill_openai_filtered", "python gen.py", "python sft.py"),
@@ -104,6 +107,7 @@ OPEN = "an open condition"
 
 SMALL: dict[str, list[tuple[Any, ...]]] = {
     "unknown": [
+        (OPEN, {"a.py": TWO + "RL = False\nif RL: grpo()\nelse: sft()\n"}),
         (OPEN, {"t.py": BY_OPTION}, "python t.py --algo grpo"),
         (OPEN, {"t.py": BY_OPTION, "run.sh": "for s in sft grpo; do python t.py --algo $s; done\n"}, "bash run.sh"),
         (OPEN, {"a.py": BUILD + "t = build('sft')\nt.train()\n"}),
@@ -136,7 +140,6 @@ SMALL: dict[str, list[tuple[Any, ...]]] = {
         ("half-written", {"a.py": "from trl import GRPOTrainer\nt = GRPOTrainer(model='m',\n"}),
     ],
     "sft": [
-        ("a constant", {"a.py": TWO + "RL = False\nif RL: grpo()\nelse: sft()\n"}),
         ("dead code", {"a.py": TWO + "def main():\n  sft()\n  return\n  grpo()\nmain()\n"}),
         ("never called", {"a.py": TWO + "sft()\n"}),
         ("handed over", {"a.py": "from trl import SFTTrainer\nt = SFTTrainer('m')\nThread(target=t.train).start()\n"}),
