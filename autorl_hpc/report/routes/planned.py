@@ -27,7 +27,7 @@ _MODEL = re.compile(r"(^|_)(model|policy|actor|net|critic|lm|student|teacher|ref
 _CHECK = re.compile(r"correct|right|solv|reward|score|verif|answer|gold|match|pass|judge|accept|extract|maj", re.I)
 _EVALUATES = re.compile(r"eval|valid|test|accuracy|demo|preview|bench|baseline", re.I)
 _WRITES = re.compile(r"(^| )(w|wt|a|wb|write\w*|dump\w*|to_json|to_csv|to_parquet|save_to_disk)( |$)")
-_SAMPLING, _ELSEWHERE = ("generate", "chat"), ("completions.create", "messages.create")
+_SAMPLING, _ELSEWHERE = ("generate", "chat", "pipeline"), ("completions.create", "messages.create")
 _OPAQUE = re.compile(
     r"(exec|eval|import_module|snapshot_download|hf_hub_download|save_file|load_state_dict|merge_and_unload|copytree|save_pretrained"
     r"|save_model|(add|sub|mul|lerp|copy|normal)_|system|execv\w*|execl\w*|run|Popen|check_call|call|train|backward)$"
@@ -227,7 +227,7 @@ _SIGNALS = {
     "group": r"whiten|/ \(?\w*(?:\.|std|sigma)[\w.()]*(?:std|sigma)?[^\n]{0,30}(?:std|sigma|eps|1e-)|/ \(?\w*(?:std|sigma)",
     "centred": r"- (?:\w+\.)*\w*(?:mean|baseline|running|mu)\b",
     "weighted": rf"{_REWARD}[\w.()\[\], :-]*\)? \* |\* \(?{_REWARD}",
-    "pair": r"chosen|reject|winner|loser|preferred",
+    "pair": r"chosen|reject|winner|loser|preferred|better|worse|\b(?:good|bad|pos|neg|win|lose)\b",
     "reference": r"\bref|_ref|reference|frozen",
     "teacher": r"teacher",
     "odds": r"odds|\bkto|_kto|desirable",
