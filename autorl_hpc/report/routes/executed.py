@@ -210,9 +210,10 @@ def _seen(process: ObservedProcess, says: str) -> EvidenceLine:
 
 
 def _crashes(observed: Sequence[ObservedFact]) -> tuple[EvidenceLine, ...]:
-    crashed = [p for p in processes_of(observed) if p.of("crashed")][-2:]
-    told = [(p, p.of("crashed")[-1]) for p in crashed]
-    return tuple(_seen(p, f"crashed: {c.get('type')}: {c.get('message')} ({c.get('where')})") for p, c in told)
+    crashed = [(p, p.of("crashed")[-1]) for p in processes_of(observed) if p.of("crashed")][-2:]
+    where = [str(facts.get("where")).rsplit("/code/", 1)[-1] for _, facts in crashed]
+    told = zip(crashed, where, strict=True)
+    return tuple(_seen(p, f"crashed: {c.get('type')}: {c.get('message')} ({at})") for (p, c), at in told)
 
 
 def _by_logs(found: Sequence[Logged], plan: Planned, parent: Route | None) -> Executed:

@@ -28,6 +28,7 @@ from autorl_hpc.report.routes import (
     has_effect,
     mode_kept,
     planned,
+    rows_observed,
     settings,
     steps_observed,
     trained_in_vain,
@@ -430,7 +431,7 @@ def iterations_of(
     known: RunContext, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
 ) -> tuple[Iteration, ...]:
     """Return one iteration per stretch; `failures`: the failure of each, or None."""
-    told: list[Iteration] = []
+    told, observed = list[Iteration](), known.recorded.observed.records
     before: str | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
         point, gain, at_s = stretch.point, stretch.gain or FeedbackGain(0.0, None, None), stretch.end_s
@@ -455,7 +456,7 @@ def iterations_of(
                 settings=stretch.settings,
                 revision=stretch.revision,
                 **change._asdict(),
-                rows=known.log.rows(stretch.begin_s, at_s),
+                rows=known.log.rows(stretch.begin_s, at_s) or rows_observed(between(observed, stretch.begin_s, at_s)),
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
