@@ -83,14 +83,16 @@ def ending(ended_by: EndedBy, exit_code: int | None, elapsed_s: float, error: st
 def _did(run: RunSummary) -> str:
     planned, executed = run.story.route.planned, run.story.route.executed
     iterations = [one for one in run.story.iterations if run.selected is None or one.submission_id <= run.selected]
-    did = route_in_words(executed)
+    rows = next((one.rows for one in reversed(iterations) if one.rows is not None), None)
+    on = "" if rows is None else f" on {rows:,} rows"
+    did = f"{route_in_words(executed)}{on}"
     if executed is Route.SFT_RL:
         seen = [route for one in iterations for route in (one.route.executed, one.route.planned)]
-        did = f"{next((str(route).upper() for route in seen if route in (Route.GRPO, Route.PPO)), 'RL')} after SFT"
+        rl = next((str(route).upper() for route in seen if route in (Route.GRPO, Route.PPO)), "RL")
+        did = f"{rl}{on} after SFT"
     if planned not in (executed, Route.UNKNOWN, Route.NONE) and executed is not Route.UNKNOWN:
         did = f"planned {route_in_words(planned)}, executed {did}"
-    rows = next((one.rows for one in reversed(iterations) if one.rows is not None), None)
-    return did if rows is None else f"{did} on {rows:,} rows"
+    return did
 
 
 def _submissions(run: RunSummary) -> str:

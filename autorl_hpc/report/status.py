@@ -33,7 +33,7 @@ from autorl_hpc.report.hidden_items import hidden_of
 from autorl_hpc.report.run_folder import worst_found
 from autorl_hpc.report.run_page import ending, sentence
 from autorl_hpc.report.run_story.failures import INFRASTRUCTURE
-from autorl_hpc.report.run_story.logs import AgentLog, last_error
+from autorl_hpc.report.run_story.logs import AgentLog, last_error, read_observed
 from autorl_hpc.report.run_summary import digest
 from autorl_hpc.report.scores import noise_of_queries
 from autorl_hpc.report.summary import RunSummary
@@ -184,7 +184,8 @@ class StatusWatch:
         """Return how an agent without a submission ended, with its last error if it failed."""
         if run.path not in self._ends:
             error = None
-            if sealed.exit_code and (found := last_error(AgentLog(run.agent_log, run.agent_times, SCANNED_BYTES))):
+            log = AgentLog(run.agent_log, run.agent_times, SCANNED_BYTES)
+            if sealed.exit_code and (found := last_error(log, read_observed(run).records)):
                 error = hidden_of(view.contaminations).said(masked(found.text))
             told = ending(sealed.ended_by, sealed.exit_code, sealed.elapsed_s, error)
             reason = None if "exited with code" in (sealed.reason or "") else sealed.reason

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autorl_hpc.records.recorded import TrainingPoint
+from autorl_hpc.records.recorded import ObservedFact, TrainingPoint
 from autorl_hpc.report.run_story.failures import GainBounds, IterationFacts, ProcessExit, RunFacts, failure_of
-from autorl_hpc.report.run_story.logs import LogExcerpt
+from autorl_hpc.report.run_story.logs import LogExcerpt, Trace, crashes_in
 from autorl_hpc.report.story_records import EvidenceLine
 from autorl_hpc.states import OF_THE_PAPER, EndedBy, FailureKind, Fault, SubmissionState
 
@@ -50,6 +50,12 @@ JSON_TRACEBACK = (
     'in rollout\\n    x\\nValueError: no group"}]}}'
 )
 INNER_TRACEBACK = JSON_TRACEBACK.replace("\\", "\\\\\\")
+
+
+def crashed(kind: str, message: str) -> list[Trace]:
+    facts = {"type": kind, "message": message, "where": "/w/code/train.py:5"}
+    seen = {"elapsed_s": 3.0, "at": "x", "pid": 7, "program": "code/train.py", "what": "crashed", "facts": facts}
+    return crashes_in([ObservedFact.model_validate(seen)])
 
 
 def with_not_finite(*names: tuple[str, ...]) -> tuple[TrainingPoint, ...]:
@@ -118,9 +124,6 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         "the whole run": run(report_gain=DOWN, iterations=(one(score=2.0, gain=DOWN, training=points(FALLING)),)),
     },
     K.OUT_OF_MEMORY: {
-        "the trainer": said(
-            *trace("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 'train.py", line 3, in main')
-        ),
         "a rollout that runs out of memory is out of memory": said(
             *trace("torch.OutOfMemoryError: CUDA out of memory.", 'rollout.py", line 3, in rollout')
         ),
@@ -133,19 +136,22 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         "nothing submitted, three times": nothing(
             logs=log(*trace("RuntimeError: CUDA error: out of memory", 'a.py", line 3, in f'))
         ),
+        "seen by the observer alone": nothing(crashes=crashed("OutOfMemoryError", "CUDA out of memory. Tried 2 GiB")),
+        **{
+            f"a log says {words}": said(words)
+            for words in (
+                "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch",
+                "terminate called after throwing an instance of 'std::bad_alloc'",
+                "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that shared memory is too small",
+                "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
+                "ValueError: Free memory on device (3.1/79.1 GiB) on startup is less than desired GPU memory utilization",
+                "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+                "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            )
+        },
+        "exit code 137": nothing(exits=(ProcessExit("python train.py", 137, 5.0),)),
     },
     K.ENGINE_CRASH: {
-        "vLLM dies": said(
-            *trace(
-                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue", 'a.py", line 3, in main'
-            )
-        ),
-        "vLLM does not start": said(
-            *trace("RuntimeError: Engine core initialization failed. See root cause above.", 'a.py", line 3, in g')
-        ),
-        "NCCL": said(
-            *trace("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp", 'a.py", line 3, in g')
-        ),
         "its weights killed the engine": one(
             status=S.FAILED,
             gain=None,
@@ -153,6 +159,20 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
             fault=F.ARTIFACT,
             message="the engine process died twice while it loaded these weights",
         ),
+        **{
+            f"a log says {words}": said(words)
+            for words in (
+                "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue",
+                "RuntimeError: Engine core initialization failed. See root cause above.",
+                "Received sigquit from a child process. It usually means the child failed.",
+                "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+                "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp",
+                "ncclUnhandledCudaError: Call to CUDA function failed.",
+                "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7)",
+                "Fatal Python error: Segmentation fault",
+            )
+        },
+        "exit code 139": nothing(exits=(ProcessExit("torchrun train.py", 139, 5.0),)),
     },
     K.FORMAT_MISMATCH: {
         "no template": said(*trace("ValueError: tokenizer.chat_template is not set", 'train.py", line 3, in main')),
@@ -271,6 +291,7 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         ),
     },
     K.EARLY_CODING: {
+        "seen by the observer alone": nothing(crashes=crashed("KeyError", "'question'")),
         "a launcher's prefixes": one(logs=log(*(f"[rank0]: {line}" for line in IMPORT_TRACE)), score=None, gain=None),
         "a trace tells that a tool failed": nothing(exits=(ProcessExit("python train.py", None, 5.0, ok=False),)),
         "it never got its code to run": nothing(

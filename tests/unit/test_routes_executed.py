@@ -15,7 +15,7 @@ from autorl_hpc.records.entries import Fingerprint
 from autorl_hpc.records.recorded import ObservedFact, ProcessSeen, TrainingPoint
 from autorl_hpc.report.routes import Planned, executed, mode_kept, settings, steps_observed
 from autorl_hpc.report.routes.executed import SURE
-from autorl_hpc.report.routes.syntax import Training
+from autorl_hpc.report.routes.planned import Training
 from autorl_hpc.report.story_records import Setting
 from autorl_hpc.states import Route
 
@@ -226,6 +226,7 @@ SFT, GRPO, LOADED = (
     "trl.trainer.grpo_trainer.GRPOTrainer",
     ("loaded", {"path": "models/base"}),
 )
+ON_SAMPLES = code(Route.REJECTION_SAMPLING, "SFTTrainer", loss=Route.SFT)
 BY_FACTS: dict[str, tuple[Any, ...]] = {
     # what a fact must not be taken for: route, facts, plan
     "a trainer": (Route.SFT, facts(*trained(SFT)), UNPLANNED),
@@ -278,9 +279,36 @@ BY_FACTS: dict[str, tuple[Any, ...]] = {
         facts(*trained(SFT), *trained(GRPO, at=14.5)),
         UNPLANNED,
     ),
-    "as many rows as samples": (
+    "samples first, and nothing tells of which the rows are": (
+        Route.UNKNOWN,
+        facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        UNPLANNED,
+    ),
+    "samples first, and the code says the rows are others": (
+        Route.SFT,
+        facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        code(Route.SFT, "SFTTrainer"),
+    ),
+    "samples first, and the code says that the rows are some of them": (
         Route.REJECTION_SAMPLING,
         facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/base")),
+        ON_SAMPLES,
+    ),
+    "planned on samples, and none was drawn": (Route.SFT, facts(*trained(SFT, rows=40)), ON_SAMPLES),
+    "samples of an earlier process, in a file that it did not read": (
+        Route.REJECTION_SAMPLING,
+        [
+            *facts(("rows", {"path": "given"}), LOADED, asked(0, 64), pid=2),
+            *facts(("rows", {"path": "kept"}), *trained(SFT, at=42.5, rows=40, model="models/base"), at=40.0),
+        ],
+        UNPLANNED,
+    ),
+    "an earlier evaluation of the same rows": (
+        Route.UNKNOWN,
+        [
+            *facts(("rows", {"path": "given"}), LOADED, asked(0, 64), pid=2),
+            *facts(("rows", {"path": "given"}), *trained(SFT, at=42.5, rows=40, model="models/base"), at=40.0),
+        ],
         UNPLANNED,
     ),
     "more rows than samples": (
@@ -291,7 +319,7 @@ BY_FACTS: dict[str, tuple[Any, ...]] = {
     "another model's samples": (
         Route.DISTILLATION,
         facts(LOADED, asked(0, 64), *trained(SFT, at=13.5, rows=40, model="models/small")),
-        UNPLANNED,
+        ON_SAMPLES,
     ),
     "a second rank is the same training": (
         Route.SFT,

@@ -71,13 +71,10 @@ def test_evidence_is_harmless_to_show_and_the_order_of_files_makes_no_difference
 
 SETTINGS = [
     ("twist_zero_steps", {"max_steps": ["0"]}),  # a dict that is unpacked
-    ("loop_grpo_plain", {"max_new_tokens": ["200"]}),
     # configurations of trainers
     ("llamafactory_sft", {"learning_rate": ["1.0e-4"]}),
     ("axolotl_dpo", {"lora_r": ["16"]}),
     ("verl_grpo", {"actor_rollout_ref.actor.optim.lr": ["1e-6"]}),
-    # dead code
-    ("twist_if_false", {"num_generations": []}),
 ]
 
 

@@ -18,25 +18,24 @@ from autorl_hpc.states import Route
 SCRIPTS = Path(__file__).with_name("routes")
 
 PLAIN = {
-    "none": "again_best_of_n_no_train none_data_prep none_eval_only third_ppo_never_stepped twist_model_train_mode "
-    "twist_train_commented",
-    "distillation": "again_distill_claude distill_logits held_gkd",
-    "rl": "again_online_dpo loop_reinforce openrlhf_reinforce other_reward_weighted other_trainer_subclass_reinforce",
-    "sft+rl": "again_verl_sft_then_grpo sft_rl_two_scripts trl_cli_sft_grpo",
-    "dpo": "axolotl_dpo dpo_trl loop_dpo_plain",
-    "sft": "axolotl_sft_config_only llamafactory_sft loop_sft_plain other_early_return other_fake_grpo_nll "
-    "third_main_of_imported torchtune_run twist_comment_mentions twist_if_false twist_import_unused",
-    "preference": "llamafactory_simpo other_kto_trl_exp twist_lora_merge_not_average",
-    "grpo": "loop_grpo_plain other_notebook third_advantage_weighted_sft third_star_import twist_alias_renamed verl_grpo",
-    "ppo": "ppo_old_step ppo_trl verl_ppo_default",
-    "rejection-sampling": "rejection_sampling_files rejection_sampling_one_file",
+    "none": "none_data_prep none_eval_only third_ppo_never_stepped twist_model_train_mode",
+    "distillation": "again_distill_claude",
+    "rl": "openrlhf_reinforce",
+    "sft+rl": "again_verl_sft_then_grpo trl_cli_sft_grpo",
+    "dpo": "axolotl_dpo",
+    "sft": "llamafactory_sft other_fake_grpo_nll third_main_of_imported torchtune_run",
+    "preference": "llamafactory_simpo twist_lora_merge_not_average",
+    "grpo": "other_notebook third_advantage_weighted_sft third_star_import twist_alias_renamed verl_grpo",
+    "ppo": "verl_ppo_default",
+    "rejection-sampling": "rejection_sampling_files",
     "model-averaging": "soup_mergekit",
 }
 """Folders by what a reader sees, also where their words say something else (`twist_`, `other_`)."""
 
 UNDECIDED = (
-    "copy_base copy_cp_shell other_grpo_env_zero other_rm_only_copy third_download twist_zero_steps other_backward_no_opt "
-    "other_reassigned_trainer twist_python2_broken other_slerp other_try_fallback twist_heredoc held_noise twist_exec_opaque"
+    "copy_cp_shell other_grpo_env_zero other_rm_only_copy third_download twist_zero_steps "
+    "other_backward_no_opt other_reassigned_trainer twist_python2_broken other_slerp other_try_fallback "
+    "twist_heredoc held_noise twist_exec_opaque"
 )
 """What a plain look can't be sure of."""
 
@@ -48,6 +47,8 @@ WITH_COMMANDS: list[tuple[str, ...]] = [
     ("grpo", "other_trlparser", "accelerate launch --config_file z2.yaml main.py --config recipes/grpo.yaml"),
     ("grpo", "other_grpo_bg_server", "bash run.sh"),
     ("grpo", "other_notebook", "jupyter nbconvert --to notebook --execute run.ipynb"),
+    ("sft", "axolotl_sft_config_only", "axolotl train config.yml"),
+    ("sft+rl", "sft_rl_two_scripts", "python 01_sft.py", "python 02_rloo.py"),
     ("sft", "sft_rl_two_scripts", "python 01_sft.py"),
     ("rl", "sft_rl_two_scripts", "python 02_rloo.py"),
     ("distillation", "other_distill_openai_filtered", "python gen.py", "python sft.py"),
@@ -100,10 +101,31 @@ STAGES = {
     "s.py": "from trl import *\nt = SFTTrainer('m')\nt.train()\nt.save_model('out/sft')\n",
     "t.py": "from trl import *\nGRPOTrainer('out/sft', reward_funcs=len).train()\n",
 }
+LOOP = """import torch, torch.nn.functional as F
+def logps(m, ids): return m(ids).logits.log_softmax(-1).gather(-1, ids[..., None]).sum(-1)
+for batch in data:
+    LOSS
+    loss.backward()
+    opt.step()
+"""
+LOOPS = {
+    "sft": "loss = model(**batch, labels=batch['input_ids']).loss",
+    "dpo": "loss = -F.logsigmoid(0.1 * (logps(policy, batch.a) - logps(ref_model, batch.a))).mean()",
+    "preference": "loss = -F.logsigmoid(logps(model, batch.chosen) - logps(model, batch.rejected) - 1).mean()",
+    "ppo": "ratio = (logps(m, b) - old).exp(); v = F.mse_loss(value_head(b), ret)\n"
+    "    loss = -torch.min(ratio * adv, torch.clamp(ratio, 0.8, 1.2) * adv).mean() + v",
+    "grpo": "adv = (rewards - rewards.mean()) / (rewards.std() + 1e-4)\n    loss = -(adv * logps(model, batch)).mean()",
+    "rl": "loss = -(logps(model, batch) * rewards).mean()",
+    "distillation": "loss = F.kl_div(model(batch).logits.log_softmax(-1), teacher(batch).logits.softmax(-1))",
+    "unknown": "loss = model(batch).sum()",
+}
+"""Own loops by what flows into their `backward()`."""
+
 OPEN = "an open condition"
 
 SMALL: dict[str, list[tuple[Any, ...]]] = {
     "unknown": [
+        (OPEN, {"a.py": TWO + "RL = False\nif RL: grpo()\nelse: sft()\n"}),
         (OPEN, {"t.py": BY_OPTION}, "python t.py --algo grpo"),
         (OPEN, {"t.py": BY_OPTION, "run.sh": "for s in sft grpo; do python t.py --algo $s; done\n"}, "bash run.sh"),
         (OPEN, {"a.py": BUILD + "t = build('sft')\nt.train()\n"}),
@@ -136,7 +158,6 @@ SMALL: dict[str, list[tuple[Any, ...]]] = {
         ("half-written", {"a.py": "from trl import GRPOTrainer\nt = GRPOTrainer(model='m',\n"}),
     ],
     "sft": [
-        ("a constant", {"a.py": TWO + "RL = False\nif RL: grpo()\nelse: sft()\n"}),
         ("dead code", {"a.py": TWO + "def main():\n  sft()\n  return\n  grpo()\nmain()\n"}),
         ("never called", {"a.py": TWO + "sft()\n"}),
         ("handed over", {"a.py": "from trl import SFTTrainer\nt = SFTTrainer('m')\nThread(target=t.train).start()\n"}),
@@ -156,6 +177,11 @@ SMALL: dict[str, list[tuple[Any, ...]]] = {
     ],
 }
 """By what is told: what a case guards, its files, and command lines."""
+
+
+@pytest.mark.parametrize("route", LOOPS)
+def test_own_loops_are_told_by_their_loss(route: str) -> None:
+    assert planned({"a.py": LOOP.replace("LOSS", LOOPS[route])}).route == route
 
 
 def files_of(name: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from autorl_hpc.files import atomic
 from autorl_hpc.files.frozen_records import JOBS_NAME
 from autorl_hpc.files.queue import append_event
 from autorl_hpc.records.entries import DriverUse
+from autorl_hpc.records.recorded import ObservedFact
 from autorl_hpc.report import pages, report, status
 from autorl_hpc.report.run_page import sentence
 from autorl_hpc.report.run_story.story import shown_lines, shown_settings
@@ -194,6 +195,11 @@ def ended(tree: Tree, how: str) -> TreeRun:
     if how == "queued":
         return run
     run.start()
+    if how == "crash, no log":
+        facts = {"type": "KeyError", "message": "'question'", "where": "/w/code/train.py:5"}
+        seen = {"elapsed_s": 3.0, "at": "x", "pid": 7, "program": "train.py", "what": "crashed", "facts": facts}
+        make.add(run, "observed", ObservedFact.model_validate(seen))
+        return run.seal(14.0, exit_code=1).close(fault=Fault.AGENT, reason="no submission")
     if how in CODES:
         run.dir.agent_log.write_text(
             "begun\nTraceback (most recent call last):\nModuleNotFoundError: No module named 'trl'\n"
@@ -216,6 +222,7 @@ def ended(tree: Tree, how: str) -> TreeRun:
     [
         ("queued", "waits for its start"),
         ("crash", "exited with code 1|14 s|ModuleNotFoundError: No module named 'trl'|nothing submitted"),
+        ("crash, no log", "exited with code 1|14 s|KeyError: 'question' (train.py:5)|nothing submitted"),
         ("killed", "SIGKILL|14 s|nothing submitted"),
         ("odd", "exited with code 163|nothing submitted"),
         ("budget", "stopped after 20 min|time was used up|nothing submitted"),
@@ -234,10 +241,16 @@ def test_one_sentence_tells_the_outcome(tree: Tree, how: str, told: str) -> None
     assert said.count(".") < 9 and "\n" not in said and said in html.unescape(pages.run_html(run))
 
 
-def test_status_and_report_tell_how_a_run_without_a_submission_ended(tree: Tree, capsys: Capture) -> None:
+@pytest.mark.parametrize(
+    ("how", "error"),
+    [("crash", "ModuleNotFoundError: No module named 'trl'"), ("crash, no log", "KeyError: 'question'")],
+)
+def test_status_and_report_tell_how_a_run_without_a_submission_ended(
+    how: str, error: str, tree: Tree, capsys: Capture
+) -> None:
     """With names that a narrow terminal does not cut, and of one run its submissions; catches `agent: no submission` alone."""
-    run = ended(tree, "crash")
-    error = "exited with code 1 after 14 s: ModuleNotFoundError: No module named 'trl'"
+    run = ended(tree, how)
+    error = f"exited with code 1 after 14 s: {error}"
     for facts in (status.collect([tree.path]), status.collect([run.dir.path])):
         status.show(facts)
         told = " ".join(capsys.readouterr().out.split())

@@ -206,7 +206,8 @@ def test_what_was_observed_tells_route_settings_and_steps_of_a_run_without_logs(
     run = tree.run(agent="codex", mode="sft-only").start()
     grpo = SFT.replace("SFT", "GRPO").replace("learning_rate=2e-5", "learning_rate=pick(x)")
     revision = make.code(run, 40.0, {"code/train.py": grpo})
-    facts: dict[str, Any] = {"name": "trl.trainer.sft_trainer.SFTTrainer", "arguments": {"learning_rate": 3e-4}}
+    name = "trl.trainer.sft_trainer.SFTTrainer"
+    facts: dict[str, Any] = {"name": name, "arguments": {"learning_rate": 3e-4}, "rows": 264}
     told_by = [
         ("trainer", {**facts, "phase": "began"}),
         ("steps", {"first": 1, "last": 30, "count": 30, "rates": [3e-4, 0.0], "from_s": 61.0}),
@@ -226,7 +227,7 @@ def test_what_was_observed_tells_route_settings_and_steps_of_a_run_without_logs(
     summary = told(run.seal(600.0).close(outcomes(100, range(45))))
     (one,) = summary.story.iterations
     assert (one.route.planned, one.route.executed, one.route.source) == (Route.GRPO, Route.SFT, "observed")
-    assert one.training_steps == 30 and summary.story.trained and summary.story.mode_kept
+    assert (one.training_steps, one.rows) == (30, 264) and summary.story.trained and summary.story.mode_kept
     assert [(s.value, s.source) for s in one.settings if s.name == "learning_rate"] == [("0.0003", "observed")]
     assert any(note.startswith("planned grpo") and "executed sft" in note for note in summary.notes)
 

@@ -1,4 +1,4 @@
-"""Parse command lines and shell scripts: the script, notebook, module or trainer's program that they run, and its arguments."""
+"""Read command lines and shell scripts: the scripts, notebooks, modules and trainers' programs that they run (`follow`)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from typing import Literal, NamedTuple
 
-MAX_CHARS, MAX_LINES, MAX_DEPTH = 20_000, 2_000, 6
+from autorl_hpc.report.format import clean
+from autorl_hpc.report.routes import trainers as known
+from autorl_hpc.report.routes.trainers import words_of
+from autorl_hpc.states import Route
+
+PYTHON, SHELL = (".py", ".pyw", ".ipynb"), (".sh", ".bash", ".slurm", ".sbatch")
+CONFIG = (".yaml", ".yml", ".json", ".toml")
+NOT_THERE = "starts a program that is not in the code"
+MAX_CHARS, MAX_LINES, MAX_DEPTH, MAX_COMMANDS = 20_000, 2_000, 6, 200
 """A longer command line contains a program's text; its beginning is enough."""
-
-
-def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text."""
-    return frozenset(text.split())
 
 
 SHELLS = words_of("bash sh zsh dash source . sbatch")
@@ -217,3 +222,147 @@ def matching(path: str, files: Mapping[str, object], beside: str = "") -> str | 
             return exact
     parts = wanted.strip("/").split("/")
     return next((e for n in range(1, len(parts)) if (e := "/".join(parts[n:])) in files), None)
+
+
+# --- trainers' programs: their options, and configurations by flat keys; aliases and anchors are not resolved
+
+_LINE = re.compile(r"[\"']?([\w.\-]{1,120})[\"']?\s*[:=]\s*(\"[^\"\\\n]{0,300}\"|[^\s,{}\[][^,\n]{0,300})")
+
+Key = tuple[str, str, str]
+"""Name, value and place of a setting."""
+
+
+class Asked(NamedTuple):
+    """What a trainer's program is asked for. `route` None: it trains no policy."""
+
+    route: Route | None
+    why: str
+    where: str
+    line: int
+    sure: bool
+    settings: Sequence[Key] = ()
+    config: str | None = None
+
+
+def _items(text: str, path: str) -> list[Key]:
+    """Return the keys of a configuration without their parents."""
+    numbered = [(n, line[:2_000]) for n, line in enumerate(text.split("\n")[:2_000], start=1)]
+    lines = [(n, line) for n, line in numbered if not line.lstrip().startswith("#")]
+    found = [(m[1], re.split(r"\s#", m[2])[0], n) for n, line in lines for m in islice(_LINE.finditer(line), 200)]
+    return [(key.rsplit(".", 1)[-1], value.strip().strip("'\"").strip(), f"{path}:{n}") for key, value, n in found]
+
+
+def _by_keys(keys: Mapping[str, str]) -> tuple[Route | None, str] | None:
+    """Return what options or keys of a configuration ask for; None if they are no known trainer's."""
+    if "merge_method" in keys and keys.keys() & {"model", "dtype", "base_model"}:
+        return Route.AVERAGING, "mergekit"
+    for name, value in keys.items():
+        if name.endswith(("adv_estimator", "advantage_estimator")):
+            return known.ESTIMATORS.get(value.lower(), Route.UNKNOWN), "advantage estimator"
+    if (stage := keys.get("stage")) and keys.keys() & {"finetuning_type", "template", "dataset"}:
+        route = None if stage == "rm" else known.RECIPE_WORDS.get(stage, Route.UNKNOWN)
+        return Route.PREFERENCE if keys.get("pref_loss") in known.RELATIVES_OF_DPO else route, "LLaMA-Factory"
+    if "base_model" in keys and keys.keys() & {"sequence_len", "micro_batch_size", "adapter", "rl"}:
+        return known.RECIPE_WORDS.get(keys.get("rl", "sft").lower(), Route.UNKNOWN), "axolotl"
+    return None
+
+
+def _asked(command: Command, files: Mapping[str, str], where: str, line: int, sure: bool) -> Asked | None:
+    """Return what a trainer's program is asked for; None if the command is none."""
+    given, name, word = options(command.args), command.target, (*command.args, "")[0]
+    path = next((p for a in command.args if a.endswith(CONFIG) and (p := matching(a, files)) is not None), None)
+    items = _items(files[path], path) if path else []
+    asked = _by_keys({**{key: value for key, value, _ in reversed(items)}, **given})
+    is_module = command.kind == "module" and name.startswith(known.TRAINER_MODULES)
+    merges = command.kind == "program" and name.startswith("mergekit")
+    trains = command.kind == "program" and word in ("sft", "pt", "rlhf", "run", "train", *known.TRL_WORDS)
+    if not (is_module or merges or trains):
+        return None
+    told = name if is_module else " ".join((given.get("rlhf_type") or given.get("stage") or word, *command.args[1:2]))
+    words = re.split(r"[._/]", told)
+    route = next((known.RECIPE_WORDS[w] for each in words for w in each.split() if w in known.RECIPE_WORDS), None)
+    if asked and (route in (None, Route.PPO) or name.startswith(("axolotl", "llamafactory"))):
+        route = asked[0]
+    if route is Route.DPO and given.get("loss_type") in known.RELATIVES_OF_DPO:
+        route = Route.PREFERENCE
+    route = route or (Route.SFT if name == "tune" or is_module else Route.UNKNOWN)
+    final = Route.AVERAGING if merges else None if {"rm", "reward"} & set(words) else route
+    keys = [*((key, value, where) for key, value in given.items()), *items]
+    return Asked(final, f"{name} {word}".strip(), where, line, sure, keys, path)
+
+
+# --- from command lines to files
+
+
+@dataclass
+class Followed:
+    """What command lines run of some files.
+
+    Attributes:
+        files: with inline programs.
+        scripts: Python programs, and whether they are sure to run.
+        ordered: the command lines run some of the files; if not, `scripts` are those that no other file names.
+    """
+
+    files: dict[str, str]
+    scripts: dict[str, bool] = field(default_factory=dict)
+    asked: list[Asked] = field(default_factory=list)
+    used: dict[str, None] = field(default_factory=dict)
+    ordered: bool = False
+
+    @property
+    def settings(self) -> Iterator[Key]:
+        """Yield the settings of trainers' programs."""
+        return (key for each in self.asked for key in each.settings)
+
+
+def follow(files: dict[str, str], lines: Sequence[str]) -> Followed:
+    """Return what command lines run of `files` (text by path)."""
+    found, done = Followed(files), set[Command]()
+
+    def run(command: Command, place: str, line: int, sure: bool, depth: int = 0) -> bool:
+        if depth > MAX_DEPTH or command in done or len(done) > MAX_COMMANDS:
+            return command in done
+        path, where = _path(command, files, place), clean(place, 160) or ""
+        if (asked := _asked(command, files, where, line, sure)) is not None:
+            found.asked.append(asked)
+            found.used |= dict.fromkeys(p for p in (place, asked.config) if p is not None and p in files)
+        elif path is None:
+            if place in files and any(word.endswith(PYTHON) for word in (command.target, *command.args)):
+                found.asked.append(Asked(Route.UNKNOWN, NOT_THERE, where, line, sure))
+            return False
+        elif path.endswith(PYTHON):
+            found.scripts[path] = sure or found.scripts.get(path, False)
+        else:
+            found.used[path] = None
+            for each in commands_in(files[path]):
+                run(each.command, path, each.line, sure and each.sure, depth + 1)
+        done.add(command)
+        return True
+
+    ran = [run(each.command, line, each.line, each.sure) for line in lines for each in commands_in(line)]
+    found.ordered = any(ran)
+    for path in () if found.ordered else _roots(files):
+        run(Command("shell" if path.endswith(SHELL) else "script", path), path, 0, True)
+    return found
+
+
+def _path(command: Command, files: dict[str, str], place: str) -> str | None:
+    if command.kind == "inline" and re.search(r"train|backward", command.target):
+        files[path := f"inline-{len(files)}.py"] = command.target
+        return path
+    if command.kind == "module":
+        names = [command.target.replace(".", "/") + end for end in (".py", "/__main__.py")]
+        return next((found for name in names if (found := matching(name, files)) is not None), None)
+    is_file = command.kind in ("script", "shell")
+    return matching(command.target, files, posixpath.dirname(place)) if is_file else None
+
+
+def _roots(files: Mapping[str, str]) -> list[str]:
+    """Return the scripts that no other file names."""
+    scripts = [path for path in files if path.endswith((*PYTHON, *SHELL))]
+    named = re.compile(r"([\w-]{1,80})\.(?:py|sh|bash)\b|(?:from|import) (.{1,200})")
+    words = {p: {w for m in named.finditer(files[p]) for w in re.split(r"\W+", m[1] or m[2])} for p in scripts}
+    stems = {p: posixpath.basename(p.removesuffix("/__init__.py")).rsplit(".", 1)[0] for p in scripts}
+    free = [p for p in scripts if not any(stems[p] in words[other] for other in scripts if other != p)]
+    return sorted(free or scripts, key=lambda path: (path.count("/"), path))

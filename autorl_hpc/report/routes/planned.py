@@ -1,40 +1,56 @@
-"""Decide the planned route (`planned`) of an agent's code: what its command lines run, and trainers' configurations.
-
-`unknown` wherever that is not plain.
-"""
+"""Take a plain look at an agent's code (`planned`): trainer classes with literal arguments, words of own loops, a model's samples.
+Nothing is executed, names are matched as text, conditions are open; what that does not decide is `unknown`."""
 
 from __future__ import annotations
 
-import posixpath
+import ast
+import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from typing import Any, NamedTuple
 
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.routes import trainers as known
-from autorl_hpc.report.routes.commands import Command, commands_in, matching, options
-from autorl_hpc.report.routes.syntax import (
-    LiveCode,
-    Training,
-    by_samples,
-    opaque,
-    parsed,
-    settings_in,
-    started,
-    trainings,
-)
+from autorl_hpc.report.routes.commands import CONFIG, MAX_COMMANDS, NOT_THERE, PYTHON, SHELL, follow
 from autorl_hpc.report.story_records import EvidenceLine, Setting
 from autorl_hpc.states import Route
 
-PYTHON, SHELL = (".py", ".pyw", ".ipynb"), (".sh", ".bash", ".slurm", ".sbatch")
-CONFIG = (".yaml", ".yml", ".json", ".toml")
-MAX_COMMANDS, MAX_DEPTH, MAX_SETTINGS = 200, 5, 60
-UNSTARTED = 0.4
-"""Confidence in a configuration that nothing is seen to start."""
+MAX_CHARS, MAX_PARTS, MAX_FLOW, MAX_SETTINGS = 400_000, 50_000, 500, 60
+TRAINER, OWN_LOOP = 0.95, 0.8  # confidence in each; 0.7 times that where it is not sure to run
 
-_STAGE = re.compile(r"(stage|step|phase|part)[_-]?\d|^\d+[_-]|^stage_", re.I)
+_MODEL = re.compile(r"(^|_)(model|policy|actor|net|critic|lm|student|teacher|ref\w*|m|opt\w*|sched\w*)\d?$", re.I)
+_CHECK = re.compile(r"correct|right|solv|reward|score|verif|answer|gold|match|pass|judge|accept|extract|maj", re.I)
+_EVALUATES = re.compile(r"eval|valid|test|accuracy|demo|preview|bench|baseline", re.I)
+_WRITES = re.compile(r"(^| )(w|wt|a|wb|write\w*|dump\w*|to_json|to_csv|to_parquet|save_to_disk)( |$)")
+_SAMPLING, _ELSEWHERE = ("generate", "chat", "pipeline"), ("completions.create", "messages.create")
+_OPAQUE = re.compile(
+    r"(exec|eval|import_module|snapshot_download|hf_hub_download|save_file|load_state_dict|merge_and_unload|copytree|save_pretrained"
+    r"|save_model|(add|sub|mul|lerp|copy|normal)_|system|execv\w*|execl\w*|run|Popen|check_call|call|train|backward)$"
+)
+"""Words of what may bring or change weights, or run another program, in a way that a plain look can't tell."""
+_LEAVES = re.compile(r"_?exit$|execv|execl")
+_FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+_OPEN = ast.If | ast.IfExp | ast.Match | ast.ExceptHandler | ast.Lambda | ast.Dict
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training in the code. `route` None: it trains no policy; `samples`: its program asks a model for text; `loss`: what the
+    loss alone says, if `route` also rests on where the rows come from."""
+
+    route: Route | None
+    why: str
+    path: str
+    line: int = 0
+    sure: bool = True
+    confidence: float = TRAINER
+    samples: bool = False
+    loss: Route | None = None
 
 
 @dataclass(frozen=True)
@@ -50,206 +66,333 @@ class Planned:
     settings: tuple[Setting, ...] = ()
 
 
-# --- trainers' programs and their configurations, by flat keys; aliases and anchors are not resolved
-
-_LINE = re.compile(r"[\"']?([\w.\-]{1,120})[\"']?\s*[:=]\s*(\"[^\"\\\n]{0,300}\"|[^\s,{}\[][^,\n]{0,300})")
-
-
-def _items(text: str, path: str) -> list[tuple[str, str, str]]:
-    """Return (key, value, place) of a configuration, without parent keys."""
-    lines = [
-        (n, line[:2_000])
-        for n, line in enumerate(text.split("\n")[:2_000], start=1)
-        if not line.lstrip().startswith("#")
-    ]
-    found = [(m[1], re.split(r"\s#", m[2])[0], n) for n, line in lines for m in islice(_LINE.finditer(line), 200)]
-    return [(key.rsplit(".", 1)[-1], value.strip().strip("'\"").strip(), f"{path}:{n}") for key, value, n in found]
+def _last(node: ast.AST) -> str:
+    return str(getattr(node, "attr", "") or getattr(node, "id", ""))
 
 
-def _asked_by_keys(keys: Mapping[str, str]) -> tuple[Route | None, str] | None:
-    """Return what options or keys of a configuration ask for; None if they are no known trainer's."""
-    if "merge_method" in keys and keys.keys() & {"model", "dtype", "base_model"}:
-        return Route.AVERAGING, "mergekit"
-    for name, value in keys.items():
-        if name.endswith(("adv_estimator", "advantage_estimator")):
-            return known.ESTIMATORS.get(value.lower(), Route.UNKNOWN), "advantage estimator"
-    if (stage := keys.get("stage")) and keys.keys() & {"finetuning_type", "template", "dataset"}:
-        route = None if stage == "rm" else known.RECIPE_WORDS.get(stage, Route.UNKNOWN)
-        return Route.PREFERENCE if keys.get("pref_loss") in known.RELATIVES_OF_DPO else route, "LLaMA-Factory"
-    if "base_model" in keys and keys.keys() & {"sequence_len", "micro_batch_size", "adapter", "rl"}:
-        return known.RECIPE_WORDS.get(keys.get("rl", "sft").lower(), Route.UNKNOWN), "axolotl"
-    return None
+def _words(node: ast.AST) -> str:
+    told = (_last(n) or getattr(n, "arg", None) or getattr(n, "value", "") for n in islice(ast.walk(node), 99))
+    return " ".join(each[:200] for each in told if isinstance(each, str))
 
 
-def _asked_by(command: Command, files: Mapping[str, str]) -> tuple[Route | None, str, str | None] | None:
-    """Return route, reason and configuration of a trainer's program; None if the command is none."""
-    given, name, word = options(command.args), command.target, (*command.args, "")[0]
-    path = next((p for a in command.args if a.endswith(CONFIG) and (p := matching(a, files)) is not None), None)
-    asked = _asked_by_keys({**{k: v for k, v, _ in reversed(_items(files[path], path) if path else [])}, **given})
-    is_module = command.kind == "module" and name.startswith(known.TRAINER_MODULES)
-    if command.kind == "program" and name.startswith("mergekit"):
-        return Route.AVERAGING, name, path
-    if not is_module and (
-        command.kind != "program" or word not in ("sft", "pt", "rlhf", "run", "train", *known.TRL_WORDS)
-    ):
+class CodePart(NamedTuple):
+    """A part of the code. `unit`: its function, of a module's statement its line; `sure`: no open condition is around it."""
+
+    node: Any
+    file: Parsed
+    unit: str
+    sure: bool
+
+
+class Parsed:
+    """One file: imports, classes, the values that names are bound to, its parts, and the text of each unit."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.imports: dict[str, str] = {}
+        self.classes: dict[str, ast.ClassDef] = {}
+        self.bound: defaultdict[str, list[ast.expr]] = defaultdict(list)
+        self.parts: list[CodePart] = []
+        try:
+            if path.endswith(".ipynb"):
+                cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+                text = re.sub(r"^\s*[!%].*", "", "\n".join("".join(c["source"]) for c in cells), flags=re.M)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                tree = ast.parse(text if len(text) <= MAX_CHARS else "too long")
+            for node in ast.walk(tree):
+                self._bind(node)
+            self._look(tree)
+        except (SyntaxError, ValueError, KeyError, TypeError, RecursionError, MemoryError):
+            pass
+
+    def _bind(self, node: Any) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            at = getattr(node, "module", "") or ""
+            for each in node.names:
+                self.imports[each.asname or each.name.replace("*", at)] = f"{at}.{each.name}".strip(".")
+        elif isinstance(node, ast.ClassDef):
+            self.classes[node.name] = node
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("append", "extend", "add"):
+            self.bound[_last(node.func.value)] += node.args  # type: ignore[attr-defined]
+        elif isinstance(node, ast.Assign | ast.AugAssign | ast.For | ast.comprehension):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+                for name in (n for n in ast.walk(target) if isinstance(n, ast.Name)):
+                    if isinstance(name.ctx, ast.Store) or name is getattr(target, "value", None):
+                        self.bound[name.id].append(node.iter if hasattr(node, "iter") else node.value)
+
+    def _look(self, tree: ast.Module) -> None:
+        waiting: list[tuple[Any, str, bool]] = [(tree, "", True)]
+        while waiting and len(self.parts) < MAX_PARTS:
+            node, unit, sure = waiting.pop()
+            is_main = isinstance(node, ast.If) and "__main__" in _words(node.test)
+            if isinstance(node, ast.ClassDef):
+                unit = node.name
+            elif node is not tree and (not unit or isinstance(node, _FUNCTION)):
+                own = getattr(node, "name", f"{self.path}:{'__main__' if is_main else node.lineno}")
+                unit, sure = unit if own in ("__init__", "__call__", "forward") else own, True
+            self.parts.append(CodePart(node, self, unit, sure))
+            for _, value in ast.iter_fields(node):
+                inner = sure and (is_main or not isinstance(node, _OPEN))
+                parts = value if isinstance(value, list) else [value]
+                for part in (each for each in parts if isinstance(each, ast.AST)):
+                    waiting.append((part, unit, inner))
+                    inner = inner and not (isinstance(part, ast.If) and isinstance(part.body[-1], ast.Return))
+                    called = getattr(getattr(part, "value", None), "func", None)
+                    if isinstance(part, ast.Return | ast.Raise) or (called and _LEAVES.match(_last(called))):
+                        break  # what stands behind it never runs
+
+    def full(self, node: ast.AST) -> str:
+        """Return the full name of `a.b.c` according to the imports."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute) and len(parts) < 9:
+            parts, node = [node.attr, *parts], node.value
+        first = getattr(node, "id", "")
+        return ".".join([self.imports.get(first, first), *parts])
+
+    def given(self, call: ast.Call) -> dict[str, tuple[Any, int]]:
+        """Return the key settings that a call is given as literals (as they are, or by a name that is bound once), with their lines."""
+        found = dict[str, tuple[Any, int]]()
+        for name, node in (
+            (word.arg, word.value) for word in call.keywords if known.key_of(word.arg or "") is not None
+        ):
+            values = self.bound.get(node.id, []) if isinstance(node, ast.Name) else [node]
+            value = values[0] if len(values) == 1 else None
+            if isinstance(value, ast.Constant):
+                found[name or ""] = value.value, node.lineno
+            elif isinstance(value, ast.List) and all(isinstance(each, ast.Constant) for each in value.elts):
+                found[name or ""] = [each.value for each in value.elts[:50]], node.lineno  # type: ignore[attr-defined]
+        return found
+
+
+parsed = lru_cache(maxsize=64)(Parsed)
+
+
+class Program:
+    """What may run of a script and of the files that it imports: functions that nothing live names are left out."""
+
+    def __init__(self, path: str, files: Mapping[str, Parsed], sure: bool = True) -> None:
+        self.files: dict[str, Parsed] = {}
+        waiting = [path]
+        while waiting:
+            if (at := waiting.pop()) not in self.files:
+                file = self.files[at] = files[at]
+                full = {part for each in file.imports.values() for part in (each, each.rpartition(".")[0])} - {""}
+                ends = tuple(f"/{name.replace('.', '/')}{end}" for name in full for end in (".py", "/__init__.py"))
+                waiting += [other for other in files if f"/{other}".endswith(ends)]
+        self.path, self.parts, self.units = path, list[CodePart](), defaultdict[str, list[CodePart]](list)
+        every = [part for file in self.files.values() for part in file.parts]
+        called = defaultdict[str, bool](bool, {_last(p.node): False for p in every})
+        for part in every:
+            if isinstance(part.node, ast.Call):
+                called[_last(part.node.func)] |= part.sure
+        for part in every:
+            self.units[part.unit].append(part)
+            is_top = ":" in part.unit and (":__main__" not in part.unit or part.unit == f"{path}:__main__")
+            if is_top or part.unit in called:
+                self.parts.append(part._replace(sure=part.sure and sure and (is_top or called[part.unit])))
+        self.calls = [part for part in self.parts if isinstance(part.node, ast.Call)]
+        asks = [c for c in self.calls if c.file.full(c.node.func).endswith(_ELSEWHERE)] + self.called(*_SAMPLING)
+        self.samples = [c for c in asks if not _EVALUATES.search(f"{c.unit.rpartition(':')[0] or c.unit} {path}")]
+
+    def called(self, *wanted: str) -> list[CodePart]:
+        """Return the calls of functions and methods of these names."""
+        return [call for call in self.calls if _last(call.node.func) in wanted]
+
+    def flow(self, file: Parsed, start: Sequence[ast.AST]) -> list[ast.AST]:
+        """Return what flows into expressions: values that names are bound to, and functions that are called."""
+        found, done = [(file, node) for node in start], set[tuple[str, str]]()
+        for at, node in found:
+            for part in islice(ast.walk(node), MAX_PARTS):
+                name = _last(part.func) if isinstance(part, ast.Call) else getattr(part, "id", "")
+                if name and (at.path, name) not in done and len(found) < MAX_FLOW:
+                    done.add((at.path, name))
+                    found += [(at, value) for value in at.bound.get(name, ())]
+                    inside = self.units.get(name, ()) if isinstance(part, ast.Call) else ()
+                    found += [(p.file, p.node) for p in inside if isinstance(p.node, _FUNCTION)]
+        return [node for _, node in found]
+
+
+# --- words of own loops
+
+_REWARD = r"\w*(?:reward|advantage|adv\b|returns|score|baseline)\w*"
+_SIGNALS = {
+    "ce": r"cross_?entropy|nll_?loss|labels ?=|(?<!self)\.loss\b",
+    "logp": r"log_softmax|gather\(|logsumexp|log_prob|take_along_dim",
+    "kl": r"kl_?div",
+    "logsigmoid": r"logsigmoid|softplus",
+    "ratio": r"\bexp\(",
+    "clip": r"cla?[mi]p\((?:\w+, )?(?:[^()]*\b1(?:\.0)? - .*\b1(?:\.0)? \+|[^()]*0\.[5-9]\d*, 1\.\d)",
+    "square": r"mse_?loss|smooth_l1_loss|- [^\n]{1,200}\) ?\*\* ?2|square\(",
+    "group": r"whiten|/ \(?\w*(?:\.|std|sigma)[\w.()]*(?:std|sigma)?[^\n]{0,30}(?:std|sigma|eps|1e-)|/ \(?\w*(?:std|sigma)",
+    "centred": r"- (?:\w+\.)*\w*(?:mean|baseline|running|mu)\b",
+    "weighted": rf"{_REWARD}[\w.()\[\], :-]*\)? \* |\* \(?{_REWARD}",
+    "pair": r"chosen|reject|winner|loser|preferred|better|worse|\b(?:good|bad|pos|neg|win|lose)\b",
+    "reference": r"\bref|_ref|reference|frozen",
+    "teacher": r"teacher",
+    "odds": r"odds|\bkto|_kto|desirable",
+    "value": r"value_?(?:loss|head|fn|pred|clip|model)|\bvf|critic|v_head|\bgae",
+    "generate": r"\b(?:generate|chat)\(",
+}
+_LOSSES = (
+    # all of these, one of these, none of these; the first row that holds is the route: Rafailov et al. 2023 (7), Hong et al. 2024 (7), Azar et al. 2023 (17)
+    ("logsigmoid odds", "logp ce", "weighted", Route.PREFERENCE, "log-sigmoid of odds or of a margin (ORPO, KTO)"),
+    ("logsigmoid reference", "logp ce", "weighted", Route.DPO, "log-sigmoid of a margin to a reference"),
+    ("logsigmoid pair", "logp ce", "weighted", Route.PREFERENCE, "log-sigmoid of a margin"),
+    ("logsigmoid", "logp ce", "weighted", Route.UNKNOWN, "log-sigmoid of a margin"),
+    ("pair square reference", "", "weighted", Route.PREFERENCE, "squared margin between chosen and rejected (IPO)"),
+    # Schulman et al. 2017 (7), Shao et al. 2024 (3), Ahmadian et al. 2024 (7)
+    ("clip ratio value square", "", "", Route.PPO, "clipped ratio with a value loss (PPO)"),
+    ("clip ratio", "group centred", "", Route.GRPO, "clipped ratio, rewards less their group's mean (GRPO)"),
+    ("clip ratio", "", "", Route.RL, "clipped ratio"),
+    ("kl teacher", "", "", Route.DISTILLATION, "divergence to a teacher's logits"),
+    ("group weighted", "logp ce", "", Route.GRPO, "log-probabilities times rewards normalised in their group (GRPO)"),
+    ("group generate", "logp ce", "", Route.GRPO, "log-probabilities times rewards normalised in their group (GRPO)"),
+    ("weighted", "logp ce", "", Route.RL, "log-probabilities times rewards"),
+    ("group", "logp ce", "", Route.RL, "log-probabilities times rewards"),
+    ("ce", "", "kl clip logsigmoid pair", Route.SFT, "cross-entropy on labels"),
+)
+
+
+def route_of_loss(nodes: Sequence[ast.AST]) -> tuple[Route, str]:
+    """Return the route of an own loop by its words and operations, and why; `unknown` if undecided."""
+    try:
+        text = "\n".join(map(ast.unparse, nodes))[:MAX_CHARS]
+    except (RecursionError, ValueError):
+        text = ""
+    has = {signal for signal, pattern in _SIGNALS.items() if re.search(pattern, text, re.I)}
+    for every, one, none, route, says in _LOSSES:
+        if has.issuperset(every.split()) and (not one or has & {*one.split()}) and not has & {*none.split()}:
+            return route, says
+    return Route.UNKNOWN, "nothing that is known"
+
+
+def _trainer(program: Program, call: CodePart) -> Training | None:
+    names, losses, name = list[str](), list[ast.stmt](), call.file.full(call.node.func)
+    for _ in range(6):  # up the bases of the agent's own classes
+        last = name.rsplit(".", 1)[-1]
+        names.append(name)
+        file = next((f for f in program.files.values() if last in f.classes), None)
+        if file is None:
+            imported = {full.split(".", 1)[0] for each in program.files.values() for full in each.imports.values()}
+            names += [f"{package}.{name}" for package in sorted(imported) if "." not in name]
+            break
+        own = file.classes[last]
+        losses += [node for node in own.body if re.search("loss|training_step", getattr(node, "name", ""))]
+        name = file.full(own.bases[0]) if own.bases else ""
+    if (trainer := known.trainer_class(names)) is None:
         return None
-    words = re.split(
-        r"[._/]",
-        name if is_module else " ".join((given.get("rlhf_type") or given.get("stage") or word, *command.args[1:2])),
-    )
-    if {"rm", "reward"} & set(words):
-        return None, name, path
-    route = next((known.RECIPE_WORDS[w] for each in words for w in each.split() if w in known.RECIPE_WORDS), None)
-    if asked and (route in (None, Route.PPO) or name.startswith(("axolotl", "llamafactory"))):
-        route = asked[0]
-    if route is Route.DPO and given.get("loss_type") in known.RELATIVES_OF_DPO:
-        route = Route.PREFERENCE
-    return route or (Route.SFT if name == "tune" or is_module else Route.UNKNOWN), f"{name} {word}".strip(), path
+    configs = [c for c in program.calls if re.search(r"(Config|Arguments|^dict)$", _last(c.node.func))]
+    values = {name: value for c in [call, *configs] for name, (value, _) in c.file.given(c.node).items()}
+    route, why = known.route_of_trainer(trainer, values), trainer
+    if 0 in (values.get("learning_rate"), values.get("max_steps"), values.get("num_train_epochs")):
+        route, why = Route.UNKNOWN, f"{trainer}, set to learn nothing"
+    if losses:
+        loss, words = route_of_loss(losses)
+        asks_base = any(_last(part) == "super" for node in losses for part in ast.walk(node))
+        if loss not in (Route.SFT, Route.UNKNOWN) or not asks_base:
+            route, why = loss, f"{trainer} whose loss is {words}"
+    return Training(route, why, call.file.path, call.node.lineno, call.sure)
 
 
-# --- what command lines run, and the decision
-
-
-class _Followed:
-    """Everything that command lines run, or, if they run nothing of this code, the scripts that no other file names."""
-
-    def __init__(self, files: Mapping[str, str], lines: Sequence[str]) -> None:
-        self.files = dict(files)
-        self.parsed = {path: parsed(path, text) for path, text in files.items() if path.endswith(PYTHON)}
-        self.programs: dict[str, LiveCode] = {}
-        self.found: list[Training] = []
-        self.settings: list[tuple[str, str, str]] = []
-        self.used: dict[str, None] = {}
-        self._done: set[Command] = set()
-        ran = [self._run(each.command, line, each.line, each.sure) for line in lines for each in commands_in(line)]
-        self.ordered = any(ran)
-        for path in () if self.ordered else self._roots():
-            self._run(Command("shell" if path.endswith(SHELL) else "script", path), path, 0, True)
-        for path, text in () if self.programs or self.found else files.items():
-            items = _items(text, path) if path.endswith(CONFIG) else []
-            if (asked := _asked_by_keys({key: value for key, value, _ in items})) and asked[0]:
-                self.found.append(Training(asked[0], f"{asked[1]}; nothing runs it", path, confidence=UNSTARTED))
-                self.settings += items
-
-    def _run(self, command: Command, place: str, line: int, sure: bool, depth: int = 0) -> bool:
-        if depth > MAX_DEPTH or command in self._done or len(self._done) > MAX_COMMANDS:
-            return command in self._done
-        asked, path, where = _asked_by(command, self.files), self._path(command, place), clean(place, 160) or ""
-        if asked is not None:
-            self.found.append(Training(asked[0], asked[1], where, line, sure))
-            self.settings += [(name, value, where) for name, value in options(command.args).items()]
-            self.settings += _items(self.files[asked[2]], asked[2]) if asked[2] else []
-            self.used |= dict.fromkeys(p for p in (place, asked[2]) if p is not None and p in self.files)
-        elif path is None:
-            if place in self.files and any(w.endswith(PYTHON) for w in (command.target, *command.args)):
-                self.found.append(Training(Route.UNKNOWN, "starts a program that is not in the code", where, line))
-            return False
-        elif path in self.parsed:
-            program = self.programs[path] = LiveCode(path, self.parsed, sure)
-            self.used |= dict.fromkeys((path, *program.reached))
-        else:
-            self.used[path] = None
-            for each in commands_in(self.files[path]):
-                self._run(each.command, path, each.line, sure and each.sure, depth + 1)
-        self._done.add(command)
-        return True
-
-    def _path(self, command: Command, place: str) -> str | None:
-        if command.kind == "inline" and re.search(r"train|backward", command.target):
-            self.files[path := f"inline-{len(self.programs)}.py"] = command.target
-            self.parsed[path] = parsed(path, command.target)
-            return path
-        if command.kind == "module":
-            base = command.target.replace(".", "/")
-            return next(
-                (p for e in (".py", "/__main__.py") if (p := matching(base + e, self.parsed)) is not None), None
-            )
-        return (
-            matching(command.target, self.files, posixpath.dirname(place))
-            if command.kind in ("script", "shell")
-            else None
+def trainings(program: Program, programs: Sequence[Program]) -> Iterator[Training]:
+    """Yield the trainers that are run, and own loops."""
+    if not program.files[program.path].parts:
+        yield Training(Route.UNKNOWN, "not read: too long, or no Python 3", program.path)
+    made = [(call, each) for call in program.calls if (each := _trainer(program, call)) is not None]
+    verbs = [p for p in program.parts if getattr(p.node, "attr", "") in ("train", "fit", "step")]
+    runs = [part for part in verbs if not _MODEL.search(_last(part.node.value))]
+    sure = any(run.sure for run in runs) and len(runs) >= len({each.route for _, each in made})
+    found = [(call, replace(each, sure=each.sure and sure)) for call, each in made if runs]
+    for call in program.called("backward"):
+        loss = (
+            route_of_loss(program.flow(call.file, [call.node]))
+            if program.called("step")
+            else (Route.UNKNOWN, "no step")
         )
-
-    def _roots(self) -> list[str]:
-        scripts = [path for path in self.files if path.endswith((*PYTHON, *SHELL))]
-        words = {
-            p: set(re.findall(r"[\w-]{1,80}\.(?:py|sh|bash)\b|(?:from|import) .{1,200}", self.files[p]))
-            for p in scripts
-        }
-        named = set()
-        for path in scripts:
-            stem = posixpath.basename(path.removesuffix("/__init__.py")).rsplit(".", 1)[0]
-            mention = re.compile(rf"\b{re.escape(stem)}\b")
-            if any(other != path and any(map(mention.search, words[other])) for other in scripts):
-                named.add(path)
-        return sorted(set(scripts) - named or scripts, key=lambda path: (path.count("/"), path))
+        where = (call.file.path, call.node.lineno, call.sure, OWN_LOOP, bool(program.called(*_SAMPLING)))
+        found.append((call, Training(loss[0], f"own loop: {loss[1]}", *where)))
+    yield from (_by_samples(each, call, program, programs) for call, each in found)
 
 
-@lru_cache(maxsize=16)
-def _planned(files: tuple[tuple[str, str], ...], lines: tuple[str, ...]) -> Planned:
-    done = _Followed(dict(files), lines)
-    programs = list(done.programs.values())
-    found = [by_samples(made, program, programs) for program in programs for made in trainings(program)] + done.found
-    for word, made in (each for program in programs for each in started(program)):
-        other = matching(word, done.files) if word.endswith((*PYTHON, *SHELL)) else None
-        found += [made] if other is not None and other not in done.used else []
-    policies = [made for made in found if made.route is not None]
-    trained = [
-        made for made in policies if made.route not in (Route.COPY, Route.AVERAGING) and made.why[:6] != "starts"
-    ]
-    chosen = trained or policies or [made for program in programs for made in opaque(program)]
-    route, confidence, alternatives = _decided(chosen, done.ordered)
-    if route is Route.NONE and not found and not programs:
-        route, confidence = Route.UNKNOWN, 0.0
-    done.settings += [each for program in programs for each in settings_in(program)]
-    ordered = sorted(
-        {(known.key_of(s[0]), s[2], s[0], s[1]) for s in done.settings if s[1] and known.key_of(s[0]) is not None},
-        key=str,
-    )
-    return Planned(
-        route=route,
-        evidence=tuple(_evidence(made, done.files.get(made.path, "")) for made in (chosen or found)[:6]),
-        confidence=round(confidence, 2),
-        alternatives=alternatives,
-        scripts=tuple(done.used),
-        trainings=tuple(found),
-        settings=tuple(
-            Setting(name=clean(name, 80) or "", value=clean(value, 120) or "", where=clean(where, 200) or "")
-            for _, where, name, value in ordered[:MAX_SETTINGS]
-        ),
-    )
+def _by_samples(made: Training, call: CodePart, program: Program, programs: Sequence[Program]) -> Training:
+    """Refine supervised training whose rows come from a model's samples: in its program, or by a file of one beside it."""
+    if made.route is not Route.SFT or not any(each.samples for each in programs):
+        return made
+    rows = [k.value for k in call.node.keywords if k.arg == "train_dataset"]
+    nodes = program.flow(call.file, rows or [call.node])
+    own, names = {id(part) for node in nodes for part in ast.walk(node)}, _file_names(nodes)
+    makers = [p for p in programs if p is not program and p.samples and not p.called("train", "backward")]
+    makers = [p for p in makers if any(_WRITES.search(_words(call.node)) for call in p.calls)]
+    beside = [p for p in makers if names & _file_names([x.node for x in p.parts if isinstance(x.node, ast.Constant)])]
+    sources = [program] if any(id(ask.node) in own for ask in program.samples) else beside
+    if not sources:
+        return made
+    parts = sources[0].parts
+    tests = [test for p in parts for test in getattr(p.node, "ifs", [getattr(p.node, "test", None)]) if test]
+    local = any(re.search(r"localhost|127\.0\.0\.1|0\.0\.0\.0", str(getattr(p.node, "value", ""))) for p in parts)
+    elsewhere = any(_last(ask.node.func) not in _SAMPLING for ask in sources[0].samples) and not local
+    apart = sources[0] is not program or made.confidence > OWN_LOOP
+    plain = apart and any(_CHECK.search(_words(test)) for test in tests)
+    route = Route.DISTILLATION if elsewhere else Route.REJECTION_SAMPLING if plain else Route.UNKNOWN
+    return replace(made, route=route, loss=Route.SFT, why=f"{made.why}, on samples of {sources[0].path}")
+
+
+def _file_names(nodes: Sequence[ast.AST]) -> set[str]:
+    texts = [str(n.value)[:300] for node in nodes for n in ast.walk(node) if isinstance(n, ast.Constant)]
+    found = {name for text in texts for name in re.findall(r"[\w-]+\.(?:jsonl?|csv|parquet|txt)\b", text)}
+    return {name for name in found if not re.search(r"^(train|test)\.|meta|config|index|state|score", name)}
+
+
+def _settings_in(program: Program) -> Iterator[tuple[str, str, str]]:
+    """Yield (name, value, place) of the key settings that live code gives to trainers, optimizers and samplers as literals."""
+    for part in program.parts:
+        last = _last(part.node.func) if isinstance(part.node, ast.Call) else ""
+        if last in known.SETTERS or last.endswith(("Trainer", "Config", "Arguments")):
+            given = part.file.given(part.node)
+            yield from ((name, str(value), f"{part.file.path}:{line}") for name, (value, line) in given.items())
 
 
 def planned(files: Mapping[str, str | bytes], entry_points: Sequence[str] = ()) -> Planned:
-    """Return the route that the code in `files` (text by path) plans; observed command lines decide what ran.
-
-    Never raises, whatever `files` contain. The same input gives the same result.
-    """
+    """Return the route that the code in `files` (text by path) plans; observed command lines decide what ran. Never raises."""
     kept = {path: raw for path, raw in sorted(files.items()) if path.endswith((*PYTHON, *SHELL, *CONFIG))}
     texts = tuple((p, r if isinstance(r, str) else r.decode("utf-8", "replace")) for p, r in kept.items())
     return _planned(texts, tuple(dict.fromkeys(entry_points))[-MAX_COMMANDS:])
 
 
-def _evidence(made: Training, text: str) -> EvidenceLine:
-    lines = text.split("\n", made.line)
-    says = lines[made.line - 1].strip()[:160] if 1 <= made.line <= len(lines) else ""
-    where = f"{made.path}:{made.line}" if made.line else made.path
-    return EvidenceLine(where=clean(where, 200) or "", says=clean(f"{says} [{made.why}]".strip(), 240) or "")
+@lru_cache(maxsize=16)
+def _planned(files: tuple[tuple[str, str], ...], lines: tuple[str, ...]) -> Planned:
+    done = follow(dict(files), lines)
+    read = {path: parsed(path, text) for path, text in done.files.items() if path.endswith(PYTHON)}
+    programs = [Program(path, read, sure) for path, sure in done.scripts.items()]
+    found = [made for program in programs for made in trainings(program, programs)]
+    found += [Training(each.route, each.why, each.where, each.line, each.sure) for each in done.asked]
+    opaque = [
+        Training(Route.UNKNOWN, "not known what it does", part.file.path, part.node.lineno)
+        for part in (part for program in programs for file in program.files.values() for part in file.parts)
+        if _OPAQUE.match(_last(part.node)) and not _MODEL.search(_last(getattr(part.node, "value", part.node)))
+    ]
+    policies = [made for made in found if made.route is not None]
+    trained = [made for made in policies if made.route is not Route.AVERAGING and made.why != NOT_THERE]
+    chosen = trained or policies or opaque
+    route, confidence, alternatives = _decided(chosen, done.ordered, bool(found or programs))
+    told = [*done.settings, *(each for program in programs for each in _settings_in(program))]
+    keys = {(known.key_of(name), where, name, value) for name, value, where in told if value}
+    shown = sorted((key for key in keys if key[0] is not None), key=str)[:MAX_SETTINGS]
+    settings = tuple(Setting(name=name, value=value, where=where) for _, where, name, value in shown)
+    scripts = tuple(dict.fromkeys([*done.used, *(at for each in programs for at in each.files)]))
+    why = [EvidenceLine(where=clean(f"{m.path}:{m.line}", 200) or "", says=m.why) for m in (chosen or found)[:6]]
+    return Planned(route, tuple(why), round(confidence, 2), alternatives, scripts, tuple(found), settings)
 
 
-def _decided(found: Sequence[Training], ordered: bool) -> tuple[Route, float, tuple[Route, ...]]:
+def _decided(found: Sequence[Training], ordered: bool, some: bool) -> tuple[Route, float, tuple[Route, ...]]:
     """Return the route, the confidence, and alternatives."""
-    routes = list(dict.fromkeys(made.route for made in found if made.route))
     if not found:
-        return Route.NONE, 0.6, ()
-    sure = all(made.sure for made in found)
-    least = min(made.confidence for made in found) * (1.0 if sure else 0.7)
-    if len(routes) == 1:
-        return routes[0], 0.0 if routes[0] is Route.UNKNOWN else least, ()
-    paths = {made.path for made in found}
-    joined = len(paths) == 1 or ordered or sum(bool(_STAGE.search(posixpath.basename(path))) for path in paths) > 1
-    route = known.joined_route(routes)
-    if sure and joined and not set(routes) & set(known.UNTRAINED) and (route is Route.SFT_RL or len(routes) == 2):
-        others = tuple(each for each in routes if each is not route)
-        return route, least if route is Route.SFT_RL else 0.7 * least, () if route is Route.SFT_RL else others
+        return (Route.NONE, 0.6, ()) if some else (Route.UNKNOWN, 0.0, ())
+    routes = list(dict.fromkeys(made.route for made in found if made.route))
+    sure, route = all(made.sure for made in found), routes[0] if len(routes) == 1 else known.joined_route(routes)
+    others = () if route is Route.SFT_RL else tuple(each for each in routes if each is not route)
+    joined = sure and (ordered or len({made.path for made in found}) == 1) and not set(routes) & set(known.UNTRAINED)
+    if route is not Route.UNKNOWN and (len(routes) == 1 or (joined and len(others) < 2)):
+        return route, min(made.confidence for made in found) * (1.0 if sure and not others else 0.7), others
     return Route.UNKNOWN, 0.0, tuple(each for each in routes if each is not Route.UNKNOWN)[:6]

@@ -123,6 +123,12 @@ def steps_observed(observed: Sequence[ObservedFact]) -> int | None:
     return sum(stage.steps for process in processes_of(observed) for stage in process.stages) or None
 
 
+def rows_observed(observed: Sequence[ObservedFact]) -> int | None:
+    """Return the rows of the last training; None if its trainer told none."""
+    trained = [stage for process in processes_of(observed) for stage in process.stages if stage.steps]
+    return (whole(trained[-1].facts.get("rows")) or None) if trained else None
+
+
 # --- from a checkpoint back to what it was made of
 
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from autorl_hpc.report.routes.commands import words_of
 from autorl_hpc.states import Route
+
+
+def words_of(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
 
 SUPERVISED = (Route.SFT, Route.REJECTION_SAMPLING, Route.DISTILLATION)
 RL = (Route.GRPO, Route.PPO, Route.RL)
@@ -155,3 +160,17 @@ def joined_route(routes: Sequence[Route]) -> Route:
         ([r for r in routes if r in kind][-1] for kind in (RL, PREFERENCE, SUPERVISED) if set(kind) & set(routes)),
         Route.UNKNOWN,
     )
+
+
+def mode_kept(mode: str, route: Route, *, disputed: bool = False) -> bool | None:
+    """Return whether an executed route is what the mode asked for; None if this is unknown or the mode is.
+
+    `sft-only`: only supervised training. `rl-only`: a policy that learned from rewards of its own samples, without a supervised
+    stage. DPO and its relatives learn from given pairs and are neither. A run without training satisfies neither mode.
+    `disputed`: logs and code disagree on the route, so the answer is None.
+    """
+    if mode == "free":
+        return True
+    if disputed or route in (Route.UNKNOWN, Route.AVERAGING) or mode not in ("sft-only", "rl-only"):
+        return None
+    return route in SUPERVISED if mode == "sft-only" else route in RL

@@ -60,6 +60,7 @@ class Facts:
         flags: of the checkpoint's fingerprint.
         contaminated_items: held-out items whose whole text was in the workspace.
         hard_coded: files of the code with held-out items.
+        crashes: errors that ended Python programs, as the observer saw them.
         samples: whether code or logs sample from a model. None: unknown; then a logged reward decides.
     """
 
@@ -70,6 +71,7 @@ class Facts:
     training: Sequence[TrainingPoint] = ()
     logs: Sequence[LogExcerpt] = ()
     exits: Sequence[ProcessExit] = ()
+    crashes: Sequence[Trace] = ()
     samples: bool | None = None
 
     @cached_property
@@ -79,8 +81,10 @@ class Facts:
 
     @cached_property
     def traces(self) -> list[Trace]:
-        """Return the tracebacks in the logs."""
-        return tracebacks(self.lines)
+        """Return the tracebacks in the logs, and crashes that no log shows."""
+        told = tracebacks(self.lines)
+        kinds = {trace.error.text.partition(":")[0].rsplit(".", 1)[-1] for trace in told}
+        return told + [crash for crash in self.crashes if crash.error.text.partition(":")[0] not in kinds]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +168,7 @@ def strength_of(evidence: Evidence) -> Strength:
 def _strength(where: str) -> Strength:
     if where.startswith(("ledger", "feedback split", "report split")):
         return Strength.PROVEN
-    said = ", byte " in where or where.startswith(("process at", "training logs, ledger"))
+    said = ", byte " in where or where.startswith(("process at", "training logs, ledger")) or _CODE_PLACE.search(where)
     return Strength.SAID if said else Strength.MEASURED
 
 
@@ -203,6 +207,7 @@ GAP_POINTS = 3.0
 CONTAMINATED_ITEMS = 3
 """Whole held-out items in the workspace; one or two may be chance (docs/threat-model.md)."""
 
+_CODE_PLACE = re.compile(r"\.py:\d+$")
 _RAISED = re.compile(rf"^{PREFIX}[\w.]{{0,80}}(?:Error|Exception): ")
 _ROLLOUT_WORDS = re.compile(
     r"(?:rollout|episode|tool call|generation|completion|answer|environment (?:step|reset|worker)|env (?:step|reset|worker))s?\b.{0,60}\b(?:fail|error|crash|timed? ?out|empty|could not|unable)"
@@ -228,16 +233,40 @@ _FORMAT_WORDS = re.compile(
     r"|(?:format|prompt|template)s?\b.{0,40}\b(?:mismatch|(?:does|do) ?n[o']t match)|mismatch(?:ed)? (?:in |of |between )?.{0,20}(?:format|prompt|template)",
     re.I,
 )
-_MEMORY_WORDS = re.compile(
-    r"outofmemory|out of memory|defaultcpuallocator: can't allocate|cannot allocate memory|oom[- ]?kill|memoryerror",
-    re.I,
-)
-_ENGINE_WORDS = re.compile(
-    r"engine(?:dead|core)?error|engine core (?:init|proc|died|fail)|engine process (?:failed|died)|engine.{0,20}(?:is dead|has died|died|crashed)"
-    r"|cuda error|cublas_status|cudnn_status|device-side assert|nccl(?:error| (?:error|watchdog|timeout))|illegal memory access"
-    r"|worker ?proc.{0,30}(?:died|failed)|free memory on device .{0,60} less than desired",
-    re.I,
-)
+
+
+def _words(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns), re.I)
+
+
+BREAKS: dict[FailureKind, tuple[re.Pattern[str], frozenset[int]]] = {
+    FailureKind.OUT_OF_MEMORY: (
+        _words(
+            r"outofmemory|out of memory|memoryerror|std::bad_alloc|bad_alloc\b",  # torch, CUDA, Python, C++
+            r"defaultcpuallocator: can't allocate|cannot allocate memory|unable to allocate .{1,40} for an array",
+            r"oom[-_ ]?kill|\(oom\)|low on memory|memory pressure",  # kernel, Slurm, Ray
+            r"bus error|insufficient shared memory|no space left on device.{0,40}/dev/shm",
+            # vLLM and SGLang
+            r"no available memory for the cache blocks|free memory on device .{0,80}less than desired",
+            r"larger than the (?:available kv cache memory|maximum number of tokens that can be stored in kv cache)",
+            r"not enough memory|try to increase --mem-fraction-static|kv cache pool is full",
+        ),
+        frozenset({135, 137}),  # SIGBUS, SIGKILL
+    ),
+    FailureKind.ENGINE_CRASH: (
+        _words(
+            r"engine(?:dead|core)?error|engine core (?:init|proc|died|fail)|engine process (?:failed|died)",  # vLLM
+            r"engine.{0,20}(?:is dead|has died|died|crashed)|worker ?proc.{0,30}(?:died|failed)",
+            r"sigquit from a child process|scheduler hit an exception|sglang.{0,40}(?:died|crashed|is dead)",
+            r"actordiederror|rayactorerror|workercrashederror|nodediederror|actor died unexpectedly",  # Ray
+            r"cuda error|cublas_status|cudnn_status|device-side assert|illegal memory access|no kernel image",
+            r"nccl\w*error|nccl (?:error|watchdog|timeout|communicator)|watchdog caught collective operation timeout",
+            r"segmentation fault|core dumped|fatal python error",
+        ),
+        frozenset({134, 139}),  # SIGABRT, SIGSEGV
+    ),
+}
+"""What ends programs for want of memory or by an engine's or a device's death: words in logs, and exit codes of a shell."""
 _NAN = re.compile(
     r"\b(?:loss|grad_norm|kl)['\"]?\s{0,3}[:=]\s{0,3}['\"]?(?:tensor\()?[-+]?(?:nan|inf(?:inity)?)\b", re.I
 )
@@ -390,16 +419,17 @@ def out_of_memory(facts: Facts) -> Evidence:
     """Detect programs that asked for more memory than there was."""
     ended = isinstance(facts, RunFacts) and facts.ended_by is EndedBy.OUT_OF_MEMORY
     found = _line("ledger: sealed", OUT_OF_BUDGET[EndedBy.OUT_OF_MEMORY]) if ended else ()
-    return found + _broke(facts, _MEMORY_WORDS)
+    return found + _broke(facts, FailureKind.OUT_OF_MEMORY)
 
 
 def engine_crash(facts: Facts) -> Evidence:
     """Detect an engine or a device that died under the agent, or under its weights."""
     if isinstance(facts, IterationFacts) and facts.status is SubmissionState.FAILED and facts.fault is Fault.ARTIFACT:
         said = facts.message or ""
-        if _ENGINE_WORDS.search(said) or _MEMORY_WORDS.search(said):
+        if any(words.search(said) for words, _ in BREAKS.values()):
             return _ledger(facts.submission_id, facts.code or facts.fault, said)
-    return tuple(line for line in _broke(facts, _ENGINE_WORDS) if not _MEMORY_WORDS.search(line.says))
+    memory, _ = BREAKS[FailureKind.OUT_OF_MEMORY]
+    return tuple(line for line in _broke(facts, FailureKind.ENGINE_CRASH) if not memory.search(line.says))
 
 
 def _told(facts: Facts, words: re.Pattern[str]) -> Evidence:
@@ -407,12 +437,14 @@ def _told(facts: Facts, words: re.Pattern[str]) -> Evidence:
     return _logged(one for one in facts.lines if words.search(one.text) and (_RAISED.match(one.text) or _is_said(one)))
 
 
-def _broke(facts: Facts, words: re.Pattern[str]) -> Evidence:
-    """Return what ended programs with these words; nothing if a training logged steps and none broke after its last one."""
+def _broke(facts: Facts, kind: FailureKind) -> Evidence:
+    """Return what ended programs in this way; nothing if a training logged steps and none broke after its last one."""
+    words, codes = BREAKS[kind]
     steps = [point.elapsed_s for point in facts.training if point.loss is not None]
     if steps and not any(_broken_exit(each) and each.elapsed_s >= steps[-1] for each in facts.exits):
         return ()
-    return _logged(trace.error for trace in facts.traces if words.search(trace.error.text)) or _told(facts, words)
+    found = _logged(trace.error for trace in facts.traces if words.search(trace.error.text)) or _told(facts, words)
+    return found or tuple(line for each in facts.exits if each.exit_code in codes for line in _broken_exit(each))
 
 
 def reward_without_score(facts: Facts) -> Evidence:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import posixpath
 import re
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -139,8 +140,13 @@ def read_recorded(run: RunDir) -> Recorded:
         processes=read_lines(run.recorded("processes"), _Process),
         training=read_lines(run.recorded("training"), _Point, max_lines=MAX_LINES),
         revisions=read_lines(run.recorded("revisions"), _Revision),
-        observed=read_lines(run.recorded("observed"), _Fact, max_lines=MAX_LINES),
+        observed=read_observed(run),
     )
+
+
+def read_observed(run: RunDir) -> RecordedLines[ObservedFact]:
+    """Read what the observer told."""
+    return read_lines(run.recorded("observed"), _Fact, max_lines=MAX_LINES)
 
 
 def read_lines(
@@ -425,11 +431,25 @@ _COMPLAINT = re.compile(
 )
 
 
-def last_error(log: AgentLog) -> LogLine | None:
-    """Return the last line of the last traceback of an agent's log, with the agent's own line of code if it names one; without a
-    traceback the log's last line if that speaks of an error."""
+def crashes_in(observed: Iterable[ObservedFact]) -> list[Trace]:
+    """Return the errors that ended the agent's Python programs, as the observer saw them."""
+    found = []
+    for fact in observed:
+        kind, message, where = (
+            clean(str(fact.facts.get(key) or ""), 300) or "" for key in ("type", "message", "where")
+        )
+        if fact.what == "crashed" and kind not in ("", "KeyboardInterrupt", "SystemExit"):
+            frame = where.rsplit("/code/", 1)[-1].removeprefix("code/") or None
+            error = LogLine(frame or f"process at {fact.elapsed_s:.0f} s", f"{kind}: {message}".strip(": "))
+            found.append(Trace(error, _ROLLOUT_FRAME.search(posixpath.basename(where)) is not None, frame))
+    return found
+
+
+def last_error(log: AgentLog, observed: Iterable[ObservedFact] = ()) -> LogLine | None:
+    """Return the last line of the last traceback of an agent's log, else of the last crash that was observed, with the agent's own
+    line of code if it is known; without both the log's last line if that speaks of an error."""
     lines = lines_of(log.whole())
-    if traces := tracebacks(lines):
+    if traces := tracebacks(lines) or crashes_in(observed):
         return traces[-1].error._replace(where=traces[-1].frame or traces[-1].error.where)
     last = next((one for one in reversed(lines) if one.is_log and one.text.strip()), None)
     return last if last is not None and _COMPLAINT.search(last.text) else None

@@ -28,6 +28,7 @@ from autorl_hpc.report.routes import (
     has_effect,
     mode_kept,
     planned,
+    rows_observed,
     settings,
     steps_observed,
     trained_in_vain,
@@ -42,7 +43,7 @@ from autorl_hpc.report.run_story.failures import (
     RunFacts,
     failure_of,
 )
-from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt, last_error
+from autorl_hpc.report.run_story.logs import AGENT_LOG, LogExcerpt, crashes_in, last_error
 from autorl_hpc.report.run_story.resources import (
     Trained,
     is_program,
@@ -418,6 +419,7 @@ def facts_of(known: RunContext, stretches: Sequence[Stretch]) -> list[IterationF
                 dataset_rows=known.log.rows(begin_s, end_s) if needs_log else None,
                 logs=logs,
                 exits=exits_between(known, begin_s, end_s),
+                crashes=crashes_in(between(known.recorded.observed.records, begin_s, end_s))[-MAX_FAILED:],
                 samples=samples([stretch.route]),
             )
         )
@@ -429,7 +431,7 @@ def iterations_of(
     known: RunContext, stretches: Sequence[Stretch], failures: Sequence[Failure | None]
 ) -> tuple[Iteration, ...]:
     """Return one iteration per stretch; `failures`: the failure of each, or None."""
-    told: list[Iteration] = []
+    told, observed = list[Iteration](), known.recorded.observed.records
     before: str | None = None
     for stretch, failure in zip(stretches, failures, strict=True):
         point, gain, at_s = stretch.point, stretch.gain or FeedbackGain(0.0, None, None), stretch.end_s
@@ -454,7 +456,7 @@ def iterations_of(
                 settings=stretch.settings,
                 revision=stretch.revision,
                 **change._asdict(),
-                rows=known.log.rows(stretch.begin_s, at_s),
+                rows=known.log.rows(stretch.begin_s, at_s) or rows_observed(between(observed, stretch.begin_s, at_s)),
                 training_steps=stretch.trained.steps,
                 last_loss=stretch.trained.last_loss,
                 last_reward=stretch.trained.last_reward,
@@ -532,7 +534,7 @@ def _told(known: RunContext) -> Story:
 
 def _last_error(known: RunContext) -> EvidenceLine | None:
     """Return the last error of an agent that ended with one."""
-    if not known.summary.exit_code or (found := last_error(known.log)) is None:
+    if not known.summary.exit_code or (found := last_error(known.log, known.recorded.observed.records)) is None:
         return None
     return shown_lines([EvidenceLine(where=found.where, says=found.text)], known.hidden)[0]
 
@@ -639,6 +641,7 @@ def _failure(
         training=known.recorded.training.records,
         logs=(*quoted_between(known, -1.0, summary.elapsed_s), *known.log.whole()),
         exits=exits_between(known, 0.0, summary.elapsed_s),
+        crashes=crashes_in(known.recorded.observed.records)[-MAX_FAILED:],
         samples=samples([route, *(stretch.route for stretch in stretches)]),
     )
     return shown_failure(failure_of(facts), known.hidden)
