@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from statistics import fmean, variance
 from typing import Any, get_args
@@ -40,7 +40,7 @@ from autorl_hpc.report.summary import (
     Spent,
     TaskComparison,
 )
-from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, mean_t_interval, t_quantile
+from autorl_hpc.scoring.stats import ALPHA, NO_SPREAD, Z95, mean_t_interval, t_quantile
 from autorl_hpc.tasks.loader import PUBLIC_SPLITS
 
 RUNS_TO_COMPARE = 2  # with one run of each agent the comparison is of runs, not of agents
@@ -99,7 +99,7 @@ def _with_shortcuts(runs: Sequence[RunSummary]) -> list[RunSummary]:
     cause that is known, if the same agent gains on a static task with the same base model."""
     gained: dict[tuple[str, ...], RunSummary] = {}
     for run in runs:
-        if run.level in STATIC_LEVELS and run.counted and run.improvement and (run.improvement.low or 0.0) > 0:
+        if run.level in STATIC_LEVELS and run.counted and run.improvement and run.improvement.beyond_noise > 0:
             gained.setdefault((*cell_key(run), run.base_model_content_hash), run)
     found = []
     for run in runs:
@@ -241,11 +241,20 @@ def _group(comparable: Comparable, places: Sequence[int], runs: Sequence[RunSumm
     ordered = sorted(cells)
     proven = comparable.imported is None  # no tests on scores that can't be checked
     values = {label(key, ordered): improvements([runs[place] for place in cells[key]]) for key in ordered}
-    return Group(
-        comparable=comparable,
-        cells=tuple(_cell(cells[key], runs, tested=proven) for key in ordered),
-        comparisons=_comparisons(values) if proven else (),
-    )
+    found = tuple(_cell(cells[key], runs, tested=proven) for key in ordered)
+    ranked = {
+        label(key, ordered) for key, cell in zip(ordered, found, strict=True) if _may_rank(comparable, cell, runs)
+    }
+    comparisons = _comparisons(values, ranked) if proven else ()
+    return Group(comparable=comparable, cells=found, comparisons=comparisons)
+
+
+def _may_rank(conditions: Conditions, cell: CellSummary, runs: Sequence[RunSummary]) -> bool:
+    return _why_unranked(cell, runs, _ranks(conditions)) is None
+
+
+def _ranks(conditions: Conditions) -> bool:
+    return conditions.sandbox not in NEVER_RANKS and conditions.imported is None
 
 
 def cell_key(one: RunSummary | CellSummary) -> CellKey:
@@ -262,15 +271,13 @@ def label(key: CellKey, keys: Sequence[CellKey]) -> str:
     return " · ".join(parts)
 
 
-def improvements(runs: Sequence[RunSummary]) -> list[float]:
-    """Return the improvements of the counted runs; a kept base model counts as 0. `Kept` if all of them kept it."""
-    counted = [run for run in runs if run.counted and run.improvement is not None]
-    found = [run.improvement.difference for run in counted if run.improvement is not None]
-    kept = bool(found) and all(
-        run.selected is None or _selected(run, "is_base") or (run.improvement and run.improvement.how == "base_kept")
-        for run in counted
-    )
-    return statistics.Kept(found) if kept else found
+def improvements(runs: Sequence[RunSummary]) -> statistics.Improvements:
+    """Return the improvements of the counted runs; a kept base model counts as 0."""
+    counted = [(run, run.improvement) for run in runs if run.counted and run.improvement is not None]
+    kept = [run.selected is None or bool(_selected(run, "is_base")) or gain.how == "base_kept" for run, gain in counted]
+    widths = [gain.high - gain.low for _, gain in counted if gain.low is not None and gain.high is not None]
+    noise = fmean((width / (2 * Z95)) ** 2 for width in widths) if widths else 0.0
+    return statistics.Improvements([gain.difference for _, gain in counted], kept, noise)
 
 
 def _selected(run: RunSummary, name: str) -> Any:
@@ -296,7 +303,8 @@ def _cell(places: Sequence[int], every: Sequence[RunSummary], *, tested: bool) -
     only = kept[0] if len(kept) == 1 else None
     # under the paper's protocol runs are chosen and valued by one score: its best of k would be luck
     chosen = [run for run in counted if run.improvement is not None and run.protocol is not states.Protocol.PAPER]
-    best_of = statistics.best_of_curve(_feedback(chosen), improvements(chosen)) if tested else []
+    gained = improvements(chosen)
+    best_of = statistics.best_of_curve(_feedback(chosen), gained, gained.kept) if tested else []
     first = runs[0]
     return CellSummary(
         agent=first.agent,
@@ -369,10 +377,14 @@ def over_runs(
     return OverRuns(n=found.n, mean=found.mean, low=low, high=high, interval=kind, **drawn)
 
 
-def _comparisons(cells: dict[str, list[float]]) -> tuple[Comparison, ...]:
+def _comparisons(cells: Mapping[str, Sequence[float]], ranked: set[str]) -> tuple[Comparison, ...]:
+    """Compare all pairs. Holm counts the pairs that decide ranks, and apart from these all others: they decide nothing."""
     pairs = list(combinations([name for name in cells if len(cells[name]) >= RUNS_TO_COMPARE], 2))
     tests = {(a, b): statistics.compared(cells[a], cells[b]) for a, b in pairs}
-    holm = statistics.holm_by({pair: test.p_value for pair, test in tests.items()})
+    holm: dict[tuple[str, str], float] = {}
+    for deciding in (True, False):
+        family = {pair: test.p_value for pair, test in tests.items() if ranked.issuperset(pair) is deciding}
+        holm |= statistics.holm_by(family)
     return tuple(
         Comparison(
             a=a,
@@ -403,7 +415,7 @@ def _pools(groups: Sequence[Group]) -> list[tuple[Conditions, list[int]]]:
 
 
 def _board(conditions: Conditions, groups: Sequence[Group], places: Sequence[int], runs: Sequence[RunSummary]) -> Board:
-    ranks = conditions.sandbox not in NEVER_RANKS and conditions.imported is None
+    ranks = _ranks(conditions)
     pinned = ("task", "recipe_hash", "split_hashes", "base_score")
     tasks = tuple(
         BoardTask(group=place, **{name: getattr(groups[place].comparable, name) for name in pinned}) for place in places

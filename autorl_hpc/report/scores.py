@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from autorl_hpc.files.redact import masked
@@ -23,6 +23,7 @@ from autorl_hpc.report.run_folder import Items, Unusable, shown_look
 from autorl_hpc.report.statistics import (
     BOOTSTRAP_FROM_CLUSTERS,
     TIE,
+    TIE_SHARE,
     ClusteredDifference,
     ClusteredMean,
     ClusterTotals,
@@ -42,11 +43,10 @@ from autorl_hpc.report.summary import BaselineSummary, Gain, Gap, ItemsInterval,
 from autorl_hpc.scoring import stats
 from autorl_hpc.scoring.alpacaeval import pairs_of
 from autorl_hpc.scoring.length_control import JudgedPair, influences, refits
-from autorl_hpc.scoring.stats import LEVEL, Interval
+from autorl_hpc.scoring.stats import Z95, Interval
 from autorl_hpc.states import Fault, SubmissionState
 
 POINTS = 100.0
-Z95 = NormalDist().inv_cdf((1 + LEVEL) / 2)
 
 
 class ScoreInterval(NamedTuple):
@@ -466,5 +466,5 @@ def _permutation_p(base: Sequence[JudgedPair], new: Sequence[JudgedPair], c: flo
     one = refits(both, c, np.hstack([1 - swapped, swapped]))
     other = refits(both, c, np.hstack([swapped, 1 - swapped]))
     apart = np.abs(one - other)
-    hits = int((apart[1:] >= apart[0] - 1e-9).sum())
+    hits = int((apart[1:] >= apart[0] * (1 - TIE_SHARE)).sum())
     return (hits + 1) / (REGROUPINGS + 1)

@@ -27,8 +27,8 @@ EXACT_WAYS = 20_000
 
 TIE, DIGITS = 1e-9, 9  # sums of the same numbers in another order differ by less than this, and count as equal
 ROUNDED, TIE_SHARE = 1e-4, 1e-3
-"""Values may have been rounded to four decimals (5 and -2 of 82 items), which must not decide where the whole numbers are equal: exact
-tests count as ties what lies no farther apart than such rounding can bring it, and at most this share of all values together."""
+"""Values may have been rounded to four decimals (5 and -2 of 82 items), which must not decide where the whole numbers are equal: tests,
+exact or sampled, count as ties what lies no farther apart than such rounding can bring it, and at most this share of all together."""
 
 CHUNK_CELLS = 1_000_000  # resampled cells held at once: 8 MB
 SMALLEST_TAIL = 1e-12  # the expanded tail of two values is 1e-72, which is lost beside 1
@@ -131,13 +131,14 @@ class BestOf(NamedTuple):
     high: float | None
 
 
-def best_of_curve(feedback: Sequence[float], values: Sequence[float]) -> list[BestOf]:
+def best_of_curve(feedback: Sequence[float], values: Sequence[float], kept: Sequence[bool] = ()) -> list[BestOf]:
     """Return the expected value of the run that is best on feedback, of 1, 2, ... n runs (at most 100), over all k-subsets.
 
     The best by the value itself would be the luckiest: with no true gain it gains all the same. Of runs with equal feedback each is as
-    likely chosen. From five runs that differ on with an interval: mean +- t (n - 1 degrees of freedom) times the root of b^2 V +
+    likely chosen. From five runs that differ on with an interval: mean +- t (m - 1 degrees of freedom) times the root of b^2 V +
     s^2 sum(w^2): b is the slope of values on feedback, s^2 the variance about that line, w are the runs' weights, and V is the bootstrap's
-    variance of the best feedback, times n / (n - 1). A bootstrap of values would repeat the chosen run's luck.
+    variance of the best feedback, times n / (n - 1). A bootstrap of values would repeat the chosen run's luck. Runs that `kept` the base
+    model have no luck: s^2, the sum and the degrees are over the m others, of which there must be three.
     Source of the weights: the unbiased pass@k of M. Chen et al., arXiv 2107.03374, 2021.
     """
     import numpy as np
@@ -146,22 +147,24 @@ def best_of_curve(feedback: Sequence[float], values: Sequence[float]) -> list[Be
     n = len(values)
     if n == 0:
         return []
-    told, seen = np.array(sorted(zip(feedback, values, strict=True)), dtype=float).T
+    told, seen, base = np.array(sorted(zip(feedback, values, kept or [False] * n, strict=True)), dtype=float).T
+    lucky = base == 0
+    m = int(lucky.sum())
     shares = np.array([_shares(n, k) for k in range(1, min(n, LARGEST_K) + 1)]).T
     tied = np.cumsum(np.diff(told, prepend=told[0]) > TIE)
     weights = np.array([np.bincount(tied, share) / np.bincount(tied) for share in shares.T]).T[tied]
     means = np.round(seen @ weights, DIGITS).tolist()
-    if n < BOOTSTRAP_FROM_RUNS or np.ptp(seen) <= TIE:
+    if n < BOOTSTRAP_FROM_RUNS or m < TEST_FROM_RUNS or np.ptp(seen) <= TIE:
         return [BestOf(k, mean, None, None) for k, mean in enumerate(means, 1)]
     centred = told - told.mean()
     slope = float(centred @ seen / (centred @ centred)) if np.ptp(told) > TIE else 0.0
-    rest = seen - seen.mean() - slope * centred
+    rest = (seen - seen.mean() - slope * centred)[lucky]
     settings: Any = _settings(n, max(LEAST_RESAMPLES, min(RESAMPLES, 2 * CHUNK_CELLS // n)))
     errors = bootstrap(
         (told,), lambda drawn, axis: (np.sort(drawn, axis) @ shares).T, method="percentile", **settings
     ).standard_error
-    squares = n / (n - 1) * (slope * errors) ** 2 + float(rest @ rest) / (n - 2) * (weights**2).sum(axis=0)
-    halves = np.round(t_quantile(n - 1) * np.sqrt(squares), DIGITS).tolist()
+    squares = n / (n - 1) * (slope * errors) ** 2 + float(rest @ rest) / (m - 2) * (weights[lucky] ** 2).sum(axis=0)
+    halves = np.round(t_quantile(m - 1) * np.sqrt(squares), DIGITS).tolist()
     return [BestOf(k, m, m - half, m + half) for k, (m, half) in enumerate(zip(means, halves, strict=True), 1)]
 
 
@@ -188,14 +191,13 @@ def sign_flip_p(values: Sequence[float]) -> float:
     moved = np.sort(np.asarray(values, dtype=float))
     moved = moved[np.abs(moved) > TIE]
     n, total = len(moved), moved.sum()
-    exact = 2**n <= EXACT_WAYS
-    tie = max(TIE, min(ROUNDED * n, TIE_SHARE * float(np.abs(moved).sum()))) if exact else TIE
+    tie = max(TIE, min(ROUNDED * n, TIE_SHARE * float(np.abs(moved).sum())))
 
     def hits(turned: NDArray[Any]) -> NDArray[np.bool_]:
         reached: NDArray[np.bool_] = np.abs(total - 2 * (turned @ moved)) >= abs(total) - tie
         return reached
 
-    if exact:
+    if 2**n <= EXACT_WAYS:
         return float(hits((np.arange(2**n)[:, None] >> np.arange(n)) & 1).mean())
     coins = generator()
     found = sum(int(hits(coins.integers(0, 2, (size, n), dtype=np.int8)).sum()) for size in _chunks(n))
@@ -424,7 +426,7 @@ def regrouping_p(strata: Sequence[Stratum]) -> float:
     for runs, task in pooled:
         mixed = (order.permuted(np.tile(runs, (size, 1)), axis=1) for size in _chunks(len(runs)))
         drawn += np.concatenate([_measured(each, task) for each in mixed], axis=1)
-    return (int((_squared(drawn) >= seen * (1 - TIE)).sum()) + 1) / (RESAMPLES + 1)
+    return (int((_squared(drawn) >= seen * (1 - TIE_SHARE)).sum()) + 1) / (RESAMPLES + 1)
 
 
 def _measured(runs: NDArray[np.float64], task: Stratum) -> NDArray[np.float64]:
@@ -541,8 +543,27 @@ def whole_degrees(parts: Sequence[tuple[float, int]]) -> int:
 PERMUTED_FROM_RUNS = 5  # with fewer a side permutation has no power: of three against three the least p is 0.1
 
 
-class Kept(list[float]):
-    """The improvements of a cell whose runs all kept the base model: zeros that are known, not measured."""
+class Improvements(list[float]):
+    """The improvements of a cell's runs.
+
+    Attributes:
+        kept: of each run, whether it kept the base model: a zero that is known, not measured.
+        noise: variance that the items alone give one run's improvement; 0 if unknown.
+    """
+
+    def __init__(self, values: Sequence[float] = (), kept: Sequence[bool] = (), noise: float = 0.0) -> None:
+        super().__init__(values)
+        self.kept, self.noise = tuple(kept), noise
+
+
+def all_kept(side: Sequence[float]) -> bool:
+    """Return whether all runs of a side kept the base model."""
+    return isinstance(side, Improvements) and bool(side.kept) and all(side.kept)
+
+
+def variance_of_runs(side: Sequence[float]) -> float:
+    """Return the variance of a side's runs, never below what their items alone make: equal runs don't show that the next is equal."""
+    return max(variance(side), side.noise if isinstance(side, Improvements) else 0.0)
 
 
 class AgentTest(NamedTuple):
@@ -556,12 +577,12 @@ class AgentTest(NamedTuple):
 def compared(a: Sequence[float], b: Sequence[float]) -> AgentTest:
     """Test agent a against agent b on one task: Welch's t test, or a one-sample t test against 0 if one of them kept the base model.
 
-    None below three runs a side, if both kept it, or if a side's runs are equal otherwise: their spread is unknown, not 0.
+    None below three runs a side, if both kept it, or if a side's runs are equal otherwise and the noise of their items is unknown.
     Where such a side meets a kept base, sign flips are the test.
     """
     if min(len(a), len(b)) < TEST_FROM_RUNS:
         return AgentTest()
-    strata, kept = [Stratum(a, b)], [isinstance(a, Kept), isinstance(b, Kept)]
+    strata, kept = [Stratum(a, b)], [all_kept(a), all_kept(b)]
     if all(kept):
         return AgentTest()
     p_value, test = welch_p(strata), "Welch"
@@ -575,14 +596,14 @@ def compared(a: Sequence[float], b: Sequence[float]) -> AgentTest:
 def welch_p(strata: Sequence[Stratum]) -> float | None:
     """Return the two-sided p value of a weighted sum of differences of means that is 0, by Welch's t with Satterthwaite's degrees.
 
-    A kept base model adds no variance, so that against one cell it is the one-sample t test. None if on a single task another side's
-    runs are all equal; of several tasks such a side adds none, as in the interval. Source: B. L. Welch, Biometrika 34:28-35, 1947.
+    Each side's variance is `variance_of_runs`. A kept base model adds none, so that against one cell it is the one-sample t test. None if
+    on a single task another side has none; of several tasks such a side adds none. Source: B. L. Welch, Biometrika 34:28-35, 1947.
     """
-    sides = [(one.weight, side) for one in strata for side in (one.a, one.b) if not isinstance(side, Kept)]
-    varied = [(weight, side) for weight, side in sides if max(side) - min(side) > TIE]
-    if not varied or (len(strata) == 1 and len(varied) < len(sides)):
+    sides = [(one.weight, side) for one in strata for side in (one.a, one.b) if not all_kept(side)]
+    every = [(weight**2 * variance_of_runs(side) / len(side), len(side) - 1) for weight, side in sides]
+    parts = [(square, df) for square, df in every if square > TIE**2]
+    if not parts or (len(strata) == 1 and len(parts) < len(every)):
         return None
-    parts = [(weight**2 * variance(side) / len(side), len(side) - 1) for weight, side in varied]
     difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
     return t_outside(abs(difference) / math.sqrt(math.fsum(v for v, _ in parts)), satterthwaite(parts))
 
@@ -626,10 +647,7 @@ def over_tasks(
         return None
     tasks = [task_of[name] if task_of else name for name in met]
     parts = Counter(tasks)
-    strata = [
-        Stratum(_sorted(a[name]), _sorted(b[name]), 1 / (len(parts) * parts[task]))
-        for name, task in zip(met, tasks, strict=True)
-    ]
+    strata = [Stratum(a[name], b[name], 1 / (len(parts) * parts[task])) for name, task in zip(met, tasks, strict=True)]
     difference = math.fsum(one.weight * (fmean(one.a) - fmean(one.b)) for one in strata)
     chance = math.fsum(one.weight * probability_of_improvement(one.a, one.b) for one in strata)
     enough = sum(len(task.a) + len(task.b) - 2 for task in strata) >= DEGREES_FOR_INTERVAL
@@ -650,18 +668,19 @@ def over_tasks(
     )
 
 
-def _sorted(values: Sequence[float]) -> Sequence[float]:
-    return values if isinstance(values, Kept) else sorted(values)
-
-
 def _intervals(strata: Sequence[Stratum], difference: float, chance: float) -> tuple[Interval, Interval]:
     """Return those of difference and probability of improvement, from the same resamples."""
     import numpy as np
 
     draws = generator()
     seen, drawn = np.array([[difference], [chance]]), sum(_resampled_task(task, draws) for task in strata)
-    tail = NormalDist().cdf(-t_quantile(_degrees(strata)))
+    sides = [(task.weight**2 / len(side), side) for task in strata for side in (task.a, task.b)]
+    t = t_quantile(whole_degrees([(share * variance_of_runs(side), len(side) - 1) for share, side in sides]))
+    tail = NormalDist().cdf(-t)
     (low, least), (high, most) = np.quantile(seen + drawn, (tail, 1 - tail), axis=1).tolist()
+    if any(variance_of_runs(side) > variance(side) for _, side in sides):  # resamples know nothing of the items' noise
+        half = t * math.sqrt(math.fsum(share * variance_of_runs(side) for share, side in sides))
+        low, high = min(low, difference - half), max(high, difference + half)
     if any(probability_of_improvement(task.a, task.b) in (0.0, 1.0) for task in strata):
         wilson = wilson_share(chance, sum(min(len(task.a), len(task.b)) for task in strata))
         least, most = min(least, wilson.low), max(most, wilson.high)
@@ -673,7 +692,7 @@ def _resampled_task(task: Stratum, draws: np.random.Generator) -> NDArray[np.flo
     """Return weighted deviations of a task's difference and probability from what was seen, of shape (2, RESAMPLES)."""
     import numpy as np
 
-    a, b = np.array(task.a), np.array(task.b)
+    a, b = np.sort(task.a), np.sort(task.b)
     of_a, of_b = (draws.multinomial(n := len(side), np.full(n, 1 / n), RESAMPLES) for side in (a, b))
     grown_a, grown_b = (math.sqrt(len(side) / (len(side) - 1)) for side in (a, b))
     gains = grown_a * (of_a @ (a - a.mean())) / len(a) - grown_b * (of_b @ (b - b.mean())) / len(b)
@@ -681,8 +700,3 @@ def _resampled_task(task: Stratum, draws: np.random.Generator) -> NDArray[np.flo
     beaten = np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
     chances = ((of_a @ beaten) * of_b).sum(axis=1) / (len(a) * len(b)) - beaten.mean()
     return task.weight * np.stack([gains, math.sqrt(grown_a * grown_b) * chances])
-
-
-def _degrees(strata: Sequence[Stratum]) -> int:
-    sides = [(task, side) for task in strata for side in (task.a, task.b)]
-    return whole_degrees([(task.weight**2 * variance(side) / len(side), len(side) - 1) for task, side in sides])

@@ -16,6 +16,7 @@ from autorl_hpc.records.base import Record, Strict, parse_record
 from autorl_hpc.records.entries import Contamination, Fingerprint, FingerprintFlag, SandboxUsed, dropping_none
 from autorl_hpc.report.format import lean
 from autorl_hpc.report.story_records import Story
+from autorl_hpc.scoring.stats import beyond_noise
 from autorl_hpc.states import EndedBy, Fault, Protocol, RunState, Split, SubmissionState
 
 # --- leaderboards
@@ -382,6 +383,11 @@ class Gain(Strict):
         "base_kept",  # 0 by rule
         "scores_only",  # the items can't be used, so there is no interval
     ]
+
+    @property
+    def beyond_noise(self) -> int:
+        """Return 1 if it is more than noise, -1 if it is less than 0 by more than noise, else 0."""
+        return beyond_noise(self.difference, self.p_value, self.low, self.high)
 
 
 class Gap(Strict):

@@ -18,6 +18,7 @@ LOST_SHARE: Final = 0.10
 INTRACLASS: Final = 0.5
 """Correlation of two items of one cluster that is assumed before anything is measured: half-way between items that are
 independent and clusters that are won or lost as one."""
+Z95: Final = NormalDist().inv_cdf((1 + LEVEL) / 2)
 NO_SPREAD: Final = 1e-9  # Values nearer to each other are equal but for rounding
 
 
@@ -236,6 +237,16 @@ def _least_wins(discordant: int) -> int:
     at_most = bdtr(np.arange(discordant + 1), discordant, 0.5) if discordant else np.ones(1)  # so many losses
     doubled = at_most + np.concatenate([[0.0], at_most[:-1]])  # of the mid-p test: twice the tail, the last one by half
     return discordant - int((doubled < ALPHA).sum()) + 1
+
+
+def beyond_noise(difference: float, p_value: float | None, low: float | None, high: float | None) -> int:
+    """Return whether a gain is more than noise: 1 for better, -1 for worse, 0 for neither.
+
+    Its test decides (p < 0.05); where there is none, its interval, which must leave out 0; without both it is noise.
+    """
+    if p_value is None:
+        return 0 if low is None or high is None else (low > 0) - (high < 0)
+    return 0 if p_value >= ALPHA else (difference > 0) - (difference < 0)
 
 
 def t_outside(t: float, df: float) -> float:

@@ -31,6 +31,7 @@ from autorl_hpc.scoring import stats
 from autorl_hpc.scoring.length_control import JudgedPair, influences, refits
 
 Draw = Callable[[np.random.Generator], bool]
+KEPT = 0.6  # share of runs that kept the base model
 
 
 class Case(NamedTuple):
@@ -219,6 +220,15 @@ def best_of(rng: np.random.Generator, spread: float, n: int, k: int) -> bool:
 
 
 @drawn
+def best_of_kept(rng: np.random.Generator, spread: float, n: int, k: int) -> bool:
+    """The same, where a part of the runs kept the base model: their gain is 0, and known. Too few others: no interval, no claim."""
+    kept = rng.random(n) < KEPT
+    feedback, report = (np.where(kept, 0.0, told) for told in splits(rng, spread, n))
+    found = best_of_curve(feedback.tolist(), report.tolist(), kept.tolist())[k - 1]
+    return found.low is None or holds(found.low, found.high, _true_best(spread, k, KEPT))
+
+
+@drawn
 def luck(rng: np.random.Generator, by_report: bool, k: int) -> bool:
     """Whether the interval of the best of k of ten runs without any true gain leaves out 0, chosen on feedback or by the report value."""
     feedback, report = splits(rng, 0, 10)
@@ -333,7 +343,7 @@ def _true_rates() -> tuple[float, float]:
 
 
 @cache
-def _true_best(spread: float, k: int) -> float:
+def _true_best(spread: float, k: int, kept: float = 0.0) -> float:
     """By very many sets of k runs: the normal approximation of a multinomial would shift it."""
     if not spread:
         return 0.0
@@ -342,6 +352,8 @@ def _true_best(spread: float, k: int) -> float:
     up, down = 0.05 + np.maximum(true, 0), 0.05 + np.maximum(-true, 0)
     won = rng.binomial(82, up)
     seen = won - rng.binomial(82 - won, down / (1 - up))
+    base = rng.random((n, k)) < kept
+    true, seen = np.where(base, 0.0, true), np.where(base, 0, seen)
     best = seen == seen.max(axis=1, keepdims=True)
     return float(100 * ((true * best).sum(axis=1) / best.sum(axis=1)).mean())
 
@@ -430,6 +442,17 @@ CASES = [
             ("gains of 5 ± 5", 5, 5, 3, 0.93),
             ("gains of 5 ± 5", 5, 10, 5, 0.93),
             ("gains of 5 ± 5", 5, 20, 20, 0.92),
+        )
+    ),
+    *(
+        Case(
+            f"best of {k} of {n} runs, 60 % of which kept the base, {kind}", best_of_kept(spread, n, k), 0.935, cost=20
+        )
+        for kind, spread, n, k in (
+            ("no gain", 0, 10, 5),
+            ("gains of 5 ± 5", 5, 10, 3),
+            ("gains of 5 ± 5", 5, 10, 10),
+            ("gains of 5 ± 5", 5, 20, 5),
         )
     ),
     *(Case(f"band over {n} runs at one x", band_at(n), least, 0.98) for n, least in ((3, 0.905), (8, 0.935))),

@@ -16,6 +16,8 @@ K, S, E, F = FailureKind, SubmissionState, EndedBy, Fault
 NONE = GainBounds(0.2, -1.5, 1.9, "ledger 12")
 UP = GainBounds(6.0, 2.5, 9.5, "ledger 12")
 DOWN = GainBounds(-22.0, -27.0, -17.0, "ledger 12")
+NOISE = {"few lost": GainBounds(-4.0, -9.8, -0.3, "", 0.0625), "few won": GainBounds(4.0, 0.3, 9.8, "", 0.0625)}
+"""0 won and 4 lost of 100, and 4 won: the interval leaves out 0, the exact test decides that it is noise."""
 
 
 def points(losses: list[float] | None = None, **columns: list[Any]) -> tuple[TrainingPoint, ...]:
@@ -218,6 +220,7 @@ CASES: dict[FailureKind | None, dict[str, RunFacts | IterationFacts]] = {
         ),
     },
     K.NO_GAIN: {
+        **{name: one(score=20.0 + gain.points, gain=gain) for name, gain in NOISE.items()},
         "a spike that comes back": fit([2.0, 1.9, 40.0, 1.8, 1.7, 1.6]),
         "GRPO's loss starts at zero": fit([0.0, 0.0, 0.001, 0.02, 0.03, 0.05]),
         "one complaint is no cause": one(training=points(FALLING), logs=log("failed to parse completion 3")),

@@ -6,6 +6,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import os
 import re
 import statistics as plain
@@ -49,9 +50,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
         one = api.build([tree.path]).runs[0]
     numbers = itertools.count()
 
-    def varied(gain: float | None = 10.0, **update: Any) -> RunSummary:
+    def varied(gain: float | None = 10.0, half: float = 1.5, **update: Any) -> RunSummary:
         number = next(numbers)
-        improvement = None if gain is None else Gain(difference=gain, low=gain - 5, high=gain + 5, how="paired_items")
+        gained = None if gain is None else {"difference": gain, "low": gain - half, "high": gain + half}
+        improvement = None if gained is None else Gain(**gained, how="paired_items")
         update = {"seed": number, "run_id": f"r{number:04d}", "improvement": improvement, "marks": {}, **update}
         task = update.get("task", one.task)
         return one.model_copy(update={"split_hashes": {"report": sha(task)}, **update})
@@ -89,7 +91,7 @@ def test_a_static_shortcut_is_seen_over_tasks_alone(make: Make) -> None:
                 kind == "static shortcut without transfer"
             )
     merged = report(
-        [make(**{**static, "gain": 3.0}), make(task="alfworld", level=3, gain=1.0, story=told(FailureKind.NO_GAIN))]
+        [make(**{**static, "gain": 3.0}, half=5.0), make(task="alfworld", level=3, gain=1.0, story=told(FailureKind.NO_GAIN))]
     )
     assert merged.runs[1].story.failure == Failure(kind=FailureKind.NO_GAIN)  # 3.0 [-2.0, 8.0] is no competence
 
@@ -305,7 +307,7 @@ def kept_base(make: Make, agent: str = "kept") -> RunSummary:
 
 
 def test_an_agent_that_kept_the_base_is_a_known_constant(make: Make) -> None:
-    """(0, 0, 0) against 61 [58.5, 63.5]: a one-sample t test. Zeros that were measured tell no spread and are not told apart."""
+    """(0, 0, 0) against 61 [58.5, 63.5]: a one-sample t test."""
     high = [make(gain, agent="high") for gain in (60.0, 61.0, 62.0)]
     merged = report([*high, *(kept_base(make) for _ in range(3))])
     (pair,) = merged.groups[0].comparisons
@@ -316,12 +318,54 @@ def test_an_agent_that_kept_the_base_is_a_known_constant(make: Make) -> None:
     assert told in pages.index_md(merged) and told in pages.index_html(merged, {})
     both = report([*(kept_base(make) for _ in range(3)), *(kept_base(make, "idle") for _ in range(3))])
     assert [one.p_value for one in both.groups[0].comparisons] == [None]
-    measured = report([*high, *(make(0.0, agent="still") for _ in range(3))])
-    assert [one.p_value for one in measured.groups[0].comparisons] == [None]
-    assert {r.cells[0].rank for r in only(measured).rows if r.cells[0]} == {1}
-    equal = report([*(make(31.8, agent="same") for _ in range(3)), *(kept_base(make) for _ in range(3))])
-    (pair,) = equal.groups[0].comparisons
-    assert (pair.p_value, pair.test) == (0.25, "sign flips against 0: the first kept the base")
+
+
+def unscored(make: Make, gain: float, agent: str) -> RunSummary:
+    """A run whose items can't be used: nothing tells their noise."""
+    return make(agent=agent, improvement=Gain(difference=gain, how="scores_only"))
+
+
+def test_no_variance_is_below_the_noise_of_the_items(make: Make) -> None:
+    """+40 three times was never told from 0.1, 0.3 and 0.2. Items of which one run's gain is known by +-5 make a variance of 6.5."""
+    noise = (5 / 1.959964) ** 2
+    for a, b, half, told in (
+        ((40.0, 40.0, 40.0), (0.1, 0.3, 0.2), 5.0, True),
+        ((2.0, 2.0, 2.0), (0.1, 0.3, 0.2), 5.0, False),
+        ((2.0, 2.0, 2.0), (0.0, 0.0, 0.0), 5.0, False),
+        ((40.0, 44.0, 52.0), (0.0, 0.0, 0.0), 5.0, True),
+    ):
+        runs = [make(gain, half, agent=agent) for agent, gains in (("a", a), ("b", b)) for gain in gains]
+        merged = report(runs)
+        (pair,) = merged.groups[0].comparisons
+        squares = [max(noise, plain.variance(side)) / 3 for side in (a, b)]
+        df = sum(squares) ** 2 / sum(v * v / 2 for v in squares)
+        t = (plain.fmean(a) - plain.fmean(b)) / math.sqrt(sum(squares))
+        assert pair.p_value == pytest.approx(2 * scipy_stats.t.sf(t, df)) and pair.test == "Welch"
+        assert (only(merged).rows[0].cells[0].rank, only(merged).rows[1].cells[0].rank) == ((1, 2) if told else (1, 1))
+    kept = [kept_base(make) for _ in range(3)]
+    for make_one, p_value, test in (
+        (lambda: make(31.8, agent="same"), 0.25, "one-sample t"),
+        (lambda: unscored(make, 31.8, "same"), 0.25, "sign flips"),
+    ):
+        (pair,) = report([*(make_one() for _ in range(3)), *kept]).groups[0].comparisons
+        assert pair.test == f"{test} against 0: the first kept the base" and (pair.p_value == p_value) is (
+            test[0] == "s"
+        )
+    bare = [unscored(make, gain, agent) for agent, gain in (("a", 40.0), ("b", 1.0)) for _ in range(3)]
+    assert report(bare).groups[0].comparisons[0].p_value is None
+
+
+def test_holm_counts_the_pairs_that_can_rank(make: Make) -> None:
+    """Two agents that may not rank made three ranked ones' tests dearer, so that nobody was told apart."""
+    gains = {"high": (20.0, 21.0, 22.0), "low": (16.0, 17.0, 19.0)}
+    runs = [make(gain, agent=agent) for agent, values in gains.items() for gain in values]
+    idle = [make(g, agent=a, flags=("untrained_copy",), ranked=False) for a in ("x", "y") for g in (10.0, 20.0, 30.0)]
+    merged = report([*runs, *idle])
+    of_pairs = {(one.a, one.b): one for one in merged.groups[0].comparisons}
+    assert of_pairs["high", "low"].p_holm == of_pairs["high", "low"].p_value
+    others = [one for pair, one in of_pairs.items() if pair != ("high", "low")]
+    assert len(others) == 5 and all(one.p_holm > one.p_value or one.p_holm == 1.0 for one in others)
+    assert {r.agent: r.cells[0].rank for r in only(merged).rows} == {"high": 1, "low": 2, "x": None, "y": None}
 
 
 def test_permutation_stands_beside_from_five_runs_a_side_on(make: Make) -> None:

@@ -24,8 +24,8 @@ def test_permutation_exact() -> None:
 
 @pytest.mark.parametrize("scale", [1, 1 / 82, 100 / 82, 100 / 1319])
 @pytest.mark.parametrize("digits", [4, 15])
-def test_rounding_breaks_no_tie_of_an_exact_test(scale: float, digits: int) -> None:
-    """Right values from whole numbers; (5, -2, -3, 5, 7) of 82 with four decimals gave 0.25."""
+def test_rounding_breaks_no_tie(scale: float, digits: int) -> None:
+    """Right values from whole numbers, of exact and sampled tests; (5, -2, -3, 5, 7) of 82 with four decimals gave 0.25."""
     flips = {(5, -2, -3, 5, 7): 0.375, (1, 2, 3): 0.25, (3, -1, -2, 6): 0.625, (9, 1, -4, 4, 6, -2): 0.34375}
     for values, p in flips.items():
         assert st.sign_flip_p([round(scale * value, digits) for value in values]) == p, values
@@ -33,6 +33,13 @@ def test_rounding_breaks_no_tie_of_an_exact_test(scale: float, digits: int) -> N
     for (a, b), p in sides:
         found = p_of(*([round(scale * value, digits) for value in side] for side in (a, b)))
         assert found == pytest.approx(p), (a, b)
+    many, other = (
+        [5.0, -2.0, -3.0, 5.0, 7.0, 1.0, -4.0, 2.0, 3.0] * 2,
+        [7.0, 2.0, 3.0, 9.0, 5.0, 8.0, 0.0, 4.0, 5.0] * 2,
+    )
+    rounded, also = ([round(scale * value, digits) for value in values] for values in (many, other))
+    assert st.sign_flip_p(rounded) == st.sign_flip_p(many)
+    assert p_of(rounded, also) == p_of(many, other)
 
 
 def test_a_sampled_p_value_is_never_0() -> None:

@@ -24,10 +24,10 @@ def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    """Two experiments: agents sft (40, 42, 45) and grpo (30, 31, 33) in both; the second is five items better."""
+    """Two experiments: agents sft (40, 60, 80) and grpo (28, 36, 44) in both; the second is five items better."""
     for name, more in (("one", 0), ("two", 5)):
         tree = Tree(tmp_path / "runs" / name)
-        for agent, solved in (("sft", (40, 42, 45)), ("grpo", (30, 31, 33))):
+        for agent, solved in (("sft", (40, 60, 80)), ("grpo", (28, 36, 44))):
             for seed, count in enumerate(solved):
                 tree.finished(seed=seed + 10 * (name == "two"), solved=count + more, agent=agent)
     return tmp_path / "runs"
@@ -38,14 +38,14 @@ def test_agent_against_agent(runs: Path) -> None:
     found = report.compare(merged, "sft", "grpo")
     assert (found.a.kind, found.a.counted, found.b.counted) == ("agent", 3, 3)
     (task,) = found.tasks
-    assert task.difference == pytest.approx((40 + 42 + 45) / 3 - (30 + 31 + 33) / 3)
-    welch = scipy_stats.ttest_ind((40, 42, 45), (30, 31, 33), equal_var=False).pvalue
+    assert task.difference == pytest.approx(60 - 36)
+    welch = scipy_stats.ttest_ind((40, 60, 80), (28, 36, 44), equal_var=False).pvalue
     assert task.p_value == task.p_holm == pytest.approx(welch) and task.test == "Welch" and task.p_permutation is None
-    assert task.probability_of_improvement == 1.0
+    assert task.probability_of_improvement == pytest.approx(8 / 9)
     (over,) = found.over_tasks
     assert over.difference == pytest.approx(task.difference) and over.low <= over.difference <= over.high
     back = report.compare(merged, "grpo", "sft").tasks[0]
-    assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == 0.0
+    assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == pytest.approx(1 / 9)
 
 
 def test_experiments_meet_agent_by_agent(runs: Path) -> None:

@@ -19,6 +19,7 @@ from autorl_hpc.records.recorded import TrainingPoint
 from autorl_hpc.report.format import clean
 from autorl_hpc.report.run_story.logs import PREFIX, LogExcerpt, LogLine, Trace, lines_of, tracebacks
 from autorl_hpc.report.story_records import EvidenceLine, Failure
+from autorl_hpc.scoring.stats import beyond_noise
 from autorl_hpc.states import EndedBy, FailureKind, Fault, SubmissionState
 
 # --- the classifier's input, filled from ledger, recorder and scores
@@ -34,22 +35,23 @@ class ProcessExit(NamedTuple):
 
 
 class GainBounds(NamedTuple):
-    """Gain over the base model in points, the bounds of its interval (None: not computed), and the source of it."""
+    """Gain over the base model in points, its interval and the test's p (None: not computed), and the source of it."""
 
     points: float
     low: float | None = None
     high: float | None = None
     where: str = ""
+    p_value: float | None = None
 
     @property
     def beyond_noise(self) -> bool:
-        """Return whether the whole interval is above zero; False without a bound."""
-        return self.low is not None and self.low > 0
+        """Return whether it is a gain, and more than noise."""
+        return beyond_noise(self.points, self.p_value, self.low, self.high) > 0
 
     @property
     def worse(self) -> bool:
-        """Return whether the whole interval is below zero; False without a bound."""
-        return self.high is not None and self.high < 0
+        """Return whether it is a loss, and more than noise."""
+        return beyond_noise(self.points, self.p_value, self.low, self.high) < 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ class FeedbackGain(NamedTuple):
     high: float | None
     won: int | None = None
     lost: int | None = None
+    p_value: float | None = None
 
 
 def opened(view: RunView, chosen: int | None) -> list[Submission]:
@@ -104,14 +105,16 @@ def feedback_gain(pair: PairedItems) -> FeedbackGain | None:
         return None
     base, new = pair.base.outcomes, pair.new.outcomes
     binary = pair.base.binary and pair.new.binary
+    p_value: float | None = None
+    interval: tuple[float | None, float | None]
     if binary and pair.clusters is None:
         found = stats.paired(base, new)
-        interval: tuple[float | None, float | None] = found.low, found.high
+        p_value, interval = found.p_value, (found.low, found.high)
     else:
         interval = _t_interval(base, new, pair.clusters)
     low, high = (None if bound is None else POINTS * bound for bound in interval)
     changes = [n - b for b, n in zip(base, new, strict=True)]
-    gain = FeedbackGain(POINTS * fmean(changes), low, high)
+    gain = FeedbackGain(POINTS * fmean(changes), low, high, p_value=p_value)
     return gain._replace(won=sum(c > 0 for c in changes), lost=sum(c < 0 for c in changes)) if binary else gain
 
 
@@ -379,12 +382,13 @@ def found_in_code(looks: Iterable[Contamination], hidden: Hidden) -> tuple[Evide
 
 def gain_of(known: RunContext, stretch: Stretch) -> GainBounds | None:
     """Return a stretch's gain on the feedback split, as input of the failure classifier."""
-    point, gain = stretch.point, stretch.gain
+    point = stretch.point
     if point.score is None or known.base is None:
         return None
     number = known.score_entries.get(point.same_as or point.submission_id)
     where = "ledger" if number is None else f"ledger entry {number:06d}"
-    return GainBounds(point.score - known.base, gain.low if gain else None, gain.high if gain else None, where)
+    gain = stretch.gain or FeedbackGain(0.0, None, None)
+    return GainBounds(point.score - known.base, gain.low, gain.high, where, gain.p_value)
 
 
 def facts_of(known: RunContext, stretches: Sequence[Stretch]) -> list[IterationFacts]:
@@ -622,7 +626,8 @@ def _failure(
     gain = summary.improvement
     report_gain = None
     if gain is not None and gain.how != "base_kept":
-        report_gain = GainBounds(gain.difference, gain.low, gain.high, f"ledger entry {len(known.entries):06d}")
+        where = f"ledger entry {len(known.entries):06d}"
+        report_gain = GainBounds(gain.difference, gain.low, gain.high, where, gain.p_value)
     facts = RunFacts(
         budget_s=summary.budget_s,
         elapsed_s=summary.elapsed_s,
