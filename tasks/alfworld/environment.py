@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import lzma
 import re
+import struct
+import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +34,9 @@ UNKNOWN_GOAL = "UNKNOWN GOAL."
 
 KEPT_GAMES = 256
 """Translated games kept a process: more than a split has, 0.7 MB each with their facts."""
+
+PLANNERS = 32
+"""Copies of the planner's library a process, 2 MB of memory each; an environment beyond them shares one."""
 
 KEPT_FACTS = 300_000
 """TextWorld keeps every fact that it ever made, 3 GB after all training games; above this many it is made to forget them."""
@@ -102,7 +108,7 @@ class Environment:
         self._put_means_move = bool(options.get("put_means_move", True))
         self._show_admissible = bool(options.get("show_admissible", False))
         self._logic = logic_of(Path(data))
-        self._planner = planner()
+        self._planner = planner(next(_environments) % PLANNERS)
         self._game: Game | None = None
         self._sas = b""
         self._state: Any = None
@@ -182,11 +188,16 @@ class Environment:
 
 
 class Planner:
-    """Fast Downward's library, 34 MB, once a process. It holds one game at a time; another one's is loaded in
-    some milliseconds and brought to where it stood."""
+    """A copy of Fast Downward's library. It holds one game at a time; another one's is loaded in some milliseconds and brought to where
+    it stood: more than the step itself takes."""
 
     def __init__(self) -> None:
-        self.library = library().fast_downward.load_lib()
+        interface, loaded = library().fast_downward.interface, loaded_part()
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(loaded)
+            file.flush()
+            interface.DOWNWARD_LIB_PATH = file.name
+            self.library = interface.load_lib()
         self._holder: object = None
 
     def hold(self, holder: object, sas: bytes, applied: Sequence[tuple[int, int]]) -> None:
@@ -287,9 +298,24 @@ def logic_of(data: Path) -> Any:
     )
 
 
+_environments = itertools.count()
+
+
 @functools.cache
-def planner() -> Planner:
-    """The process's own."""
+def loaded_part() -> bytes:
+    """Fast Downward's library without what only debuggers read, behind its last segment: 1.1 of 34 MB. Of another format than ELF, all."""
+    data = Path(library().fast_downward.interface.DOWNWARD_LIB_PATH).read_bytes()
+    if data[:6] != b"\x7fELF\x02\x01":
+        return data
+    (first,), (size, number) = struct.unpack_from("<Q", data, 32), struct.unpack_from("<HH", data, 54)
+    segments = (struct.unpack_from("<IIQQQQ", data, first + size * n) for n in range(number))
+    return data[: max(offset + length for kind, _, offset, _, _, length in segments if kind == 1)]
+
+
+@functools.cache
+def planner(number: int) -> Planner:
+    """One of the process's own: environments that share one take turns."""
+    del number
     return Planner()
 
 

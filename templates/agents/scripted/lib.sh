@@ -67,11 +67,11 @@ train_grpo() {
   fi
 }
 
-# train_online FROM: RL on whole episodes, to output/online. Where it fails it goes on from its last state once more, and samples by vLLM or
+# train_online FROM OPTION...: RL on whole episodes, to output/online. Where it fails it goes on from its last state once more, and samples by vLLM or
 # transformers.
 train_online() {
-  finished online || launch "$1" train_online.py --out output/online --share 0.95 ||
-    EXPERT_SAMPLER=vllm launch "$1" train_online.py --out output/online --share 0.9 || echo "RL failed; what was best before is submitted" >&2
+  finished online || launch "$1" train_online.py --out output/online --share 0.95 "${@:2}" ||
+    EXPERT_SAMPLER=vllm launch "$1" train_online.py --out output/online --share 0.9 "${@:2}" || echo "RL failed; what was best before is submitted" >&2
 }
 
 # submit_best FOLDER...: the one that is best on the validation part, marked final.

@@ -13,11 +13,13 @@ import os
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import episodes
 import machine
+from autorl_rollouts.pool import Pool
 from batches import Tokens
 from collect import read_rows, read_traces
 from learner import Learner
@@ -27,6 +29,8 @@ BATCH = 32
 EPOCHS = 3
 LEAST_STEPS, MOST_EPOCHS = 240, 8  # of few episodes more passes are taken, up to so many
 SMALL_STEPS, SMALL_BATCH = 60, 16
+LOOKED_AT, LOOKS_FROM, LOOK_EVERY = 96, 6, 2
+"""Validation games, and the steps behind which they are played, of a training that is to end at a share of games won."""
 LOG_EVERY = 10
 
 
@@ -62,8 +66,8 @@ class Imitation:
         self.learner = Learner(policy, 1.0)
         self.step, self.spent_s = 0, 0.0
 
-    def train(self, moment: float) -> None:
-        """All steps, or until the moment: the learning rate is at its end either way."""
+    def train(self, moment: float, enough: Callable[[], bool] | None = None) -> None:
+        """All steps, or until the moment: the learning rate is at its end either way. Or until what it has learned is `enough`."""
         progress = self.policy.take_up(self.states)
         if progress is not None:
             self.step, self.spent_s = int(progress["iteration"]), float(progress["spent_s"])
@@ -95,9 +99,19 @@ class Imitation:
                     }
                 )
                 logged, tokens, computed = now, 0.0, 0.0
+            if enough is not None and self.step >= LOOKS_FROM and self.step % LOOK_EVERY == 0 and enough():
+                break
             if machine.agreed(now > kept + machine.KEEP_S, self.policy.accelerator.device):
                 self.policy.keep(self.states, {"iteration": self.step, "spent_s": self.spent_s}, self.step)
                 kept = time.monotonic()
+
+    def wins(self, goals: Sequence[Any], pool: Pool, recipe: Mapping[str, Any]) -> float:
+        """The share of games that the model wins by now, greedily."""
+        self.policy.hand_over()
+        rewards = self.learner.greedy(goals, pool, recipe)
+        won = sum(rewards) / max(1, len(rewards))
+        self._say({"step": self.step, "eval_reward": round(won, 4), "eval_n": len(rewards)})
+        return won
 
     def take(self, share: float) -> dict[str, float]:
         """One step at a share of the learning rate."""
@@ -120,7 +134,8 @@ class Imitation:
 def main() -> None:
     """Trains and saves; see `machine.arguments` for the command line."""
     traces: dict[str, Any] = {"type": Path, "required": True}
-    given = machine.arguments("SFT on an expert's episodes", traces=traces, steps={"type": int, "default": None})
+    steps, until = {"type": int, "default": None}, {"type": float, "default": None}
+    given = machine.arguments("SFT on an expert's episodes", traces=traces, steps=steps, until=until)
     workspace = Path(os.environ["WORKSPACE"])
     meta = machine.read_meta(workspace)
     moment = machine.deadline(workspace, meta, given.share)
@@ -129,9 +144,17 @@ def main() -> None:
         won = sum(row["reward"] >= 1.0 for row in read_rows(given.traces))
         why = f"of {won} episodes that the expert won the first prompt is longer than the model's window: take another model"
         sys.exit(f"{given.traces}: {why if won else 'no episode that the expert won: give it more time'}")
-    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=False, supervised=True)
+    plays = given.until is not None
+    policy = Policy(given.model, meta["recipe"], lora=given.lora, samples=plays, supervised=True, rows=LOOKED_AT)
     states = given.out.with_name(f"state-{given.out.name}")
-    Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states).train(moment)
+    training = Imitation(policy, sequences, plan(len(sequences), policy.small, given.steps), states)
+    if plays:
+        source = episodes.source_of(workspace, meta)
+        _, goals = episodes.chosen(source, 1, LOOKED_AT, machine.seed())
+        with Pool(source, episodes.workers_here(machine.processes())) as pool:
+            training.train(moment, lambda: training.wins(goals, pool, meta["recipe"]) >= given.until)
+    else:
+        training.train(moment)
     policy.save(given.out)
     machine.finish(policy.accelerator, given.out)
 

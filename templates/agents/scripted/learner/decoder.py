@@ -17,7 +17,7 @@ from torch.nn import functional
 WIDTH, WIDE = 512, 2048
 """Columns that the cache grows by, on a processor and on a GPU: each width has graphs of its own there, and attention reads no more than a
 row holds."""
-STEPS = (32, 64, 128)
+STEPS = (32, 64, 128, 256)
 """Rows of a step that is one graph, or all of them: those that answer nothing cost nothing."""
 CHUNKS = ((256, 16), (1024, 64), (4096, 64))
 """New tokens of some prompts that are one graph, and these prompts; what is longer is computed without."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import episodes
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -56,7 +57,7 @@ class Learner:
                 own = sum(int(one.own.sum()) for one in made)
                 sequences += [one._replace(advantage=advantage / own) for one in made]
                 weighed += 1
-        told = self._step(self.batches(sequences), weighed)
+        told = {**self._step(self.batches(sequences), weighed), "sequences": sum(len(one.ids) for one in sequences)}
         played = [episode for group in groups for episode in group]
         rewards = [reward for group in groups for reward in rewards_of(group)]
         number, total, squares, of_mixed, of_steps, count, written = self.sums(
@@ -79,6 +80,19 @@ class Learner:
             "steps_an_episode": round(of_steps / max(1.0, number), 2),
             "completions/mean_length": round(written / max(1.0, of_steps), 2),
         }
+
+    def greedy(self, goals: Sequence[Any], pool: Any, recipe: Any) -> list[float]:
+        """Rewards of one greedy episode of each goal, each process playing its share."""
+        sampler, mine = (
+            self.policy.sampler,
+            range(self.accelerator.process_index, len(goals), self.accelerator.num_processes),
+        )
+        sampler.begin(0, 0.0)
+        found = [0.0] * len(goals)
+        groups = episodes.play(sampler, [goals[n] for n in mine], 1, pool, recipe) if mine else []
+        for n, (episode,) in zip(mine, groups, strict=True):
+            found[n] = episode.reward or 0.0
+        return self.sums(*found)
 
     def sums(self, *values: float) -> list[float]:
         """Each value summed over all processes."""
