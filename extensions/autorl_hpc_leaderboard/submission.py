@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import StringConstraints, field_validator
 
@@ -47,7 +47,7 @@ class SubmittedAgent(Strict):
 class SubmissionFile(Record):
     """submission.yaml."""
 
-    TITLE = "submission"
+    TITLE: ClassVar[str] = "submission"
 
     submitter: Text
     contact: Text  # for the maintainer; never published
