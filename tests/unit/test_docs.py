@@ -146,6 +146,15 @@ def test_versions_in_the_docs_are_those_that_are_pinned() -> None:
             assert version == pins[package], f"docs/{path.name}: {package}"
 
 
+def test_images_hold_the_versions_that_are_tested() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==([\w.]+)", (REPO / "constraints.txt").read_text(), re.MULTILINE))
+    agents = (REPO / "containers" / "agent-requirements.txt").read_text()
+    assert dict(re.findall(r"^([\w-]+)==([\w.]+)", agents, re.MULTILINE)).items() <= pins.items()
+    installed = "".join(path.read_text() for path in (REPO / "templates" / "agents").glob("*/agent.yaml"))
+    for program in (REPO / "containers" / "agent-npm.txt").read_text().split():
+        assert program in installed, f"no agent.yaml installs {program}"
+
+
 def test_the_smallest_experiment_is_one() -> None:
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", page("experiments.md"), re.DOTALL | re.MULTILINE)
     spec = ExperimentSpec.model_validate(yaml.safe_load(block))

@@ -58,6 +58,16 @@ def test_frames_say_what_the_report_says(runs: Path, tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "tables").iterdir()} >= {"runs.csv", "items.parquet", "training.csv"}
 
 
+def test_the_notebook_of_the_docs_runs(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.parent)
+    notebook = json.loads((STORED.parents[3] / "docs" / "examples" / "analysis.ipynb").read_text(encoding="utf-8"))
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    assert len(names["scored"]) and len(names["chosen"])  # type: ignore[arg-type]
+
+
 def test_init_writes_files_that_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A template that the loader refuses, and a file of the user's that is overwritten."""
     monkeypatch.chdir(tmp_path)

@@ -91,7 +91,10 @@ def test_a_static_shortcut_is_seen_over_tasks_alone(make: Make) -> None:
                 kind == "static shortcut without transfer"
             )
     merged = report(
-        [make(**{**static, "gain": 3.0}, half=5.0), make(task="alfworld", level=3, gain=1.0, story=told(FailureKind.NO_GAIN))]
+        [
+            make(**{**static, "gain": 3.0}, half=5.0),
+            make(task="alfworld", level=3, gain=1.0, story=told(FailureKind.NO_GAIN)),
+        ]
     )
     assert merged.runs[1].story.failure == Failure(kind=FailureKind.NO_GAIN)  # 3.0 [-2.0, 8.0] is no competence
 

@@ -45,7 +45,9 @@ def test_agent_against_agent(runs: Path) -> None:
     (over,) = found.over_tasks
     assert over.difference == pytest.approx(task.difference) and over.low <= over.difference <= over.high
     back = report.compare(merged, "grpo", "sft").tasks[0]
-    assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == pytest.approx(1 / 9)
+    assert back.difference == pytest.approx(-task.difference) and back.probability_of_improvement == pytest.approx(
+        1 / 9
+    )
 
 
 def test_experiments_meet_agent_by_agent(runs: Path) -> None:
