@@ -77,7 +77,16 @@ def _all_names(folder: Path) -> Iterator[str]:
         yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in names)
 
 
+MODEL_ALIASES = {"tiny": "autorl/tiny", "SmolLM2-135M-Instruct": "autorl/SmolLM2-135M-Instruct-dequantised"}
+"""Short names that `stage` takes, and what the models are called."""
+
+
 def _model_manifest(root: Root, name: str) -> StoreManifest:
+    if (full := MODEL_ALIASES.get(name)) is not None:
+        advice = f"write {full}; `autorl-hpc stage {name}` brings it in"
+        raise AutorlError(
+            f"there is no base model `{name}`; did you mean `{full}`?", where=root.models, next_step=advice
+        )
     return read_manifest(root.model(name), name=f"base model {name}", stage_command=f"autorl-hpc stage {name}")
 
 

@@ -55,21 +55,34 @@ def parse_record(model: type[RecordT], value: Any, where: str | Path, *, next_st
         raise _explain(model, error, where, next_step) from None
 
 
+MAX_TOLD = 12  # wrong fields that one message names
+
+
 def _explain(model: type[Strict], error: ValidationError, where: str | Path, next_step: str | None) -> AutorlError:
-    # Report an unknown field first: most often a field is misspelt, and then it is "missing" too.
-    first = next((e for e in error.errors() if e["type"] == "extra_forbidden"), error.errors()[0])
-    field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "extra_forbidden":
-        message = f"unknown field{_suggestion(model, first['loc'])}"
-    elif first["type"] == "missing":
-        message = "this field is missing"
-    elif "input" in first and first["type"] != "value_error" and not isinstance(first["input"], (dict, list)):
-        message = f"{message}, but it is {first['input']!r}"[:300]
-    more = error.error_count() - 1
-    what = f"field `{field}`: {message}" + (f" (and {more} more)" if more else "")
-    advice = next_step or "correct this field and run the same command again"
-    return AutorlError(what, where=where, fault=None, next_step=advice, exit_code=Exit.USAGE)
+    unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
+    misspelt = {each["loc"][:-1] for each in unknown}  # tables in which a missing field is most likely the misspelt one
+    others = (each for each in error.errors() if each["type"] != "extra_forbidden")
+    found = [*unknown, *(each for each in others if each["type"] != "missing" or each["loc"][:-1] not in misspelt)]
+    told = [_explained(model, each) for each in found[:MAX_TOLD]]
+    more = [f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else []
+    advice = (
+        next_step or f"correct {'this field' if len(found) == 1 else 'these fields'} and run the same command again"
+    )
+    return AutorlError("; ".join(told + more), where=where, fault=None, next_step=advice, exit_code=Exit.USAGE)
+
+
+def _explained(model: type[Strict], wrong: Any) -> str:
+    field = ".".join(str(part) for part in wrong["loc"]) or "(the whole file)"
+    message = wrong["msg"].removeprefix("Value error, ")
+    if wrong["type"] == "extra_forbidden":
+        return f"field `{field}`: unknown field{_suggestion(model, wrong['loc'])}"
+    if wrong["type"] == "missing":
+        return f"field `{field}`: this field is missing"
+    if wrong["type"] == "string_pattern_mismatch":
+        message = PATTERNS_IN_WORDS.get(wrong["ctx"]["pattern"], "it has a form that is not allowed here")
+    if "input" in wrong and wrong["type"] != "value_error" and not isinstance(wrong["input"], (dict, list)):
+        message = f"{message}, but it is {wrong['input']!r}"[:300]
+    return f"field `{field}`: {message}"
 
 
 def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
@@ -83,8 +96,15 @@ def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
         if not tables:
             return ""
         fields = dict(tables[0].model_fields)
-    known = f"; known are {', '.join(sorted(set(fields) - {'schema_version'}))}"
-    return did_you_mean(str(location[-1]), fields, known)
+    names = sorted(_written(name, info) for name, info in fields.items())
+    known = f"; known are {', '.join(name for name in names if name != 'schema_version')}"
+    return did_you_mean(str(location[-1]), names, known)
+
+
+def _written(name: str, info: Any) -> str:
+    """Return a field's name as users write it: `wall_clock` for `wall_clock_s`."""
+    choices = getattr(getattr(info, "validation_alias", None), "choices", ())
+    return min((str(each) for each in (name, *choices)), key=len)
 
 
 def damaged(what: str, where: str | Path) -> AutorlError:
@@ -106,6 +126,15 @@ Memory = Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]*[KMGT]$")]
 Visible = Annotated[str, StringConstraints(pattern=r"^[!-~]{1,200}$")]
 Revision = Annotated[str, StringConstraints(pattern=r"^[^\n]{1,200}$")]
 KeyFile = Annotated[str, StringConstraints(pattern=r"^(/|~/)[^\n]+$", max_length=1000)]
+
+
+PATTERNS_IN_WORDS = {
+    NAME_PATTERN: "letters, digits, `.`, `_` and `-`, 64 at most, beginning with a letter or digit",
+    MODEL_NAME_PATTERN: "NAME or ORG/NAME, of letters, digits, `.`, `_` and `-`",
+    r"^[0-9a-f]{64}$": "a sha256: 64 digits of 0-9 and a-f",
+    r"^[1-9][0-9]*[KMGT]$": "an amount of memory such as 64G",
+    r"^(/|~/)[^\n]+$": "a path that begins with / or ~/",
+}
 
 
 def is_name(text: str) -> bool:

