@@ -20,7 +20,7 @@ app = Typer(
     help="Measures whether LLM agents can do RL post-training, as a batch suite for Slurm clusters.\n\n"
     "Example: autorl-hpc quickstart",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
