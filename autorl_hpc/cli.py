@@ -477,7 +477,15 @@ def job(
     as_json: JsonOption = False,
 ) -> None:
     """Run a queued job. `name`: a run for `agent`, a driver for `driver` and `drive`, the sbatch call's number for `task`."""
-    raise typer.Exit(_job(what, ExperimentDir(experiment), name))
+    try:
+        code = _job(what, ExperimentDir(experiment), name)
+    finally:
+        if what in ("grader", "chain", "finish", "report"):
+            from importlib.metadata import entry_points
+
+            for found in entry_points(group="autorl_hpc.after_jobs"):  # extensions: they never raise
+                found.load()(ExperimentDir(experiment))
+    raise typer.Exit(code)
 
 
 def _job(what: str, experiment: ExperimentDir, name: str) -> int:

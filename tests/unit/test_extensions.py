@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,6 +117,40 @@ def test_gc_frees_workspaces_of_closed_runs_alone(runs: Path, tmp_path: Path) ->
     assert not (tmp_path / "scratch" / closed.name).exists() and (tmp_path / "scratch" / still.name / "file").is_file()
     assert spare.is_dir(), "while a run goes on no artifact may go"
     assert sorted(path for path in place.rglob("*")) == before
+
+
+def test_each_event_is_told_once_and_by_the_users_own_file_alone(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file that others may write, a message for each job, an address in a log, and an error that ends a job."""
+    from autorl_hpc_notify import after_job
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = tmp_path / "runs"
+    shutil.copytree(runs, place)
+    experiment = layout.ExperimentDir(place / "finished")
+    after_job(experiment)  # no file: nobody is told
+    file = tmp_path / ".config" / "autorl-hpc" / "notify.yaml"
+    file.parent.mkdir(parents=True)
+    said = tmp_path / "said"
+    script = f'import os,sys; open({str(said)!r}, "a").write(os.environ["AUTORL_EVENT"] + " " + sys.stdin.read())'
+    asked: dict[str, object] = {"command": [sys.executable, "-c", script], "webhook": "https://127.0.0.1:9/secret-word"}
+    file.write_text(yaml.safe_dump(asked))
+    file.chmod(0o666)
+    after_job(experiment)
+    assert not said.exists() and "nobody was told" in capfd.readouterr().out
+    file.chmod(0o600)
+    after_job(experiment)
+    after_job(experiment)
+    assert (
+        said.read_text().startswith("finished finished: 17 runs") and said.read_text().count("runs are finished") == 1
+    )
+    told = capfd.readouterr()
+    assert "nobody was told" in told.out and "secret-word" not in told.out + told.err
+    closing = sorted((experiment.path / sorted(os.listdir(experiment.finished))[0] / "ledger").iterdir())[-1]
+    closing.write_text(closing.read_text()[:-20])
+    after_job(experiment)
+    assert "failed finished: 1 of 17 runs were lost" in said.read_text()
 
 
 # --- the leaderboard
