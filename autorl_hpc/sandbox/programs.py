@@ -102,7 +102,6 @@ class ProgramRunner:
             _remove(folder)
 
     def _ask(self, words: bytes) -> tuple[str, str]:
-        """Give a new checker its program and return what it says until it ends."""
         ours, its = socket.socketpair()
         try:
             with ours:
@@ -158,7 +157,6 @@ def _environment() -> dict[str, str]:
 
 
 def _remove(folder: str) -> None:
-    """Remove a private folder, whatever modes its files have."""
     try:
         shutil.rmtree(folder)
     except OSError:
